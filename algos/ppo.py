@@ -1,0 +1,180 @@
+"""Proximal policy optimization with the clipped objective.
+
+Source: Schulman et al. 2017, arXiv:1707.06347; scaling of observations and values, initialization
+and the annealed learning rate as in Andrychowicz et al. 2021, arXiv:2006.05990.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rank0rl.agent import Agent, Fragment, Spaces, check_ranges
+from rank0rl.batch import Batch, minibatches
+from rank0rl.nets import ObsNormalizer, ValueFunction, flatten_, make_policy
+from rank0rl.returns import explained_variance, gae
+
+
+@dataclass(frozen=True)
+class PPOOptions:
+    """Options of PPO."""
+
+    gamma: float = 0.99
+    """Discount per step, usually 0.97 to 0.999."""
+    lam: float = 0.95
+    """GAE mixing, usually 0.9 to 0.98: 0 trusts the value function alone, 1 the returns alone."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer, of the policy and of the value function."""
+    minibatch_size: int = 64
+    """Rows of one gradient step, usually 32 to 512."""
+    epochs: int = 10
+    """Passes over the batch in one update, usually 3 to 10."""
+    lr: float = 3e-4
+    """Adam's step size, usually 1e-4 to 1e-3."""
+    anneal: bool = True
+    """Let the step size fall linearly to 0 at the end of the run."""
+    clip_ratio: float = 0.2
+    """How far the ratio of new to old probability pays off, usually 0.1 to 0.3."""
+    target_kl: float | None = None
+    """Mean KL divergence from the acting policy at which an update ends early, in nats, usually 0.01 to 0.05. None: never."""
+    value_coef: float = 0.5
+    """Weight of the value loss, usually 0.5 to 1."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus, usually 0 to 0.01."""
+    max_grad_norm: float = 0.5
+    """Norm to which a larger gradient is scaled down, usually 0.5 to 1."""
+    log_std: float = 0.0
+    """Initial log standard deviation of continuous actions, usually -1 to 0."""
+
+    def __post_init__(self) -> None:
+        """Check each number alone."""
+        check_ranges(
+            self,
+            gamma="[0, 1]",
+            lam="[0, 1]",
+            hidden="[1, inf)",
+            minibatch_size="[1, inf)",
+            epochs="[1, inf)",
+            lr="(0, inf)",
+            clip_ratio="(0, inf)",
+            target_kl="(0, inf)",
+            value_coef="[0, inf)",
+            entropy_coef="[0, inf)",
+            max_grad_norm="(0, inf)",
+        )
+
+
+class PPO(Agent):
+    """Clipped PPO for box and discrete actions."""
+
+    Options = PPOOptions
+
+    def __init__(self, spaces: Spaces, options: PPOOptions, rng: np.random.Generator) -> None:
+        """Build policy, value function and optimizer over one flat vector."""
+        self.options = options
+        size = spaces.obs.size
+        self.norm = ObsNormalizer(spaces.obs.shape)
+        self.policy = make_policy(size, spaces.act, options.hidden, rng, options.log_std)
+        self.value = ValueFunction(size, options.hidden, rng)
+        self.noise = self.policy.noise
+        self.flat = flatten_(nn.ModuleList([self.policy, self.value, self.norm]))
+        self.adam = torch.optim.Adam(self.flat.vectors, lr=options.lr, eps=1e-5, fused=True)
+
+    def act(self, obs: np.ndarray, noise: np.ndarray, unit: np.ndarray) -> tuple[Any, Batch]:
+        """Sample actions, and remember their log-probabilities."""
+        act, logp = self.policy.act(self.norm.numpy(obs), noise)
+        return act, {"logp": logp}
+
+    def process(self, fragment: Fragment) -> Batch:
+        """Advantages and returns, part by part; a part that did not terminate ends with its value."""
+        opt = self.options
+        val = self.value.numpy(self.norm.numpy(fragment.obs))
+        end_val = self.value.numpy(self.norm.numpy(fragment.end_obs))
+        end_val[fragment.terminated[fragment.end]] = 0.0
+        adv = np.concatenate(
+            [
+                gae(fragment.rew[part], np.append(val[part], last), opt.gamma, opt.lam)
+                for part, last in zip(fragment.parts(), end_val, strict=True)
+            ]
+        ).astype(np.float32)
+        return {
+            "obs": fragment.obs,
+            "act": fragment.act,
+            "logp": fragment.extras["logp"],
+            "adv": adv,
+            "val": val,
+            "ret": adv + val,
+        }
+
+    def update(
+        self, batch: Batch, rng: np.random.Generator, progress: float
+    ) -> dict[str, float]:
+        """Epochs of minibatch gradient steps on the clipped objective and the value loss."""
+        opt = self.options
+        lr = opt.lr * (1 - progress) if opt.anneal else opt.lr
+        self.adam.param_groups[0]["lr"] = lr
+        ev = explained_variance(batch["val"], batch["ret"])
+        self.value.merge(batch["ret"])
+        adv = batch["adv"]
+        rows = {
+            "obs": self.norm(torch.from_numpy(batch["obs"])),
+            "act": torch.from_numpy(batch["act"]),
+            "logp": torch.from_numpy(batch["logp"]),
+            "adv": torch.from_numpy((adv - adv.mean()) / (adv.std() + 1e-8)),  # 1e-8: equal rows
+            "ret": torch.from_numpy(batch["ret"]) / self.value.scale,
+        }
+        for epoch in range(1, opt.epochs + 1):
+            record = []
+            for index in minibatches(len(adv), opt.minibatch_size, rng):
+                chosen = torch.from_numpy(index)
+                record.append(self._step(*[array[chosen] for array in rows.values()]))
+            loss, kl, clipped, entropy = torch.stack(record).mean(dim=0).tolist()
+            if opt.target_kl is not None and kl > opt.target_kl:
+                break
+        self.norm.merge(batch["obs"])
+        return {
+            "kl": kl,
+            "entropy": entropy,
+            "clip_fraction": clipped,
+            "value_loss": loss,
+            "explained_variance": ev,
+            "epochs": epoch,
+            "lr": lr,
+        }
+
+    def _step(self, obs: Tensor, act: Tensor, old: Tensor, adv: Tensor, ret: Tensor) -> Tensor:
+        """One gradient step on (n, ...) rows: value loss, KL, share clipped and entropy, (4,)."""
+        opt = self.options
+        logp, entropy = self.policy.evaluate(obs, act)
+        log_ratio = logp - old
+        ratio = torch.exp(log_ratio)
+        clipped = ratio.clamp(1 - opt.clip_ratio, 1 + opt.clip_ratio)
+        policy_loss = -torch.minimum(ratio * adv, clipped * adv).mean()
+        value_loss = (self.value(obs) - ret).square().mean()
+        loss = policy_loss + opt.value_coef * value_loss - opt.entropy_coef * entropy
+        self.flat.zero_grad()
+        loss.backward()
+        self.flat.check()
+        nn.utils.clip_grad_norm_(self.flat.vectors, opt.max_grad_norm)
+        self.adam.step()
+        with torch.no_grad():
+            kl = (ratio - 1 - log_ratio).mean()  # unbiased and never negative
+            share = (ratio != clipped).float().mean()
+            return torch.stack([value_loss, kl, share, entropy])
+
+    def modules(self) -> dict[str, Any]:
+        """All networks and statistics."""
+        return {"policy": self.policy, "value": self.value, "norm": self.norm}
+
+    def state(self) -> dict[str, Any]:
+        """Adam's moments."""
+        return {"adam": self.adam.state_dict()["state"]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take back Adam's moments."""
+        groups = self.adam.state_dict()["param_groups"]
+        self.adam.load_state_dict({"state": state["adam"], "param_groups": groups})

@@ -1,0 +1,31 @@
+"""rank0rl: batch reinforcement learning with rollouts on N ranks and the update on rank 0.
+
+Names are imported when they are first used: ``import rank0rl`` loads neither mpi4py nor torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_HOME = {
+    "mpi_fork": "launch",
+    "rank": "comm",
+    "nworkers": "comm",
+    "print0": "comm",
+    "rank0_accum_batches": "comm",
+    "rank0_bcast_wts": "weights",
+    "set_global_seeds": "seeding",
+    "Agent": "agent",
+    "Fragment": "agent",
+    "Spaces": "agent",
+    "Space": "agent",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605 - names of other files, imported when used
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rank0rl' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"rank0rl.{_HOME[name]}"), name)

@@ -1,0 +1,173 @@
+"""What a custom algorithm provides, and the plain description of spaces that it is given.
+
+An agent holds no MPI, no files, no logging and no seeding: it acts, turns fragments into rows, and
+learns from a batch of rows. ``algos/reinforce.py`` is the one to copy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rank0rl.batch import Batch
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """One space: the shape and dtype of its elements, and what bounds them."""
+
+    kind: str
+    """"box": real numbers; "discrete": one of n choices, numbered from 0."""
+    shape: tuple[int, ...]
+    """Of one element; () for a choice."""
+    dtype: str
+    """As rows hold it."""
+    n: int = 0
+    """Number of choices of a discrete space."""
+    low: Array | None = None
+    """Of a box, with its shape: actions are clipped to it on the way to the environment."""
+    high: Array | None = None
+    """The same, from above."""
+
+    @property
+    def size(self) -> int:
+        """Numbers in one element, flattened; of a discrete space, its number of choices."""
+        return self.n if self.kind == "discrete" else int(np.prod(self.shape))
+
+
+@dataclass(frozen=True, eq=False)
+class Spaces:
+    """What an environment shows and takes."""
+
+    obs: Space
+    act: Space
+
+
+@dataclass(eq=False)
+class Fragment:
+    """What one unit collected in one iteration: T steps of a lane, or one whole episode.
+
+    It is cut into E parts of one episode each. Part e ends with step end[e]; the last one ends with
+    step T-1, where the episode may go on (a cut: neither terminated nor truncated).
+    """
+
+    unit: int
+    """Lane, or number of the episode within the iteration."""
+    obs: Array
+    """Observations before each step, (T, *obs)."""
+    act: Array
+    """Actions as `act` gave them, (T, *act)."""
+    rew: Array
+    """Rewards, (T,), float64."""
+    terminated: Array
+    """Where the episode reached a terminal state, (T,), bool."""
+    truncated: Array
+    """Where it was cut off by a time limit, (T,), bool."""
+    end: Array
+    """Last step of each part, (E,), int64."""
+    end_obs: Array
+    """Observation after each part, (E, *obs): its value counts unless the part terminated."""
+    extras: Batch = field(default_factory=dict)
+    """What else `act` gave, name -> (T, ...)."""
+
+    def parts(self) -> list[slice]:
+        """The steps of each part, in order."""
+        starts = [0, *(self.end[:-1] + 1).tolist()]
+        return [slice(a, b + 1) for a, b in zip(starts, self.end.tolist(), strict=True)]
+
+
+class Agent:
+    """Base class of batch algorithms. Give `Options`, `noise`, and the methods without a body.
+
+    Args of the constructor: spaces (`Spaces`), options (an instance of `Options`), and rng, a
+    `numpy.random.Generator` for initial weights. Only rank 0's weights count.
+    """
+
+    Options: ClassVar[type]
+    """A frozen dataclass with a default for every field: they become command-line options."""
+
+    noise: tuple[str, int] = ("normal", 0)
+    """What `act` draws per step: "normal" or "uniform" on [0, 1), and how many numbers, k."""
+
+    def __init__(self, spaces: Spaces, options: Any, rng: np.random.Generator) -> None:
+        """Build the networks and everything else that `act`, `process` and `update` need."""
+        raise NotImplementedError
+
+    def act(self, obs: Array, noise: Array, unit: Array) -> tuple[Array, Batch]:
+        """Choose actions. Every rank. A row must not depend on how many rows there are.
+
+        Args:
+            obs: (B, *obs).
+            noise: (B, k), float32, drawn as `noise` says.
+            unit: (B,), lane or episode number of each row.
+
+        Returns:
+            Actions (B, *act), int64 for choices; and extras, name -> (B, ...), kept in the fragment.
+        """
+        raise NotImplementedError
+
+    def process(self, fragment: Fragment) -> Batch:
+        """Turn a fragment into rows for the batch, name -> (n, ...). Every rank, forward only.
+
+        The arrays of the fragment are reused for the next iteration; rows are copied before that.
+        """
+        raise NotImplementedError
+
+    def update(
+        self, batch: Batch, rng: np.random.Generator, progress: float
+    ) -> dict[str, float]:
+        """Learn from a batch. Rank 0 only.
+
+        Args:
+            batch: rows of all fragments in order of units, and "unit", the unit of each row.
+            rng: this iteration's random numbers, such as for the order of minibatches.
+            progress: share of the run that is over, in [0, 1), for schedules.
+
+        Returns:
+            Name -> number, for the record; the same names every time.
+        """
+        raise NotImplementedError
+
+    def modules(self) -> dict[str, Any]:
+        """All that `act` and `process` read, name -> torch module or array. Broadcast and saved."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        """What only rank 0 has, such as an optimizer's state: saved, not broadcast.
+
+        A nested dict of tensors, arrays, numbers and strings.
+        """
+        return {}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave. Rank 0 only; the modules are loaded already."""
+
+
+def check_ranges(options: Any, **ranges: str) -> None:
+    """Check numbers of an options dataclass, for its ``__post_init__``.
+
+    Args:
+        options: the dataclass.
+        ranges: field -> interval, such as gamma="[0, 1]" or lr="(0, inf)". All numbers of a tuple
+            must lie in it; None is left alone.
+
+    Raises:
+        ValueError: naming the option, what was expected and what came.
+    """
+    for name, interval in ranges.items():
+        low, high = (float(x) for x in interval[1:-1].split(","))
+        value = getattr(options, name)
+        for number in value if isinstance(value, tuple) else [value]:
+            if number is None:
+                continue
+            above = number >= low if interval[0] == "[" else number > low
+            below = number <= high if interval[-1] == "]" else number < high
+            if not (above and below):
+                raise ValueError(
+                    f"{name} must be in {interval}: got {value}; set --{name.replace('_', '-')}"
+                )

@@ -1,0 +1,220 @@
+"""The settings of a run: dataclass defaults, under a TOML file, under the command line."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+import tyro
+
+from rank0rl.agent import check_ranges
+
+
+def _pairs(words: list[str]) -> dict[str, Any]:
+    """["a=1", "b=x"] -> {"a": 1, "b": "x"}: values are JSON, or else plain strings."""
+    pairs = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"expected NAME=VALUE, got {word!r}")
+        try:
+            pairs[name] = json.loads(value)
+        except json.JSONDecodeError:
+            pairs[name] = value
+    return pairs
+
+
+Pairs = Annotated[
+    dict[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE ...",
+        instance_from_str=_pairs,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda pairs: [f"{k}={json.dumps(v)}" for k, v in pairs.items()],
+    ),
+]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What every run has, whatever the agent."""
+
+    env_id: tyro.conf.Positional[str] = ""
+    """Environment: Walker2d (newest version), Walker2d-v4, or module:EnvId-v0."""
+    algo: str = "ppo"
+    """Agent: a name in algos/, file.py:Class, or package.module:Class."""
+    nprocs: int | None = None
+    """Ranks. Changes how long a run takes, and nothing else. None: the launcher's, else 1."""
+    num_envs: int = 32
+    """Environments over all ranks, at least one a rank. Part of the experiment: never derived from nprocs."""
+    seed: int = 0
+    """Of all random numbers, 0 or more."""
+    total_steps: int = 1_000_000
+    """Environment steps of the whole run, over all ranks; also what schedules run over."""
+    num_episodes: Annotated[int | None, tyro.conf.arg(aliases=["-n"])] = None
+    """Episodes of the whole run, in place of total-steps."""
+    steps_per_batch: int | None = None
+    """Fixed-step batches: steps per iteration over all environments, a multiple of num-envs. None: 64 per environment."""
+    episodes_per_batch: int | None = None
+    """Whole-episode batches, in place of steps-per-batch: episodes per iteration, at least one a rank."""
+    learner_threads: int = 1
+    """Cores that rank 0's update uses; the other ranks sleep meanwhile. Changes the last bits of the weights."""
+    checkpoint_every: int = 10
+    """Iterations between checkpoints on disk; one is always written at the end."""
+    env_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of the environment, such as healthy_reward=0.5; values are JSON."""
+    config: str | None = None
+    """TOML file of settings. None: the one in configs/ that names agent and environment, if there is one."""
+    run_dir: str | None = None
+    """Folder of the run's files. None: a new one under runs/."""
+    resume: str | None = None
+    """Folder of a run to go on with, with its own settings."""
+
+    def __post_init__(self) -> None:
+        """Check each number alone."""
+        check_ranges(
+            self,
+            nprocs="[1, inf)",
+            num_envs="[1, inf)",
+            seed="[0, inf)",
+            total_steps="[1, inf)",
+            num_episodes="[1, inf)",
+            steps_per_batch="[1, inf)",
+            episodes_per_batch="[1, inf)",
+            learner_threads="[1, inf)",
+            checkpoint_every="[1, inf)",
+        )
+        if self.steps_per_batch and self.episodes_per_batch:
+            raise ValueError(
+                "a batch is either a number of steps or a number of episodes: got both; leave out "
+                "--steps-per-batch or --episodes-per-batch"
+            )
+        if self.steps_per_batch and self.steps_per_batch % self.num_envs:
+            nearest = self.num_envs * max(1, round(self.steps_per_batch / self.num_envs))
+            raise ValueError(
+                f"steps_per_batch must be a multiple of num_envs, so that every environment makes "
+                f"the same number of steps: got {self.steps_per_batch} and {self.num_envs}; the "
+                f"nearest is --steps-per-batch {nearest}"
+            )
+
+    @property
+    def steps_per_env(self) -> int:
+        """T: steps of one environment in one iteration; 0 in whole-episode batches."""
+        if self.episodes_per_batch:
+            return 0
+        return self.steps_per_batch // self.num_envs if self.steps_per_batch else 64
+
+    def progress(self, steps: int, episodes: int) -> float:
+        """Share of the run that is over after so many steps and episodes; 1 or more at its end."""
+        if self.num_episodes is not None:
+            return episodes / self.num_episodes
+        return steps / self.total_steps
+
+    def check_ranks(self, nworkers: int) -> None:
+        """Check what depends on the number of ranks.
+
+        Raises:
+            ValueError: if a rank would have nothing to do.
+        """
+        if self.nprocs not in (None, nworkers):
+            raise ValueError(f"nprocs is {self.nprocs} in a job of {nworkers}; leave --nprocs out")
+        if self.num_envs < nworkers:
+            raise ValueError(
+                f"num_envs must be at least nprocs so that every rank has an environment: got "
+                f"num_envs={self.num_envs}, nprocs={nworkers}; raise --num-envs or lower --nprocs"
+            )
+        if self.episodes_per_batch and self.episodes_per_batch < nworkers:
+            raise ValueError(
+                f"episodes_per_batch must be at least nprocs so that every rank has an episode: "
+                f"got episodes_per_batch={self.episodes_per_batch}, nprocs={nworkers}; raise "
+                f"--episodes-per-batch or lower --nprocs"
+            )
+
+
+# What a file may not set: where and on how many ranks is said when a run is started.
+_NOT_IN_FILES = ("nprocs", "config", "run_dir", "resume")
+
+
+def find(folder: Path | None, algo: str, env_id: str) -> Path | None:
+    """The file that names agent and environment, else the agent's, else None.
+
+    Args:
+        folder: configs/, with <algo>-<environment without version>.toml and <algo>.toml.
+        algo: the agent's name.
+        env_id: the full id.
+    """
+    if folder is None:
+        return None
+    base = env_id.rsplit("-v", 1)[0].rpartition("/")[2]
+    candidates = [folder / f"{algo}-{base}.toml", folder / f"{algo}.toml"]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file. A table [record], as in a run's config.toml, is left out.
+
+    Raises:
+        ValueError: if there is no such file, or it is no TOML.
+    """
+    try:
+        with path.open("rb") as file:
+            settings = tomllib.load(file)
+    except OSError as error:
+        raise ValueError(f"cannot read config {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"config {path} is no TOML: {error}") from None
+    settings.pop("record", None)
+    return settings
+
+
+def apply(settings: Mapping[str, Any], *options: Any, source: str) -> tuple[Any, ...]:
+    """Options dataclasses with the settings of a file over their values.
+
+    Raises:
+        ValueError: for a key that none of them has, naming the nearest one, or a value of another
+            type.
+    """
+    known = {f.name for o in options for f in dataclasses.fields(o)} - {*_NOT_IN_FILES}
+    for key in settings:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            why = "is given on the command line only" if key in _NOT_IN_FILES else "does not exist"
+            raise ValueError(
+                f"{source}: setting {key!r} {why}" + (f"; did you mean {close[0]!r}?" if close else "")
+            )
+    changed = []
+    for o in options:
+        names = {f.name for f in dataclasses.fields(o)} & settings.keys()
+        values = {name: _like(getattr(o, name), settings[name], name, source) for name in names}
+        changed.append(dataclasses.replace(o, **values))
+    return tuple(changed)
+
+
+def _like(default: Any, value: Any, name: str, source: str) -> Any:
+    """The value, checked against the default's type: TOML has lists for tuples, and 1 for 1.0."""
+    if isinstance(default, tuple) and isinstance(value, list):
+        return tuple(value)
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if default is not None and type(value) is not type(default):
+        raise ValueError(
+            f"{source}: {name} must be of type {type(default).__name__}: got {value!r}"
+        )
+    return value
+
+
+def write(path: Path, options: tuple[Any, ...], record: Mapping[str, Any]) -> None:
+    """Write all settings, as a file that `--config` takes, and a table [record] of what else was so."""
+    settings: dict[str, Any] = {}
+    for o in options:
+        settings |= dataclasses.asdict(o)
+    kept = {k: v for k, v in settings.items() if v is not None and k not in _NOT_IN_FILES}
+    path.write_text(tomli_w.dumps({**kept, "record": dict(record)}))

@@ -1,0 +1,104 @@
+"""Find and make environments, and describe their spaces. The only file that imports gymnasium."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from rank0rl.agent import Space, Spaces
+
+
+def resolve(env_id: str) -> str:
+    """The full id of an environment.
+
+    Args:
+        env_id: a name without version ("Walker2d": the newest registered one), a full id
+            ("Walker2d-v4"), or "module:EnvId-v0" with a module that registers it.
+
+    Raises:
+        ValueError: if there is none of this id, naming the nearest ones.
+    """
+    module, _, name = env_id.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(
+                f"environment {env_id!r}: cannot import {module!r} ({error})"
+            ) from None
+    if name in gym.registry:
+        return name
+    versions = [spec for spec in gym.registry.values() if _unversioned(spec.id) == name]
+    if versions:
+        return max(versions, key=lambda spec: spec.version or 0).id
+    known = sorted({*gym.registry, *(_unversioned(spec) for spec in gym.registry)})
+    lower = {k.lower(): k for k in known}
+    close = [lower[k] for k in difflib.get_close_matches(name.lower(), lower, n=3)]
+    raise ValueError(
+        f"no environment {env_id!r} is registered"
+        + (f"; did you mean {' or '.join(close)}?" if close else "")
+        + " An environment of your own is named as module:EnvId-v0"
+    )
+
+
+def make(env_id: str, **kwargs: Any) -> gym.Env[Any, Any]:
+    """An environment with its time limit and without the checks that cost time every step.
+
+    Raises:
+        ValueError: if it cannot be made, with Gymnasium's reason.
+    """
+    try:
+        return gym.make(env_id, disable_env_checker=True, **kwargs)
+    except (gym.error.Error, TypeError, ImportError) as error:
+        raise ValueError(f"cannot make environment {env_id!r}: {error}") from error
+
+
+def describe(env: gym.Env[Any, Any]) -> Spaces:
+    """The spaces of an environment, as plain data.
+
+    Raises:
+        ValueError: for a space that no agent here can use, naming it.
+    """
+    obs, act = env.observation_space, env.action_space
+    if not isinstance(obs, gym.spaces.Box):
+        raise ValueError(
+            f"observations must be a Box: {_name(env)} has {obs}; wrap it with "
+            f"gymnasium.wrappers.FlattenObservation"
+        )
+    if not isinstance(act, gym.spaces.Box | gym.spaces.Discrete) or (
+        isinstance(act, gym.spaces.Box) and act.dtype.kind != "f"
+    ):
+        raise ValueError(
+            f"actions must be a Box of floats or Discrete: {_name(env)} has {act}; wrap it with "
+            f"gymnasium.wrappers.TransformAction"
+        )
+    return Spaces(_describe(obs), _describe(act))
+
+
+def first_choice(env: gym.Env[Any, Any]) -> int:
+    """What a discrete action space calls its choice 0."""
+    return int(getattr(env.action_space, "start", 0))
+
+
+def _describe(space: gym.Space[Any]) -> Space:
+    if isinstance(space, gym.spaces.Discrete):
+        return Space("discrete", (), "int64", n=int(space.n))
+    assert isinstance(space, gym.spaces.Box)
+    dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
+    return Space(
+        "box", space.shape, dtype.name, low=space.low.astype(dtype), high=space.high.astype(dtype)
+    )
+
+
+def _unversioned(env_id: str) -> str:
+    return gym.envs.registration.parse_env_id(env_id)[1] if "/" not in env_id else (
+        env_id.rsplit("-v", 1)[0]
+    )
+
+
+def _name(env: gym.Env[Any, Any]) -> str:
+    return env.spec.id if env.spec else type(env.unwrapped).__name__

@@ -1,0 +1,109 @@
+"""The record of a run, written by rank 0 alone: console, progress.csv, summary.json.
+
+Every row is flushed when it is written.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+_PLAIN_S = 2.0  # between plain lines, where there is no terminal
+
+
+class Logger:
+    """Writes a row per iteration.
+
+    Args:
+        folder: the run's.
+        quiet: no console lines.
+    """
+
+    def __init__(self, folder: Path, quiet: bool = False) -> None:
+        """Open the console; the CSV opens with its first row."""
+        self.folder = folder
+        columns = os.environ.get("RANK0RL_TERMINAL")  # the supervisor's, if it has a terminal
+        self.console = Console(
+            force_terminal=bool(columns) or None,
+            width=int(columns) if columns else None,
+            quiet=quiet,
+            highlight=False,
+        )
+        self._csv: Any = None
+        self._names: list[str] = []
+        self._printed = -math.inf
+        self._live = Live(console=self.console, auto_refresh=False, transient=True)
+
+    def go_on_after(self, iteration: int) -> None:
+        """Drop the rows that come after an iteration, as a resumed run will write them again."""
+        path = self.folder / "progress.csv"
+        if not path.exists():
+            return
+        with path.open(newline="") as file:
+            rows = list(csv.reader(file))
+        kept = [row for row in rows[1:] if int(row[0]) <= iteration]
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("w", newline="") as file:
+            csv.writer(file).writerows([rows[0], *kept])
+        temporary.replace(path)
+
+    def row(self, values: Mapping[str, float]) -> None:
+        """Write a row; the first one's names are the header."""
+        if self._csv is None:
+            self._open(list(values))
+        if list(values) != self._names:
+            raise ValueError(
+                f"every iteration must record the same names: expected {self._names}, got "
+                f"{list(values)}; update must always return the same ones"
+            )
+        csv.writer(self._csv).writerow([_short(value) for value in values.values()])
+        self._csv.flush()
+
+    def show(self, line: str) -> None:
+        """Show the state of the run: in place on a terminal, else as a line every few seconds."""
+        if self.console.is_terminal:
+            self._live.start()
+            self._live.update(line, refresh=True)
+        elif time.monotonic() - self._printed >= _PLAIN_S:
+            self._printed = time.monotonic()
+            self.print(line)
+
+    def print(self, line: str) -> None:
+        """Print a line that stays."""
+        self.console.print(line, soft_wrap=True, markup=False)
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Write summary.json."""
+        temporary = self.folder / "summary.tmp"
+        temporary.write_text(json.dumps(values, indent=2) + "\n")
+        temporary.replace(self.folder / "summary.json")
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._live.stop()
+        if self._csv is not None:
+            self._csv.close()
+
+    def _open(self, names: list[str]) -> None:
+        path = self.folder / "progress.csv"
+        self._names = names
+        exists = path.exists()
+        if exists:
+            with path.open(newline="") as file:
+                self._names = next(csv.reader(file))
+        self._csv = path.open("a", newline="")
+        if not exists:
+            csv.writer(self._csv).writerow(names)
+
+
+def _short(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"

@@ -1,0 +1,71 @@
+"""Discounted sums, generalized advantages, explained variance: pure functions of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+def discounted_sum(rew: Array, gamma: float, last: float = 0.0) -> Array:
+    """Discounted return, R_t = r_t + gamma R_{t+1}, with R_T = last.
+
+    Args:
+        rew: rewards r_0 .. r_{T-1}, shape (T,).
+        gamma: discount in [0, 1].
+        last: value of the state after the last step; 0 if it is terminal.
+
+    Returns:
+        R_0 .. R_{T-1}, shape (T,), float64.
+
+    Source: Sutton and Barto 2018, eq. 3.9.
+    """
+    out, total = [], float(last)
+    for r in reversed(rew.tolist()):
+        total = r + gamma * total
+        out.append(total)
+    return np.array(out[::-1], np.float64)
+
+
+def gae(rew: Array, val: Array, gamma: float, lam: float) -> Array:
+    """Generalized advantage estimate, A_t = delta_t + gamma lam A_{t+1}, with delta_t = r_t + gamma V_{t+1} - V_t.
+
+    Args:
+        rew: rewards r_0 .. r_{T-1}, shape (T,).
+        val: values V(s_0) .. V(s_T), shape (T+1,). val[T] is 0 if s_T is terminal, V(s_T) if the
+            episode was cut off.
+        gamma: discount in [0, 1].
+        lam: GAE mixing in [0, 1].
+
+    Returns:
+        Advantages at times 0 .. T-1, shape (T,), float64.
+
+    Raises:
+        ValueError: if val does not have exactly one more row than rew.
+
+    Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
+    """
+    if val.shape != (len(rew) + 1,):
+        raise ValueError(
+            f"val must have one value more than rew: got {val.shape} and {rew.shape}; append 0 if "
+            f"the last state is terminal, its value otherwise"
+        )
+    val = val.astype(np.float64)
+    return discounted_sum(rew + gamma * val[1:] - val[:-1], gamma * lam)
+
+
+def explained_variance(pred: Array, target: Array) -> float:
+    """1 - Var[target - pred] / Var[target]: 1 is perfect, 0 no better than a constant.
+
+    Args:
+        pred: shape (N,).
+        target: shape (N,).
+
+    Returns:
+        A number up to 1; nan where the target does not vary.
+    """
+    variance = float(np.var(target, dtype=np.float64))
+    return 1.0 - float(np.var(target - pred, dtype=np.float64)) / variance if variance else np.nan

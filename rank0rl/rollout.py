@@ -1,0 +1,245 @@
+"""Lanes step their environments with the agent: fragments, one per unit.
+
+All that decides what a fragment holds is keyed by its unit: its noise, and the seeds of its
+episodes. So it is the same whichever rank collects it, and whatever else that rank collects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rank0rl import envs, seeding
+from rank0rl.agent import Agent, Fragment, Spaces
+from rank0rl.batch import Batch
+
+Array = npt.NDArray[Any]
+
+_BLOCK = 256  # steps of noise drawn at once where an episode's length is not known
+
+
+def lanes_of(rank: int, nworkers: int, num_envs: int) -> range:
+    """The contiguous block of lanes that a rank owns; blocks differ in length by one at most."""
+    return range(rank * num_envs // nworkers, (rank + 1) * num_envs // nworkers)
+
+
+@dataclass(eq=False)
+class Lane:
+    """One environment, and what of its episode is under way."""
+
+    number: int
+    env: Any
+    row: int
+    """Of this lane in the rank's arrays."""
+    episode: int = -1
+    """How many episodes it began before this one: the key of this one's seed."""
+    ret: float = 0.0
+    steps: int = 0
+    unit: int = 0
+    over: bool = True
+
+    def begin(self, seed: int) -> Array:
+        """Begin an episode; its first observation."""
+        self.ret, self.steps, self.over = 0.0, 0, False
+        obs, _ = self.env.reset(seed=seed)
+        return obs  # type: ignore[no-any-return]
+
+
+class Rollout:
+    """The lanes of one rank, and `collect`, which steps them.
+
+    Args:
+        make_env: makes one environment.
+        lanes: numbers of this rank's lanes, in a job of any size.
+        seed: the run's seed.
+        steps: fixed-step batches: T, steps per lane and iteration.
+        episodes: whole-episode batches: the numbers of the episodes that this rank collects in
+            each iteration. Give either steps or episodes.
+    """
+
+    def __init__(
+        self,
+        make_env: Callable[[], Any],
+        lanes: range,
+        seed: int,
+        *,
+        steps: int = 0,
+        episodes: range = range(0),
+    ) -> None:
+        """Make the environments."""
+        self.lanes = [Lane(number, make_env(), row) for row, number in enumerate(lanes)]
+        self.spaces: Spaces = envs.describe(self.lanes[0].env)
+        self._first_choice = envs.first_choice(self.lanes[0].env)
+        self._seed, self._steps, self._episodes = seed, steps, episodes
+        self._rows: Batch = {}  # name -> (lanes, capacity, ...)
+        self._capacity = steps or _BLOCK
+        self._obs = np.empty((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
+        self._finished: dict[str, list[float]] = {}
+
+    def collect(self, agent: Agent, iteration: int) -> tuple[list[Fragment], Batch]:
+        """Collect this rank's units of one iteration.
+
+        Returns:
+            Fragments in order of units; and the episodes that ended, in the order in which they
+            did: "unit", "return" and "length", each (E,).
+        """
+        self._finished = {"unit": [], "return": [], "length": []}
+        collect = self._collect_steps if self._steps else self._collect_episodes
+        fragments = collect(agent, iteration)
+        ended = {
+            "unit": np.array(self._finished["unit"], np.int64),
+            "return": np.array(self._finished["return"], np.float64),
+            "length": np.array(self._finished["length"], np.int64),
+        }
+        return fragments, ended
+
+    def unfinished(self) -> Batch:
+        """The episodes under way at an iteration boundary, one row per lane: "lane", "episode"."""
+        return {
+            "lane": np.array([lane.number for lane in self.lanes], np.int64),
+            "episode": np.array([lane.episode for lane in self.lanes], np.int64),
+        }
+
+    def restore(self, episodes: Array) -> None:
+        """Begin each lane's next episode, after the number of episodes, (num_envs,), that each had."""
+        for lane in self.lanes:
+            lane.episode = int(episodes[lane.number])
+
+    def close(self) -> None:
+        """Close the environments."""
+        for lane in self.lanes:
+            lane.env.close()
+
+    def _collect_steps(self, agent: Agent, iteration: int) -> list[Fragment]:
+        """T steps of every lane, whose episodes go on from one iteration to the next."""
+        ends: list[list[tuple[int, Array]]] = [[] for _ in self.lanes]
+        noise = np.stack(
+            [self._noise(agent, iteration, lane.number)(self._steps) for lane in self.lanes], axis=1
+        )
+        unit = np.array([lane.number for lane in self.lanes])
+        for lane in self.lanes:
+            lane.unit = lane.number
+            if lane.over:
+                self._begin_next(lane)
+        for t in range(self._steps):
+            for lane, last_obs in self._step(agent, self.lanes, np.s_[:, t], noise[t], unit):
+                ends[lane.row].append((t, last_obs))
+                self._begin_next(lane)
+        for lane in self.lanes:
+            if not ends[lane.row] or ends[lane.row][-1][0] != self._steps - 1:
+                ends[lane.row].append((self._steps - 1, self._obs[lane.row].copy()))
+        return [self._fragment(lane, self._steps, ends[lane.row]) for lane in self.lanes]
+
+    def _collect_episodes(self, agent: Agent, iteration: int) -> list[Fragment]:
+        """Whole episodes; a lane that is through takes the next one."""
+        fragments: list[Fragment] = []
+        todo = list(reversed(self._episodes))
+        idle = list(reversed(self.lanes))
+        active: list[Lane] = []
+        draw: dict[int, Callable[[int], Array]] = {}
+        noise = np.empty((len(self.lanes), _BLOCK, agent.noise[1]), np.float32)
+        while todo or active:
+            while todo and idle:
+                lane = idle.pop()
+                lane.unit = todo.pop()
+                draw[lane.row] = self._noise(agent, iteration, lane.unit)
+                seed = seeding.integer(self._seed, "reset", iteration, lane.unit)
+                self._obs[lane.row] = lane.begin(seed)
+                active.append(lane)
+            for lane in active:
+                if lane.steps % _BLOCK == 0:
+                    noise[lane.row] = draw[lane.row](_BLOCK)
+            rows = np.array([lane.row for lane in active])
+            steps = np.array([lane.steps for lane in active])
+            unit = np.array([lane.unit for lane in active])
+            self._reserve(int(steps.max()) + 1)
+            at = (rows, steps)
+            for lane, last_obs in self._step(agent, active, at, noise[rows, steps % _BLOCK], unit):
+                end = [(lane.steps - 1, last_obs)]
+                fragments.append(self._fragment(lane, lane.steps, end, copy=True))
+                active.remove(lane)
+                idle.append(lane)
+        return sorted(fragments, key=lambda fragment: fragment.unit)
+
+    def _step(
+        self, agent: Agent, lanes: list[Lane], at: Any, noise: Array, unit: Array
+    ) -> list[tuple[Lane, Array]]:
+        """One step of these lanes, written at [at] of the rows. The lanes whose episode ended, and its last observation."""
+        obs = self._obs if len(lanes) == len(self.lanes) else self._obs[[x.row for x in lanes]]
+        act, extras = agent.act(obs, noise, unit)
+        self._write(at, obs=obs, act=act, **extras)
+        env_act = self._to_env(act)
+        rew, terminated, truncated, ended = [], [], [], []
+        for lane, action in zip(lanes, env_act, strict=True):
+            next_obs, r, over, cut_off, _ = lane.env.step(action)
+            rew.append(r)
+            terminated.append(over)
+            truncated.append(cut_off)
+            lane.ret += r
+            lane.steps += 1
+            self._obs[lane.row] = next_obs
+            if over or cut_off:
+                lane.over = True
+                ended.append((lane, self._obs[lane.row].copy()))
+                for name, value in zip(
+                    self._finished, (lane.unit, lane.ret, lane.steps), strict=True
+                ):
+                    self._finished[name].append(value)
+        self._write(
+            at,
+            rew=np.array(rew, np.float64),
+            terminated=np.array(terminated, bool),
+            truncated=np.array(truncated, bool),
+        )
+        return ended
+
+    def _to_env(self, act: Array) -> Any:
+        space = self.spaces.act
+        if space.kind == "discrete":
+            return act + self._first_choice if self._first_choice else act
+        return np.clip(act, space.low, space.high)
+
+    def _begin_next(self, lane: Lane) -> None:
+        lane.episode += 1
+        seed = seeding.integer(self._seed, "reset", lane.number, lane.episode)
+        self._obs[lane.row] = lane.begin(seed)
+
+    def _noise(self, agent: Agent, iteration: int, unit: int) -> Callable[[int], Array]:
+        """Draws (T, k) numbers, and the next ones at the next call, from the unit's own stream."""
+        kind, k = agent.noise
+        rng = seeding.stream(self._seed, "act", iteration, unit)
+        draw = {"normal": rng.standard_normal, "uniform": rng.random}[kind]
+        return lambda steps: draw((steps, k), dtype=np.float32)
+
+    def _write(self, at: Any, **values: Array) -> None:
+        for name, value in values.items():
+            if name not in self._rows:
+                shape = (len(self.lanes), self._capacity, *value.shape[1:])
+                self._rows[name] = np.empty(shape, value.dtype)
+            self._rows[name][at] = value
+
+    def _reserve(self, steps: int) -> None:
+        """Room for so many steps per lane."""
+        if steps > self._capacity:
+            self._capacity *= 2
+            for name, rows in self._rows.items():
+                self._rows[name] = np.concatenate([rows, np.empty_like(rows)], axis=1)
+
+    def _fragment(
+        self, lane: Lane, steps: int, ends: list[tuple[int, Array]], copy: bool = False
+    ) -> Fragment:
+        rows = {name: array[lane.row, :steps] for name, array in self._rows.items()}
+        if copy:  # the lane goes on to another unit before this one is processed
+            rows = {name: array.copy() for name, array in rows.items()}
+        known = ("obs", "act", "rew", "terminated", "truncated")
+        return Fragment(
+            unit=lane.unit,
+            end=np.array([t for t, _ in ends]),
+            end_obs=np.stack([obs for _, obs in ends]),
+            extras={name: array for name, array in rows.items() if name not in known},
+            **{name: rows[name] for name in known},
+        )

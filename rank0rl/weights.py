@@ -1,0 +1,114 @@
+"""Modules between ranks: broadcast; and a hash of what was broadcast."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from rank0rl import comm as ranks
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+Array = npt.NDArray[Any]
+
+
+def named_tensors(*things: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Everything in modules and nested dicts of modules, tensors and arrays, in a fixed order.
+
+    Returns:
+        Dotted name -> tensor of the same memory: parameters, then buffers, of each module.
+
+    Raises:
+        TypeError: for anything else, naming it.
+    """
+    found: dict[str, Tensor] = {}
+    for i, thing in enumerate(things):
+        name = prefix or str(i)
+        if isinstance(thing, nn.Module):
+            for key, tensor in [*thing.named_parameters(), *thing.named_buffers()]:
+                found[f"{name}.{key}"] = tensor.detach()
+        elif isinstance(thing, Mapping):
+            for key, value in thing.items():
+                found |= named_tensors(value, prefix=f"{prefix}.{key}" if prefix else str(key))
+        elif isinstance(thing, Tensor):
+            found[name] = thing.detach()
+        elif isinstance(thing, np.ndarray):
+            found[name] = torch.from_numpy(thing)
+        else:
+            raise TypeError(
+                f"weights are modules, tensors, arrays, and dicts of them: got "
+                f"{type(thing).__name__} at {name!r}"
+            )
+    return found
+
+
+def rank0_bcast_wts(*things: Any, label: str = "", comm: MPI.Intracomm | None = None) -> None:
+    """Overwrite weights, in place, with rank 0's: parameters and buffers.
+
+    Tensors that lie side by side in memory, as `nets.flatten_` puts them, travel as one message.
+
+    Collective: every rank calls this, in the same order.
+
+    Args:
+        things: modules, tensors, arrays, and nested dicts of them.
+        label: what these weights are, for the message of an error.
+        comm: the ranks; all of the job by default.
+
+    Raises:
+        ValueError: the same on every rank, if names, dtypes or shapes differ between ranks.
+        TypeError: if something is neither a module, tensor nor array.
+    """
+    comm = comm or ranks.world()
+    if comm is None:
+        return
+    tensors = named_tensors(*things)
+    staged = {
+        name: t.cpu().contiguous()
+        for name, t in tensors.items()
+        if t.device.type != "cpu" or not t.is_contiguous()
+    }
+    blocks = _blocks({**tensors, **staged})
+    layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in tensors.items()}
+    layout["memory"] = f"blocks of {[block.size for block in blocks]} bytes"
+    ranks.agree(layout, f"rank0_bcast_wts {label}".strip(), comm=comm)
+    for block in blocks:
+        ranks.bcast_(block, comm)
+    for name, t in staged.items():
+        tensors[name].copy_(t)
+
+
+def sha256(*things: Any) -> str:
+    """Hash of names, dtypes, shapes and bytes of all weights, in a fixed order."""
+    digest = hashlib.sha256()
+    for name, t in named_tensors(*things).items():
+        digest.update(f"{name} {t.dtype} {tuple(t.shape)}\n".encode())
+        digest.update(t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _blocks(tensors: dict[str, Tensor]) -> list[Array]:
+    """The memory of contiguous tensors as few byte arrays: neighbours merged, in a fixed order."""
+    storages: dict[int, list[tuple[int, int]]] = {}  # address -> start and end of each tensor
+    memory: dict[int, Array] = {}
+    for t in tensors.values():
+        storage = t.untyped_storage()
+        start = t.storage_offset() * t.element_size()
+        storages.setdefault(storage.data_ptr(), []).append((start, start + t.nbytes))
+        memory[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    blocks = []
+    for address, spans in storages.items():
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted(spans):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((start, end))
+        blocks += [memory[address][start:end] for start, end in merged]
+    return blocks

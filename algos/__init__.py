@@ -1,0 +1,1 @@
+"""Reference agents, one file each. They know nothing of MPI; `rank0rl` finds them by name."""

@@ -110,9 +110,7 @@ class PPO(Agent):
             "ret": adv + val,
         }
 
-    def update(
-        self, batch: Batch, rng: np.random.Generator, progress: float
-    ) -> dict[str, float]:
+    def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Epochs of minibatch gradient steps on the clipped objective and the value loss."""
         opt = self.options
         lr = opt.lr * (1 - progress) if opt.anneal else opt.lr
@@ -127,7 +125,9 @@ class PPO(Agent):
             "adv": torch.from_numpy((adv - adv.mean()) / (adv.std() + 1e-8)),  # 1e-8: equal rows
             "ret": torch.from_numpy(batch["ret"]) / self.value.scale,
         }
-        for epoch in range(1, opt.epochs + 1):
+        epoch = 0
+        while epoch < opt.epochs:
+            epoch += 1
             record = []
             for index in minibatches(len(adv), opt.minibatch_size, rng):
                 chosen = torch.from_numpy(index)

@@ -50,7 +50,9 @@ class Reinforce(Agent):
         return act, {}
 
     def process(self, fragment: Fragment) -> Batch:
-        parts = [discounted_sum(fragment.rew[part], self.options.gamma) for part in fragment.parts()]
+        parts = [
+            discounted_sum(fragment.rew[part], self.options.gamma) for part in fragment.parts()
+        ]
         return {"obs": fragment.obs, "act": fragment.act, "ret": np.concatenate(parts)}
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:

@@ -118,9 +118,7 @@ class Agent:
         """
         raise NotImplementedError
 
-    def update(
-        self, batch: Batch, rng: np.random.Generator, progress: float
-    ) -> dict[str, float]:
+    def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Learn from a batch. Rank 0 only.
 
         Args:

@@ -117,15 +117,12 @@ def share(value: Any, comm: MPI.Intracomm | None = None) -> Any:
     comm = comm or world()
     if comm is None:
         return value
-    data = np.frombuffer(pickle.dumps(value) if comm.rank == 0 else b"", np.uint8)
-    size = np.array([data.size])
+    data = bytearray(pickle.dumps(value) if comm.rank == 0 else b"")
+    size = np.array([len(data)])
     _wait(comm.Ibcast(size), spin_s=_ARRIVE_S)
-    if comm.rank != 0:
-        data = np.empty(size[0], np.uint8)
-    else:
-        data = data.copy()  # MPI wants a writable buffer, and bytes are not
+    data = data or bytearray(size[0])
     _wait(comm.Ibcast(data), spin_s=_MOVE_S)
-    return pickle.loads(data.tobytes())
+    return pickle.loads(data)
 
 
 def bcast_(array: Array, comm: MPI.Intracomm | None = None) -> None:
@@ -155,6 +152,7 @@ def agree(
         layout: name -> description of what is there, such as "float32 (17,)".
         what: what disagrees, for the message.
         problem: what is wrong with this rank's part, if anything is.
+        comm: the ranks; all of the job by default.
 
     Raises:
         ValueError: the same on every rank, naming the rank and the key.
@@ -183,6 +181,7 @@ def rank0_accum_batches(
     Args:
         batch: name -> array of one or more axes, rows first. Any dtype but object; the number of
             rows may differ between ranks and between names, and may be zero.
+        comm: the ranks; all of the job by default.
 
     Returns:
         On rank 0, name -> the rows of rank 0, then of rank 1, and so on. On the other ranks the
@@ -236,7 +235,8 @@ def _layout(batch: Mapping[str, Any]) -> tuple[dict[str, str], str]:
                 f"other than object: got {kind}, shape {np.shape(array)}; make it one"
             )
             continue
-        layout[name] = f"{array.dtype.descr if array.dtype.names else array.dtype.str} {array.shape[1:]}"
+        dtype = array.dtype.descr if array.dtype.names else array.dtype.str
+        layout[name] = f"{dtype} {array.shape[1:]}"
     return layout, problem
 
 
@@ -289,9 +289,7 @@ def _wait(*requests: MPI.Request, spin_s: float) -> None:
         pause = min(2 * pause, 1e-3)
 
 
-def _end_job(
-    kind: type[BaseException], error: BaseException, trace: TracebackType | None
-) -> None:
+def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An uncaught exception on one rank ends the job: the other ranks would wait for ever."""
     lines = "".join(traceback.format_exception(kind, error, trace))
     print(f"rank {get_rank()} of {get_nworkers()} failed:\n{lines}", file=sys.stderr)

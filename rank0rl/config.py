@@ -188,7 +188,8 @@ def apply(settings: Mapping[str, Any], *options: Any, source: str) -> tuple[Any,
             close = difflib.get_close_matches(key, known, n=1)
             why = "is given on the command line only" if key in _NOT_IN_FILES else "does not exist"
             raise ValueError(
-                f"{source}: setting {key!r} {why}" + (f"; did you mean {close[0]!r}?" if close else "")
+                f"{source}: setting {key!r} {why}"
+                + (f"; did you mean {close[0]!r}?" if close else "")
             )
     changed = []
     for o in options:

@@ -95,8 +95,10 @@ def _describe(space: gym.Space[Any]) -> Space:
 
 
 def _unversioned(env_id: str) -> str:
-    return gym.envs.registration.parse_env_id(env_id)[1] if "/" not in env_id else (
-        env_id.rsplit("-v", 1)[0]
+    return (
+        gym.envs.registration.parse_env_id(env_id)[1]
+        if "/" not in env_id
+        else (env_id.rsplit("-v", 1)[0])
     )
 
 

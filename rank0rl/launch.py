@@ -7,6 +7,7 @@ exit code. The ranks find the supervisor through a folder of its own, named in t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -49,9 +50,9 @@ def world_size() -> int | None:
 
 
 def mpi_fork(n: int) -> str:
-    """Run this command line again on n ranks: ``if "parent" == mpi_fork(n): sys.exit()``.
+    """Run this command line again on n ranks.
 
-    What stands before the call runs once in the parent and once in every rank.
+    A script calls it once, early: ``if "parent" == mpi_fork(n): sys.exit()``. What stands before the call runs once in the parent and once in every rank.
 
     Args:
         n: number of ranks, at least 1. With 1 nothing is started and no MPI is loaded.
@@ -176,7 +177,5 @@ def _end(process: subprocess.Popen[bytes], job: Path) -> None:
     """End mpiexec and every rank at once. Some launchers give each rank a session of its own."""
     for process_id in job.iterdir():
         _signal(process_id, signal.SIGKILL)
-    try:
+    with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
-    except OSError:
-        pass

@@ -288,8 +288,8 @@ class ValueFunction(nn.Module):
         self.moments.merge(ret)
         scale = torch.sqrt(self.moments.var + 1e-8).to(torch.float32)
         with torch.no_grad():
-            for parameter in (self.mlp.weights[-1], self.mlp.biases[-1]):
-                parameter *= self.scale / scale
+            self.mlp.weights[-1].mul_(self.scale / scale)
+            self.mlp.biases[-1].mul_(self.scale / scale)
         self.scale.copy_(scale)
 
 

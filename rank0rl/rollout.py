@@ -212,8 +212,9 @@ class Rollout:
         """Draws (T, k) numbers, and the next ones at the next call, from the unit's own stream."""
         kind, k = agent.noise
         rng = seeding.stream(self._seed, "act", iteration, unit)
-        draw = {"normal": rng.standard_normal, "uniform": rng.random}[kind]
-        return lambda steps: draw((steps, k), dtype=np.float32)
+        if kind == "normal":
+            return lambda steps: rng.standard_normal((steps, k), dtype=np.float32)
+        return lambda steps: rng.random((steps, k), dtype=np.float32)
 
     def _write(self, at: Any, **values: Array) -> None:
         for name, value in values.items():

@@ -11,14 +11,12 @@ import importlib.metadata
 import importlib.util
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import tyro
 
 from rank0rl import checkpoint, comm, config, envs, seeding
@@ -79,8 +77,10 @@ def run(argv: list[str], configs: Path | None) -> int:
         train(agent, rollout, options, kept)
     except Interrupted as interrupted:
         logger.close()
-        logger.print(f"{interrupted}: saved iteration {kept.summary()['iterations']} in {folder}; "
-                     f"go on with --resume {folder}")
+        logger.print(
+            f"{interrupted}: saved iteration {kept.summary()['iterations']} in {folder}; "
+            f"go on with --resume {folder}"
+        )
         comm.abort(128 + interrupted.signum)
     finally:
         logger.close()
@@ -114,7 +114,8 @@ def load_agent(algo: str) -> type[Agent]:
     try:
         if where.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(where).stem, where)
-            assert spec and spec.loader
+            assert spec is not None
+            assert spec.loader is not None
             module = importlib.util.module_from_spec(spec)
             sys.modules[module.__name__] = module  # dataclasses look their module up
             spec.loader.exec_module(module)

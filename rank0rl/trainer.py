@@ -251,9 +251,7 @@ def _gather(
     flat = comm.rank0_accum_batches(
         {f"{part}/{name}": array for part, batch in parts.items() for name, array in batch.items()}
     )
-    of = {
-        part: {name: flat[f"{part}/{name}"] for name in batch} for part, batch in parts.items()
-    }
+    of = {part: {name: flat[f"{part}/{name}"] for name in batch} for part, batch in parts.items()}
     in_order = batches.in_order
     return (
         in_order(of["rows"], of["rows"]["unit"]),

@@ -99,7 +99,7 @@ def _blocks(tensors: dict[str, Tensor]) -> list[Array]:
     memory: dict[int, Array] = {}
     for t in tensors.values():
         storage = t.untyped_storage()
-        start = t.storage_offset() * t.element_size()
+        start = int(t.storage_offset()) * t.element_size()
         storages.setdefault(storage.data_ptr(), []).append((start, start + t.nbytes))
         memory[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     blocks = []

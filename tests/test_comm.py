@@ -1,0 +1,118 @@
+"""The ranks, and arrays between them: every collective at 1, 2, 3 ranks."""
+
+import resource
+import time
+
+import numpy as np
+import pytest
+from on_ranks import on_ranks
+
+from rank0rl import comm
+
+RANKS = [1, 2, 3]
+DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", ">f4"]
+
+
+def part(rank):
+    """This rank's part of a batch: uneven, empty on rank 1, of up to three axes, non-contiguous."""
+    rng = np.random.default_rng(rank)
+    rows = [3, 0, 5][rank]
+    batch = {f"a{d}": rng.integers(0, 2, (rows, 2)).astype(d) for d in DTYPES}
+    batch["images"] = rng.random((rows, 2, 3, 4))
+    batch["strided"] = rng.random((4, 2 * rows)).T[::2]
+    batch["empty_rows"] = np.empty((rows, 0))
+    batch["other_count"] = np.arange(rank + 1)
+    batch["text"] = np.full(rows, f"r{rank}", "U3")
+    return batch
+
+
+def on_rank_gather():
+    out = comm.rank0_accum_batches(part(comm.rank))
+    whole = [part(r) for r in range(comm.nworkers)]
+    if comm.rank:
+        whole = [{name: array[:0] for name, array in whole[0].items()}]
+    wrong = []
+    for name in whole[0]:
+        parts = [batch[name] for batch in whole]
+        expected = np.concatenate(parts, dtype=parts[0].dtype)
+        same = out[name].dtype == expected.dtype and np.array_equal(out[name], expected)
+        wrong += [] if same else [name]
+    return [list(out) == list(whole[0]), wrong]
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_gather_is_the_concatenation_of_the_parts_on_rank_0_and_no_rows_elsewhere(n):
+    assert on_ranks(n, "test_comm:on_rank_gather") == [[True, []]] * n
+
+
+WRONG = {
+    "missing name": {"a": np.zeros((2, 3))},
+    "other dtype": {"a": np.zeros((2, 3)), "b": np.zeros(2, np.float32)},
+    "other trailing shape": {"a": np.zeros((2, 4)), "b": np.zeros(2)},
+    "other axes": {"a": np.zeros((2, 3, 1)), "b": np.zeros(2)},
+    "list": {"a": np.zeros((2, 3)), "b": [1.0, 2.0]},
+    "scalar": {"a": np.zeros((2, 3)), "b": np.float64(1)},
+    "object": {"a": np.zeros((2, 3)), "b": np.array([None, {}])},
+}
+
+
+def on_rank_disagree():
+    """Each kind of disagreement in turn, then a gather that works: nobody was left behind."""
+    right = {"a": np.zeros((2, 3)), "b": np.zeros(2)}
+    said = []
+    for wrong in WRONG.values():
+        try:
+            comm.rank0_accum_batches(wrong if comm.rank == comm.nworkers - 1 else right)
+            said.append("nothing")
+        except ValueError as error:
+            said.append(str(error))
+    return [said, len(comm.rank0_accum_batches(right)["a"])]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_disagreement_raises_the_same_error_on_every_rank(n):
+    results = on_ranks(n, "test_comm:on_rank_disagree")
+    said = results[0][0]
+    assert all(result[0] == said for result in results)
+    assert all(f"rank {n - 1}" in message for message in said)
+    assert all("'b'" in m or "'a'" in m for m in said)
+    assert [result[1] for result in results] == [2 * n] + [0] * (n - 1)
+
+
+@pytest.mark.parametrize("kind", ["list", "scalar", "object"])
+def test_what_is_no_array_of_rows_is_refused_on_one_rank_too(kind):
+    with pytest.raises(ValueError, match="'b' must be a numpy array with rows"):
+        comm.rank0_accum_batches(WRONG[kind])
+
+
+def on_rank_broadcast():
+    comm._CHUNK = 7  # bytes: several messages for one array
+    array = np.arange(12.0).reshape(3, 4) * (comm.rank + 1)
+    comm.bcast_(array)
+    shared = comm.share({"a": [1, "x"]} if comm.rank == 0 else None)
+    return [array.tolist(), shared]
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_broadcast_and_share_give_every_rank_what_rank_0_has(n):
+    expected = [np.arange(12.0).reshape(3, 4).tolist(), {"a": [1, "x"]}]
+    assert on_ranks(n, "test_comm:on_rank_broadcast") == [expected] * n
+
+
+def on_rank_wait():
+    comm.barrier()
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    if comm.rank == 0:
+        time.sleep(2)
+    comm.barrier()
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def test_a_waiting_rank_sleeps():
+    _, waiting = on_ranks(2, "test_comm:on_rank_wait")
+    assert waiting < 0.5, f"{waiting} s of a core during a wait of 2 s: a spinning rank takes 2"
+
+
+def test_a_single_process_is_rank_0_of_1():
+    assert (comm.rank, comm.nworkers, comm.world()) == (0, 1, None)

@@ -1,0 +1,195 @@
+"""Networks: two forward passes over one memory, oracles for log-probabilities, flat parameters."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rank0rl.agent import Space
+from rank0rl.nets import (
+    MLP,
+    CategoricalPolicy,
+    GaussianPolicy,
+    Moments,
+    ObsNormalizer,
+    ValueFunction,
+    flatten_,
+    make_policy,
+)
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def policies():
+    gauss = GaussianPolicy((5, 3), (3,), (16, 16), rng(), log_std=-0.3)
+    choice = CategoricalPolicy((5, 4), (16, 16), rng())
+    for policy in (gauss, choice):
+        with torch.no_grad():
+            policy.mlp.weights[-1] *= 100  # far from uniform
+    return [gauss, choice]
+
+
+OBS = rng(1).standard_normal((33, 5), dtype=np.float32)
+
+
+def noise_for(policy, rows, seed=2):
+    kind, k = policy.noise
+    draw = rng(seed).standard_normal if kind == "normal" else rng(seed).random
+    return draw((rows, k), dtype=np.float32)
+
+
+def test_numpy_and_torch_agree_and_stay_so_when_weights_change_or_move():
+    mlp = MLP([5, 16, 16, 3], rng(), 1.0)
+
+    def same():
+        np.testing.assert_allclose(
+            mlp.numpy(OBS), mlp(torch.from_numpy(OBS)).detach().numpy(), atol=1e-6
+        )
+
+    same()
+    with torch.no_grad():
+        mlp.weights[0] += 1
+    same()
+    flatten_(mlp)
+    same()
+    with torch.no_grad():
+        mlp.biases[1] += 1
+    same()
+    twin = copy.deepcopy(mlp)
+    with torch.no_grad():
+        mlp.weights[0] += 1
+    same()
+    assert np.abs(twin.numpy(OBS) - mlp.numpy(OBS)).max() > 0
+
+
+@pytest.mark.parametrize("policy", policies(), ids=["gaussian", "categorical"])
+def test_acting_does_not_depend_on_how_many_rows_there_are(policy):
+    noise = noise_for(policy, 33)
+    act, logp = policy.act(OBS, noise)
+    for size in (1, 2, 3, 5, 8, 16, 17, 32):
+        for start in range(0, 33 - size, 5):
+            part = slice(start, start + size)
+            some, some_logp = policy.act(OBS[part], noise[part])
+            assert some.tobytes() == act[part].tobytes()
+            assert some_logp.tobytes() == logp[part].tobytes()
+
+
+def test_gaussian_against_torch_distributions():
+    policy, _ = policies()
+    act, logp = policy.act(OBS, noise_for(policy, 33))
+    x = torch.from_numpy(OBS)
+    oracle = torch.distributions.Normal(policy.mlp(x), policy.log_std.exp())
+    expected = oracle.log_prob(torch.from_numpy(act)).sum(dim=1)
+    evaluated, entropy = policy.evaluate(x, torch.from_numpy(act))
+    torch.testing.assert_close(evaluated, expected)
+    torch.testing.assert_close(torch.from_numpy(logp), expected.detach(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(entropy, oracle.entropy().sum(dim=1).mean())
+
+
+def test_categorical_against_torch_distributions_and_its_own_frequencies():
+    _, policy = policies()
+    x = torch.from_numpy(OBS)
+    act, logp = policy.act(OBS, noise_for(policy, 33))
+    oracle = torch.distributions.Categorical(logits=policy.mlp(x))
+    expected = oracle.log_prob(torch.from_numpy(act))
+    evaluated, entropy = policy.evaluate(x, torch.from_numpy(act))
+    torch.testing.assert_close(evaluated, expected)
+    torch.testing.assert_close(torch.from_numpy(logp), expected.detach(), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(entropy, oracle.entropy().mean())
+    draws, _ = policy.act(np.repeat(OBS[:1], 20000, axis=0), noise_for(policy, 20000))
+    probs = oracle.probs[0].detach().numpy()
+    errors = np.sqrt(probs * (1 - probs) / 20000)
+    assert (np.abs(np.bincount(draws, minlength=4) / 20000 - probs) < 4 * errors + 1e-9).all()
+
+
+def test_make_policy_fits_the_space():
+    box = make_policy(5, Space("box", (2, 3), "float32"), (8,), rng())
+    act, _ = box.act(OBS, noise_for(box, 33))
+    assert act.shape == (33, 2, 3)
+    choice = make_policy(5, Space("discrete", (), "int64", n=4), (8,), rng())
+    act, _ = choice.act(OBS, noise_for(choice, 33))
+    assert act.shape == (33,)
+    assert act.dtype == np.int64
+
+
+def test_moments_of_parts_are_the_moments_of_the_whole():
+    rows = rng().normal(100, 3, (60, 4))
+    moments = Moments((4,))
+    for part in np.split(rows, [1, 7, 30]):
+        moments.merge(part)
+    np.testing.assert_allclose(moments.mean, rows.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(moments.var, rows.var(axis=0), rtol=1e-12)
+
+
+def test_the_normalizer_begins_as_the_identity_and_then_scales():
+    norm = ObsNormalizer((2, 2))
+    obs = rng().normal(5, 2, (50, 2, 2)).astype(np.float32)
+    np.testing.assert_array_equal(norm.numpy(obs), obs.reshape(50, 4))
+    norm.merge(obs)
+    scaled = norm.numpy(obs)
+    np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(scaled.std(axis=0), 1, atol=1e-5)
+    np.testing.assert_allclose(norm(torch.from_numpy(obs)), scaled, atol=1e-6)
+    assert norm.numpy(obs + 1000).max() == 10
+
+
+def test_new_returns_change_the_scale_of_values_and_not_the_values():
+    value = ValueFunction(5, (8,), rng())
+    before = value.numpy(OBS)
+    value.merge(rng().normal(0, 50, 1000).astype(np.float32))
+    assert value.scale == pytest.approx(50, rel=0.1)
+    np.testing.assert_allclose(value.numpy(OBS), before, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        value(torch.from_numpy(OBS)).detach() * value.scale, before, rtol=1e-4, atol=1e-5
+    )
+
+
+def train(module, flat, optimizer):
+    for _ in range(5):
+        flat.zero_grad() if flat else optimizer.zero_grad()
+        module(torch.from_numpy(OBS)).square().mean().backward()
+        if flat:
+            flat.check()
+        optimizer.step()
+    return [p.detach().clone() for p in module.parameters()]
+
+
+def test_flat_parameters_train_as_separate_ones_do():
+    plain, flattened = (MLP([5, 16, 3], rng(), 1.0) for _ in range(2))
+    flat = flatten_(flattened)
+    a = train(plain, None, torch.optim.Adam(plain.parameters(), lr=0.01, fused=True))
+    b = train(flattened, flat, torch.optim.Adam(flat.vectors, lr=0.01, fused=True))
+    for p, q in zip(a, b, strict=True):
+        torch.testing.assert_close(p, q)
+    assert flat.vectors[0].numel() == sum(p.numel() for p in plain.parameters())
+
+
+def test_flat_keeps_its_views_when_a_state_is_loaded_and_holds_buffers_and_dtypes():
+    module = nn.ModuleList([ValueFunction(5, (8,), rng()), ObsNormalizer((5,))])
+    flat = flatten_(module)
+    module.load_state_dict(copy.deepcopy(module.state_dict()))
+    flat.check()
+    storages = {t.untyped_storage().data_ptr() for t in module.state_dict().values()}
+    assert len(storages) == 2  # float32 and float64
+
+
+BREAKERS = {
+    "a cast": lambda m: m.double(),
+    "gradients set to None": lambda m: m.zero_grad(),
+    "a second derivative": lambda m: m(torch.ones(1, 5)).sum().backward(create_graph=True),
+}
+
+
+@pytest.mark.parametrize("name", BREAKERS)
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_flat_notices_when_views_are_lost(name):
+    mlp = MLP([5, 4, 1], rng(), 1.0)
+    flat = flatten_(mlp)
+    flat.check()
+    BREAKERS[name](mlp)
+    with pytest.raises(RuntimeError, match="has left the flat vector"):
+        flat.check()

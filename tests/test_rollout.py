@@ -1,0 +1,130 @@
+"""Lanes and fragments, on environments whose numbers are known in advance."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import toy_envs
+from toy_envs import NoiseAgent
+
+from algos.ppo import PPO, PPOOptions
+from rank0rl import seeding
+from rank0rl.rollout import Rollout, lanes_of
+
+SEED = 5
+
+
+def make(lanes=range(2), *, steps=0, episodes=range(0), **kwargs):
+    return Rollout(lambda: toy_envs.Count(**kwargs), lanes, SEED, steps=steps, episodes=episodes)
+
+
+def first_seen(lane, episode):
+    return seeding.integer(SEED, "reset", lane, episode) % 1000
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 8])
+def test_lanes_are_contiguous_blocks_that_differ_by_one_at_most(n):
+    blocks = [lanes_of(r, n, 8) for r in range(n)]
+    assert [lane for block in blocks for lane in block] == list(range(8))
+    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+
+
+def test_a_fragment_of_fixed_steps_by_hand():
+    fragments, ended = make(steps=5).collect(NoiseAgent(), 0)
+    f = fragments[1]
+    a, b = first_seen(1, 0), first_seen(1, 1)
+    assert f.unit == 1
+    assert f.obs.tolist() == [[a, 0], [a, 1], [a, 2], [b, 0], [b, 1]]
+    assert f.rew.tolist() == [1, 2, 3, 1, 2]
+    assert f.terminated.tolist() == [False, False, True, False, False]
+    assert not f.truncated.any()
+    assert f.end.tolist() == [2, 4]
+    assert f.end_obs.tolist() == [[a, 3], [b, 2]]  # after the step, not after the reset
+    assert f.parts() == [slice(0, 3), slice(3, 5)]
+    assert {name: array.tolist() for name, array in ended.items()} == {
+        "unit": [0, 1],
+        "return": [6, 6],
+        "length": [3, 3],
+    }
+
+
+def test_a_time_limit_is_no_terminal_state_and_an_end_at_the_cut_is_one_part():
+    fragments, _ = make(steps=3, truncate=True).collect(NoiseAgent(), 0)
+    assert fragments[0].truncated.tolist() == [False, False, True]
+    assert not fragments[0].terminated.any()
+    assert fragments[0].end.tolist() == [2]
+
+
+def test_episodes_go_on_from_one_iteration_to_the_next():
+    rollout, agent = make(steps=2), NoiseAgent()
+    for iteration in range(3):
+        fragments, ended = rollout.collect(agent, iteration)
+    a, b = first_seen(0, 1), first_seen(0, 1)
+    assert fragments[0].obs.tolist() == [[a, 1], [b, 2]]
+    assert ended["return"].tolist() == [6, 6]
+    assert ended["length"].tolist() == [3, 3]
+
+
+def test_restored_lanes_begin_their_next_episode():
+    rollout = make(range(1, 3), steps=2)
+    rollout.restore(np.array([9, 4, 6]))
+    fragments, _ = rollout.collect(NoiseAgent(), 7)
+    assert [f.obs[0, 0] for f in fragments] == [first_seen(1, 5), first_seen(2, 7)]
+    assert rollout.unfinished()["episode"].tolist() == [5, 7]
+
+
+def test_noise_and_unit_are_the_units_own():
+    fragments, _ = make(range(3, 5), steps=4).collect(NoiseAgent(), 2)
+    noise = seeding.stream(SEED, "act", 2, 4).standard_normal((4, 1), dtype=np.float32)
+    assert fragments[1].extras["noise"].tolist() == noise.tolist()
+    assert fragments[1].extras["whose"].tolist() == [4] * 4
+
+
+def test_actions_are_clipped_for_the_environment_and_kept_as_they_were():
+    rollout = make(range(1), steps=50)
+    fragments, _ = rollout.collect(NoiseAgent(), 0)
+    seen = np.array(rollout.lanes[0].env.seen)
+    assert np.abs(fragments[0].act).max() > 1
+    assert seen.tolist() == np.clip(fragments[0].act, -1, 1).tolist()
+
+
+def test_choices_begin_where_the_space_begins():
+    rollout = make(range(1), steps=4, action_start=-1)
+
+    class Choose(NoiseAgent):
+        def act(self, obs, noise, unit):
+            return np.array([1]), {}
+
+    fragments, _ = rollout.collect(Choose(), 0)
+    assert fragments[0].act.tolist() == [1] * 4
+    assert [int(a) for a in rollout.lanes[0].env.seen] == [0] * 4
+
+
+def test_whole_episodes_are_units_of_their_own_whatever_lanes_collect_them():
+    def episodes(lanes, numbers):
+        rollout = make(lanes, episodes=numbers, vary=True, length=300)  # longer than a noise block
+        fragments, ended = rollout.collect(NoiseAgent(), 4)
+        assert ended["return"].sum() == sum(f.rew.sum() for f in fragments)
+        return fragments
+
+    alone = episodes(range(1), range(5))
+    shared = episodes(range(3), range(0, 5, 2)) + episodes(range(3, 5), range(1, 5, 2))
+    assert [f.unit for f in alone] == list(range(5))
+    for fragment in shared:
+        twin = alone[fragment.unit]
+        assert fragment.obs[0, 0] == seeding.integer(SEED, "reset", 4, fragment.unit) % 1000
+        assert fragment.end.tolist() == [len(fragment.rew) - 1]
+        assert fragment.terminated[-1]
+        for name in ("obs", "act", "rew", "terminated", "end_obs"):
+            assert getattr(fragment, name).tobytes() == getattr(twin, name).tobytes()
+
+
+@pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
+def test_a_lane_is_bit_for_bit_the_same_alone_and_among_others(env_id):
+    def collect(lanes):
+        rollout = Rollout(lambda: gym.make(env_id), lanes, SEED, steps=40)
+        agent = PPO(rollout.spaces, PPOOptions(), np.random.default_rng(0))
+        return [agent.process(f) for i in range(2) for f in rollout.collect(agent, i)[0]]
+
+    among, alone = collect(range(9)), collect(range(6, 7))
+    for rows, twin in zip(among[6::9], alone, strict=True):
+        assert all(rows[name].tobytes() == twin[name].tobytes() for name in twin)

@@ -1,0 +1,46 @@
+"""Streams that never meet."""
+
+import random
+
+import numpy as np
+import torch
+from on_ranks import on_ranks
+
+from rank0rl import comm, seeding
+from rank0rl.script import set_global_seeds
+
+
+def test_a_stream_is_the_same_each_time():
+    a, b = (seeding.stream(3, "act", 5, 7).random(4) for _ in range(2))
+    assert a.tolist() == b.tolist()
+
+
+def test_streams_of_other_seeds_purposes_and_units_differ():
+    keys = [
+        (seed, purpose, i, unit)
+        for seed in range(3)
+        for purpose in ("act", "reset", "update")
+        for i in range(5)
+        for unit in range(5)
+    ]
+    first = {seeding.stream(*key).random() for key in keys}
+    assert len(first) == len(keys)
+    assert len({seeding.integer(*key) for key in keys}) == len(keys)
+
+
+def test_integers_fit_into_31_bits():
+    values = [seeding.integer(0, "reset", lane, 0) for lane in range(500)]
+    assert 0 <= min(values)
+    assert 2**29 < max(values) < 2**31
+
+
+def on_rank_draw(seed):
+    set_global_seeds(seed)
+    return [random.random(), np.random.random(), torch.rand(()).item(), comm.rank]
+
+
+def test_global_seeds_differ_between_ranks_and_neighbouring_runs_and_repeat():
+    runs = [on_ranks(3, "test_seeding:on_rank_draw", seed) for seed in (0, 1, 0)]
+    assert runs[0] == runs[2]
+    draws = [value for run in runs[:2] for *values, _ in run for value in values]
+    assert len(set(draws)) == len(draws)

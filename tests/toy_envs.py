@@ -1,0 +1,112 @@
+"""Environments and agents whose numbers are known in advance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import gymnasium as gym
+import numpy as np
+
+from rank0rl.agent import Agent
+
+
+class Count(gym.Env):
+    """Observes (seed, t); rewards t + 1; terminates, or is cut off, after `length` steps."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+
+    def __init__(self, length=3, truncate=False, vary=False, action_start=None):
+        self.base, self.truncate, self.vary = length, truncate, vary
+        self.seen = []
+        if action_start is None:
+            self.action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        else:
+            self.action_space = gym.spaces.Discrete(2, start=action_start)
+
+    def reset(self, *, seed=None, options=None):
+        self.first, self.t = seed, 0
+        self.length = self.base + seed % 7 if self.vary else self.base
+        return self._obs(), {}
+
+    def step(self, action):
+        self.seen.append(action)
+        self.t += 1
+        end = self.t >= self.length
+        return self._obs(), float(self.t), end and not self.truncate, end and self.truncate, {}
+
+    def _obs(self):
+        return np.array([self.first % 1000, self.t], np.float64)
+
+
+class Identity(gym.Env):
+    """Rewards the choice that it shows: 1 if right, 0 if not; 10 steps."""
+
+    observation_space = gym.spaces.Box(0, 1, (4,), np.float32)
+    action_space = gym.spaces.Discrete(4)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._show(), {}
+
+    def step(self, action):
+        self.t += 1
+        rew = float(action == self.shown)
+        return self._show(), rew, False, self.t == 10, {}
+
+    def _show(self):
+        self.shown = int(self.np_random.integers(4))
+        return np.eye(4, dtype=np.float32)[self.shown]
+
+
+class Forever(gym.Env):
+    """Rewards 1 at every step and is cut off after 20: the value is 1 / (1 - gamma)."""
+
+    observation_space = gym.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        self.t = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.ones(1, np.float32), 1.0, False, self.t == 20, {}
+
+
+class Odd(gym.Env):
+    """Has a space that no agent can use."""
+
+    observation_space = gym.spaces.Text(5)
+    action_space = gym.spaces.Discrete(2)
+
+
+for env in (Count, Identity, Forever, Odd):
+    gym.register(f"{env.__name__}-v0", f"toy_envs:{env.__name__}")
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """None."""
+
+
+class NoiseAgent(Agent):
+    """Acts with its noise, and shows it and the unit."""
+
+    Options = NoOptions
+    noise = ("normal", 1)
+
+    def __init__(self, spaces=None, options=None, rng=None):
+        self.shape = (-1, *spaces.act.shape) if spaces else (-1, 1)
+
+    def act(self, obs, noise, unit):
+        return 3 * noise.reshape(self.shape), {"noise": noise, "whose": unit}
+
+    def process(self, fragment):
+        return {"obs": fragment.obs, "act": fragment.act, "noise": fragment.extras["noise"]}
+
+    def update(self, batch, rng, progress):
+        return {"rows": len(batch["obs"])}
+
+    def modules(self):
+        return {"none": np.zeros(1)}

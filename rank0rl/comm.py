@@ -125,6 +125,19 @@ def share(value: Any, comm: MPI.Intracomm | None = None) -> Any:
     return pickle.loads(data)
 
 
+def bcast(array: Array | None, comm: MPI.Intracomm | None = None) -> Array:
+    """An array of rank 0, on every rank; what the other ranks pass is ignored.
+
+    Collective: every rank calls this, in the same order.
+    """
+    comm = comm or world()
+    shape, dtype = share(None if array is None else (array.shape, array.dtype.str), comm)
+    root = get_rank(comm) == 0 and array is not None
+    out = np.ascontiguousarray(array) if root else np.empty(shape, dtype)
+    bcast_(out, comm)
+    return out
+
+
 def bcast_(array: Array, comm: MPI.Intracomm | None = None) -> None:
     """Overwrite a C-contiguous array, in place, with rank 0's of the same shape and dtype.
 

@@ -98,16 +98,53 @@ class Rollout:
         return fragments, ended
 
     def unfinished(self) -> Batch:
-        """The episodes under way at an iteration boundary, one row per lane: "lane", "episode"."""
+        """The episodes under way at an iteration boundary, for `Unfinished.add` on rank 0.
+
+        Returns:
+            One row per lane: "episode", "steps" so far, "obs" after them, and "new", how many of
+            the steps were made in this iteration; and their actions, "act", (sum of new, *act).
+        """
+        lanes, T = self.lanes, self._steps
+        new = [min(lane.steps, T) for lane in lanes]
+        act = self._rows["act"]
         return {
-            "lane": np.array([lane.number for lane in self.lanes], np.int64),
-            "episode": np.array([lane.episode for lane in self.lanes], np.int64),
+            "episode": np.array([lane.episode for lane in lanes], np.int64),
+            "steps": np.array([lane.steps if T else 0 for lane in lanes], np.int64),
+            "obs": self._obs.copy(),
+            "new": np.array(new, np.int64),
+            "act": np.concatenate(
+                [act[lane.row, T - n : T] for lane, n in zip(lanes, new, strict=True)]
+            ),
         }
 
-    def restore(self, episodes: Array) -> None:
-        """Begin each lane's next episode, after the number of episodes, (num_envs,), that each had."""
+    def restore(self, lanes: Batch) -> list[int]:
+        """Repeat each lane's unfinished episode: an episode is its seed and its actions.
+
+        Args:
+            lanes: of all lanes, "episode", "steps", "obs" and "act", as `Unfinished.all` gives it.
+
+        Returns:
+            The lanes whose environment does not repeat. They begin their next episode instead.
+        """
+        starts = np.cumsum(lanes["steps"]) - lanes["steps"]
+        strays = []
         for lane in self.lanes:
-            lane.episode = int(episodes[lane.number])
+            lane.episode = int(lanes["episode"][lane.number]) - 1
+            self._begin_next(lane)
+            start, steps = starts[lane.number], lanes["steps"][lane.number]
+            for action in self._to_env(lanes["act"][start : start + steps]):
+                obs, rew, over, cut_off, _ = lane.env.step(action)
+                self._obs[lane.row] = obs
+                lane.ret += rew
+                lane.steps += 1
+                lane.over = over or cut_off
+                if lane.over:
+                    break
+            same = self._obs[lane.row].tobytes() == lanes["obs"][lane.number].tobytes()
+            if lane.over or not same:
+                strays.append(lane.number)
+                self._begin_next(lane)
+        return strays
 
     def close(self) -> None:
         """Close the environments."""
@@ -244,3 +281,33 @@ class Rollout:
             extras={name: array for name, array in rows.items() if name not in known},
             **{name: rows[name] for name in known},
         )
+
+
+class Unfinished:
+    """The unfinished episodes of all lanes, as rank 0 knows them: all it takes to repeat them."""
+
+    def __init__(self) -> None:
+        """Begin before the first iteration."""
+        self.lanes: Batch = {}
+        self._act: list[Array] = []  # of each lane, never changed in place
+
+    def add(self, gathered: Batch) -> None:
+        """Take what the ranks' `Rollout.unfinished` gave, in order of lanes."""
+        gathered = dict(gathered)
+        parts = np.split(gathered.pop("act"), np.cumsum(gathered["new"])[:-1])
+        continued = gathered["steps"] > gathered.pop("new")
+        if self._act:
+            parts = [
+                np.concatenate([old, new]) if go_on else new
+                for old, new, go_on in zip(self._act, parts, continued, strict=True)
+            ]
+        self.lanes, self._act = gathered, parts
+
+    def all(self) -> Batch:
+        """For `Rollout.restore`: "episode", "steps" and "obs" by lane, "act" of all lanes in a row."""
+        return {**self.lanes, "act": np.concatenate(self._act)} if self._act else {}
+
+    def load(self, lanes: Batch) -> None:
+        """Take back what `all` gave."""
+        self.lanes = {name: array for name, array in lanes.items() if name != "act"}
+        self._act = np.split(lanes["act"], np.cumsum(lanes["steps"])[:-1])

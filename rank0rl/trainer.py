@@ -18,7 +18,7 @@ from rank0rl.batch import Batch
 from rank0rl.config import RunOptions
 from rank0rl.interrupt import Interrupted, Interrupts
 from rank0rl.logger import Logger
-from rank0rl.rollout import Rollout
+from rank0rl.rollout import Rollout, Unfinished
 from rank0rl.threads import set_threads
 from rank0rl.timing import Phases
 
@@ -38,17 +38,14 @@ class Progress:
     seconds: float = 0.0
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_LAST))
-    lane_episode: Array = field(default_factory=lambda: np.empty(0, np.int64))
-    """Of each lane, the episode under way at the boundary, (num_envs,)."""
 
-    def add(self, steps: Array, ended: Batch, lanes: Batch) -> None:
+    def add(self, steps: Array, ended: Batch) -> None:
         """Count what an iteration has gathered."""
         self.iteration += 1
         self.steps += int(steps.sum())
         self.episodes += len(ended["return"])
         self.returns.extend(ended["return"].tolist())
         self.lengths.extend(ended["length"].tolist())
-        self.lane_episode = lanes["episode"]
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -60,7 +57,6 @@ class Progress:
             setattr(self, name, state[name])
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
-        self.lane_episode = state["lane_episode"].numpy()
 
 
 class Run:
@@ -78,6 +74,7 @@ class Run:
     ) -> None:
         """Begin, or go on once `load` is called."""
         self.progress = Progress()
+        self.unfinished = Unfinished()
         self.phases = Phases()
         self._agent, self._options, self._about, self._logger = agent, options, about, logger
         self._boundary: dict[str, Any] = {}
@@ -86,6 +83,8 @@ class Run:
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
         self.progress.load(state["progress"])
+        if state["lanes"]:
+            self.unfinished.load({name: t.numpy() for name, t in state["lanes"].items()})
         for name, t in weights.named_tensors(self._agent.modules()).items():
             t.copy_(state["weights"][name])
         self._agent.load(state["agent"])
@@ -96,6 +95,7 @@ class Run:
         self._boundary = checkpoint.snapshot(
             {
                 "progress": self.progress.state(),
+                "lanes": self.unfinished.all(),
                 "weights": weights.named_tensors(self._agent.modules()),
                 "agent": self._agent.state(),
             }
@@ -198,7 +198,8 @@ def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) 
                 with phases("update"):
                     metrics = _update(agent, batch, options, run.progress)
                 with interrupts.held():
-                    run.progress.add(steps, ended, lanes)
+                    run.progress.add(steps, ended)
+                    run.unfinished.add(lanes)
                     run.record(time.perf_counter() - start, int(steps.sum()), metrics)
         except BaseException:
             if run:
@@ -213,11 +214,15 @@ def _begin(rollout: Rollout, run: Run | None) -> int:
     """Bring all ranks to where rank 0 is: the number of iterations made."""
     if run:
         run.keep()
-    iteration, episodes = comm.share(
-        (run.progress.iteration, run.progress.lane_episode) if run else None
-    )
+    iteration = comm.share(run.progress.iteration if run else None)
     if iteration:
-        rollout.restore(episodes)
+        mine = run.unfinished.all() if run else {}
+        names = comm.share(list(mine))
+        for lane in rollout.restore({name: comm.bcast(mine.get(name)) for name in names}):
+            print(
+                f"lane {lane}: the environment does not repeat an episode from its seed and "
+                f"actions; a new episode begins there, and the curve is another one"
+            )
     return int(iteration)
 
 

@@ -8,7 +8,7 @@ from toy_envs import NoiseAgent
 
 from algos.ppo import PPO, PPOOptions
 from rank0rl import seeding
-from rank0rl.rollout import Rollout, lanes_of
+from rank0rl.rollout import Rollout, Unfinished, lanes_of
 
 SEED = 5
 
@@ -64,12 +64,51 @@ def test_episodes_go_on_from_one_iteration_to_the_next():
     assert ended["length"].tolist() == [3, 3]
 
 
-def test_restored_lanes_begin_their_next_episode():
-    rollout = make(range(1, 3), steps=2)
-    rollout.restore(np.array([9, 4, 6]))
-    fragments, _ = rollout.collect(NoiseAgent(), 7)
-    assert [f.obs[0, 0] for f in fragments] == [first_seen(1, 5), first_seen(2, 7)]
-    assert rollout.unfinished()["episode"].tolist() == [5, 7]
+def gathered(rollouts):
+    parts = [rollout.unfinished() for rollout in rollouts]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 3, 4])
+def test_restored_lanes_go_on_in_the_middle_of_their_episodes(iterations):
+    """Episodes of 3 to 9 steps in fragments of 4: cut once, twice, not at all."""
+    agent, split = NoiseAgent(), [range(3), range(3, 5)]
+    rollouts = [make(lanes, steps=4, vary=True) for lanes in split]
+    unfinished = Unfinished()
+    for iteration in range(iterations):
+        for rollout in rollouts:
+            rollout.collect(agent, iteration)
+        unfinished.add(gathered(rollouts))
+    loaded = Unfinished()
+    loaded.load(unfinished.all())
+    resumed = [make(lanes, steps=4, vary=True) for lanes in (range(1), range(1, 5))]
+    for rollout in resumed:
+        assert rollout.restore(loaded.all()) == []
+    for iteration in range(iterations, iterations + 3):
+        went_on = [f for rollout in rollouts for f in rollout.collect(agent, iteration)[0]]
+        again = [f for rollout in resumed for f in rollout.collect(agent, iteration)[0]]
+        for f, g in zip(went_on, again, strict=True):
+            assert f.obs.tobytes() == g.obs.tobytes()
+            assert f.act.tobytes() == g.act.tobytes()
+    for a, b in zip(
+        [lane for rollout in rollouts for lane in rollout.lanes],
+        [lane for rollout in resumed for lane in rollout.lanes],
+        strict=True,
+    ):
+        assert (a.ret, a.steps, a.episode) == (b.ret, b.steps, b.episode)
+
+
+def test_an_environment_that_does_not_repeat_is_named_and_begins_afresh():
+    rollout, unfinished = make(steps=2), Unfinished()
+    rollout.collect(NoiseAgent(), 0)
+    unfinished.add(rollout.unfinished())
+    other = make(steps=2, length=2)  # ends where the first one goes on
+    lanes = unfinished.all()
+    assert other.restore(lanes) == [0, 1]
+    lanes["obs"][1] += 1
+    again = make(steps=2)
+    assert again.restore(lanes) == [1]
+    assert [(lane.episode, lane.steps) for lane in again.lanes] == [(0, 2), (1, 0)]
 
 
 def test_noise_and_unit_are_the_units_own():

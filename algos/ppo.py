@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Fragment, Spaces, check_ranges
 from rank0rl.batch import Batch, minibatches
-from rank0rl.nets import ObsNormalizer, ValueFunction, flatten_, make_policy
+from rank0rl.flat import flatten_
+from rank0rl.nets import ObsNormalizer, ValueFunction, make_policy
 from rank0rl.returns import explained_variance, gae
 
 
@@ -146,8 +147,33 @@ class PPO(Agent):
             "lr": lr,
         }
 
-    def _step(self, obs: Tensor, act: Tensor, old: Tensor, adv: Tensor, ret: Tensor) -> Tensor:
-        """One gradient step on (n, ...) rows: value loss, KL, share clipped and entropy, (4,)."""
+    def _step(self, *rows: Tensor) -> Tensor:
+        """One gradient step on the rows of a minibatch; its metrics."""
+        loss, metrics = self.loss(*rows)
+        self.flat.zero_grad()
+        loss.backward()
+        self.flat.check()
+        nn.utils.clip_grad_norm_(self.flat.vectors, self.options.max_grad_norm)
+        self.adam.step()
+        return metrics
+
+    def loss(
+        self, obs: Tensor, act: Tensor, old: Tensor, adv: Tensor, ret: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """-E[min(r A, clip(r) A)] + c_v E[(V - R)^2] - c_e H, with r the ratio of new to old probability.
+
+        Args:
+            obs: normalized, (n, inputs).
+            act: actions, (n, *act).
+            old: their log-probabilities when they were taken, (n,).
+            adv: advantages, (n,).
+            ret: returns in units of the value function's scale, (n,).
+
+        Returns:
+            The loss, (); and value loss, KL divergence, share of clipped ratios, entropy, (4,).
+
+        Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9.
+        """
         opt = self.options
         logp, entropy = self.policy.evaluate(obs, act)
         log_ratio = logp - old
@@ -156,15 +182,10 @@ class PPO(Agent):
         policy_loss = -torch.minimum(ratio * adv, clipped * adv).mean()
         value_loss = (self.value(obs) - ret).square().mean()
         loss = policy_loss + opt.value_coef * value_loss - opt.entropy_coef * entropy
-        self.flat.zero_grad()
-        loss.backward()
-        self.flat.check()
-        nn.utils.clip_grad_norm_(self.flat.vectors, opt.max_grad_norm)
-        self.adam.step()
         with torch.no_grad():
             kl = (ratio - 1 - log_ratio).mean()  # unbiased and never negative
             share = (ratio != clipped).float().mean()
-            return torch.stack([value_loss, kl, share, entropy])
+            return loss, torch.stack([value_loss, kl, share, entropy])
 
     def modules(self) -> dict[str, Any]:
         """All networks and statistics."""

@@ -13,7 +13,8 @@ import torch
 
 from rank0rl.agent import Agent, Fragment, Spaces, check_ranges
 from rank0rl.batch import Batch
-from rank0rl.nets import flatten_, make_policy
+from rank0rl.flat import flatten_
+from rank0rl.nets import make_policy
 from rank0rl.returns import discounted_sum
 
 

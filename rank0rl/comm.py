@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Mapping
 from functools import cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,9 @@ from rank0rl import launch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from mpi4py.MPI import Intracomm
 
+Comm: TypeAlias = "Intracomm"
 Array = npt.NDArray[Any]
 
 rank: int
@@ -46,7 +48,7 @@ def __getattr__(name: str) -> int:
 
 
 @cache
-def world() -> MPI.Intracomm | None:
+def world() -> Comm | None:
     """All ranks of the job; None in a single process, where MPI is never loaded.
 
     Raises:
@@ -70,13 +72,13 @@ def world() -> MPI.Intracomm | None:
     return comm
 
 
-def get_rank(comm: MPI.Intracomm | None = None) -> int:
+def get_rank(comm: Comm | None = None) -> int:
     """This process's number among the ranks, from 0."""
     comm = comm or world()
     return comm.rank if comm else 0
 
 
-def get_nworkers(comm: MPI.Intracomm | None = None) -> int:
+def get_nworkers(comm: Comm | None = None) -> int:
     """Number of ranks."""
     comm = comm or world()
     return comm.size if comm else 1
@@ -99,7 +101,7 @@ def abort(code: int) -> None:
     comm.Abort(code)
 
 
-def barrier(comm: MPI.Intracomm | None = None) -> None:
+def barrier(comm: Comm | None = None) -> None:
     """Wait, asleep, until every rank is here.
 
     Collective: every rank calls this, in the same order.
@@ -109,7 +111,7 @@ def barrier(comm: MPI.Intracomm | None = None) -> None:
         _wait(comm.Ibarrier(), spin_s=_ARRIVE_S)
 
 
-def share(value: Any, comm: MPI.Intracomm | None = None) -> Any:
+def share(value: Any, comm: Comm | None = None) -> Any:
     """A small object of rank 0 (settings, a message), on every rank. Arrays go through `bcast_`.
 
     Collective: every rank calls this, in the same order.
@@ -125,7 +127,7 @@ def share(value: Any, comm: MPI.Intracomm | None = None) -> Any:
     return pickle.loads(data)
 
 
-def bcast(array: Array | None, comm: MPI.Intracomm | None = None) -> Array:
+def bcast(array: Array | None, comm: Comm | None = None) -> Array:
     """An array of rank 0, on every rank; what the other ranks pass is ignored.
 
     Collective: every rank calls this, in the same order.
@@ -138,7 +140,7 @@ def bcast(array: Array | None, comm: MPI.Intracomm | None = None) -> Array:
     return out
 
 
-def bcast_(array: Array, comm: MPI.Intracomm | None = None) -> None:
+def bcast_(array: Array, comm: Comm | None = None) -> None:
     """Overwrite a C-contiguous array, in place, with rank 0's of the same shape and dtype.
 
     Collective: every rank calls this, in the same order.
@@ -155,7 +157,7 @@ def agree(
     layout: Mapping[str, str],
     what: str,
     problem: str = "",
-    comm: MPI.Intracomm | None = None,
+    comm: Comm | None = None,
 ) -> None:
     """Go on only if every rank comes with the same layout.
 
@@ -184,9 +186,7 @@ def agree(
     raise ValueError(f"{what}: {_disagreement(_everyones((dict(layout), problem), comm))}")
 
 
-def rank0_accum_batches(
-    batch: Mapping[str, Array], comm: MPI.Intracomm | None = None
-) -> dict[str, Array]:
+def rank0_accum_batches(batch: Mapping[str, Array], comm: Comm | None = None) -> dict[str, Array]:
     """The batches of all ranks, concatenated in rank order, on rank 0.
 
     Collective: every rank calls this, in the same order.
@@ -223,7 +223,7 @@ def rank0_accum_batches(
 class _Gather:
     """One array on its way to rank 0, in units of rows: byte counts would overflow MPI's integers."""
 
-    def __init__(self, array: Array, counts: Array, comm: MPI.Intracomm) -> None:
+    def __init__(self, array: Array, counts: Array, comm: Comm) -> None:
         from mpi4py import MPI
 
         trailing = array.shape[1:]
@@ -253,7 +253,7 @@ def _layout(batch: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     return layout, problem
 
 
-def _everyones(value: Any, comm: MPI.Intracomm) -> list[Any]:
+def _everyones(value: Any, comm: Comm) -> list[Any]:
     """A small object of every rank, on every rank."""
     data = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = np.empty(comm.size, np.int64)

@@ -1,4 +1,4 @@
-"""MLPs, policies, a value function, an observation normalizer; and flat parameters.
+"""MLPs, policies, a value function, an observation normalizer.
 
 Each network has two forward passes over one memory: torch's, for gradients, and NumPy's, for
 acting. In NumPy, a stack of one-row products (B, 1, d) gives rows whose bits do not depend on B,
@@ -291,65 +291,3 @@ class ValueFunction(nn.Module):
             self.mlp.weights[-1].mul_(self.scale / scale)
             self.mlp.biases[-1].mul_(self.scale / scale)
         self.scale.copy_(scale)
-
-
-class Flat:
-    """All parameters of a module as one vector per dtype, and all gradients as another.
-
-    Each parameter and its gradient become views, so that the optimizer, the norm clip and zeroing
-    are a few operations on one tensor, and a broadcast is one message. Buffers are moved in behind
-    the parameters of their dtype. Moving, casting or copying the module detaches the views: `check`
-    finds out; flatten again.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        """Move the parameters and buffers."""
-        self.vectors: list[nn.Parameter] = []
-        self._views: list[tuple[str, nn.Parameter, int, int]] = []
-        named = dict(module.named_parameters())
-        tensors: dict[str, Tensor] = {**named, **dict(module.named_buffers())}
-        for dtype in {t.dtype: None for t in tensors.values()}:
-            these = {name: t for name, t in tensors.items() if t.dtype == dtype}
-            memory = torch.cat([t.detach().reshape(-1) for t in these.values()])
-            length = sum(p.numel() for p in named.values() if p.dtype == dtype)
-            vector = nn.Parameter(memory[:length], requires_grad=dtype.is_floating_point)
-            start = 0
-            for name, t in these.items():
-                t.data = memory[start : start + t.numel()].view(t.shape)
-                if name in named:
-                    vector.grad = torch.zeros_like(vector) if vector.grad is None else vector.grad
-                    t.grad = vector.grad[start : start + t.numel()].view(t.shape)
-                    self._views.append((name, named[name], t.data_ptr(), t.grad.data_ptr()))
-                start += t.numel()
-            if length:
-                self.vectors.append(vector)
-
-    def zero_grad(self) -> None:
-        """Set all gradients to zero, in place."""
-        for vector in self.vectors:
-            assert vector.grad is not None
-            vector.grad.zero_()
-
-    def check(self) -> None:
-        """Make sure that parameters and gradients still are views.
-
-        Raises:
-            RuntimeError: naming the one that is not.
-        """
-        for name, p, address, grad_address in self._views:
-            if p.data_ptr() != address:
-                raise RuntimeError(f"{name} has left the flat vector: flatten after a copy or move")
-            if p.grad is None or p.grad.data_ptr() != grad_address:
-                raise RuntimeError(
-                    f"the gradient of {name} has left the flat vector: use Flat.zero_grad, and "
-                    f"torch.autograd.grad for second derivatives"
-                )
-
-
-def flatten_(module: nn.Module) -> Flat:
-    """Move all parameters and buffers of a module into contiguous memory, in place.
-
-    Returns:
-        The vectors, for an optimizer: ``torch.optim.Adam(flat.vectors, fused=True)``.
-    """
-    return Flat(module)

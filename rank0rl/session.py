@@ -194,7 +194,7 @@ def _read(argv: list[str], options: RunOptions, source: Path | None) -> Plan:
 
 def _option(argv: list[str], name: str) -> str | None:
     """The value of an option that has to be known before the others can be."""
-    for word, value in zip(argv, [*argv[1:], ""], strict=True):
+    for word, value in zip(argv, [*argv, ""][1:], strict=True):
         if word == name:
             return value
         if word.startswith(f"{name}="):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl import comm as ranks
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from rank0rl.comm import Comm
 
 Array = npt.NDArray[Any]
 
@@ -49,7 +47,7 @@ def named_tensors(*things: Any, prefix: str = "") -> dict[str, Tensor]:
     return found
 
 
-def rank0_bcast_wts(*things: Any, label: str = "", comm: MPI.Intracomm | None = None) -> None:
+def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None:
     """Overwrite weights, in place, with rank 0's: parameters and buffers.
 
     Tensors that lie side by side in memory, as `nets.flatten_` puts them, travel as one message.

@@ -1,0 +1,25 @@
+"""Train in this process, on one rank, without a command line."""
+
+import numpy as np
+
+from rank0rl import envs, seeding
+from rank0rl.config import RunOptions
+from rank0rl.logger import Logger
+from rank0rl.session import make_rollout
+from rank0rl.trainer import Run, train
+
+
+def train_here(agent_class, agent_options, folder, **options):
+    """The agent, and what rank 0 kept, after a run."""
+    run_options = RunOptions(**options)
+    run_options = RunOptions(**{**options, "env_id": envs.resolve(run_options.env_id)})
+    rollout = make_rollout(run_options, 0, 1)
+    rng = seeding.stream(run_options.seed, "init")
+    agent = agent_class(rollout.spaces, agent_options, rng)
+    run = Run(agent, run_options, {}, Logger(folder, quiet=True))
+    train(agent, rollout, run_options, run)
+    return agent, run
+
+
+def mean_return(run):
+    return float(np.mean(run.progress.returns))

@@ -1,0 +1,83 @@
+"""A file that is complete or absent, and that never runs code."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from rank0rl import checkpoint
+
+STATE = {"a": {"t": torch.arange(4.0), "n": np.arange(3)}, "list": [1, 2.5, "x", None, True]}
+
+
+def test_written_and_read_gives_the_same(tmp_path):
+    path = tmp_path / "c.pt"
+    checkpoint.write(path, checkpoint.snapshot(STATE))
+    state = checkpoint.read(path)
+    assert state["list"] == STATE["list"]
+    assert torch.equal(state["a"]["t"], STATE["a"]["t"])
+    assert state["a"]["n"].numpy().tolist() == [0, 1, 2]
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+def test_a_snapshot_does_not_change_with_what_it_was_taken_of():
+    tensor, array = torch.zeros(2), np.zeros(2)
+    kept = checkpoint.snapshot({"t": tensor, "a": array})
+    tensor += 1
+    array += 1
+    assert kept["t"].sum() == kept["a"].sum() == 0
+
+
+def test_what_needs_code_to_load_is_not_saved():
+    with pytest.raises(TypeError, match="got function"):
+        checkpoint.snapshot({"f": [print, lambda: 0][1]})
+
+
+def test_every_truncation_and_a_changed_byte_is_one_clear_error(tmp_path):
+    path = tmp_path / "c.pt"
+    checkpoint.write(path, checkpoint.snapshot(STATE))
+    data = path.read_bytes()
+    for size in range(0, len(data), 37):
+        path.write_bytes(data[:size])
+        with pytest.raises(ValueError, match="is no checkpoint|is damaged"):
+            checkpoint.read(path)
+    path.write_bytes(data[:-5] + b"\0" + data[-4:])
+    with pytest.raises(ValueError, match="is damaged"):
+        checkpoint.read(path)
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+def test_a_pickle_bomb_is_refused_and_does_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "c.pt"
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ValueError, match="is no checkpoint"):
+        checkpoint.read(path)
+    checkpoint.write(path, {"bomb": Bomb()})
+    with pytest.raises(Exception, match="weights_only"):
+        checkpoint.read(path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_failed_write_leaves_the_previous_file(tmp_path, monkeypatch):
+    path = tmp_path / "c.pt"
+    checkpoint.write(path, {"x": 1})
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoint.write(path, {"x": 2})
+    assert checkpoint.read(path) == {"x": 1}
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(ValueError, match="cannot read checkpoint .*No such file"):
+        checkpoint.read(tmp_path / "none.pt")

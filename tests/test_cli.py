@@ -1,0 +1,81 @@
+"""The command line, as a user meets it: each wrong use ends with 2 and one message."""
+
+import sys
+import time
+import tomllib
+
+import pytest
+from on_ranks import run
+
+
+def train(*args, limit_s=60):
+    start = time.monotonic()
+    done = run([sys.executable, "train.py", *args], limit_s)
+    return done, time.monotonic() - start
+
+
+WRONG = [
+    (["Walker2d", "--gamma", "1.5"], "gamma must be in [0, 1]: got 1.5; set --gamma"),
+    (["Walker2d", "--hidden", "64", "-1"], "hidden must be in [1, inf)"),
+    (["Walker2d", "--gama", "0.9"], "--gamma"),
+    (["Walker2d", "--nprocs", "0"], "nprocs must be at least 1: got 0"),
+    (["Walker2d", "--nprocs", "x"], "--nprocs"),
+    (["Walker2d", "--num-envs", "1", "--nprocs", "2"], "raise --num-envs or lower --nprocs"),
+    (["toy_envs:Odd-v0"], "observations must be a Box: Odd-v0 has Text"),
+    (["Wolker2d"], "did you mean Walker2d"),
+    (["Walker2d", "--algo", "pop"], "no agent 'pop'"),
+    (["Walker2d", "--config", "none.toml"], "cannot read config none.toml"),
+    (["Walker2d", "--env-kwargs", "speed=3"], "cannot make environment 'Walker2d-v5'"),
+    (["--resume", "none"], "cannot read config none/config.toml"),
+    ([], "name an environment"),
+]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"), WRONG, ids=[" ".join(a) or "nothing" for a, _ in WRONG]
+)
+def test_wrong_use_ends_with_2_and_one_message(args, message, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "tests")
+    done, _ = train(*args)
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("error") <= 1
+    assert done.stdout == ""
+
+
+def test_help_shows_meaning_and_default_of_every_option():
+    done, _ = train("--help", "--nprocs", "4")
+    assert done.returncode == 0
+    shown = " ".join(done.stdout.replace("│", "").split())
+    for word in (
+        "--nprocs",
+        "--clip-ratio",
+        "--learner-threads",
+        "--num-episodes",
+        "default: 0.99",
+    ):
+        assert word in shown
+
+
+def test_file_and_command_line_are_recorded(tmp_path):
+    (tmp_path / "c.toml").write_text("num_envs = 4\nsteps_per_batch = 16\nepochs = 2\nlr = 1e-3\n")
+    args = ["CartPole-v0", "--config", str(tmp_path / "c.toml"), "--epochs", "3"]
+    done, _ = train(*args, "--total-steps", "16", "--run-dir", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    assert f"settings: {tmp_path / 'c.toml'}" in done.stdout
+    settings = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert settings["env_id"] == "CartPole-v0"
+    assert (settings["num_envs"], settings["epochs"], settings["lr"]) == (4, 3, 1e-3)
+    assert settings["record"]["versions"]["python"]
+    again, _ = train(*args, "--run-dir", str(tmp_path / "run"))
+    assert again.returncode == 2
+    assert "holds a run already" in again.stderr
+
+
+def test_the_configs_file_of_an_environment_is_loaded_by_itself(tmp_path):
+    args = ["Walker2d", "--total-steps", "1", "--run-dir", str(tmp_path)]
+    done, _ = train(*args)
+    assert done.returncode == 0, done.stderr
+    assert "settings: " in done.stdout
+    assert "configs/ppo" in done.stdout

@@ -1,0 +1,65 @@
+"""Find, make and describe environments."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import toy_envs  # noqa: F401 - registers
+
+from rank0rl import envs
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [
+        ("Walker2d", "Walker2d-v5"),
+        ("Walker2d-v4", "Walker2d-v4"),
+        ("CartPole", "CartPole-v1"),
+        ("toy_envs:Count-v0", "Count-v0"),
+        ("phys2d/CartPole", "phys2d/CartPole-v1"),
+    ],
+)
+def test_names_are_resolved(name, full):
+    assert envs.resolve(name) == full
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("walker2d", "did you mean Walker2d"),
+        ("Walker2d-v9", "did you mean Walker2d-v"),
+        ("no_such_module:X-v0", "cannot import 'no_such_module'"),
+        ("qqqqqq", "module:EnvId-v0"),
+    ],
+)
+def test_an_unknown_name_is_an_error_with_the_nearest_ones(name, message):
+    with pytest.raises(ValueError, match=message):
+        envs.resolve(name)
+
+
+def test_double_precision_is_kept_as_single():
+    spaces = envs.describe(envs.make("Walker2d-v5"))
+    assert (spaces.obs.kind, spaces.obs.shape, spaces.obs.dtype) == ("box", (17,), "float32")
+    assert (spaces.act.kind, spaces.act.size) == ("box", 6)
+    assert spaces.act.low.tolist() == [-1.0] * 6
+    spaces = envs.describe(envs.make("CartPole-v1"))
+    assert (spaces.act.kind, spaces.act.n, spaces.act.size) == ("discrete", 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("obs", "act", "message"),
+    [
+        (gym.spaces.Discrete(3), gym.spaces.Discrete(2), "observations must be a Box: .*Discrete"),
+        (gym.spaces.Box(0, 1), gym.spaces.MultiBinary(2), "actions must be .*MultiBinary"),
+        (gym.spaces.Box(0, 1), gym.spaces.Box(0, 3, (2,), np.int64), "actions must be a Box of fl"),
+    ],
+)
+def test_a_space_that_no_agent_can_use_is_named(obs, act, message):
+    env = gym.Env()
+    env.observation_space, env.action_space = obs, act
+    with pytest.raises(ValueError, match=message):
+        envs.describe(env)
+
+
+def test_what_cannot_be_made_gives_the_reason():
+    with pytest.raises(ValueError, match="unexpected keyword argument 'speed'"):
+        envs.make("CartPole-v1", speed=3)

@@ -1,0 +1,101 @@
+"""Who may import whom. An arrow that is not in the table is a mistake in the design."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# file -> what it may import: from the project, and from outside of the standard library.
+TOOLS = {"config", "logger", "checkpoint", "interrupt", "threads", "timing"}
+ALLOWED = {
+    "__init__": (set(), set()),
+    "launch": (set(), set()),
+    "comm": ({"launch"}, {"numpy", "mpi4py"}),
+    "batch": (set(), {"numpy"}),
+    "returns": (set(), {"numpy"}),
+    "seeding": (set(), {"numpy"}),
+    "timing": (set(), set()),
+    "interrupt": (set(), set()),
+    "agent": ({"batch"}, {"numpy"}),
+    "flat": (set(), {"torch"}),
+    "nets": ({"agent"}, {"numpy", "torch"}),
+    "envs": ({"agent"}, {"numpy", "gymnasium"}),
+    "rollout": ({"agent", "batch", "seeding", "envs"}, {"numpy"}),
+    "weights": ({"comm"}, {"numpy", "torch"}),
+    "script": ({"comm", "seeding"}, {"numpy", "torch"}),
+    "threads": (set(), {"torch", "threadpoolctl"}),
+    "checkpoint": (set(), {"numpy", "torch"}),
+    "config": ({"agent"}, {"tyro", "tomli_w"}),
+    "logger": (set(), {"rich"}),
+    "trainer": (
+        {"agent", "batch", "comm", "rollout", "seeding", "weights", *TOOLS},
+        {"numpy"},
+    ),
+    "session": (
+        {"agent", "comm", "envs", "rollout", "seeding", "trainer", *TOOLS},
+        {"tyro"},
+    ),
+    "cli": ({"launch", "session"}, set()),
+}
+ALGOS = ({"agent", "batch", "returns", "nets", "flat"}, {"numpy", "torch"})
+
+
+def imports(path):
+    """Project files and outside packages that a file imports, anywhere in it."""
+    project, outside = set(), set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [(alias.name, []) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            names = [(node.module, [alias.name for alias in node.names])]
+        else:
+            continue
+        for module, members in names:
+            top, _, rest = module.partition(".")
+            if top == "rank0rl":
+                project |= {rest.split(".")[0]} if rest else set(members)
+            elif top not in sys.stdlib_module_names:
+                outside.add(top)
+    return project, outside
+
+
+FILES = sorted((ROOT / "rank0rl").glob("**/*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_the_framework_imports_what_its_layer_may(path):
+    project, outside = imports(path)
+    may_project, may_outside = ALLOWED[path.stem]
+    assert project <= may_project
+    assert outside <= may_outside
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "algos").glob("*.py")), ids=lambda p: p.stem)
+def test_agents_know_nothing_of_mpi(path):
+    project, outside = imports(path)
+    assert project <= ALGOS[0]
+    assert outside <= ALGOS[1]
+
+
+def test_importing_rank0rl_loads_nothing_heavy():
+    code = (
+        "import rank0rl, sys; print({'numpy', 'torch', 'mpi4py', 'gymnasium'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.stdout == "set()\n"
+
+
+def test_every_public_name_is_where_it_is_said_to_be():
+    import rank0rl
+
+    for name in rank0rl.__all__:
+        assert getattr(rank0rl, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(rank0rl, "nothing")

@@ -1,0 +1,176 @@
+"""PPO: the loss and the rows against slow loops, time limits, and that it learns."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from in_process import mean_return, train_here
+
+from algos.ppo import PPO, PPOOptions
+from rank0rl import checkpoint
+from rank0rl.agent import Fragment, Space, Spaces
+
+BOX = Space("box", (2,), "float32", low=-np.ones(2, "f"), high=np.ones(2, "f"))
+CHOICE = Space("discrete", (), "int64", n=3)
+OBS = Space("box", (4,), "float32")
+
+
+def agent(act=BOX, seed=0, **options):
+    return PPO(Spaces(OBS, act), PPOOptions(**options), np.random.default_rng(seed))
+
+
+def rows(act, n=12):
+    rng = np.random.default_rng(1)
+    if act is CHOICE:
+        actions = torch.from_numpy(rng.integers(0, 3, n))
+    else:
+        actions = torch.from_numpy(rng.standard_normal((n, 2), dtype=np.float32))
+    draws = [torch.from_numpy(rng.standard_normal(n, dtype=np.float32)) for _ in range(3)]
+    obs = torch.from_numpy(rng.standard_normal((n, 4), dtype=np.float32))
+    return obs, actions, *draws
+
+
+@pytest.mark.parametrize("act", [BOX, CHOICE], ids=["box", "discrete"])
+def test_the_loss_is_that_of_a_slow_loop(act):
+    ppo = agent(act, entropy_coef=0.03, value_coef=0.7, clip_ratio=0.3)
+    obs, actions, shift, adv, ret = rows(act)
+    old = ppo.policy.evaluate(obs, actions)[0].detach() + 0.4 * shift
+    loss, metrics = ppo.loss(obs, actions, old, adv, ret)
+    terms, clipped, kl, entropies = [], 0, 0.0, []
+    for o, a, logp_old, advantage, target in zip(obs, actions, old, adv, ret, strict=True):
+        out = ppo.policy.mlp(o[None])[0]
+        if act is CHOICE:
+            oracle = torch.distributions.Categorical(logits=out)
+            logp, entropy = oracle.log_prob(a).item(), oracle.entropy().item()
+        else:
+            oracle = torch.distributions.Normal(out, ppo.policy.log_std.exp())
+            logp, entropy = oracle.log_prob(a).sum().item(), oracle.entropy().sum().item()
+        ratio = math.exp(logp - logp_old.item())
+        limited = min(max(ratio, 0.7), 1.3)
+        clipped += ratio != limited
+        kl += ratio - 1 - math.log(ratio)
+        entropies.append(entropy)
+        gain = min(ratio * advantage.item(), limited * advantage.item())
+        error = (ppo.value(o[None]).item() - target.item()) ** 2
+        terms.append(-gain + 0.7 * error - 0.03 * entropy)
+    assert 0 < clipped < len(terms)
+    assert loss.item() == pytest.approx(np.mean(terms), rel=1e-4)
+    assert metrics[1:].tolist() == pytest.approx(
+        [kl / len(terms), clipped / len(terms), np.mean(entropies)], rel=1e-4
+    )
+
+
+def test_rows_bootstrap_where_an_episode_was_cut_and_not_where_it_terminated():
+    ppo = agent(gamma=0.9, lam=0.8)
+    rng = np.random.default_rng(0)
+    obs, end_obs = (rng.standard_normal((n, 4), dtype=np.float32) for n in (7, 3))
+    rew = rng.standard_normal(7)
+    fragment = Fragment(
+        unit=0,
+        obs=obs,
+        act=np.zeros((7, 2), np.float32),
+        rew=rew,
+        terminated=np.arange(7) == 2,
+        truncated=np.arange(7) == 4,
+        end=np.array([2, 4, 6]),
+        end_obs=end_obs,
+        extras={"logp": np.zeros(7, np.float32)},
+    )
+    out = ppo.process(fragment)
+    val = ppo.value.numpy(obs)
+    last = ppo.value.numpy(end_obs)
+    following = [val[1], val[2], 0.0, val[4], last[1], val[6], last[2]]
+    adv, total = np.zeros(7), 0.0
+    for t in reversed(range(7)):
+        total = 0.0 if t in (2, 4, 6) else total
+        total = rew[t] + 0.9 * following[t] - val[t] + 0.9 * 0.8 * total
+        adv[t] = total
+    np.testing.assert_allclose(out["adv"], adv, rtol=1e-5)
+    np.testing.assert_allclose(out["ret"], adv + val, rtol=1e-5)
+
+
+def batch_of(ppo, n=64):
+    obs, act, shift, adv, ret = (t.numpy() for t in rows(BOX, n))
+    logp = ppo.policy.evaluate(torch.from_numpy(obs), torch.from_numpy(act))[0]
+    logp = logp.detach().numpy()
+    return {"obs": obs, "act": act, "logp": logp, "adv": adv, "val": shift, "ret": ret}
+
+
+def test_the_step_size_falls_with_progress_unless_told_otherwise():
+    for anneal, expected in ((True, 0.25e-3), (False, 1e-3)):
+        ppo = agent(lr=1e-3, anneal=anneal)
+        metrics = ppo.update(batch_of(ppo), np.random.default_rng(0), 0.75)
+        assert metrics["lr"] == ppo.adam.param_groups[0]["lr"] == pytest.approx(expected)
+
+
+def test_an_update_ends_early_when_the_policy_has_moved_far():
+    epochs = []
+    for target_kl in (None, 1e-4):
+        ppo = agent(lr=1e-2, target_kl=target_kl, epochs=6, minibatch_size=16)
+        epochs.append(ppo.update(batch_of(ppo), np.random.default_rng(0), 0.0)["epochs"])
+    assert epochs == [6, 1]
+
+
+def test_large_gradients_are_scaled_down():
+    moved = []
+    for norm in (1e-9, 0.5):
+        ppo = agent(max_grad_norm=norm, epochs=1)
+        weights = ppo.policy.mlp.weights[0]
+        before = weights.detach().clone()
+        ppo.update(batch_of(ppo), np.random.default_rng(0), 0.0)
+        moved.append((weights - before).abs().max().item())
+    assert moved[0] < moved[1] / 10  # Adam's eps shows how small the gradients were
+
+
+def test_advantages_are_normalized_and_statistics_come_after_the_update():
+    results = []
+    for scale, shift in ((1, 0), (100, 30)):
+        ppo = agent(value_coef=0.0)
+        batch = batch_of(ppo)
+        batch["adv"] = batch["adv"] * scale + shift
+        assert ppo.norm.moments.count == 0
+        ppo.update(batch, np.random.default_rng(0), 0.0)
+        assert ppo.norm.moments.count == 64
+        results.append(ppo.flat.vectors[0].detach().numpy().copy())
+    np.testing.assert_allclose(results[0], results[1], atol=2e-4)
+
+
+def test_state_and_load_give_the_same_next_update():
+    a, b = agent(seed=0), agent(seed=1)
+    a.update(batch_of(a), np.random.default_rng(0), 0.0)
+    for (_, x), (_, y) in zip(
+        sorted(a.modules().items()), sorted(b.modules().items()), strict=True
+    ):
+        y.load_state_dict(x.state_dict())
+    b.load(checkpoint.snapshot(a.state()))
+    batch = batch_of(a)
+    results = [
+        (p.update(batch, np.random.default_rng(3), 0.1), p.flat.vectors[0].tolist()) for p in (a, b)
+    ]
+    assert results[0] == results[1]
+
+
+def test_it_learns_to_answer_what_it_is_shown(tmp_path):
+    options = PPOOptions(lr=3e-3, hidden=(32,), minibatch_size=128, gamma=0.0)
+    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 8, "total_steps": 12800}
+    _, run = train_here(PPO, options, tmp_path, **kwargs, steps_per_batch=640)
+    assert mean_return(run) > 9.5  # of 10; chance is 2.5
+
+
+def test_a_time_limit_does_not_lower_the_value(tmp_path):
+    """Reward 1 for ever is worth 1 / (1 - gamma) = 10; taken as terminal, 20 steps are worth 6.2 on average."""
+    options = PPOOptions(lr=3e-3, hidden=(16,), minibatch_size=64, gamma=0.9, lam=0.9)
+    kwargs = {"env_id": "toy_envs:Forever-v0", "num_envs": 4, "total_steps": 20000}
+    agent, _ = train_here(PPO, options, tmp_path, **kwargs, steps_per_batch=400)
+    value = agent.value.numpy(agent.norm.numpy(np.ones((1, 1), np.float32)))[0]
+    assert value == pytest.approx(10, abs=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_solves_cartpole(tmp_path, seed):
+    kwargs = {"env_id": "CartPole", "seed": seed, "total_steps": 200_000}
+    _, run = train_here(PPO, PPOOptions(), tmp_path, **kwargs)
+    assert mean_return(run) >= 475

@@ -205,8 +205,12 @@ class Rollout:
     def _step(
         self, agent: Agent, lanes: list[Lane], at: Any, noise: Array, unit: Array
     ) -> list[tuple[Lane, Array]]:
-        """One step of these lanes, written at [at] of the rows. The lanes whose episode ended, and its last observation."""
-        obs = self._obs if len(lanes) == len(self.lanes) else self._obs[[x.row for x in lanes]]
+        """One step of these lanes, written at [at] = [rows, steps].
+
+        Returns:
+            The lanes whose episode ended, each with its last observation.
+        """
+        obs = self._obs[at[0]]
         act, extras = agent.act(obs, noise, unit)
         self._write(at, obs=obs, act=act, **extras)
         env_act = self._to_env(act)

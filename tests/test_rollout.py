@@ -145,9 +145,9 @@ def test_whole_episodes_are_units_of_their_own_whatever_lanes_collect_them():
         assert ended["return"].sum() == sum(f.rew.sum() for f in fragments)
         return fragments
 
-    alone = episodes(range(1), range(5))
-    shared = episodes(range(3), range(0, 5, 2)) + episodes(range(3, 5), range(1, 5, 2))
-    assert [f.unit for f in alone] == list(range(5))
+    alone = episodes(range(1), range(11))
+    shared = episodes(range(3), range(0, 11, 2)) + episodes(range(3, 5), range(1, 11, 2))
+    assert [f.unit for f in alone] == list(range(11))
     for fragment in shared:
         twin = alone[fragment.unit]
         assert fragment.obs[0, 0] == seeding.integer(SEED, "reset", 4, fragment.unit) % 1000

@@ -44,7 +44,7 @@ def test_the_same_batches_and_weights_for_every_number_of_ranks(mode, tmp_path):
     for n in (1, 2, 3):
         train(
             tmp_path / str(n),
-            *("Walker2d", "--algo", HASHING, "--num-envs", "6", "--total-steps", "576"),
+            *("Walker2d", "--algo", HASHING, "--num-envs", "3", "--total-steps", "576"),
             *("--hidden", "32", "32", *MODES[mode]),
             nprocs=n,
         )

@@ -25,8 +25,9 @@ from rank0rl.config import RunOptions
 from rank0rl.interrupt import Interrupted
 from rank0rl.logger import Logger
 from rank0rl.rollout import Rollout, lanes_of
+from rank0rl.run import Run
 from rank0rl.threads import set_threads
-from rank0rl.trainer import Run, train
+from rank0rl.trainer import train
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ import numpy as np
 from rank0rl import envs, seeding
 from rank0rl.config import RunOptions
 from rank0rl.logger import Logger
+from rank0rl.run import Run
 from rank0rl.session import make_rollout
-from rank0rl.trainer import Run, train
+from rank0rl.trainer import train
 
 
 def train_here(agent_class, agent_options, folder, **options):

@@ -31,12 +31,13 @@ ALLOWED = {
     "checkpoint": (set(), {"numpy", "torch"}),
     "config": ({"agent"}, {"tyro", "tomli_w"}),
     "logger": (set(), {"rich"}),
+    "run": ({"agent", "batch", "rollout", "weights", *TOOLS}, {"numpy"}),
     "trainer": (
-        {"agent", "batch", "comm", "rollout", "seeding", "weights", *TOOLS},
+        {"agent", "batch", "comm", "rollout", "run", "seeding", "weights", *TOOLS},
         {"numpy"},
     ),
     "session": (
-        {"agent", "comm", "envs", "rollout", "seeding", "trainer", *TOOLS},
+        {"agent", "comm", "envs", "rollout", "run", "seeding", "trainer", *TOOLS},
         {"tyro"},
     ),
     "cli": ({"launch", "session"}, set()),

@@ -1,0 +1,105 @@
+"""Learning curves: train.py on environments and seeds, one CSV each, a table and a picture.
+
+    python benchmarks/learning.py Walker2d HalfCheetah Hopper --seeds 0 1 2 --nprocs 2
+
+The curves are the same for every --nprocs; `--nprocs 1 --jobs 2` keeps two cores just as busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "learning"
+KEPT = ("iteration", "steps", "episodes", "return_mean", "length_mean")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("env_ids", nargs="*", help="none: only draw what is there")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--algo", default="ppo")
+    parser.add_argument("--total-steps", type=int, default=1_000_000)
+    parser.add_argument("--nprocs", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    args = parser.parse_args()
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        runs = [(env_id, seed) for env_id in args.env_ids for seed in args.seeds]
+        list(pool.map(lambda run: train(args, *run), runs))
+    table()
+    draw()
+
+
+def train(args: argparse.Namespace, env_id: str, seed: int) -> None:
+    """One run; what of it does not depend on the machine's speed goes to the results."""
+    name = f"{args.algo}-{env_id}-seed{seed}"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "train.py", env_id, "--algo", args.algo, "--seed", str(seed)]
+        command += ["--total-steps", str(args.total_steps), "--nprocs", str(args.nprocs)]
+        subprocess.run(
+            [*command, "--run-dir", folder], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+        )
+        with Path(folder, "progress.csv").open(newline="") as file:
+            rows = [{key: row[key] for key in KEPT} for row in csv.DictReader(file)]
+        with (RESULTS / f"{name}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, KEPT)
+            writer.writeheader()
+            writer.writerows(rows)
+        summary = Path(folder, "summary.json").read_text()
+        (RESULTS / f"{name}.json").write_text(summary)
+    print(name, json.loads(summary)["return_mean"], flush=True)
+
+
+def results() -> dict[tuple[str, str], list[dict]]:
+    """(environment, agent) -> summaries of all seeds, each with its "curve"."""
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for path in sorted(RESULTS.glob("*.json")):
+        summary = json.loads(path.read_text())
+        with path.with_suffix(".csv").open(newline="") as file:
+            summary["curve"] = list(csv.DictReader(file))
+        groups.setdefault((summary["env_id"], summary["algo"]), []).append(summary)
+    return groups
+
+
+def table() -> None:
+    print("| environment | agent | steps | mean return of the last 100 episodes, by seed | mean |")
+    print("|---|---|---|---|---|")
+    for (env_id, algo), runs in results().items():
+        means = [run["return_mean"] for run in runs]
+        each = ", ".join(f"{mean:.0f}" for mean in means)
+        steps = f"{runs[0]['steps']:,}"
+        print(f"| {env_id} | {algo} | {steps} | {each} | {statistics.mean(means):.0f} |")
+
+
+def draw() -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    groups = results()
+    figure, axes = plt.subplots(1, len(groups), figsize=(4 * len(groups), 3.2), squeeze=False)
+    for axis, ((env_id, algo), runs) in zip(axes[0], groups.items(), strict=True):
+        for run in runs:
+            steps = [int(row["steps"]) for row in run["curve"]]
+            returns = [float(row["return_mean"]) for row in run["curve"]]
+            axis.plot(steps, returns, label=f"seed {run['seed']}", linewidth=1.2)
+        axis.set_title(f"{env_id}, {algo}")
+        axis.set_xlabel("environment steps")
+        axis.legend(frameon=False)
+    axes[0][0].set_ylabel("mean return, last 100 episodes")
+    figure.tight_layout()
+    figure.savefig(ROOT / "docs" / "learning.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()

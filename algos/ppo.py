@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from rank0rl.agent import Agent, Fragment, Spaces, check_ranges
-from rank0rl.batch import Batch, minibatches
+from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
+from rank0rl.batch import Batch, minibatches, take
 from rank0rl.flat import flatten_
 from rank0rl.nets import ObsNormalizer, ValueFunction, make_policy
 from rank0rl.returns import explained_variance, gae
@@ -85,7 +85,7 @@ class PPO(Agent):
         self.flat = flatten_(nn.ModuleList([self.policy, self.value, self.norm]))
         self.adam = torch.optim.Adam(self.flat.vectors, lr=options.lr, eps=1e-5, fused=True)
 
-    def act(self, obs: np.ndarray, noise: np.ndarray, unit: np.ndarray) -> tuple[Any, Batch]:
+    def act(self, obs: Array, noise: Array, unit: Array) -> tuple[Array, Batch]:
         """Sample actions, and remember their log-probabilities."""
         act, logp = self.policy.act(self.norm.numpy(obs), noise)
         return act, {"logp": logp}
@@ -93,8 +93,8 @@ class PPO(Agent):
     def process(self, fragment: Fragment) -> Batch:
         """Advantages and returns, part by part; a part that did not terminate ends with its value."""
         opt = self.options
-        val = self.value.numpy(self.norm.numpy(fragment.obs))
-        end_val = self.value.numpy(self.norm.numpy(fragment.end_obs))
+        val = self.value.predict(self.norm.numpy(fragment.obs))
+        end_val = self.value.predict(self.norm.numpy(fragment.end_obs))
         end_val[fragment.terminated[fragment.end]] = 0.0
         adv = np.concatenate(
             [
@@ -120,20 +120,22 @@ class PPO(Agent):
         self.value.merge(batch["ret"])
         adv = batch["adv"]
         rows = {
-            "obs": self.norm(torch.from_numpy(batch["obs"])),
-            "act": torch.from_numpy(batch["act"]),
-            "logp": torch.from_numpy(batch["logp"]),
-            "adv": torch.from_numpy((adv - adv.mean()) / (adv.std() + 1e-8)),  # 1e-8: equal rows
-            "ret": torch.from_numpy(batch["ret"]) / self.value.scale,
+            "obs": self.norm.numpy(batch["obs"]),
+            "act": batch["act"],
+            "old": batch["logp"],
+            "adv": (adv - adv.mean()) / (adv.std() + 1e-8),  # 1e-8: equal advantages are no error
+            "ret": batch["ret"] / self.value.scale.numpy(),
         }
+        self.flat.check()
         epoch = 0
         while epoch < opt.epochs:
             epoch += 1
             record = []
-            for index in minibatches(len(adv), opt.minibatch_size, rng):
-                chosen = torch.from_numpy(index)
-                record.append(self._step(*[array[chosen] for array in rows.values()]))
-            loss, kl, clipped, entropy = torch.stack(record).mean(dim=0).tolist()
+            for part in minibatches(len(adv), opt.minibatch_size, rng):
+                record.append(self.gradient(**take(rows, part)))
+                self.flat.clip_norm(opt.max_grad_norm)
+                self.adam.step()
+            loss, kl, clipped, entropy = np.mean(record, axis=0).tolist()
             if opt.target_kl is not None and kl > opt.target_kl:
                 break
         self.norm.merge(batch["obs"])
@@ -147,20 +149,12 @@ class PPO(Agent):
             "lr": lr,
         }
 
-    def _step(self, *rows: Tensor) -> Tensor:
-        """One gradient step on the rows of a minibatch; its metrics."""
-        loss, metrics = self.loss(*rows)
-        self.flat.zero_grad()
-        loss.backward()
-        self.flat.check()
-        nn.utils.clip_grad_norm_(self.flat.vectors, self.options.max_grad_norm)
-        self.adam.step()
-        return metrics
+    def gradient(
+        self, obs: Array, act: Array, old: Array, adv: Array, ret: Array
+    ) -> tuple[float, float, float, float]:
+        """Gradient of -E[min(r A, clip(r) A)] + c_v E[(V - R)^2] - c_e H, r the ratio of new to old probability.
 
-    def loss(
-        self, obs: Tensor, act: Tensor, old: Tensor, adv: Tensor, ret: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """-E[min(r A, clip(r) A)] + c_v E[(V - R)^2] - c_e H, with r the ratio of new to old probability.
+        Where the clipped term is the smaller one, its derivative is 0; elsewhere it is that of r A.
 
         Args:
             obs: normalized, (n, inputs).
@@ -170,22 +164,21 @@ class PPO(Agent):
             ret: returns in units of the value function's scale, (n,).
 
         Returns:
-            The loss, (); and value loss, KL divergence, share of clipped ratios, entropy, (4,).
+            Value loss, KL divergence from the acting policy, share of clipped ratios, and entropy.
 
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9.
         """
-        opt = self.options
-        logp, entropy = self.policy.evaluate(obs, act)
+        opt, n = self.options, len(adv)
+        logp, entropy, policy_pullback = self.policy.numpy(obs, act)
         log_ratio = logp - old
-        ratio = torch.exp(log_ratio)
-        clipped = ratio.clamp(1 - opt.clip_ratio, 1 + opt.clip_ratio)
-        policy_loss = -torch.minimum(ratio * adv, clipped * adv).mean()
-        value_loss = (self.value(obs) - ret).square().mean()
-        loss = policy_loss + opt.value_coef * value_loss - opt.entropy_coef * entropy
-        with torch.no_grad():
-            kl = (ratio - 1 - log_ratio).mean()  # unbiased and never negative
-            share = (ratio != clipped).float().mean()
-            return loss, torch.stack([value_loss, kl, share, entropy])
+        ratio = np.exp(log_ratio)
+        pays = np.where(adv > 0, ratio < 1 + opt.clip_ratio, ratio > 1 - opt.clip_ratio)
+        policy_pullback(-ratio * adv * pays / n, -opt.entropy_coef)
+        val, value_pullback = self.value.numpy(obs)
+        error = val - ret
+        value_pullback(2 * opt.value_coef / n * error)
+        kl = (ratio - 1 - log_ratio).mean()  # unbiased and never negative
+        return np.square(error).mean(), kl, (abs(ratio - 1) > opt.clip_ratio).mean(), entropy
 
     def modules(self) -> dict[str, Any]:
         """All networks and statistics."""

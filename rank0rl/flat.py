@@ -6,6 +6,8 @@ operations on one tensor, a broadcast is one message, and any loss still works.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -45,6 +47,15 @@ class Flat:
         for vector in self.vectors:
             assert vector.grad is not None
             vector.grad.zero_()
+
+    def clip_norm(self, limit: float) -> float:
+        """Scale all gradients down, in place, if their norm exceeds a limit. Their norm before."""
+        norm = math.sqrt(sum(float(v.grad @ v.grad) for v in self.vectors if v.grad is not None))
+        if norm > limit:
+            for vector in self.vectors:
+                assert vector.grad is not None
+                vector.grad.mul_(limit / norm)
+        return norm
 
     def check(self) -> None:
         """Make sure that parameters and gradients still are views.

@@ -46,7 +46,7 @@ def test_numpy_and_torch_agree_and_stay_so_when_weights_change_or_move():
 
     def same():
         np.testing.assert_allclose(
-            mlp.numpy(OBS), mlp(torch.from_numpy(OBS)).detach().numpy(), atol=1e-6
+            mlp.numpy(OBS)[-1], mlp(torch.from_numpy(OBS)).detach().numpy(), atol=1e-6
         )
 
     same()
@@ -62,7 +62,7 @@ def test_numpy_and_torch_agree_and_stay_so_when_weights_change_or_move():
     with torch.no_grad():
         mlp.weights[0] += 1
     same()
-    assert np.abs(twin.numpy(OBS) - mlp.numpy(OBS)).max() > 0
+    assert np.abs(twin.numpy(OBS)[-1] - mlp.numpy(OBS)[-1]).max() > 0
 
 
 @pytest.mark.parametrize("policy", policies(), ids=["gaussian", "categorical"])
@@ -138,10 +138,54 @@ def test_the_normalizer_begins_as_the_identity_and_then_scales():
 
 def test_new_returns_change_the_scale_of_values_and_not_the_values():
     value = ValueFunction(5, (8,), rng())
-    before = value.numpy(OBS)
+    before = value.predict(OBS)
     value.merge(rng().normal(0, 50, 1000).astype(np.float32))
     assert value.scale == pytest.approx(50, rel=0.1)
-    np.testing.assert_allclose(value.numpy(OBS), before, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(value.predict(OBS), before, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(
         value(torch.from_numpy(OBS)).detach() * value.scale, before, rtol=1e-4, atol=1e-5
     )
+
+
+PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("which", ["gaussian", "categorical", "value"])
+def test_gradients_in_closed_form_are_those_of_autograd(which, dtype):
+    module = {
+        "gaussian": policies()[0],
+        "categorical": policies()[1],
+        "value": ValueFunction(5, (16, 16), rng()),
+    }[which].to(dtype)
+    flat = flatten_(module)
+    x = rng(5).standard_normal((33, 5)).astype(str(dtype).removeprefix("torch."))
+    weight = rng(6).standard_normal(33).astype(x.dtype)
+    act = rng(7).integers(0, 4, 33) if which == "categorical" else x[:, :3]
+    flat.zero_grad()
+    if which == "value":
+        (module(torch.from_numpy(x)).square() * torch.from_numpy(weight)).sum().backward()
+    else:
+        logp, entropy = module.evaluate(torch.from_numpy(x), torch.from_numpy(act))
+        ((logp.exp() * torch.from_numpy(weight)).sum() + 0.7 * entropy).backward()
+    expected = [v.grad.clone() for v in flat.vectors if v.grad is not None]
+    for vector in flat.vectors:
+        vector.grad.fill_(7.0)  # written over, not added to
+    if which == "value":
+        val, pullback = module.numpy(x)
+        pullback(2 * val * weight)
+    else:
+        numpy_logp, numpy_entropy, pullback = module.numpy(x, act)
+        np.testing.assert_allclose(numpy_logp, logp.detach(), rtol=1e-4, atol=1e-5)
+        assert numpy_entropy == pytest.approx(entropy.item(), rel=1e-5)
+        pullback(np.exp(numpy_logp) * weight, 0.7)
+    flat.check()
+    for vector, grad in zip(flat.vectors, expected, strict=True):
+        scale = grad.abs().max()
+        assert ((vector.grad - grad).abs().max() / scale) < PRECISIONS[dtype]
+
+
+def test_gradients_need_a_place():
+    mlp = MLP([5, 4, 1], rng(), 1.0)
+    with pytest.raises(ValueError, match="flatten_ the module first"):
+        mlp.backward(mlp.numpy(OBS), np.ones((33, 1), np.float32))

@@ -1,7 +1,5 @@
 """PPO: the loss and the rows against slow loops, time limits, and that it learns."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -32,32 +30,35 @@ def rows(act, n=12):
 
 
 @pytest.mark.parametrize("act", [BOX, CHOICE], ids=["box", "discrete"])
-def test_the_loss_is_that_of_a_slow_loop(act):
+def test_the_gradient_is_that_of_a_slow_loop(act):
+    """Of the loss as the paper has it, row by row, with torch's distributions and autograd."""
     ppo = agent(act, entropy_coef=0.03, value_coef=0.7, clip_ratio=0.3)
-    obs, actions, shift, adv, ret = rows(act)
+    obs, actions, shift, adv, ret = rows(act, 40)
     old = ppo.policy.evaluate(obs, actions)[0].detach() + 0.4 * shift
-    loss, metrics = ppo.loss(obs, actions, old, adv, ret)
-    terms, clipped, kl, entropies = [], 0, 0.0, []
+    ppo.flat.zero_grad()
+    terms, errors, clipped, kl, entropies = [], [], 0, 0.0, []
     for o, a, logp_old, advantage, target in zip(obs, actions, old, adv, ret, strict=True):
         out = ppo.policy.mlp(o[None])[0]
         if act is CHOICE:
             oracle = torch.distributions.Categorical(logits=out)
-            logp, entropy = oracle.log_prob(a).item(), oracle.entropy().item()
         else:
             oracle = torch.distributions.Normal(out, ppo.policy.log_std.exp())
-            logp, entropy = oracle.log_prob(a).sum().item(), oracle.entropy().sum().item()
-        ratio = math.exp(logp - logp_old.item())
-        limited = min(max(ratio, 0.7), 1.3)
-        clipped += ratio != limited
-        kl += ratio - 1 - math.log(ratio)
-        entropies.append(entropy)
-        gain = min(ratio * advantage.item(), limited * advantage.item())
-        error = (ppo.value(o[None]).item() - target.item()) ** 2
-        terms.append(-gain + 0.7 * error - 0.03 * entropy)
-    assert 0 < clipped < len(terms)
-    assert loss.item() == pytest.approx(np.mean(terms), rel=1e-4)
-    assert metrics[1:].tolist() == pytest.approx(
-        [kl / len(terms), clipped / len(terms), np.mean(entropies)], rel=1e-4
+        entropies.append(oracle.entropy().sum())
+        ratio = torch.exp(oracle.log_prob(a).sum() - logp_old)
+        limited = ratio.clamp(0.7, 1.3)
+        clipped += int(ratio != limited)
+        kl += (ratio - 1 - ratio.log()).item()
+        errors.append((ppo.value(o[None])[0] - target) ** 2)
+        gain = torch.minimum(ratio * advantage, limited * advantage)
+        terms.append(-gain + 0.7 * errors[-1] - 0.03 * entropies[-1])
+    torch.stack(terms).mean().backward()
+    expected = ppo.flat.vectors[0].grad.clone()
+    metrics = ppo.gradient(*[t.numpy() for t in (obs, actions, old, adv, ret)])
+    assert 5 < clipped < 35
+    torch.testing.assert_close(ppo.flat.vectors[0].grad, expected, rtol=1e-3, atol=1e-6)
+    averages = [torch.stack(errors).mean(), kl / 40, clipped / 40, torch.stack(entropies).mean()]
+    assert metrics == pytest.approx(
+        [float(torch.as_tensor(x).detach()) for x in averages], rel=1e-4
     )
 
 
@@ -78,8 +79,8 @@ def test_rows_bootstrap_where_an_episode_was_cut_and_not_where_it_terminated():
         extras={"logp": np.zeros(7, np.float32)},
     )
     out = ppo.process(fragment)
-    val = ppo.value.numpy(obs)
-    last = ppo.value.numpy(end_obs)
+    val = ppo.value.predict(obs)
+    last = ppo.value.predict(end_obs)
     following = [val[1], val[2], 0.0, val[4], last[1], val[6], last[2]]
     adv, total = np.zeros(7), 0.0
     for t in reversed(range(7)):
@@ -163,7 +164,7 @@ def test_a_time_limit_does_not_lower_the_value(tmp_path):
     options = PPOOptions(lr=3e-3, hidden=(16,), minibatch_size=64, gamma=0.9, lam=0.9)
     kwargs = {"env_id": "toy_envs:Forever-v0", "num_envs": 4, "total_steps": 20000}
     agent, _ = train_here(PPO, options, tmp_path, **kwargs, steps_per_batch=400)
-    value = agent.value.numpy(agent.norm.numpy(np.ones((1, 1), np.float32)))[0]
+    value = agent.value.predict(agent.norm.numpy(np.ones((1, 1), np.float32)))[0]
     assert value == pytest.approx(10, abs=0.5)
 
 

@@ -150,31 +150,56 @@ def _try(argv: list[str], configs: Path | None) -> tuple[Plan, Path, str] | int:
 
 def _prepare(argv: list[str], configs: Path | None) -> tuple[Plan, Path, str]:
     """Read and check the settings; make the run's folder."""
-    first = _read(argv, RunOptions(), None)
+    first = _read(argv, None)
     resume = Path(first.options.resume) if first.options.resume else None
-    if not first.options.env_id and not resume:
-        raise ValueError("name an environment, such as: python train.py Walker2d (--help for more)")
     source = Path(first.options.config) if first.options.config else None
     if resume:
         source = resume / "config.toml"
-    elif source is None:
+    elif source is None and first.options.env_id:
         source = config.find(configs, first.options.algo, envs.resolve(first.options.env_id))
-    plan = first if source is None else _read(argv, RunOptions(), source)
+    plan = first if source is None else _read(argv, source)
+    if not plan.options.env_id:
+        raise ValueError("name an environment, such as: python train.py Walker2d (--help for more)")
     options = dataclasses.replace(plan.options, env_id=envs.resolve(plan.options.env_id))
+    plan = Plan(options, plan.agent)
     options.check_ranks(comm.get_nworkers())
     envs.describe(envs.make(options.env_id, **options.env_kwargs))
-    folder = resume or _new_folder(options)
     if resume:
-        checkpoint.read(folder / checkpoint.NAME)
-    return Plan(options, plan.agent), folder, f"settings: {source or 'defaults'}"
+        _check_unchanged(plan, _read([], source))
+        checkpoint.read(resume / checkpoint.NAME)
+    return plan, resume or _new_folder(options), f"settings: {source or 'defaults'}"
 
 
-def _read(argv: list[str], options: RunOptions, source: Path | None) -> Plan:
+# What may differ when a run goes on: what does not change its curve, and how long it is.
+_MAY_CHANGE = {"nprocs", "checkpoint_every", "total_steps", "num_episodes", "resume"}
+
+
+def _check_unchanged(plan: Plan, before: Plan) -> None:
+    """Refuse to go on with a run under other settings than its own.
+
+    Raises:
+        ValueError: listing what has changed.
+    """
+    old = dataclasses.asdict(before.options) | dataclasses.asdict(before.agent)
+    new = dataclasses.asdict(plan.options) | dataclasses.asdict(plan.agent)
+    changed = [
+        f"{name} from {old.get(name)} to {new[name]}"
+        for name in new.keys() - _MAY_CHANGE
+        if new[name] != old.get(name)
+    ]
+    if changed:
+        raise ValueError(
+            f"a run goes on with its own settings: got another {', '.join(sorted(changed))}; leave "
+            f"these out, or start a new run"
+        )
+
+
+def _read(argv: list[str], source: Path | None) -> Plan:
     """The command line, over a file, over defaults."""
     settings = config.load(source) if source else {}
-    algo = _option(argv, "--algo") or settings.get("algo", options.algo)
+    algo = _option(argv, "--algo") or settings.get("algo", RunOptions.algo)
     agent_class = load_agent(algo)
-    defaults = config.apply(settings, options, agent_class.Options(), source=str(source))
+    defaults = config.apply(settings, RunOptions(), agent_class.Options(), source=str(source))
     unnamed = tyro.conf.arg(name="")
     both = dataclasses.make_dataclass(
         "Both",

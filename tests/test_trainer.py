@@ -121,18 +121,11 @@ def test_resume_goes_on_where_the_run_was_killed(tmp_path, ranks):
     interrupt(parts, slow, ranks[0], signal.SIGTERM, after=9)
     summary = json.loads((parts / "summary.json").read_text())
     assert summary["iterations"] >= 9
-    done = run(
-        [
-            sys.executable,
-            "train.py",
-            "--resume",
-            str(parts),
-            "--nprocs",
-            str(ranks[1]),
-            "--algo",
-            "ppo",
-        ]
-    )
+    resume = [sys.executable, "train.py", "--resume", str(parts)]
+    refused = run([*resume, "--seed", "1", "--lr", "0.1"])
+    assert refused.returncode == 2
+    assert "another lr from 0.0003 to 0.1, seed from 0 to 1" in refused.stderr
+    done = run([*resume, "--nprocs", str(ranks[1])])
     assert done.returncode == 0, done.stderr
     assert curve(parts) == curve(whole)
     shas = [json.loads((p / "summary.json").read_text())["weights_sha256"] for p in (whole, parts)]
@@ -184,19 +177,22 @@ def test_a_failing_rank_ends_the_job_with_its_traceback(tmp_path):
 def test_a_failing_update_keeps_the_last_boundary(tmp_path):
     agent = tmp_path / "bad.py"
     agent.write_text(
+        "from pathlib import Path\n"
         "from algos.ppo import PPO\n"
         "class Bad(PPO):\n"
         "    calls = 0\n"
         "    def update(self, *args):\n"
         "        self.calls += 1\n"
         "        metrics = super().update(*args)\n"
-        "        if self.calls == 4: raise ZeroDivisionError('on purpose')\n"
+        "        if self.calls == 4 and not Path(__file__ + '.once').exists():\n"
+        "            Path(__file__ + '.once').touch()\n"
+        "            raise ZeroDivisionError('on purpose')\n"
         "        return metrics\n"
     )
     args = [*SMALL, "--total-steps", "640"]
     train(tmp_path / "bad", *args, "--algo", f"{agent}:Bad", nprocs=2, expect=1)
     assert json.loads((tmp_path / "bad" / "summary.json").read_text())["iterations"] == 3
-    done = run([sys.executable, "train.py", "--resume", str(tmp_path / "bad"), "--algo", "ppo"])
+    done = run([sys.executable, "train.py", "--resume", str(tmp_path / "bad")])
     assert done.returncode == 0, done.stderr
     train(tmp_path / "good", *args)
     assert curve(tmp_path / "bad") == curve(tmp_path / "good")

@@ -118,12 +118,11 @@ class PPO(Agent):
         self.adam.param_groups[0]["lr"] = lr
         ev = explained_variance(batch["val"], batch["ret"])
         self.value.merge(batch["ret"])
-        adv = batch["adv"]
         rows = {
             "obs": self.norm.numpy(batch["obs"]),
             "act": batch["act"],
             "old": batch["logp"],
-            "adv": (adv - adv.mean()) / (adv.std() + 1e-8),  # 1e-8: equal advantages are no error
+            "adv": batch["adv"],
             "ret": batch["ret"] / self.value.scale.numpy(),
         }
         self.flat.check()
@@ -131,7 +130,7 @@ class PPO(Agent):
         while epoch < opt.epochs:
             epoch += 1
             record = []
-            for part in minibatches(len(adv), opt.minibatch_size, rng):
+            for part in minibatches(len(rows["adv"]), opt.minibatch_size, rng):
                 record.append(self.gradient(**take(rows, part)))
                 self.flat.clip_norm(opt.max_grad_norm)
                 self.adam.step()
@@ -160,7 +159,7 @@ class PPO(Agent):
             obs: normalized, (n, inputs).
             act: actions, (n, *act).
             old: their log-probabilities when they were taken, (n,).
-            adv: advantages, (n,).
+            adv: advantages, (n,); A is these with mean 0 and standard deviation 1.
             ret: returns in units of the value function's scale, (n,).
 
         Returns:
@@ -169,6 +168,7 @@ class PPO(Agent):
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9.
         """
         opt, n = self.options, len(adv)
+        adv = (adv - adv.mean()) / (adv.std() + 1e-8)  # 1e-8: equal advantages are no error
         logp, entropy, policy_pullback = self.policy.numpy(obs, act)
         log_ratio = logp - old
         ratio = np.exp(log_ratio)

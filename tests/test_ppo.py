@@ -37,7 +37,8 @@ def test_the_gradient_is_that_of_a_slow_loop(act):
     old = ppo.policy.evaluate(obs, actions)[0].detach() + 0.4 * shift
     ppo.flat.zero_grad()
     terms, errors, clipped, kl, entropies = [], [], 0, 0.0, []
-    for o, a, logp_old, advantage, target in zip(obs, actions, old, adv, ret, strict=True):
+    gains = (adv - adv.mean()) / adv.std(correction=0)
+    for o, a, logp_old, advantage, target in zip(obs, actions, old, gains, ret, strict=True):
         out = ppo.policy.mlp(o[None])[0]
         if act is CHOICE:
             oracle = torch.distributions.Categorical(logits=out)

@@ -126,11 +126,10 @@ class Run:
                 **metrics,
             }
         )
+        shares = (f"{phase} {phases.get(phase, 0.0) / seconds:.0%}" for phase in _PHASES)
         self._logger.show(
-            f"iteration {progress.iteration}  steps {progress.steps:,} "
-            f"({min(self.share_over(), 1):.0%})  return {return_mean:.1f}  "
-            f"{steps_per_s:,.0f} steps/s  "
-            + "  ".join(f"{phase} {phases.get(phase, 0.0) / seconds:.0%}" for phase in _PHASES)
+            f"{progress.iteration}: {progress.steps:,} steps ({min(self.share_over(), 1):.0%})  "
+            f"return {return_mean:.1f}  {steps_per_s:,.0f} steps/s  {' '.join(shares)}"
         )
         if progress.iteration % self._options.checkpoint_every == 0:
             self.save()

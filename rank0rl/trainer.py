@@ -18,7 +18,7 @@ from rank0rl.config import RunOptions
 from rank0rl.interrupt import Interrupts
 from rank0rl.rollout import Rollout
 from rank0rl.run import Run
-from rank0rl.threads import set_threads
+from rank0rl.threads import set_threads, using_threads
 from rank0rl.timing import Phases
 
 Array = npt.NDArray[Any]
@@ -108,12 +108,9 @@ def iterate(
         gathered = _gather(rows, ended, rollout.unfinished(), fragments)
     if comm.get_rank() != 0:
         return gathered, {}
-    with phases("update"):
-        rng = seeding.stream(options.seed, "update", iteration)
-        set_threads(options.learner_threads)
-        metrics = agent.update(gathered.batch, rng, progress)
-        set_threads(1)
-    return gathered, metrics
+    rng = seeding.stream(options.seed, "update", iteration)
+    with phases("update"), using_threads(options.learner_threads):
+        return gathered, agent.update(gathered.batch, rng, progress)
 
 
 def _begin(rollout: Rollout, run: Run | None) -> int:

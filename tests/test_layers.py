@@ -83,13 +83,12 @@ def test_agents_know_nothing_of_mpi(path):
     assert outside <= ALGOS[1]
 
 
-def test_importing_rank0rl_loads_nothing_heavy():
-    code = (
-        "import rank0rl, sys; print({'numpy', 'torch', 'mpi4py', 'gymnasium'} & set(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True, text=True
-    )
+@pytest.mark.parametrize("module", ["rank0rl", "rank0rl.launch", "rank0rl.cli"])
+def test_the_supervisor_loads_nothing_heavy(module):
+    heavy = "{'numpy', 'torch', 'mpi4py', 'gymnasium', 'tyro', 'rich'}"
+    code = f"import {module}, sys; print({heavy} & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "set()\n"
 
 

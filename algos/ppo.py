@@ -7,7 +7,7 @@ and the annealed learning rate as in Andrychowicz et al. 2021, arXiv:2006.05990.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -42,6 +42,8 @@ class PPOOptions:
     """How far the ratio of new to old probability pays off, usually 0.1 to 0.3."""
     target_kl: float | None = None
     """Mean KL divergence from the acting policy at which an update ends early, in nats, usually 0.01 to 0.05. None: never."""
+    normalize: Literal["batch", "minibatch"] = "batch"
+    """Over what advantages get mean 0 and standard deviation 1; minibatches make noisier, larger steps."""
     value_coef: float = 0.5
     """Weight of the value loss, usually 0.5 to 1."""
     entropy_coef: float = 0.0
@@ -122,7 +124,7 @@ class PPO(Agent):
             "obs": self.norm.numpy(batch["obs"]),
             "act": batch["act"],
             "old": batch["logp"],
-            "adv": batch["adv"],
+            "adv": _normalized(batch["adv"]),
             "ret": batch["ret"] / self.value.scale.numpy(),
         }
         self.flat.check()
@@ -131,7 +133,10 @@ class PPO(Agent):
             epoch += 1
             record = []
             for part in minibatches(len(rows["adv"]), opt.minibatch_size, rng):
-                record.append(self.gradient(**take(rows, part)))
+                some = take(rows, part)
+                if opt.normalize == "minibatch":
+                    some["adv"] = _normalized(some["adv"])
+                record.append(self.gradient(**some))
                 self.flat.clip_norm(opt.max_grad_norm)
                 self.adam.step()
             loss, kl, clipped, entropy = np.mean(record, axis=0).tolist()
@@ -159,7 +164,7 @@ class PPO(Agent):
             obs: normalized, (n, inputs).
             act: actions, (n, *act).
             old: their log-probabilities when they were taken, (n,).
-            adv: advantages, (n,); A is these with mean 0 and standard deviation 1.
+            adv: advantages, normalized, (n,).
             ret: returns in units of the value function's scale, (n,).
 
         Returns:
@@ -168,12 +173,12 @@ class PPO(Agent):
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9.
         """
         opt, n = self.options, len(adv)
-        adv = (adv - adv.mean()) / (adv.std() + 1e-8)  # 1e-8: equal advantages are no error
         logp, entropy, policy_pullback = self.policy.numpy(obs, act)
         log_ratio = logp - old
         ratio = np.exp(log_ratio)
         pays = np.where(adv > 0, ratio < 1 + opt.clip_ratio, ratio > 1 - opt.clip_ratio)
-        policy_pullback(-ratio * adv * pays / n, -opt.entropy_coef)
+        by_logp = np.where(pays, ratio * adv, np.float32(0)) / -n
+        policy_pullback(by_logp, -opt.entropy_coef)
         val, value_pullback = self.value.numpy(obs)
         error = val - ret
         value_pullback(2 * opt.value_coef / n * error)
@@ -192,3 +197,8 @@ class PPO(Agent):
         """Take back Adam's moments."""
         groups = self.adam.state_dict()["param_groups"]
         self.adam.load_state_dict({"state": state["adam"], "param_groups": groups})
+
+
+def _normalized(adv: Array) -> Array:
+    """With mean 0 and standard deviation 1, (n,)."""
+    return (adv - adv.mean()) / (adv.std() + 1e-8)  # 1e-8: equal advantages are no error

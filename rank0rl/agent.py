@@ -81,6 +81,11 @@ class Fragment:
         return [slice(a, b + 1) for a, b in zip(starts, self.end.tolist(), strict=True)]
 
 
+@dataclass(frozen=True)
+class NoOptions:
+    """For an agent that leaves its user nothing to choose."""
+
+
 class Agent:
     """Base class of batch algorithms. Give `Options`, `noise`, and the methods without a body.
 
@@ -88,7 +93,7 @@ class Agent:
     `numpy.random.Generator` for initial weights. Only rank 0's weights count.
     """
 
-    Options: ClassVar[type]
+    Options: ClassVar[type] = NoOptions
     """A frozen dataclass with a default for every field: they become command-line options."""
 
     noise: tuple[str, int] = ("normal", 0)

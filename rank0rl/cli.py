@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tomllib
 from pathlib import Path
 
 from rank0rl import launch
@@ -19,20 +20,61 @@ def main(configs: Path | None = None) -> None:
         configs: folder of TOML files, one of which may be loaded by itself.
     """
     try:
-        if launch.mpi_fork(_asked_nprocs(sys.argv[1:])) == "parent":
+        if launch.mpi_fork(_ranks(sys.argv[1:], configs)) == "parent":
             return
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        if not launch.world_rank():  # of several ranks, one says it
+            print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    from rank0rl import session
+    try:
+        from rank0rl import comm, session
 
-    sys.exit(session.run(sys.argv[1:], configs))
+        code = session.run(sys.argv[1:], configs)
+    except KeyboardInterrupt:
+        code = 130
+        print("interrupted before the first iteration", file=sys.stderr)
+        launch.fail(code)
+    except SystemExit as end:  # some code of the user's ended this rank: that ends the job
+        print(f"rank {comm.get_rank()} called sys.exit({end.code!r})", file=sys.stderr)
+        code = end.code if isinstance(end.code, int) and end.code else 1
+        launch.fail(code)
+        comm.abort(code)
+    sys.exit(code)
 
 
-def _asked_nprocs(argv: list[str]) -> int:
-    """The number of ranks to start: what --nprocs says, 1 without it, and for --help."""
+def _ranks(argv: list[str], configs: Path | None) -> int:
+    """The number of ranks to start: what --nprocs says, 1 without it, and for --help.
+
+    Raises:
+        ValueError: if there cannot be so many, before they are started.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--nprocs", type=int, default=1)
+    parser.add_argument("--num-envs", "--num_envs", type=int)
+    parser.add_argument("--config", type=Path)
+    parser.add_argument("--resume", type=Path)
     parser.add_argument("-h", "--help", action="store_true")
-    asked, _ = parser.parse_known_args(argv)
-    return 1 if asked.help else int(asked.nprocs)
+    given, _ = parser.parse_known_args(argv)
+    if given.help:
+        return 1
+    if given.nprocs < 1:
+        raise ValueError(f"nprocs must be at least 1: got {given.nprocs}")
+    if given.nprocs == 1:
+        return 1
+    if given.num_envs is not None:
+        most = given.num_envs
+    else:  # which file it will be is for rank 0 to find out; here only what none of them allows
+        named = given.config or (given.resume / "config.toml" if given.resume else None)
+        files = [named] if named else (configs.glob("*.toml") if configs else [])
+        most = max([32, *map(_num_envs, files)])
+    if given.nprocs > most:
+        raise ValueError(launch.too_many_ranks(given.nprocs, most))
+    return int(given.nprocs)
+
+
+def _num_envs(path: Path) -> int:
+    """The number of environments that a file sets; 0 if it is for rank 0 to say what is wrong with it."""
+    try:
+        return int(tomllib.loads(path.read_text()).get("num_envs", 0))
+    except (OSError, ValueError, TypeError):
+        return 0

@@ -12,7 +12,6 @@ import os
 import pickle
 import sys
 import time
-import traceback
 from collections.abc import Mapping
 from functools import cache
 from types import TracebackType
@@ -88,6 +87,15 @@ def print0(*args: Any, **kwargs: Any) -> None:
     """`print` on rank 0, nothing on the other ranks."""
     if get_rank() == 0:
         print(*args, **kwargs)
+
+
+def library() -> str:
+    """Name and version of the MPI library; "none" in a single process."""
+    if world() is None:
+        return "none"
+    from mpi4py import MPI
+
+    return MPI.Get_library_version().splitlines()[0].strip()
 
 
 def abort(code: int) -> None:
@@ -303,7 +311,5 @@ def _wait(*requests: MPI.Request, spin_s: float) -> None:
 
 
 def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """An uncaught exception on one rank ends the job: the other ranks would wait for ever."""
-    lines = "".join(traceback.format_exception(kind, error, trace))
-    print(f"rank {get_rank()} of {get_nworkers()} failed:\n{lines}", file=sys.stderr)
+    launch.report(kind, error, trace)
     abort(1)

@@ -9,11 +9,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 import tyro
 
+from rank0rl import launch
 from rank0rl.agent import check_ranges
 
 
@@ -28,6 +30,8 @@ def _pairs(words: list[str]) -> dict[str, Any]:
             pairs[name] = json.loads(value)
         except json.JSONDecodeError:
             pairs[name] = value
+        if pairs[name] is None:
+            raise ValueError(f"{name} cannot be null: leave it out for its default")
     return pairs
 
 
@@ -92,18 +96,6 @@ class RunOptions:
             learner_threads="[1, inf)",
             checkpoint_every="[1, inf)",
         )
-        if self.steps_per_batch and self.episodes_per_batch:
-            raise ValueError(
-                "a batch is either a number of steps or a number of episodes: got both; leave out "
-                "--steps-per-batch or --episodes-per-batch"
-            )
-        if self.steps_per_batch and self.steps_per_batch % self.num_envs:
-            nearest = self.num_envs * max(1, round(self.steps_per_batch / self.num_envs))
-            raise ValueError(
-                f"steps_per_batch must be a multiple of num_envs, so that every environment makes "
-                f"the same number of steps: got {self.steps_per_batch} and {self.num_envs}; the "
-                f"nearest is --steps-per-batch {nearest}"
-            )
 
     @property
     def steps_per_env(self) -> int:
@@ -118,18 +110,27 @@ class RunOptions:
             return episodes / self.num_episodes
         return steps / self.total_steps
 
-    def check_ranks(self, nworkers: int) -> None:
-        """Check what depends on the number of ranks.
+    def check(self, nworkers: int) -> None:
+        """Check what depends on several settings, and on the number of ranks.
 
         Raises:
-            ValueError: if a rank would have nothing to do.
+            ValueError: if they do not fit together, or a rank would have nothing to do.
         """
         if self.nprocs not in (None, nworkers):
             raise ValueError(f"nprocs is {self.nprocs} in a job of {nworkers}; leave --nprocs out")
         if self.num_envs < nworkers:
+            raise ValueError(launch.too_many_ranks(nworkers, self.num_envs))
+        if self.steps_per_batch and self.episodes_per_batch:
             raise ValueError(
-                f"num_envs must be at least nprocs so that every rank has an environment: got "
-                f"num_envs={self.num_envs}, nprocs={nworkers}; raise --num-envs or lower --nprocs"
+                "a batch is either a number of steps or a number of episodes: got both; leave out "
+                "--steps-per-batch or --episodes-per-batch"
+            )
+        if self.steps_per_batch and self.steps_per_batch % self.num_envs:
+            nearest = self.num_envs * max(1, round(self.steps_per_batch / self.num_envs))
+            raise ValueError(
+                f"steps_per_batch must be a multiple of num_envs, so that every environment makes "
+                f"the same number of steps: got {self.steps_per_batch} and {self.num_envs}; the "
+                f"nearest is --steps-per-batch {nearest}"
             )
         if self.episodes_per_batch and self.episodes_per_batch < nworkers:
             raise ValueError(
@@ -143,23 +144,29 @@ class RunOptions:
 _NOT_IN_FILES = ("nprocs", "config", "run_dir", "resume")
 
 
-def find(folder: Path | None, algo: str, env_id: str) -> Path | None:
+def find(folder: Path | None, agent: str, env: str) -> Path | None:
     """The file that names agent and environment, else the agent's, else None.
 
     Args:
-        folder: configs/, with <algo>-<environment without version>.toml and <algo>.toml.
-        algo: the agent's name.
-        env_id: the full id.
+        folder: configs/, with <agent>-<environment>.toml and <agent>.toml.
+        agent: the agent's name, as `short` gives it.
+        env: the environment's name without module and version.
     """
     if folder is None:
         return None
-    base = env_id.rsplit("-v", 1)[0].rpartition("/")[2]
-    candidates = [folder / f"{algo}-{base}.toml", folder / f"{algo}.toml"]
+    name = env.replace("/", "-")
+    candidates = [folder / f"{agent}-{name}.toml", folder / f"{agent}.toml"]
     return next((path for path in candidates if path.is_file()), None)
 
 
+def short(algo: str) -> str:
+    """The agent's name for files: the last part of its module, "algos.ppo:PPO" -> "ppo"."""
+    where = algo.partition(":")[0]
+    return Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]
+
+
 def load(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file. A table [record], as in a run's config.toml, is left out.
+    """The settings in a TOML file. Tables [[record]], as in a run's config.toml, are left out.
 
     Raises:
         ValueError: if there is no such file, or it is no TOML.
@@ -169,7 +176,7 @@ def load(path: Path) -> dict[str, Any]:
             settings = tomllib.load(file)
     except OSError as error:
         raise ValueError(f"cannot read config {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"config {path} is no TOML: {error}") from None
     settings.pop("record", None)
     return settings
@@ -193,29 +200,46 @@ def apply(settings: Mapping[str, Any], *options: Any, source: str) -> tuple[Any,
             )
     changed = []
     for o in options:
-        names = {f.name for f in dataclasses.fields(o)} & settings.keys()
-        values = {name: _like(getattr(o, name), settings[name], name, source) for name in names}
+        kinds = get_type_hints(type(o))
+        values = {name: settings[name] for name in kinds if name in settings}
+        for name, value in values.items():
+            if not _fits(value, kinds[name]):
+                raise ValueError(f"{source}: {name} must be {_words(kinds[name])}: got {value!r}")
+            values[name] = tuple(value) if isinstance(value, list) else value
+            values[name] = float(value) if kinds[name] is float else values[name]
         changed.append(dataclasses.replace(o, **values))
     return tuple(changed)
 
 
-def _like(default: Any, value: Any, name: str, source: str) -> Any:
-    """The value, checked against the default's type: TOML has lists for tuples, and 1 for 1.0."""
-    if isinstance(default, tuple) and isinstance(value, list):
-        return tuple(value)
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    if default is not None and type(value) is not type(default):
-        raise ValueError(
-            f"{source}: {name} must be of type {type(default).__name__}: got {value!r}"
-        )
-    return value
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value of a TOML file is of a field's type: a list for a tuple, 1 for 1.0."""
+    arguments = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(value, k) for k in arguments)
+    if get_origin(kind) is Literal:
+        return value in arguments
+    if get_origin(kind) is tuple:
+        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict)
+    return type(value) is kind or (kind is float and type(value) is int)
+
+
+def _words(kind: Any) -> str:
+    """A type as a user would say it."""
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
 
 def write(path: Path, options: tuple[Any, ...], record: Mapping[str, Any]) -> None:
-    """Write all settings, as a file that `--config` takes, and a table [record] of what else was so."""
+    """Write all settings that are not None, as a file that `--config` takes, and what else was so.
+
+    That is a table [[record]] for every start of the run, the first one first.
+    """
     settings: dict[str, Any] = {}
     for o in options:
         settings |= dataclasses.asdict(o)
     kept = {k: v for k, v in settings.items() if v is not None and k not in _NOT_IN_FILES}
-    path.write_text(tomli_w.dumps({**kept, "record": dict(record)}))
+    records = tomllib.loads(path.read_text())["record"] if path.exists() else []
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(tomli_w.dumps({**kept, "record": [*records, dict(record)]}))
+    temporary.replace(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from typing import Any
 
 import gymnasium as gym
@@ -30,12 +31,13 @@ def resolve(env_id: str) -> str:
             raise ValueError(
                 f"environment {env_id!r}: cannot import {module!r} ({error})"
             ) from None
+    prefix = f"{module}:" if module else ""  # every rank has to import it
     if name in gym.registry:
-        return name
-    versions = [spec for spec in gym.registry.values() if _unversioned(spec.id) == name]
+        return prefix + name
+    versions = [spec for spec in gym.registry.values() if base(spec.id) == name]
     if versions:
-        return max(versions, key=lambda spec: spec.version or 0).id
-    known = sorted({*gym.registry, *(_unversioned(spec) for spec in gym.registry)})
+        return prefix + max(versions, key=lambda spec: spec.version or 0).id
+    known = sorted({*gym.registry, *(base(env_id) for env_id in gym.registry)})
     lower = {k.lower(): k for k in known}
     close = [lower[k] for k in difflib.get_close_matches(name.lower(), lower, n=3)]
     raise ValueError(
@@ -43,6 +45,11 @@ def resolve(env_id: str) -> str:
         + (f"; did you mean {' or '.join(close)}?" if close else "")
         + " An environment of your own is named as module:EnvId-v0"
     )
+
+
+def base(env_id: str) -> str:
+    """The id without module and version: "my_module:Walker2d-v5" -> "Walker2d"."""
+    return re.sub(r"-v\d+$", "", env_id.rpartition(":")[2])
 
 
 def make(env_id: str, **kwargs: Any) -> gym.Env[Any, Any]:
@@ -53,8 +60,10 @@ def make(env_id: str, **kwargs: Any) -> gym.Env[Any, Any]:
     """
     try:
         return gym.make(env_id, disable_env_checker=True, **kwargs)
-    except (gym.error.Error, TypeError, ImportError) as error:
-        raise ValueError(f"cannot make environment {env_id!r}: {error}") from error
+    except Exception as error:  # whatever the environment's constructor raises
+        raise ValueError(
+            f"cannot make environment {env_id!r}: {type(error).__name__}: {error}"
+        ) from error
 
 
 def describe(env: gym.Env[Any, Any]) -> Spaces:
@@ -91,14 +100,6 @@ def _describe(space: gym.Space[Any]) -> Space:
     dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
     return Space(
         "box", space.shape, dtype.name, low=space.low.astype(dtype), high=space.high.astype(dtype)
-    )
-
-
-def _unversioned(env_id: str) -> str:
-    return (
-        gym.envs.registration.parse_env_id(env_id)[1]
-        if "/" not in env_id
-        else (env_id.rsplit("-v", 1)[0])
     )
 
 

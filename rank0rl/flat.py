@@ -49,8 +49,20 @@ class Flat:
             vector.grad.zero_()
 
     def clip_norm(self, limit: float) -> float:
-        """Scale all gradients down, in place, if their norm exceeds a limit. Their norm before."""
+        """Scale all gradients down, in place, if their norm exceeds a limit.
+
+        Returns:
+            Their norm before.
+
+        Raises:
+            FloatingPointError: if it is not finite: a step would destroy the weights.
+        """
         norm = math.sqrt(sum(float(v.grad @ v.grad) for v in self.vectors if v.grad is not None))
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                "the gradient is not finite: look for inf or nan in observations and rewards, or "
+                "lower the step size"
+            )
         if norm > limit:
             for vector in self.vectors:
                 assert vector.grad is not None

@@ -2,12 +2,14 @@
 
 The process that the user starts becomes the supervisor. It needs nothing but the standard library:
 it runs the same command line again, n times, forwards signals to rank 0, and gives back the job's
-exit code. The ranks find the supervisor through a folder of its own, named in the environment.
+exit code. Ranks and supervisor meet in a folder, named in the environment: every rank leaves its
+process id there, and a rank that fails its exit code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 import signal
@@ -15,15 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
-JOB = "RANK0RL_JOB"  # folder in which every rank leaves its process id
+JOB = "RANK0RL_JOB"  # the folder
 ASKED = "RANK0RL_NPROCS"  # ranks that the supervisor asked mpiexec for
-
 TERMINAL = "RANK0RL_TERMINAL"  # columns of the supervisor's terminal, if it has one
 
-GRACE_S = 8.0  # between a forwarded signal and SIGKILL: time for rank 0 to write a checkpoint
+GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
 
 # Open MPI refuses root and more ranks than cores unless told, and binds each rank to a core, which
 # would leave rank 0's update a single one. Other MPIs do not read these.
@@ -43,38 +45,47 @@ def world_size() -> int | None:
     Read from the variables that a launcher gives its ranks (MPICH, Intel MPI and MS-MPI: PMI_SIZE;
     Open MPI: OMPI_COMM_WORLD_SIZE), so that MPI itself is not loaded to find out.
     """
-    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
-        if os.environ.get(name, "").isdigit():
-            return int(os.environ[name])
-    return None
+    return _number("PMI_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+def world_rank() -> int | None:
+    """This process's number in that job, None outside of one."""
+    return _number("PMI_RANK", "OMPI_COMM_WORLD_RANK")
+
+
+def too_many_ranks(nprocs: int, num_envs: int) -> str:
+    """What to say where a rank would have no environment: before the ranks are started, or after."""
+    return (
+        f"num_envs must be at least nprocs so that every rank has an environment: got "
+        f"num_envs={num_envs}, nprocs={nprocs}; raise --num-envs or lower --nprocs"
+    )
 
 
 def mpi_fork(n: int) -> str:
     """Run this command line again on n ranks.
 
-    A script calls it once, early: ``if "parent" == mpi_fork(n): sys.exit()``. What stands before the call runs once in the parent and once in every rank.
+    A script calls it once, early: ``if "parent" == mpi_fork(n): sys.exit()``. What stands before
+    the call runs once in the parent and once in every rank.
 
     Args:
-        n: number of ranks, at least 1. With 1 nothing is started and no MPI is loaded.
+        n: number of ranks. With 1 or less nothing is started, and no MPI is loaded.
 
     Returns:
-        "child" in every rank (also with n = 1, and in a job that a launcher started);
+        "child" in every rank (also with n <= 1, and in a job that a launcher started);
         "parent" in the original process, after the job has succeeded.
 
     Raises:
         SystemExit: in the original process, with the job's exit code, when the job failed.
-        ValueError: if n is below 1, or is not the size of the job that runs already.
+        ValueError: if n is above 1 and is not the size of the job that runs already.
     """
-    if n < 1:
-        raise ValueError(f"nprocs must be at least 1: got {n}")
     size = world_size()
-    if size is not None and n not in (1, size):
+    if size is not None and n > 1 and n != size:
         raise ValueError(
             f"nprocs must be the number of ranks that the launcher started: got nprocs={n} in a "
             f"job of {size}; leave --nprocs out, or start {n} ranks"
         )
-    if size is not None or n == 1:
-        _leave_process_id()
+    if size is not None or n <= 1:
+        _become_rank()
         return "child"
     code = run_ranks(n)
     if code:
@@ -95,22 +106,113 @@ def run_ranks(n: int) -> int:
         sys.exit(
             _usage("ranks repeat a command line, and this Python has none: put it into a script")
         )
-    with tempfile.TemporaryDirectory(prefix="rank0rl-") as job:
-        command = [_mpiexec(), "-n", str(n), sys.executable, *sys.orig_argv[1:]]
+    command = [_mpiexec(), "-n", str(n), sys.executable, *sys.orig_argv[1:]]
+    with tempfile.TemporaryDirectory(prefix="rank0rl-", ignore_cleanup_errors=True) as job:
         env = {**_OPEN_MPI, **os.environ, JOB: job, ASKED: str(n)}
         if sys.stdout.isatty():
             env[TERMINAL] = str(shutil.get_terminal_size().columns)
-        process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        return _supervise(process, Path(job))
+        return _Supervisor(Path(job)).run(command, env)
+
+
+def fail(code: int) -> None:
+    """Have the supervisor end the job with this exit code, after rank 0 has had time to save.
+
+    Returns only where there is no supervisor, or it does not act in time.
+    """
+    job = os.environ.get(JOB)
+    if job and os.path.isdir(job):
+        with contextlib.suppress(FileExistsError), Path(job, "failed").open("x") as file:
+            file.write(str(code))
+        time.sleep(2 * GRACE_S)
+
+
+class _Supervisor:
+    """Watches mpiexec: a signal or a failed rank first goes to rank 0, then ends every process."""
+
+    def __init__(self, job: Path) -> None:
+        self._job = job
+        self._process: subprocess.Popen[bytes] | None = None
+        self._received: list[int] = []
+        self._deadline = float("inf")
+
+    def run(self, command: list[str], env: dict[str, str]) -> int:
+        """The job's exit code."""
+        signals = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if os.name == "posix" else [])]
+        before = {s: signal.signal(s, self._handle) for s in signals}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+            )
+            while self._process.poll() is None:
+                self._watch()
+                time.sleep(0.05)
+        finally:
+            self._end()
+            for signum, handler in before.items():
+                signal.signal(signum, handler)
+        failed = self._job / "failed"
+        if self._received:
+            return 128 + self._received[0]
+        if failed.exists():
+            return int(failed.read_text() or 1)
+        code = self._process.returncode
+        return 128 - code if code < 0 else code
+
+    def _handle(self, signum: int, _frame: FrameType | None) -> None:
+        self._received.append(signum)
+
+    def _watch(self) -> None:
+        """Tell rank 0 once that the job is to end; end it when its time is over, or asked again."""
+        if self._deadline == float("inf"):
+            if self._received or (self._job / "failed").exists():
+                told = _signal(self._job / "0", (*self._received, signal.SIGTERM)[0])
+                self._deadline = time.monotonic() + (GRACE_S if told else 0)
+        elif len(self._received) > 1 or time.monotonic() > self._deadline:
+            self._end()
+
+    def _end(self) -> None:
+        """End mpiexec and every rank. Some launchers give each rank a session of its own."""
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        for process_id in self._job.glob("[0-9]*"):
+            _signal(process_id, signal.SIGKILL)
+        process.terminate()  # ends ranks that have not left their process id yet
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=2)
+        with contextlib.suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _become_rank() -> None:
+    """Leave this rank's process id for the supervisor; an exception here ends the job from now on."""
+    job, rank = os.environ.get(JOB), world_rank()
+    if job and rank is not None and os.path.isdir(job):
+        Path(job, str(rank)).write_text(str(os.getpid()))
+        sys.excepthook = report
+
+
+def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """An uncaught exception on one rank ends the job: the other ranks would wait for ever."""
+    lines = "".join(traceback.format_exception(kind, error, trace))
+    print(f"rank {world_rank()} of {world_size()} failed:\n{lines}", file=sys.stderr, flush=True)
+    fail(1)
+
+
+def _end_with_parent() -> None:
+    """Let Linux end mpiexec, and so the ranks, when the supervisor is killed."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
 def _mpiexec() -> str:
     """The mpiexec beside the running Python, else the one on PATH."""
-    found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which(
-        "mpiexec"
-    )
+    here = str(Path(sys.executable).parent)
+    found = shutil.which("mpiexec", path=here) or shutil.which("mpiexec")
     if found is None:
         sys.exit(
             _usage(
@@ -126,42 +228,9 @@ def _usage(message: str) -> int:
     return 2
 
 
-def _leave_process_id() -> None:
-    """Tell the supervisor, if there is one, which process this rank is."""
-    job = os.environ.get(JOB)
-    rank = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
-    if job and rank and os.path.isdir(job):
-        Path(job, rank).write_text(str(os.getpid()))
-
-
-def _supervise(process: subprocess.Popen[bytes], job: Path) -> int:
-    """Wait for mpiexec. The first signal goes to rank 0, which ends the job; the second ends it at once."""
-    received: list[int] = []
-
-    def forward(signum: int, _frame: FrameType | None) -> None:
-        received.append(signum)
-        deadline[0] = time.monotonic() + (GRACE_S if len(received) == 1 else 0.0)
-        if not (len(received) == 1 and _signal(job / "0", signum)):
-            _end(process, job)
-
-    deadline = [float("inf")]
-    before = {s: signal.signal(s, forward) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        while True:
-            try:
-                code = process.wait(timeout=0.1)
-                break
-            except subprocess.TimeoutExpired:
-                if time.monotonic() > deadline[0]:
-                    _end(process, job)
-    finally:
-        if process.poll() is None:
-            _end(process, job)
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-    if received:
-        return 128 + received[0]
-    return 128 - code if code < 0 else code
+def _number(*names: str) -> int | None:
+    found = [os.environ[name] for name in names if os.environ.get(name, "").isdigit()]
+    return int(found[0]) if found else None
 
 
 def _signal(process_id: Path, signum: int) -> bool:
@@ -171,11 +240,3 @@ def _signal(process_id: Path, signum: int) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-def _end(process: subprocess.Popen[bytes], job: Path) -> None:
-    """End mpiexec and every rank at once. Some launchers give each rank a session of its own."""
-    for process_id in job.iterdir():
-        _signal(process_id, signal.SIGKILL)
-    with contextlib.suppress(OSError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -49,7 +49,7 @@ class Logger:
         if not path.exists():
             return
         with path.open(newline="") as file:
-            rows = list(csv.reader(file))
+            rows = list(csv.reader(file)) or [[]]
         kept = [row for row in rows[1:] if int(row[0]) <= iteration]
         temporary = path.with_suffix(".tmp")
         with temporary.open("w", newline="") as file:

@@ -333,6 +333,7 @@ class ValueFunction(nn.Module):
     """An MLP that predicts returns in units of their standard deviation.
 
     So the loss has the same size whatever the rewards are, and the scale is learned on rank 0 alone.
+    It is a scale without a shift: returns that hardly vary around a large number are learned slowly.
 
     Args:
         size: number of inputs.

@@ -126,6 +126,8 @@ class Rollout:
         Returns:
             The lanes whose environment does not repeat. They begin their next episode instead.
         """
+        if not self._steps:  # whole episodes are over at every boundary
+            return []
         starts = np.cumsum(lanes["steps"]) - lanes["steps"]
         strays = []
         for lane in self.lanes:
@@ -252,6 +254,8 @@ class Rollout:
     def _noise(self, agent: Agent, iteration: int, unit: int) -> Callable[[int], Array]:
         """Draws (T, k) numbers, and the next ones at the next call, from the unit's own stream."""
         kind, k = agent.noise
+        if kind not in ("normal", "uniform"):
+            raise ValueError(f'noise must be ("normal" or "uniform", k): got {agent.noise}')
         rng = seeding.stream(self._seed, "act", iteration, unit)
         if kind == "normal":
             return lambda steps: rng.standard_normal((steps, k), dtype=np.float32)

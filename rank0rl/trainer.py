@@ -117,6 +117,7 @@ def _begin(rollout: Rollout, run: Run | None) -> int:
     """Bring all ranks to where rank 0 is: the number of iterations made."""
     if run:
         run.keep()
+        run.save()  # from here on there is something to go on with, however the run ends
     iteration = comm.share(run.progress.iteration if run else None)
     if iteration:
         mine = run.unfinished.all() if run else {}

@@ -50,7 +50,7 @@ def named_tensors(*things: Any, prefix: str = "") -> dict[str, Tensor]:
 def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None:
     """Overwrite weights, in place, with rank 0's: parameters and buffers.
 
-    Tensors that lie side by side in memory, as `nets.flatten_` puts them, travel as one message.
+    Tensors that lie side by side in memory, as `flat.flatten_` puts them, travel as one message.
 
     Collective: every rank calls this, in the same order.
 

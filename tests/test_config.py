@@ -34,8 +34,13 @@ def test_a_file_is_over_the_defaults(tmp_path):
         ("nprocs = 2", "'nprocs' is given on the command line only"),
         ("gamma = 1.5", r"gamma must be in \[0, 1\]: got 1.5"),
         ("hidden = [64, 0]", r"hidden must be in \[1, inf\): got \(64, 0\)"),
-        ('lr = "fast"', "lr must be of type float: got 'fast'"),
-        ("anneal = 1", "anneal must be of type bool"),
+        ('lr = "fast"', "lr must be float: got 'fast'"),
+        ("anneal = 1", "anneal must be bool: got 1"),
+        ('target_kl = "x"', r"target_kl must be float \| None: got 'x'"),
+        ("hidden = [64.5]", r"hidden must be tuple\[int, ...\]: got \[64.5\]"),
+        ('steps_per_batch = "a"', r"steps_per_batch must be int \| None"),
+        ('normalize = "run"', r"normalize must be Literal\['batch', 'minibatch'\]: got 'run'"),
+        ("algo = 3", "algo must be str: got 3"),
         ("a = = 1", "is no TOML"),
     ],
 )
@@ -57,16 +62,23 @@ def test_the_file_of_a_run_gives_its_settings_again(tmp_path):
         config.load(tmp_path / "config.toml"), RunOptions(), PPOOptions(), source=""
     )
     assert again == (dataclasses.replace(run, run_dir=None, nprocs=None), agent)
-    assert tomllib.loads((tmp_path / "config.toml").read_text())["record"] == {"nprocs": 3}
+    config.write(tmp_path / "config.toml", (run, agent), {"nprocs": 2})
+    record = tomllib.loads((tmp_path / "config.toml").read_text())["record"]
+    assert record == [{"nprocs": 3}, {"nprocs": 2}]  # one for every start
 
 
 def test_the_file_for_agent_and_environment_is_found(tmp_path):
     for name in ("ppo.toml", "ppo-Walker2d.toml"):
         (tmp_path / name).touch()
-    assert config.find(tmp_path, "ppo", "Walker2d-v5") == tmp_path / "ppo-Walker2d.toml"
-    assert config.find(tmp_path, "ppo", "Hopper-v5") == tmp_path / "ppo.toml"
-    assert config.find(tmp_path, "reinforce", "Hopper-v5") is None
-    assert config.find(None, "ppo", "Hopper-v5") is None
+    assert config.find(tmp_path, "ppo", "Walker2d") == tmp_path / "ppo-Walker2d.toml"
+    assert config.find(tmp_path, "ppo", "ALE/Pong") == tmp_path / "ppo.toml"
+    assert config.find(tmp_path, "reinforce", "Hopper") is None
+    assert config.find(None, "ppo", "Hopper") is None
+
+
+@pytest.mark.parametrize("algo", ["ppo", "algos.ppo:PPO", "some/where/ppo.py:PPO"])
+def test_an_agent_has_one_name_for_files(algo):
+    assert config.short(algo) == "ppo"
 
 
 @pytest.mark.parametrize(
@@ -74,8 +86,6 @@ def test_the_file_for_agent_and_environment_is_found(tmp_path):
     [
         ({"num_envs": 0}, "num_envs must be in"),
         ({"seed": -1}, "seed must be in"),
-        ({"steps_per_batch": 64, "episodes_per_batch": 4}, "either a number of steps or"),
-        ({"steps_per_batch": 100, "num_envs": 32}, "nearest is --steps-per-batch 96"),
     ],
 )
 def test_settings_that_cannot_be(kwargs, message):
@@ -89,11 +99,13 @@ def test_settings_that_cannot_be(kwargs, message):
         ({"num_envs": 1}, "num_envs=1, nprocs=2; raise --num-envs or lower --nprocs"),
         ({"episodes_per_batch": 1}, "episodes_per_batch=1, nprocs=2"),
         ({"nprocs": 3}, "nprocs is 3 in a job of 2"),
+        ({"steps_per_batch": 64, "episodes_per_batch": 4}, "either a number of steps or"),
+        ({"steps_per_batch": 100, "num_envs": 32}, "nearest is --steps-per-batch 96"),
     ],
 )
-def test_settings_that_leave_a_rank_without_work(kwargs, message):
+def test_settings_that_do_not_fit_together(kwargs, message):
     with pytest.raises(ValueError, match=message):
-        RunOptions(**kwargs).check_ranks(2)
+        RunOptions(**kwargs).check(2)
 
 
 def test_progress_is_of_steps_or_of_episodes():

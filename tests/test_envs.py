@@ -14,7 +14,8 @@ from rank0rl import envs
         ("Walker2d", "Walker2d-v5"),
         ("Walker2d-v4", "Walker2d-v4"),
         ("CartPole", "CartPole-v1"),
-        ("toy_envs:Count-v0", "Count-v0"),
+        ("toy_envs:Count-v0", "toy_envs:Count-v0"),
+        ("toy_envs:Count", "toy_envs:Count-v0"),
         ("phys2d/CartPole", "phys2d/CartPole-v1"),
     ],
 )
@@ -63,3 +64,16 @@ def test_a_space_that_no_agent_can_use_is_named(obs, act, message):
 def test_what_cannot_be_made_gives_the_reason():
     with pytest.raises(ValueError, match="unexpected keyword argument 'speed'"):
         envs.make("CartPole-v1", speed=3)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "base"),
+    [
+        ("Walker2d-v5", "Walker2d"),
+        ("a.b:X-v0", "X"),
+        ("ALE/Pong-v5", "ALE/Pong"),
+        ("Plain", "Plain"),
+    ],
+)
+def test_base_names(env_id, base):
+    assert envs.base(env_id) == base

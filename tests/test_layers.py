@@ -29,7 +29,7 @@ ALLOWED = {
     "script": ({"comm", "seeding"}, {"numpy", "torch"}),
     "threads": (set(), {"torch", "threadpoolctl"}),
     "checkpoint": (set(), {"numpy", "torch"}),
-    "config": ({"agent"}, {"tyro", "tomli_w"}),
+    "config": ({"agent", "launch"}, {"tyro", "tomli_w"}),
     "logger": (set(), {"rich"}),
     "run": ({"agent", "batch", "rollout", "weights", *TOOLS}, {"numpy"}),
     "trainer": (
@@ -37,10 +37,11 @@ ALLOWED = {
         {"numpy"},
     ),
     "session": (
-        {"agent", "comm", "envs", "rollout", "run", "seeding", "trainer", *TOOLS},
-        {"tyro"},
+        {"agent", "comm", "envs", "plan", "rollout", "run", "seeding", "trainer", *TOOLS},
+        set(),
     ),
-    "cli": ({"launch", "session"}, set()),
+    "plan": ({"agent", "envs", *TOOLS}, {"tyro"}),
+    "cli": ({"comm", "launch", "session"}, set()),
 }
 ALGOS = ({"agent", "batch", "returns", "nets", "flat"}, {"numpy", "torch"})
 

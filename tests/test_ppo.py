@@ -37,8 +37,7 @@ def test_the_gradient_is_that_of_a_slow_loop(act):
     old = ppo.policy.evaluate(obs, actions)[0].detach() + 0.4 * shift
     ppo.flat.zero_grad()
     terms, errors, clipped, kl, entropies = [], [], 0, 0.0, []
-    gains = (adv - adv.mean()) / adv.std(correction=0)
-    for o, a, logp_old, advantage, target in zip(obs, actions, old, gains, ret, strict=True):
+    for o, a, logp_old, advantage, target in zip(obs, actions, old, adv, ret, strict=True):
         out = ppo.policy.mlp(o[None])[0]
         if act is CHOICE:
             oracle = torch.distributions.Categorical(logits=out)
@@ -125,10 +124,11 @@ def test_large_gradients_are_scaled_down():
     assert moved[0] < moved[1] / 10  # Adam's eps shows how small the gradients were
 
 
-def test_advantages_are_normalized_and_statistics_come_after_the_update():
+@pytest.mark.parametrize("over", ["batch", "minibatch"])
+def test_advantages_are_normalized_and_statistics_come_after_the_update(over):
     results = []
     for scale, shift in ((1, 0), (100, 30)):
-        ppo = agent(value_coef=0.0)
+        ppo = agent(value_coef=0.0, normalize=over, minibatch_size=16)
         batch = batch_of(ppo)
         batch["adv"] = batch["adv"] * scale + shift
         assert ppo.norm.moments.count == 0

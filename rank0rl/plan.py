@@ -1,0 +1,212 @@
+"""What rank 0 finds out before a run: agent, settings and folder, from the command line and files."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import itertools
+import sys
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from rank0rl import checkpoint, config, envs
+from rank0rl.agent import Agent
+from rank0rl.config import RunOptions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do, as rank 0 has found it."""
+
+    options: RunOptions
+    """With the full id of the environment."""
+    agent: Any
+    """The agent's options."""
+    folder: Path
+    """Of the run."""
+    source: str
+    """Where the settings come from."""
+
+
+def prepare(argv: list[str], configs: Path | None, nworkers: int) -> Plan:
+    """Read and check the settings; make the run's folder.
+
+    Args:
+        argv: the command line, without the program's name.
+        configs: folder of TOML files, one of which may be loaded by itself.
+        nworkers: number of ranks.
+
+    Raises:
+        ValueError: for a wrong use, saying what was expected, what came and what to do.
+        SystemExit: when help was asked for, or an argument is wrong, after tyro has printed it.
+    """
+    resume, source = (_path(argv, name) for name in ("--resume", "--config"))
+    if resume:
+        source = resume / "config.toml"
+    elif source is None:
+        first, _ = _read(argv, None)
+        if first.env_id:
+            env = envs.base(envs.resolve(first.env_id))
+            source = config.find(configs, config.short(first.algo), env)
+    options, agent = _read(argv, source)
+    if not options.env_id:
+        raise ValueError("name an environment, such as: python train.py Walker2d (--help for more)")
+    options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
+    options.check(nworkers)
+    envs.describe(envs.make(options.env_id, **options.env_kwargs))
+    if resume:
+        _check_unchanged((options, agent), _read([], source))
+        checkpoint.read(resume / checkpoint.NAME)
+    return Plan(options, agent, resume or _new_folder(options), str(source or "defaults"))
+
+
+# What may differ when a run goes on: what does not change its curve, and how long it is.
+_MAY_CHANGE = {"nprocs", "checkpoint_every", "total_steps", "num_episodes", "resume"}
+
+
+def _check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) -> None:
+    """Refuse to go on with a run under other settings than its own.
+
+    Raises:
+        ValueError: listing what has changed.
+    """
+    after, before = ({**vars(options), **vars(agent)} for options, agent in (new, old))
+    changed = [
+        f"{name} from {before.get(name)} to {value}"
+        for name, value in after.items()
+        if name not in _MAY_CHANGE and value != before.get(name)
+    ]
+    if changed:
+        raise ValueError(
+            f"a run goes on with its own settings: got another {', '.join(sorted(changed))}; leave "
+            f"these out, or start a new run"
+        )
+
+
+def _read(argv: list[str], source: Path | None) -> tuple[RunOptions, Any]:
+    """The command line, over a file, over defaults: the run's options, and the agent's."""
+    settings = config.load(source) if source else {}
+    for given, other in itertools.permutations(("steps_per_batch", "episodes_per_batch")):
+        if _option(argv, f"--{given.replace('_', '-')}") is not None:
+            settings.pop(other, None)  # the command line's kind of batch is over the file's
+    algo = _option(argv, "--algo") or settings.get("algo", RunOptions.algo)
+    agent_class = load_agent(str(algo))
+    defaults = config.apply(settings, RunOptions(), agent_class.Options(), source=str(source))
+    unnamed = tyro.conf.arg(name="")
+    both = dataclasses.make_dataclass(
+        "Both",
+        [
+            ("run", Annotated[RunOptions, unnamed]),
+            ("agent", Annotated[agent_class.Options, unnamed]),
+        ],
+        frozen=True,
+    )
+    parsed = tyro.cli(
+        both,
+        args=argv,
+        default=both(*defaults),
+        description="Train an agent on N ranks. Defaults shown are those of the agent named by --algo.",
+    )
+    where, colon, name = parsed.run.algo.partition(":")
+    if where.endswith(".py"):  # the run may go on from another folder
+        where = str(Path(where).resolve())
+    return dataclasses.replace(parsed.run, algo=f"{where}{colon}{name}"), parsed.agent
+
+
+def _path(argv: list[str], name: str) -> Path | None:
+    value = _option(argv, name)
+    return Path(value) if value else None
+
+
+def _option(argv: list[str], name: str) -> str | None:
+    """The value of an option that has to be known before the others can be."""
+    for word, value in zip(argv, [*argv, ""][1:], strict=True):
+        given, equals, attached = word.partition("=")
+        if given.replace("_", "-") == name:
+            return attached if equals else value
+    return None
+
+
+def _new_folder(options: RunOptions) -> Path:
+    """The run's folder, made and empty of another run.
+
+    Raises:
+        ValueError: if it holds a run, or cannot be made.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{options.env_id.rpartition(':')[2].replace('/', '-')}-{config.short(options.algo)}"
+    default = f"runs/{name}-seed{options.seed}-{stamp}"
+    try:
+        if options.run_dir:
+            folder = Path(options.run_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.tmp").touch()
+        else:
+            Path("runs").mkdir(exist_ok=True)
+            folder = _first_free(default)
+    except OSError as error:
+        raise ValueError(
+            f"cannot make the run's folder: {error}; choose another --run-dir"
+        ) from None
+    if (folder / "config.toml").exists():
+        raise ValueError(f"{folder} holds a run already: choose another --run-dir, or --resume it")
+    return folder
+
+
+def _first_free(name: str) -> Path:
+    """Make a folder of this name, or of this name and a number, that did not exist."""
+    for number in itertools.count(1):
+        folder = Path(name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
+    return folder
+
+
+@cache
+def load_agent(algo: str) -> type[Agent]:
+    """The agent's class.
+
+    Args:
+        algo: "file.py:Class", "package.module:Class", or the name of a module in algos/ with one
+            agent.
+
+    Raises:
+        ValueError: if there is none of this name.
+    """
+    where, _, name = algo.partition(":")
+    try:
+        if where.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(where).stem, where)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            sys.modules[module.__name__] = module  # dataclasses look their module up
+            spec.loader.exec_module(module)
+        else:
+            module = importlib.import_module(where if name else f"algos.{where}")
+    except (ImportError, FileNotFoundError) as error:
+        raise ValueError(
+            f"no agent {algo!r} ({error}); expected a name in algos/, file.py:Class or "
+            f"package.module:Class"
+        ) from None
+    agents = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, Agent)
+        and (name or value.__module__ == module.__name__)
+    }
+    if name not in agents and (name or len(agents) != 1):
+        raise ValueError(
+            f"{algo!r} does not name one agent: expected file.py:Class or module:Class with one of "
+            f"{sorted(agents)}"
+        )
+    return agents[name] if name else next(iter(agents.values()))

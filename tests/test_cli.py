@@ -1,17 +1,17 @@
 """The command line, as a user meets it: each wrong use ends with 2 and one message."""
 
 import sys
-import time
 import tomllib
 
 import pytest
 from on_ranks import run
 
+from rank0rl import plan
+from rank0rl.config import RunOptions
+
 
 def train(*args, limit_s=60):
-    start = time.monotonic()
-    done = run([sys.executable, "train.py", *args], limit_s)
-    return done, time.monotonic() - start
+    return run([sys.executable, "train.py", *args], limit_s)
 
 
 WRONG = [
@@ -27,6 +27,10 @@ WRONG = [
     (["Walker2d", "--config", "none.toml"], "cannot read config none.toml"),
     (["Walker2d", "--env-kwargs", "speed=3"], "cannot make environment 'Walker2d-v5'"),
     (["--resume", "none"], "cannot read config none/config.toml"),
+    (["CartPole", "--nprocs", "40"], "num_envs=32, nprocs=40; raise --num-envs"),
+    (["CartPole", "--steps-per-batch", "64", "--episodes-per-batch", "4"], "got both"),
+    (["CartPole", "--env-kwargs", "x=null"], "x cannot be null"),
+    (["CartPole", "--run-dir", "train.py"], "cannot make the run's folder"),
     ([], "name an environment"),
 ]
 
@@ -36,7 +40,7 @@ WRONG = [
 )
 def test_wrong_use_ends_with_2_and_one_message(args, message, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "tests")
-    done, _ = train(*args)
+    done = train(*args)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -45,7 +49,7 @@ def test_wrong_use_ends_with_2_and_one_message(args, message, monkeypatch):
 
 
 def test_help_shows_meaning_and_default_of_every_option():
-    done, _ = train("--help", "--nprocs", "4")
+    done = train("--help", "--nprocs", "4")
     assert done.returncode == 0
     shown = " ".join(done.stdout.replace("│", "").split())
     for word in (
@@ -61,21 +65,38 @@ def test_help_shows_meaning_and_default_of_every_option():
 def test_file_and_command_line_are_recorded(tmp_path):
     (tmp_path / "c.toml").write_text("num_envs = 4\nsteps_per_batch = 16\nepochs = 2\nlr = 1e-3\n")
     args = ["CartPole-v0", "--config", str(tmp_path / "c.toml"), "--epochs", "3"]
-    done, _ = train(*args, "--total-steps", "16", "--run-dir", str(tmp_path / "run"))
+    done = train(*args, "--total-steps", "16", "--run-dir", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert f"settings: {tmp_path / 'c.toml'}" in done.stdout
     settings = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert settings["env_id"] == "CartPole-v0"
     assert (settings["num_envs"], settings["epochs"], settings["lr"]) == (4, 3, 1e-3)
-    assert settings["record"]["versions"]["python"]
-    again, _ = train(*args, "--run-dir", str(tmp_path / "run"))
+    assert settings["record"][0]["versions"]["python"]
+    again = train(*args, "--run-dir", str(tmp_path / "run"))
     assert again.returncode == 2
     assert "holds a run already" in again.stderr
 
 
-def test_the_configs_file_of_an_environment_is_loaded_by_itself(tmp_path):
-    args = ["Walker2d", "--total-steps", "1", "--run-dir", str(tmp_path)]
-    done, _ = train(*args)
+@pytest.mark.parametrize("algo", ["ppo", "algos.ppo:PPO"])
+def test_the_configs_file_of_an_environment_is_loaded_by_itself(tmp_path, algo):
+    """And the command line's kind of batch is over the file's."""
+    args = ["Walker2d", "--total-steps", "1", "--run-dir", str(tmp_path), "--algo", algo]
+    done = train(*args, "--episodes-per-batch", "2")
     assert done.returncode == 0, done.stderr
     assert "settings: " in done.stdout
-    assert "configs/ppo" in done.stdout
+    assert "configs/ppo-Walker2d.toml" in done.stdout
+    settings = tomllib.loads((tmp_path / "config.toml").read_text())
+    assert settings["episodes_per_batch"] == 2
+    assert "steps_per_batch" not in settings
+
+
+def test_runs_that_start_together_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plan.time, "strftime", lambda _: "now")
+    options = RunOptions("toy:Env-v0")
+    folders = [plan._new_folder(options) for _ in range(3)]
+    assert [str(folder) for folder in folders] == [
+        "runs/Env-v0-ppo-seed0-now",
+        "runs/Env-v0-ppo-seed0-now-2",
+        "runs/Env-v0-ppo-seed0-now-3",
+    ]

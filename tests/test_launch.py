@@ -1,10 +1,13 @@
 """Start n ranks of this very command, and supervise them."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+import uuid
+from pathlib import Path
 
 import pytest
 from on_ranks import HERE, mpiexec, run
@@ -98,6 +101,56 @@ def test_no_command_line_to_repeat():
     assert "put it into a script" in done.stderr
 
 
-def test_fewer_than_one_rank():
-    with pytest.raises(ValueError, match="at least 1: got 0"):
-        launch.mpi_fork(0)
+def test_no_ranks_are_one():
+    assert launch.mpi_fork(0) == "child"
+
+
+EARLY = """
+import sys, rank0rl
+if "parent" == rank0rl.mpi_fork(2): sys.exit()
+from rank0rl import launch
+if launch.world_rank() == 1: raise KeyError("before MPI")
+rank0rl.rank0_accum_batches({})
+"""
+
+
+def test_an_exception_before_the_first_collective_ends_the_job(tmp_path):
+    """Rank 0 waits for rank 1 in MPI's own start; nobody there notices that rank 1 has gone."""
+    (tmp_path / "early.py").write_text(EARLY)
+    command = [sys.executable, str(tmp_path / "early.py")]
+    done = run(command, env={"PYTHONPATH": str(HERE.parent)}, limit_s=40)
+    assert done.returncode == 1
+    assert "KeyError: 'before MPI'" in done.stderr
+
+
+def alive(token):
+    """Processes whose environment holds the token."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if token.encode() in environ.read_bytes():
+                found.append(int(environ.parent.name))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's parent-death signal")
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGHUP])
+def test_no_rank_outlives_its_supervisor(signum):
+    token = f"RANK0RL_TEST={uuid.uuid4()}"
+    name, _, value = token.partition("=")
+    process = subprocess.Popen(
+        [*RECIPE, "--nprocs", "2", "--end", "hang"],
+        env={**os.environ, "PYTHONPATH": str(HERE.parent), name: value},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    end = time.monotonic() + 30
+    while len(alive(token)) < 4:  # supervisor, mpiexec, two ranks
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    process.send_signal(signum)
+    process.wait(timeout=30)
+    end = time.monotonic() + 12
+    while alive(token):
+        assert time.monotonic() < end, "ranks are still there"
+        time.sleep(0.1)

@@ -138,6 +138,26 @@ def test_advantages_are_normalized_and_statistics_come_after_the_update(over):
     np.testing.assert_allclose(results[0], results[1], atol=2e-4)
 
 
+def test_lost_views_and_gradients_that_are_not_finite_stop_an_update():
+    ppo = agent()
+    ppo.policy.zero_grad()  # sets gradients to None
+    with pytest.raises(RuntimeError, match="has left the flat vector"):
+        ppo.update(batch_of(ppo), np.random.default_rng(0), 0.0)
+    ppo = agent()
+    batch = batch_of(ppo)
+    batch["ret"][3] = np.nan
+    with pytest.raises(FloatingPointError, match="not finite"):
+        ppo.update(batch, np.random.default_rng(0), 0.0)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_ratio_that_overflows_where_it_is_clipped_does_no_harm():
+    ppo = agent()
+    obs, act, _, adv, ret = (t.numpy() for t in rows(BOX, 8))
+    ppo.gradient(obs, act, np.full(8, -1000, np.float32), abs(adv), ret)
+    assert ppo.flat.vectors[0].grad.isfinite().all()
+
+
 def test_state_and_load_give_the_same_next_update():
     a, b = agent(seed=0), agent(seed=1)
     a.update(batch_of(a), np.random.default_rng(0), 0.0)

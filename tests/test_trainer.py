@@ -16,6 +16,7 @@ MODES = {
     "steps": ["--steps-per-batch", "192"],
     "episodes": ["--episodes-per-batch", "5", "--num-episodes", "15"],
 }
+SLOW = f"{HERE}/slow.py:SlowPPO"
 TIMES = ("seconds", "steps_per_s", "mpi_loaded")
 
 
@@ -39,6 +40,10 @@ def curve(folder):
     ]
 
 
+def sha(folder):
+    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_batches_and_weights_for_every_number_of_ranks(mode, tmp_path):
     for n in (1, 2, 3):
@@ -52,10 +57,7 @@ def test_the_same_batches_and_weights_for_every_number_of_ranks(mode, tmp_path):
     assert len(curves[0]) == 3
     assert len({row["batch_sha"] for row in curves[0]}) == 3
     assert curves[0] == curves[1] == curves[2]
-    shas = {
-        json.loads((tmp_path / str(n) / "summary.json").read_text())["weights_sha256"]
-        for n in (1, 2, 3)
-    }
+    shas = {sha(tmp_path / str(n)) for n in (1, 2, 3)}
     assert len(shas) == 1
     assert {row["mpi_loaded"] for row in table(tmp_path / "1")} == {"0"}
     assert {row["mpi_loaded"] for row in table(tmp_path / "2")} == {"1"}
@@ -79,7 +81,7 @@ def test_the_files_of_a_run(tmp_path):
             float(row[f"{p}_s"])
             for p in ("collect", "process", "gather", "update", "broadcast", "wait")
         )
-        assert phases * float(row["steps_per_s"]) == pytest.approx(64, rel=0.3)
+        assert 0 < phases * float(row["steps_per_s"]) <= 64.1  # no second is counted twice
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert {k: summary[k] for k in ("env_id", "algo", "seed", "nprocs", "num_envs")} == {
         "env_id": "CartPole-v1",
@@ -112,40 +114,63 @@ def test_learner_threads_are_the_updates_alone(tmp_path):
     assert [(row["collecting"], row["n"]) for row in table(tmp_path / "run")] == [("1", "2")] * 2
 
 
-@pytest.mark.parametrize("ranks", [(2, 3)])
-def test_resume_goes_on_where_the_run_was_killed(tmp_path, ranks):
+EPISODES = ["--episodes-per-batch", "4", "--num-episodes", "60"]
+
+
+@pytest.mark.parametrize("mode", ["steps", "episodes"])
+def test_resume_after_sigterm_is_the_run_that_was_never_stopped(tmp_path, mode):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    args = [*SMALL, "--total-steps", "1280", "--checkpoint-every", "4"]
+    args = ["CartPole", "--num-envs", "4", "--minibatch-size", "32"]
+    args += EPISODES if mode == "episodes" else ["--steps-per-batch", "64", "--total-steps", "960"]
     train(whole, *args)
-    slow = [*args, "--algo", f"{HERE}/slow.py:SlowPPO"]
-    interrupt(parts, slow, ranks[0], signal.SIGTERM, after=9)
-    summary = json.loads((parts / "summary.json").read_text())
-    assert summary["iterations"] >= 9
+    interrupt(parts, [*args, "--algo", SLOW], 2, signal.SIGTERM, after=6)
     resume = [sys.executable, "train.py", "--resume", str(parts)]
     refused = run([*resume, "--seed", "1", "--lr", "0.1"])
     assert refused.returncode == 2
     assert "another lr from 0.0003 to 0.1, seed from 0 to 1" in refused.stderr
-    done = run([*resume, "--nprocs", str(ranks[1])])
+    done = run([*resume, "--nprocs", "3"])
     assert done.returncode == 0, done.stderr
     assert curve(parts) == curve(whole)
-    shas = [json.loads((p / "summary.json").read_text())["weights_sha256"] for p in (whole, parts)]
-    assert shas[0] == shas[1]
+    assert sha(parts) == sha(whole)
+
+
+def test_resume_after_sigkill_goes_back_to_the_last_checkpoint_on_disk(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    args = [*SMALL, "--total-steps", "960", "--checkpoint-every", "4"]
+    train(whole, *args)
+    command = [*args, "--algo", SLOW, "--run-dir", str(parts), "--nprocs", "1"]
+    process = subprocess.Popen([sys.executable, "train.py", *command], cwd=HERE.parent)
+    wait_for_rows(process, parts, 6)
+    process.kill()
+    process.wait()
+    rows = len(table(parts))
+    assert rows >= 6
+    kept = json.loads((parts / "summary.json").read_text())["iterations"]
+    assert kept == rows - rows % 4
+    done = run([sys.executable, "train.py", "--resume", str(parts), "--nprocs", "2"])
+    assert done.returncode == 0, done.stderr
+    assert curve(parts) == curve(whole)  # no gap, no repeated row
+    assert sha(parts) == sha(whole)
 
 
 def interrupt(folder, args, nprocs, signum, after):
     """Start a run, send it a signal once it has made some iterations, and wait for its end."""
     command = [sys.executable, "train.py", *args, "--run-dir", str(folder), "--nprocs", str(nprocs)]
     process = subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
-    end = time.monotonic() + 60
-    while not (folder / "progress.csv").exists() or len(table(folder)) < after:
-        assert time.monotonic() < end, "no progress"
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.05)
+    wait_for_rows(process, folder, after)
     process.send_signal(signum)
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 128 + signum, out
     assert "--resume" in out
     return out
+
+
+def wait_for_rows(process, folder, count):
+    end = time.monotonic() + 60
+    while not (folder / "progress.csv").exists() or len(table(folder)) < count:
+        assert time.monotonic() < end, "no progress"
+        assert process.poll() is None
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("nprocs", [1, 3])
@@ -157,21 +182,65 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_summary(tmp_path, nprocs):
     assert (tmp_path / "checkpoint.pt").exists()
 
 
-def test_a_failing_rank_ends_the_job_with_its_traceback(tmp_path):
-    agent = tmp_path / "bad.py"
-    agent.write_text(
-        "from algos.ppo import PPO\n"
-        "from rank0rl import comm\n"
-        "class Bad(PPO):\n"
-        "    def process(self, fragment):\n"
-        "        if comm.rank == 1: raise ZeroDivisionError('on purpose')\n"
-        "        return super().process(fragment)\n"
-    )
-    start = time.monotonic()
-    done = train(tmp_path / "r", *SMALL, "--algo", f"{agent}:Bad", nprocs=3, expect=1, limit_s=60)
-    assert "rank 1 of 3 failed" in done.stderr
-    assert "ZeroDivisionError: on purpose" in done.stderr
-    assert time.monotonic() - start < 30
+BAD = """
+from algos.ppo import PPO
+from rank0rl import comm
+class Bad(PPO):
+    calls = 0
+    def process(self, fragment):
+        self.calls += 1
+        if comm.rank == 1 and self.calls == 9:
+            {what}
+        return super().process(fragment)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "said"),
+    [
+        ("raise ZeroDivisionError('on purpose')", 1, "ZeroDivisionError: on purpose"),
+        ("import sys; sys.exit(3)", 3, "rank 1 called sys.exit(3)"),
+    ],
+)
+def test_a_failing_rank_ends_the_job_with_its_reason_and_a_checkpoint(tmp_path, what, code, said):
+    (tmp_path / "bad.py").write_text(BAD.format(what=what))
+    args = [*SMALL, "--algo", f"{tmp_path / 'bad.py'}:Bad"]
+    done = train(tmp_path / "r", *args, nprocs=3, expect=code, limit_s=60)
+    assert "rank 1" in done.stderr
+    assert said in done.stderr
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["iterations"] == len(table(tmp_path / "r")) > 0
+
+
+OWN = """
+from dataclasses import dataclass
+from rank0rl import Agent
+from toy_envs import NoiseAgent
+@dataclass(frozen=True)
+class Options:
+    speed: float = 1.0
+    \"\"\"How fast.\"\"\"
+class Mine(NoiseAgent):
+    Options = Options
+    def __init__(self, spaces, options, rng):
+        super().__init__(spaces, options, rng)
+        self.options = options
+    def update(self, batch, rng, progress):
+        return {"speed": self.options.speed, "rows": len(batch["obs"])}
+"""
+
+
+def test_an_agent_and_an_environment_of_ones_own_on_two_ranks_and_resumed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    (tmp_path / "mine.py").write_text(OWN)
+    args = ["toy_envs:Count-v0", "--algo", f"{tmp_path / 'mine.py'}:Mine", "--num-envs", "4"]
+    args += ["--total-steps", "512", "--speed", "3"]
+    train(tmp_path / "r", *args, nprocs=2)
+    assert [(row["speed"], row["rows"]) for row in table(tmp_path / "r")] == [("3", "256")] * 2
+    resume = ["--resume", str(tmp_path / "r"), "--total-steps", "768", "--nprocs", "2"]
+    done = run([sys.executable, "train.py", *resume])
+    assert done.returncode == 0, done.stderr
+    assert [row["speed"] for row in table(tmp_path / "r")] == ["3"] * 3
 
 
 def test_a_failing_update_keeps_the_last_boundary(tmp_path):

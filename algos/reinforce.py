@@ -1,18 +1,11 @@
-"""REINFORCE: the smallest complete agent, to copy for one of your own.
-
-Source: Williams 1992, Machine Learning 8, 229-256.
-"""
-
-from __future__ import annotations
+"""REINFORCE: the smallest complete agent, to copy. Source: Williams 1992, Machine Learning 8, 229-256."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
-from rank0rl.agent import Agent, Fragment, Spaces, check_ranges
-from rank0rl.batch import Batch
+from rank0rl.agent import Agent, check_ranges
 from rank0rl.flat import flatten_
 from rank0rl.nets import make_policy
 from rank0rl.returns import discounted_sum
@@ -29,8 +22,7 @@ class ReinforceOptions:
     hidden: tuple[int, ...] = (32,)
     """Units of each hidden layer of the policy."""
 
-    def __post_init__(self) -> None:
-        """Check each number alone."""
+    def __post_init__(self):
         check_ranges(self, gamma="[0, 1]", lr="(0, inf)", hidden="[1, inf)")
 
 
@@ -39,7 +31,7 @@ class Reinforce(Agent):
 
     Options = ReinforceOptions
 
-    def __init__(self, spaces: Spaces, options: ReinforceOptions, rng: np.random.Generator) -> None:
+    def __init__(self, spaces, options, rng):
         self.options = options
         self.policy = make_policy(spaces.obs.size, spaces.act, options.hidden, rng)
         self.noise = self.policy.noise
@@ -47,24 +39,36 @@ class Reinforce(Agent):
         self.adam = torch.optim.Adam(self.flat.vectors, lr=options.lr)
 
     def act(self, obs, noise, unit):
-        act, _ = self.policy.act(obs.reshape(len(obs), -1), noise)
-        return act, {}
+        return self.policy.act(inputs(obs), noise)[0], {}
 
-    def process(self, fragment: Fragment) -> Batch:
-        parts = [
-            discounted_sum(fragment.rew[part], self.options.gamma) for part in fragment.parts()
-        ]
-        return {"obs": fragment.obs, "act": fragment.act, "ret": np.concatenate(parts)}
+    def process(self, fragment):
+        parts = [discounted_sum(fragment.rew[p], self.options.gamma) for p in fragment.parts()]
+        return {"obs": inputs(fragment.obs), "act": fragment.act, "ret": np.concatenate(parts)}
 
-    def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
-        obs, act, ret = (torch.from_numpy(batch[name]) for name in ("obs", "act", "ret"))
-        adv = ((ret - ret.mean()) / (ret.std() + 1e-8)).float()
-        logp, entropy = self.policy.evaluate(obs.reshape(len(obs), -1), act)
+    def update(self, batch, rng, progress):
+        ret = batch["ret"]
+        adv = torch.from_numpy((ret - ret.mean()) / (ret.std() + 1e-8)).float()  # 1e-8: no variance
+        logp, _ = self.policy.evaluate(
+            torch.from_numpy(batch["obs"]), torch.from_numpy(batch["act"])
+        )
         loss = -(logp * adv).mean()
         self.flat.zero_grad()
         loss.backward()
+        self.flat.check()
         self.adam.step()
-        return {"loss": loss.item(), "entropy": entropy.item()}
+        return {"loss": loss.item()}
 
-    def modules(self) -> dict[str, Any]:
+    def modules(self):
         return {"policy": self.policy}
+
+    def state(self):
+        return {"adam": self.adam.state_dict()["state"]}
+
+    def load(self, state):
+        groups = self.adam.state_dict()["param_groups"]
+        self.adam.load_state_dict({"state": state["adam"], "param_groups": groups})
+
+
+def inputs(obs):
+    """Observations of any shape and type as rows of float32."""
+    return obs.reshape(len(obs), -1).astype(np.float32)

@@ -25,6 +25,10 @@ _HOME = {
 __all__ = sorted(_HOME)  # noqa: PLE0605 - names of other files, imported when used
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'rank0rl' has no attribute {name!r}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tomllib
 from pathlib import Path
@@ -30,10 +31,19 @@ def main(configs: Path | None = None) -> None:
         from rank0rl import comm, session
 
         code = session.run(sys.argv[1:], configs)
+    except ModuleNotFoundError as error:
+        if not launch.world_rank():
+            print(
+                f"error: Python at {sys.executable} has no {error.name!r}: activate the virtual "
+                f"environment, or install rank0rl there",
+                file=sys.stderr,
+            )
+        sys.exit(2)
     except KeyboardInterrupt:
-        code = 130
-        print("interrupted before the first iteration", file=sys.stderr)
-        launch.fail(code)
+        if not launch.world_rank():
+            print("interrupted before the first iteration", file=sys.stderr)
+        launch.fail(130)
+        os._exit(130)  # what other ranks wait for will not come
     except SystemExit as end:  # some code of the user's ended this rank: that ends the job
         print(f"rank {comm.get_rank()} called sys.exit({end.code!r})", file=sys.stderr)
         code = end.code if isinstance(end.code, int) and end.code else 1

@@ -117,13 +117,14 @@ def run_ranks(n: int) -> int:
 def fail(code: int) -> None:
     """Have the supervisor end the job with this exit code, after rank 0 has had time to save.
 
-    Returns only where there is no supervisor, or it does not act in time.
+    Returns on rank 0, which has saved by then; and where no supervisor acts.
     """
     job = os.environ.get(JOB)
     if job and os.path.isdir(job):
         with contextlib.suppress(FileExistsError), Path(job, "failed").open("x") as file:
             file.write(str(code))
-        time.sleep(2 * GRACE_S)
+        if world_rank() != 0:
+            time.sleep(2 * GRACE_S)
 
 
 class _Supervisor:
@@ -171,7 +172,11 @@ class _Supervisor:
             if self._received or (self._job / "failed").exists():
                 told = _signal(self._job / "0", (*self._received, signal.SIGTERM)[0])
                 self._deadline = time.monotonic() + (GRACE_S if told else 0)
-        elif len(self._received) > 1 or time.monotonic() > self._deadline:
+        elif (
+            len(self._received) > 1
+            or time.monotonic() > self._deadline
+            or not _signal(self._job / "0", 0)  # rank 0 has gone, and something waits for it
+        ):
             self._end()
 
     def _end(self) -> None:
@@ -217,7 +222,7 @@ def _mpiexec() -> str:
         sys.exit(
             _usage(
                 "more than one rank needs mpiexec, and none was found beside this Python or on "
-                "PATH: pip install mpi4py mpich"
+                "PATH: activate the virtual environment, or pip install mpi4py mpich"
             )
         )
     return found

@@ -68,11 +68,18 @@ class Logger:
         csv.writer(self._csv).writerow([_short(value) for value in values.values()])
         self._csv.flush()
 
-    def show(self, line: str) -> None:
-        """Show the state of the run: in place on a terminal, else as a line every few seconds."""
+    def show(self, line: str, stays: bool = False) -> None:
+        """Show the state of the run: in place on a terminal, else as a line every few seconds.
+
+        Args:
+            line: what to show.
+            stays: on a terminal, leave it there when the next line comes.
+        """
         if self.console.is_terminal:
             self._live.start()
             self._live.update(line, refresh=True)
+            if stays:
+                self.print(line)
         elif time.monotonic() - self._printed >= _PLAIN_S:
             self._printed = time.monotonic()
             self.print(line)

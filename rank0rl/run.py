@@ -126,12 +126,15 @@ class Run:
                 **metrics,
             }
         )
-        shares = (f"{phase} {phases.get(phase, 0.0) / seconds:.0%}" for phase in _PHASES)
-        self._logger.show(
+        shares = {phase: phases.get(phase, 0.0) / seconds for phase in _PHASES}
+        line = (
             f"{progress.iteration}: {progress.steps:,} steps ({min(self.share_over(), 1):.0%})  "
-            f"return {return_mean:.1f}  {steps_per_s:,.0f} steps/s  {' '.join(shares)}"
+            f"return {return_mean:.1f}  {steps_per_s:,.0f} steps/s  "
+            + " ".join(f"{phase} {share:.0%}" for phase, share in shares.items() if share >= 0.005)
         )
-        if progress.iteration % self._options.checkpoint_every == 0:
+        checkpoint_now = progress.iteration % self._options.checkpoint_every == 0
+        self._logger.show(line, stays=checkpoint_now)
+        if checkpoint_now:
             self.save()
 
     def keep(self) -> None:

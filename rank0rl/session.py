@@ -69,21 +69,29 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
         kept.load(checkpoint.read(folder / checkpoint.NAME))
     config.write(folder / "config.toml", (options, plan.agent), _record(nworkers))
     logger.print(
-        f"{options.env_id} with {options.algo} on {nworkers} ranks; settings: {plan.source}; {folder}"
+        f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}; settings: "
+        f"{plan.source}; run folder: {folder}"
     )
+    go_on = f"--resume {folder}" + (f" --nprocs {nworkers}" if nworkers > 1 else "")
     try:
         train(agent, rollout, options, kept)
-    except Interrupted as interrupted:
+    except BaseException as error:
         logger.close()
         logger.print(
-            f"{interrupted}: saved iteration {kept.summary()['iterations']} in {folder}; go on "
-            f"with --resume {folder}"
+            f"{error if isinstance(error, Interrupted) else 'failed'}: saved iteration "
+            f"{kept.summary()['iterations']}; go on with {go_on}"
         )
-        comm.abort(128 + interrupted.signum)
+        if isinstance(error, Interrupted):
+            comm.abort(128 + error.signum)
+        raise
     finally:
         logger.close()
-    logger.print("  ".join(f"{name} {value}" for name, value in kept.summary().items()))
+    logger.print("  ".join(f"{name} {_short(value)}" for name, value in kept.summary().items()))
     return 0
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def make_rollout(options: RunOptions, rank: int, nworkers: int) -> Rollout:

@@ -127,6 +127,7 @@ def _begin(rollout: Rollout, run: Run | None) -> int:
                 f"lane {lane}: the environment does not repeat an episode from its seed and "
                 f"actions; a new episode begins there, and the curve is another one"
             )
+    comm.barrier()  # the first iteration's times are not those of making environments
     return int(iteration)
 
 

@@ -41,8 +41,8 @@ def named_tensors(*things: Any, prefix: str = "") -> dict[str, Tensor]:
             found[name] = torch.from_numpy(thing)
         else:
             raise TypeError(
-                f"weights are modules, tensors, arrays, and dicts of them: got "
-                f"{type(thing).__name__} at {name!r}"
+                f"weights (what an agent's modules() returns) are modules, tensors, arrays, and "
+                f"dicts of them: got {type(thing).__name__} at {name!r}"
             )
     return found
 

@@ -56,11 +56,11 @@ def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
 def test_the_supervisors_terminal_is_drawn_on(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("RANK0RL_TERMINAL", "80")
     logger = Logger(tmp_path)
-    logger.show("one")
+    logger.show("one", stays=True)
     logger.show("two")
     logger.close()
     out = capsys.readouterr().out
-    assert "one" in out
+    assert "one\n" in out  # drawn, and left there
     assert "two" in out
     assert "\x1b[" in out
 

@@ -89,7 +89,7 @@ def print0(*args: Any, **kwargs: Any) -> None:
         print(*args, **kwargs)
 
 
-def library() -> str:
+def mpi_version() -> str:
     """Name and version of the MPI library; "none" in a single process."""
     if world() is None:
         return "none"

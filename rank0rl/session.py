@@ -139,6 +139,6 @@ def _record(nworkers: int) -> dict[str, Any]:
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "host": platform.node(),
         "machine": platform.machine(),
-        "mpi": comm.library(),
+        "mpi": comm.mpi_version(),
         "versions": versions,
     }

@@ -170,7 +170,8 @@ class _Supervisor:
         """Tell rank 0 once that the job is to end; end it when its time is over, or asked again."""
         if self._deadline == float("inf"):
             if self._received or (self._job / "failed").exists():
-                told = _signal(self._job / "0", (*self._received, signal.SIGTERM)[0])
+                interrupted = self._received[:1] == [signal.SIGINT]
+                told = _signal(self._job / "0", signal.SIGINT if interrupted else signal.SIGTERM)
                 self._deadline = time.monotonic() + (GRACE_S if told else 0)
         elif (
             len(self._received) > 1

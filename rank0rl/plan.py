@@ -147,7 +147,7 @@ def _new_folder(options: RunOptions) -> Path:
         if options.run_dir:
             folder = Path(options.run_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "config.tmp").touch()
+            (folder / "config.tmp").touch()  # it can be written to; config.toml replaces it
         else:
             Path("runs").mkdir(exist_ok=True)
             folder = _first_free(default)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import tomllib
@@ -27,6 +28,7 @@ def main(configs: Path | None = None) -> None:
         if not launch.world_rank():  # of several ranks, one says it
             print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    gc.disable()  # importing torch makes only objects that stay: collecting takes a sixth longer
     try:
         from rank0rl import comm, session
 

@@ -6,6 +6,7 @@ Rank 0 reads and checks everything, once; the other ranks are told what it found
 from __future__ import annotations
 
 import dataclasses
+import gc
 import importlib.metadata
 import platform
 import shlex
@@ -39,6 +40,8 @@ def run(argv: list[str], configs: Path | None) -> int:
     shared = comm.share(plan if isinstance(plan, int) else _plain(plan))
     if isinstance(shared, int):
         return shared
+    gc.freeze()  # what the imports made
+    gc.enable()
     options = RunOptions(**shared["options"])
     agent_class = load_agent(options.algo)
     rollout = make_rollout(options, comm.get_rank(), comm.get_nworkers())

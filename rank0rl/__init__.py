@@ -15,6 +15,7 @@ _HOME = {
     "print0": "comm",
     "rank0_accum_batches": "comm",
     "rank0_bcast_wts": "weights",
+    "chksum": "weights",
     "set_global_seeds": "script",
     "Agent": "agent",
     "Fragment": "agent",

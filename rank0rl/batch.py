@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,15 @@ def in_order(batch: Batch, key: Array) -> Batch:
     if (key[1:] >= key[:-1]).all():
         return batch
     return take(batch, np.argsort(key, kind="stable"))
+
+
+def sha256(batch: Mapping[str, Array]) -> str:
+    """Hash of names, dtypes, shapes and bytes, whatever the order of the names."""
+    digest = hashlib.sha256()
+    for name, array in sorted(batch.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
 
 
 def minibatches(rows: int, size: int, rng: np.random.Generator) -> Iterator[Array]:

@@ -1,7 +1,8 @@
-"""The state of a run, in one file that is complete or absent, and that never runs code.
+"""The state of a run at an iteration boundary, in files that are complete or absent and never run code.
 
-The file is a line that names the format, the SHA-256 of what follows, and a nested dict of tensors,
-numbers and strings as `torch.save` writes it, read back with `weights_only=True`.
+A file is a line that names the format, the SHA-256 of what follows, and a nested dict of tensors,
+numbers and strings as `torch.save` writes it, read back with `weights_only=True`. A run's files are
+numbered by iteration; the last few are kept.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-_FORMAT = b"rank0rl checkpoint 1\n"
-NAME = "checkpoint.pt"
+_FORMAT = "rank0rl checkpoint"
+_VERSION = 1
 
 
 def snapshot(value: Any) -> Any:
@@ -44,17 +45,67 @@ def snapshot(value: Any) -> Any:
     )
 
 
+def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int) -> None:
+    """Write the state of an iteration boundary, then drop all but the run's last files.
+
+    Args:
+        run: the run's folder.
+        iteration: the number of iterations made.
+        state: what `snapshot` gave.
+        keep: how many files to keep, this one included.
+
+    Raises:
+        OSError: if it cannot be written, saying what there still is.
+    """
+    path = _folder(run) / f"{iteration:08d}.pt"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        write(path, state)
+    except OSError as error:
+        before = _files(run)
+        there = f"the last complete one is {before[-1]}" if before else "there is none before it"
+        raise OSError(f"cannot write checkpoint {path}: {error.strerror}; {there}") from error
+    for old in _files(run)[:-keep]:
+        old.unlink()
+
+
+def latest(run: Path, at_most: int | None = None) -> Path:
+    """The file of a run's last boundary, or of the last one with at most so many iterations.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    files = [f for f in _files(run) if at_most is None or int(f.stem) <= at_most]
+    if not files:
+        raise ValueError(f"cannot read a checkpoint: there is none in {_folder(run)}")
+    return files[-1]
+
+
+def _folder(run: Path) -> Path:
+    return run / "checkpoints"
+
+
+def _files(run: Path) -> list[Path]:
+    """The complete ones, in order."""
+    return sorted(f for f in _folder(run).glob("*.pt") if f.stem.isdecimal())
+
+
 def write(path: Path, state: Mapping[str, Any]) -> None:
     """Write a state: to a temporary name, flushed, then renamed over the file that was there."""
     memory = io.BytesIO()
     torch.save(state, memory)
     payload = memory.getvalue()
+    head = f"{_FORMAT} {_VERSION}\n{hashlib.sha256(payload).hexdigest()}\n"
     temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.write(_FORMAT + hashlib.sha256(payload).hexdigest().encode() + b"\n" + payload)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(head.encode() + payload)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a full disk needs the room
+        raise
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -67,17 +118,21 @@ def read(path: Path) -> dict[str, Any]:
         data = path.read_bytes()
     except OSError as error:
         raise ValueError(f"cannot read checkpoint {path}: {error.strerror}") from None
-    head, digest, payload = data[: len(_FORMAT)], *_split(data[len(_FORMAT) :])
-    if head != _FORMAT:
+    head, _, rest = data.partition(b"\n")
+    digest, _, payload = rest.partition(b"\n")
+    name, _, version = head[:100].decode(errors="replace").rpartition(" ")
+    if name != _FORMAT or not version.isdecimal():
         raise ValueError(
-            f"{path} is no checkpoint that this version reads: expected it to begin with "
-            f"{_FORMAT.decode().strip()!r}"
+            f"{path} is no checkpoint, or one cut short: expected it to begin with {_FORMAT!r}"
+        )
+    if int(version) != _VERSION:
+        raise ValueError(
+            f"checkpoint {path} has format {version}, and this version of rank0rl reads format "
+            f"{_VERSION}: go on with the version that wrote it (config.toml names it)"
         )
     if hashlib.sha256(payload).hexdigest().encode() != digest:
-        raise ValueError(f"checkpoint {path} is damaged: its contents do not match its SHA-256")
+        raise ValueError(
+            f"checkpoint {path} is damaged: its contents do not match its SHA-256; remove it to go "
+            f"on from the one before it"
+        )
     return torch.load(io.BytesIO(payload), weights_only=True)  # type: ignore[no-any-return]
-
-
-def _split(data: bytes) -> tuple[bytes, bytes]:
-    digest, _, payload = data.partition(b"\n")
-    return digest, payload

@@ -165,6 +165,7 @@ def agree(
     layout: Mapping[str, str],
     what: str,
     problem: str = "",
+    same: str = "names, dtypes and trailing shapes",
     comm: Comm | None = None,
 ) -> None:
     """Go on only if every rank comes with the same layout.
@@ -175,6 +176,7 @@ def agree(
         layout: name -> description of what is there, such as "float32 (17,)".
         what: what disagrees, for the message.
         problem: what is wrong with this rank's part, if anything is.
+        same: what a layout stands for, for the message.
         comm: the ranks; all of the job by default.
 
     Raises:
@@ -191,7 +193,8 @@ def agree(
     _wait(comm.Iallgather(mine, everyone), spin_s=_ARRIVE_S)
     if (everyone[:, :2] == everyone[0, :2]).all() and not everyone[:, 2].any():
         return
-    raise ValueError(f"{what}: {_disagreement(_everyones((dict(layout), problem), comm))}")
+    parts = _everyones((dict(layout), problem), comm)
+    raise ValueError(f"{what}: {_disagreement(parts, same)}")
 
 
 def rank0_accum_batches(batch: Mapping[str, Array], comm: Comm | None = None) -> dict[str, Array]:
@@ -214,7 +217,7 @@ def rank0_accum_batches(batch: Mapping[str, Array], comm: Comm | None = None) ->
     """
     comm = comm or world()
     layout, problem = _layout(batch)
-    agree(layout, "rank0_accum_batches", problem, comm)
+    agree(layout, "rank0_accum_batches", problem, comm=comm)
     if comm is None:
         return dict(batch)
     names = sorted(batch)
@@ -271,7 +274,7 @@ def _everyones(value: Any, comm: Comm) -> list[Any]:
     return [pickle.loads(part.tobytes()) for part in np.split(everyone, np.cumsum(sizes)[:-1])]
 
 
-def _disagreement(everyone: list[tuple[dict[str, str], str]]) -> str:
+def _disagreement(everyone: list[tuple[dict[str, str], str]], same: str) -> str:
     """One sentence that names the first rank that is wrong or differs from rank 0."""
     for r, (_, problem) in enumerate(everyone):
         if problem:
@@ -281,8 +284,8 @@ def _disagreement(everyone: list[tuple[dict[str, str], str]]) -> str:
         for name in sorted(first.keys() | layout.keys()):
             if first.get(name) != layout.get(name):
                 return (
-                    f"all ranks must come with the same names, dtypes and trailing shapes: {name!r} "
-                    f"is {first.get(name, 'missing')} on rank 0 and "
+                    f"all ranks must come with the same {same}: {name!r} is "
+                    f"{first.get(name, 'missing')} on rank 0 and "
                     f"{layout.get(name, 'missing')} on rank {r}"
                 )
     raise AssertionError("called where the ranks agree")

@@ -71,8 +71,16 @@ class RunOptions:
     """Whole-episode batches, in place of steps-per-batch: episodes per iteration, at least one a rank."""
     learner_threads: int = 1
     """Cores that rank 0's update uses; the other ranks sleep meanwhile. Changes the last bits of the weights."""
+    stop_after_iterations: int | None = None
+    """End early, when so many iterations of the whole run are made; schedules stay those of total-steps."""
     checkpoint_every: int = 10
     """Iterations between checkpoints on disk; one is always written at the end."""
+    keep_checkpoints: int = 3
+    """How many of the last checkpoints stay on disk."""
+    max_replay_steps: int = 10_000
+    """Resume repeats an unfinished episode of up to so many steps; the environment of a longer one begins a new one."""
+    drift_check_every: int = 100
+    """Iterations between checks that all ranks have the same weights, bit for bit."""
     env_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the environment, such as healthy_reward=0.5; values are JSON."""
     config: str | None = None
@@ -94,7 +102,11 @@ class RunOptions:
             steps_per_batch="[1, inf)",
             episodes_per_batch="[1, inf)",
             learner_threads="[1, inf)",
+            stop_after_iterations="[1, inf)",
             checkpoint_every="[1, inf)",
+            keep_checkpoints="[1, inf)",
+            max_replay_steps="[0, inf)",
+            drift_check_every="[1, inf)",
         )
 
     @property
@@ -140,8 +152,8 @@ class RunOptions:
             )
 
 
-# What a file may not set: where and on how many ranks is said when a run is started.
-_NOT_IN_FILES = ("nprocs", "config", "run_dir", "resume")
+# What a file may not set: where, on how many ranks and how far is said when a run is started.
+_NOT_IN_FILES = ("nprocs", "config", "run_dir", "resume", "stop_after_iterations")
 
 
 def find(folder: Path | None, agent: str, env: str) -> Path | None:
@@ -230,10 +242,13 @@ def _words(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
 
-def write(path: Path, options: tuple[Any, ...], record: Mapping[str, Any]) -> None:
+def write(path: Path, options: tuple[Any, ...], record: Mapping[str, Any]) -> dict[str, Any]:
     """Write all settings that are not None, as a file that `--config` takes, and what else was so.
 
     That is a table [[record]] for every start of the run, the first one first.
+
+    Returns:
+        The record of the start before this one; empty if this is the first.
     """
     settings: dict[str, Any] = {}
     for o in options:
@@ -243,3 +258,4 @@ def write(path: Path, options: tuple[Any, ...], record: Mapping[str, Any]) -> No
     temporary = path.with_suffix(".tmp")
     temporary.write_text(tomli_w.dumps({**kept, "record": [*records, dict(record)]}))
     temporary.replace(path)
+    return records[-1] if records else {}

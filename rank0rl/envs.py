@@ -75,17 +75,45 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
     obs, act = env.observation_space, env.action_space
     if not isinstance(obs, gym.spaces.Box):
         raise ValueError(
-            f"observations must be a Box: {_name(env)} has {obs}; wrap it with "
+            f"observations must be a Box: {name(env)} has {obs}; wrap it with "
             f"gymnasium.wrappers.FlattenObservation"
         )
     if not isinstance(act, gym.spaces.Box | gym.spaces.Discrete) or (
         isinstance(act, gym.spaces.Box) and act.dtype.kind != "f"
     ):
         raise ValueError(
-            f"actions must be a Box of floats or Discrete: {_name(env)} has {act}; wrap it with "
+            f"actions must be a Box of floats or Discrete: {name(env)} has {act}; wrap it with "
             f"gymnasium.wrappers.TransformAction"
         )
     return Spaces(_describe(obs), _describe(act))
+
+
+def running_statistics(env: gym.Env[Any, Any]) -> list[str]:
+    """The wrappers of an environment that normalize with statistics of what it has shown so far.
+
+    What such an environment shows depends on all that it was used for, so no episode repeats.
+    """
+    found = []
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.NormalizeObservation | gym.wrappers.NormalizeReward):
+            found.append(type(env).__name__)
+        env = env.env
+    return found
+
+
+def refuse_running_statistics(env: gym.Env[Any, Any]) -> None:
+    """Refuse what makes a run depend on the number of ranks.
+
+    Raises:
+        ValueError: naming the wrappers.
+    """
+    found = running_statistics(env)
+    if found:
+        raise ValueError(
+            f"{name(env)} is wrapped in {' and '.join(found)}, whose running statistics would be "
+            f"another on every rank: leave the wrapper out; the agents here normalize observations "
+            f"and scale values themselves, with statistics of all ranks"
+        )
 
 
 def first_choice(env: gym.Env[Any, Any]) -> int:
@@ -103,5 +131,6 @@ def _describe(space: gym.Space[Any]) -> Space:
     )
 
 
-def _name(env: gym.Env[Any, Any]) -> str:
+def name(env: gym.Env[Any, Any]) -> str:
+    """The id of an environment, or its class if it was not made by one."""
     return env.spec.id if env.spec else type(env.unwrapped).__name__

@@ -56,7 +56,7 @@ class Logger:
             csv.writer(file).writerows([rows[0], *kept])
         temporary.replace(path)
 
-    def row(self, values: Mapping[str, float]) -> None:
+    def row(self, values: Mapping[str, float | str]) -> None:
         """Write a row; the first one's names are the header."""
         if self._csv is None:
             self._open(list(values))
@@ -112,5 +112,5 @@ class Logger:
             csv.writer(self._csv).writerow(names)
 
 
-def _short(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:.6g}"
+def _short(value: float | str) -> str:
+    return str(value) if isinstance(value, int | str) else f"{value:.6g}"

@@ -33,6 +33,8 @@ class Plan:
     """Of the run."""
     source: str
     """Where the settings come from."""
+    notes: tuple[str, ...]
+    """What else the user should know."""
 
 
 def prepare(argv: list[str], configs: Path | None, nworkers: int) -> Plan:
@@ -60,15 +62,29 @@ def prepare(argv: list[str], configs: Path | None, nworkers: int) -> Plan:
         raise ValueError("name an environment, such as: python train.py Walker2d (--help for more)")
     options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
     options.check(nworkers)
-    envs.describe(envs.make(options.env_id, **options.env_kwargs))
+    _check_environment(options)
+    notes: tuple[str, ...] = ()
     if resume:
-        _check_unchanged((options, agent), _read([], source))
-        checkpoint.read(resume / checkpoint.NAME)
-    return Plan(options, agent, resume or _new_folder(options), str(source or "defaults"))
+        old, old_agent = _read([], source)
+        _check_unchanged((options, agent), (old, old_agent))
+        notes = tuple(_schedule_notes(options, old))
+        checkpoint.read(checkpoint.latest(resume))
+    return Plan(options, agent, resume or _new_folder(options), str(source or "defaults"), notes)
+
+
+def _check_environment(options: RunOptions) -> None:
+    env = envs.make(options.env_id, **options.env_kwargs)
+    envs.describe(env)
+    envs.refuse_running_statistics(env)
+    env.close()
 
 
 # What may differ when a run goes on: what does not change its curve, and how long it is.
-_MAY_CHANGE = {"nprocs", "checkpoint_every", "total_steps", "num_episodes", "resume"}
+_MAY_CHANGE = {
+    *("nprocs", "resume", "stop_after_iterations"),
+    *("checkpoint_every", "keep_checkpoints", "drift_check_every"),
+    *("total_steps", "num_episodes"),
+}
 
 
 def _check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) -> None:
@@ -88,6 +104,16 @@ def _check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) -
             f"a run goes on with its own settings: got another {', '.join(sorted(changed))}; leave "
             f"these out, or start a new run"
         )
+
+
+def _schedule_notes(new: RunOptions, old: RunOptions) -> list[str]:
+    """What it means that a run goes on to another length than the one it began with."""
+    return [
+        f"the schedule changes: {name} was {getattr(old, name)} and is now {getattr(new, name)}, so "
+        f"from here on the curve is not that of a run that began with it"
+        for name in ("total_steps", "num_episodes")
+        if getattr(new, name) != getattr(old, name)
+    ]
 
 
 def _read(argv: list[str], source: Path | None) -> tuple[RunOptions, Any]:

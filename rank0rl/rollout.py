@@ -117,36 +117,43 @@ class Rollout:
             ),
         }
 
-    def restore(self, lanes: Batch) -> list[int]:
+    def restore(self, lanes: Batch) -> dict[int, str]:
         """Repeat each lane's unfinished episode: an episode is its seed and its actions.
 
         Args:
-            lanes: of all lanes, "episode", "steps", "obs" and "act", as `Unfinished.all` gives it.
+            lanes: of all lanes, what `Unfinished.all` gives.
 
         Returns:
-            The lanes whose environment does not repeat. They begin their next episode instead.
+            The lanes that begin their next episode instead, and why.
         """
         if not self._steps:  # whole episodes are over at every boundary
-            return []
-        starts = np.cumsum(lanes["steps"]) - lanes["steps"]
-        strays = []
+            return {}
+        acts = np.split(lanes["act"], np.cumsum(lanes["kept"])[:-1])
+        strays = {}
         for lane in self.lanes:
             lane.episode = int(lanes["episode"][lane.number]) - 1
             self._begin_next(lane)
-            start, steps = starts[lane.number], lanes["steps"][lane.number]
-            for action in self._to_env(lanes["act"][start : start + steps]):
-                obs, rew, over, cut_off, _ = lane.env.step(action)
-                self._obs[lane.row] = obs
-                lane.ret += rew
-                lane.steps += 1
-                lane.over = over or cut_off
-                if lane.over:
-                    break
-            same = self._obs[lane.row].tobytes() == lanes["obs"][lane.number].tobytes()
-            if lane.over or not same:
-                strays.append(lane.number)
-                self._begin_next(lane)
+            steps, kept = lanes["steps"][lane.number], lanes["kept"][lane.number]
+            if kept < steps:
+                why = f"its episode of {steps} steps is longer than max_replay_steps"
+            elif not self._repeat(lane, acts[lane.number], lanes["obs"][lane.number]):
+                why = f"{envs.name(lane.env)} does not repeat an episode from its seed and actions"
+            else:
+                continue
+            strays[lane.number] = why
+            self._begin_next(lane)
         return strays
+
+    def _repeat(self, lane: Lane, act: Array, last_obs: Array) -> bool:
+        """Take a lane through these actions; whether the episode goes on from that observation."""
+        for action in self._to_env(act):
+            obs, rew, over, cut_off, _ = lane.env.step(action)
+            self._obs[lane.row] = obs
+            lane.ret += rew
+            lane.steps += 1
+            if over or cut_off:
+                return False
+        return bool(self._obs[lane.row].tobytes() == last_obs.tobytes())
 
     def close(self) -> None:
         """Close the environments."""
@@ -292,10 +299,15 @@ class Rollout:
 
 
 class Unfinished:
-    """The unfinished episodes of all lanes, as rank 0 knows them: all it takes to repeat them."""
+    """The unfinished episodes of all lanes, as rank 0 knows them: all it takes to repeat them.
 
-    def __init__(self) -> None:
+    Args:
+        max_steps: of a longer episode, no actions are kept.
+    """
+
+    def __init__(self, max_steps: int) -> None:
         """Begin before the first iteration."""
+        self._max_steps = max_steps
         self.lanes: Batch = {}
         self._act: list[Array] = []  # of each lane, never changed in place
 
@@ -309,13 +321,18 @@ class Unfinished:
                 np.concatenate([old, new]) if go_on else new
                 for old, new, go_on in zip(self._act, parts, continued, strict=True)
             ]
-        self.lanes, self._act = gathered, parts
+        self.lanes = gathered
+        self._act = [
+            part if steps <= self._max_steps else part[:0]
+            for part, steps in zip(parts, gathered["steps"], strict=True)
+        ]
+        gathered["kept"] = np.array([len(part) for part in self._act], np.int64)
 
     def all(self) -> Batch:
-        """For `Rollout.restore`: "episode", "steps" and "obs" by lane, "act" of all lanes in a row."""
+        """For `Rollout.restore`: "episode", "steps", "kept" and "obs" by lane, "act" of all lanes in a row."""
         return {**self.lanes, "act": np.concatenate(self._act)} if self._act else {}
 
     def load(self, lanes: Batch) -> None:
         """Take back what `all` gave."""
         self.lanes = {name: array for name, array in lanes.items() if name != "act"}
-        self._act = np.split(lanes["act"], np.cumsum(lanes["steps"])[:-1])
+        self._act = np.split(lanes["act"], np.cumsum(lanes["kept"])[:-1])

@@ -19,6 +19,7 @@ from rank0rl.timing import Phases
 
 _PHASES = ("collect", "process", "gather", "update", "broadcast", "wait")
 _LAST = 100  # episodes that a mean return is taken over
+_HASH = 16  # digits of a hash in the CSV: 64 bits tell any two apart
 
 
 @dataclass
@@ -69,10 +70,13 @@ class Run:
     ) -> None:
         """Begin; to go on with a run, call `load`."""
         self.progress = Progress()
-        self.unfinished = Unfinished()
+        self.unfinished = Unfinished(options.max_replay_steps)
         self.phases = Phases()
         self._agent, self._options, self._about, self._logger = agent, options, about, logger
+        self.saved: int | None = None
+        """The iteration of the last checkpoint."""
         self._boundary: dict[str, Any] = {}
+        self._tried: int | None = None
         self._steps_before = 0
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -102,16 +106,18 @@ class Run:
         return self._options.progress(self.progress.steps, self.progress.episodes)
 
     def over(self) -> bool:
-        """Whether all steps or episodes are made."""
-        return self.share_over() >= 1
+        """Whether all steps or episodes are made, or as many iterations as were asked for."""
+        stop = self._options.stop_after_iterations
+        return self.share_over() >= 1 or (stop is not None and self.progress.iteration >= stop)
 
-    def record(self, seconds: float, metrics: Mapping[str, float]) -> None:
+    def record(self, seconds: float, batch_sha256: str, metrics: Mapping[str, float]) -> None:
         """Keep the iteration that has just ended, as a boundary, in the CSV and on the console."""
         progress, phases = self.progress, self.phases.take()
         steps_per_s = (progress.steps - self._steps_before) / seconds
         self._steps_before = progress.steps
         progress.seconds += seconds
         self.keep()
+        weights_sha256 = weights.sha256(self._boundary["weights"])
         return_mean = _mean(progress.returns)
         self._logger.row(
             {
@@ -123,6 +129,8 @@ class Run:
                 "length_mean": _mean(progress.lengths),
                 "steps_per_s": steps_per_s,
                 **{f"{phase}_s": phases.get(phase, 0.0) for phase in _PHASES},
+                "batch_sha256": batch_sha256[:_HASH],
+                "weights_sha256": weights_sha256[:_HASH],
                 **metrics,
             }
         )
@@ -149,8 +157,20 @@ class Run:
         )
 
     def save(self) -> None:
-        """Write checkpoint and summary of the last boundary, whatever is half done since."""
-        checkpoint.write(self._logger.folder / checkpoint.NAME, self._boundary)
+        """Write checkpoint and summary of the last boundary, whatever is half done since.
+
+        Once per boundary: what has failed, as on a full disk, is not tried again.
+
+        Raises:
+            OSError: if the checkpoint cannot be written, saying what there still is.
+        """
+        iteration = self._boundary["progress"]["iteration"]
+        if self._tried == iteration:
+            return
+        self._tried = iteration
+        keep = self._options.keep_checkpoints
+        checkpoint.save(self._logger.folder, iteration, self._boundary, keep)
+        self.saved = iteration
         self._logger.summary(self.summary())
 
     def summary(self) -> dict[str, Any]:

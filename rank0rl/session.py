@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import importlib.metadata
-import platform
-import shlex
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-from rank0rl import checkpoint, comm, config, envs, seeding
+from rank0rl import checkpoint, comm, config, envs, provenance, seeding
 from rank0rl.agent import Agent
 from rank0rl.config import RunOptions
 from rank0rl.interrupt import Interrupted
@@ -69,12 +65,17 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
     }
     kept = Run(agent, options, about, logger)
     if options.resume:
-        kept.load(checkpoint.read(folder / checkpoint.NAME))
-    config.write(folder / "config.toml", (options, plan.agent), _record(nworkers))
+        kept.load(checkpoint.read(checkpoint.latest(folder)))
+    record = provenance.record(nworkers, comm.mpi_version())
+    before = config.write(folder / "config.toml", (options, plan.agent), record)
     logger.print(
         f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}; settings: "
         f"{plan.source}; run folder: {folder}"
     )
+    for note in plan.notes:
+        logger.print(f"note: {note}")
+    for difference in provenance.differences(before, record) if before else ():
+        logger.print(f"note: {difference}: the last bits of the curve may differ")
     go_on = f"--resume {folder}" + (f" --nprocs {nworkers}" if nworkers > 1 else "")
     try:
         train(agent, rollout, options, kept)
@@ -82,13 +83,15 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
         logger.close()
         logger.print(
             f"{error if isinstance(error, Interrupted) else 'failed'}: saved iteration "
-            f"{kept.summary()['iterations']}; go on with {go_on}"
+            f"{kept.saved}; go on with {go_on}"
         )
         if isinstance(error, Interrupted):
             comm.abort(128 + error.signum)
         raise
     finally:
         logger.close()
+    if kept.share_over() < 1:
+        logger.print(f"stopped after iteration {kept.saved}, as asked; go on with {go_on}")
     logger.print("  ".join(f"{name} {_short(value)}" for name, value in kept.summary().items()))
     return 0
 
@@ -125,23 +128,3 @@ def _try(argv: list[str], configs: Path | None) -> Plan | int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def _record(nworkers: int) -> dict[str, Any]:
-    """What else was so when the run was started."""
-    packages = ("rank0rl", "numpy", "torch", "gymnasium", "mujoco", "mpi4py")
-    versions = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {
-        "nprocs": nworkers,
-        "command": shlex.join(sys.orig_argv),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "host": platform.node(),
-        "machine": platform.machine(),
-        "mpi": comm.mpi_version(),
-        "versions": versions,
-    }

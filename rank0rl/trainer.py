@@ -36,6 +36,8 @@ class Gathered:
     """The episodes under way, in order of lanes, as `Rollout.unfinished` gives them."""
     steps: Array
     """Environment steps of each fragment."""
+    sha256: str
+    """Of the batch, to compare runs."""
 
 
 def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) -> None:
@@ -66,7 +68,7 @@ def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) 
                     with interrupts.held():
                         run.progress.add(int(gathered.steps.sum()), gathered.ended)
                         run.unfinished.add(gathered.lanes)
-                        run.record(time.perf_counter() - start, metrics)
+                        run.record(time.perf_counter() - start, gathered.sha256, metrics)
         finally:
             if run:
                 with interrupts.held():
@@ -104,6 +106,8 @@ def iterate(
         rows = _process(agent, fragments)
     with phases("wait"):
         comm.barrier()
+        if iteration % options.drift_check_every == 0:
+            weights.chksum(agent.modules(), label="after collect and process")
     with phases("gather"):
         gathered = _gather(rows, ended, rollout.unfinished(), fragments)
     if comm.get_rank() != 0:
@@ -122,11 +126,9 @@ def _begin(rollout: Rollout, run: Run | None) -> int:
     if iteration:
         mine = run.unfinished.all() if run else {}
         names = comm.share(list(mine))
-        for lane in rollout.restore({name: comm.bcast(mine.get(name)) for name in names}):
-            print(
-                f"lane {lane}: the environment does not repeat an episode from its seed and "
-                f"actions; a new episode begins there, and the curve is another one"
-            )
+        lanes = {name: comm.bcast(mine.get(name)) for name in names}
+        for lane, why in rollout.restore(lanes).items():
+            print(f"lane {lane}: {why}; a new episode begins there, and the curve is another one")
     comm.barrier()  # the first iteration's times are not those of making environments
     return int(iteration)
 
@@ -150,9 +152,11 @@ def _gather(rows: Batch, ended: Batch, lanes: Batch, fragments: list[Fragment]) 
     rows, ended, lanes, steps = (
         {name: flat[f"{part}/{name}"] for name in batch} for part, batch in parts.items()
     )
+    batch = batches.in_order(rows, rows["unit"])
     return Gathered(
-        batch=batches.in_order(rows, rows["unit"]),
+        batch=batch,
         ended=batches.in_order(ended, ended["unit"]),
         lanes=lanes,
         steps=steps["steps"],
+        sha256=batches.sha256(batch),
     )

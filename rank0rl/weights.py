@@ -1,4 +1,4 @@
-"""Modules between ranks: broadcast; and a hash of what was broadcast."""
+"""Modules between ranks: broadcast, and hashes that show whether ranks still have the same."""
 
 from __future__ import annotations
 
@@ -82,12 +82,34 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
         tensors[name].copy_(t)
 
 
+def chksum(*things: Any, label: str = "", comm: Comm | None = None) -> str:
+    """Make sure that every rank has the same weights.
+
+    Collective: every rank calls this, in the same order.
+
+    Args:
+        things: modules, tensors, arrays, and nested dicts of them.
+        label: what these weights are, for the message of an error.
+        comm: the ranks; all of the job by default.
+
+    Returns:
+        Their hash, as `sha256` gives it.
+
+    Raises:
+        ValueError: the same on every rank, naming a rank and a tensor that differ from rank 0's.
+    """
+    comm = comm or ranks.world()
+    each = {name: sha256(t)[:16] for name, t in named_tensors(*things).items()}
+    ranks.agree(each, f"chksum {label}".strip(), same="weights, bit for bit", comm=comm)
+    return sha256(*things)
+
+
 def sha256(*things: Any) -> str:
     """Hash of names, dtypes, shapes and bytes of all weights, in a fixed order."""
     digest = hashlib.sha256()
     for name, t in named_tensors(*things).items():
         digest.update(f"{name} {t.dtype} {tuple(t.shape)}\n".encode())
-        digest.update(t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

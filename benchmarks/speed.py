@@ -44,7 +44,7 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
     from rank0rl.session import make_rollout
     from rank0rl.threads import set_threads
     from rank0rl.timing import Phases
-    from rank0rl.trainer import iterate
+    from rank0rl.trainer import collect, update
 
     set_threads(1)
     options = RunOptions(
@@ -69,7 +69,9 @@ def measure(args: argparse.Namespace) -> dict[str, list[float]]:
         bare_s = time.perf_counter() - start
         phases = Phases()
         start = time.perf_counter()
-        iterate(agent, rollout, options, phases, repeat + 1, 0.0)
+        gathered = collect(agent, rollout, options, phases, repeat + 1)
+        if comm.get_rank() == 0:
+            update(agent, gathered, options, phases, repeat + 1, 0.0)
         comm.barrier()
         whole_s = time.perf_counter() - start
         took = phases.take()

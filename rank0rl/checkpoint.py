@@ -21,6 +21,10 @@ _FORMAT = "rank0rl checkpoint"
 _VERSION = 1
 
 
+class NotSaved(Exception):
+    """A checkpoint could not be written; the message says why, and what there still is."""
+
+
 def snapshot(value: Any) -> Any:
     """A copy of nested dicts and lists of tensors, arrays, numbers and strings; arrays become tensors.
 
@@ -55,7 +59,7 @@ def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int) -> None
         keep: how many files to keep, this one included.
 
     Raises:
-        OSError: if it cannot be written, saying what there still is.
+        NotSaved: if it cannot be written, as on a full disk.
     """
     path = _folder(run) / f"{iteration:08d}.pt"
     try:
@@ -64,21 +68,27 @@ def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int) -> None
     except OSError as error:
         before = _files(run)
         there = f"the last complete one is {before[-1]}" if before else "there is none before it"
-        raise OSError(f"cannot write checkpoint {path}: {error.strerror}; {there}") from error
+        raise NotSaved(f"cannot write checkpoint {path}: {error.strerror}; {there}") from error
     for old in _files(run)[:-keep]:
         old.unlink()
 
 
-def latest(run: Path, at_most: int | None = None) -> Path:
-    """The file of a run's last boundary, or of the last one with at most so many iterations.
+def latest(run: Path) -> Path:
+    """The file of a run's last boundary.
 
     Raises:
         ValueError: if there is none.
     """
-    files = [f for f in _files(run) if at_most is None or int(f.stem) <= at_most]
+    files = _files(run)
     if not files:
         raise ValueError(f"cannot read a checkpoint: there is none in {_folder(run)}")
     return files[-1]
+
+
+def before(run: Path, iteration: int) -> Path | None:
+    """The file of a run's last boundary with at most so many iterations, if there still is one."""
+    files = [file for file in _files(run) if int(file.stem) <= iteration]
+    return files[-1] if files else None
 
 
 def _folder(run: Path) -> Path:

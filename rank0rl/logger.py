@@ -112,5 +112,14 @@ class Logger:
             csv.writer(self._csv).writerow(names)
 
 
+def read_rows(folder: Path) -> list[dict[str, str]]:
+    """The rows of a run's progress.csv, column -> text; none if there is no such file yet."""
+    path = folder / "progress.csv"
+    if not path.exists():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def _short(value: float | str) -> str:
     return str(value) if isinstance(value, int | str) else f"{value:.6g}"

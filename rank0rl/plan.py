@@ -53,11 +53,11 @@ def prepare(argv: list[str], configs: Path | None, nworkers: int) -> Plan:
     if resume:
         source = resume / "config.toml"
     elif source is None:
-        first, _ = _read(argv, None)
+        first, _ = read(argv, None)
         if first.env_id:
             env = envs.base(envs.resolve(first.env_id))
             source = config.find(configs, config.short(first.algo), env)
-    options, agent = _read(argv, source)
+    options, agent = read(argv, source)
     if not options.env_id:
         raise ValueError("name an environment, such as: python train.py Walker2d (--help for more)")
     options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
@@ -65,7 +65,7 @@ def prepare(argv: list[str], configs: Path | None, nworkers: int) -> Plan:
     _check_environment(options)
     notes: tuple[str, ...] = ()
     if resume:
-        old, old_agent = _read([], source)
+        old, old_agent = read([], source)
         _check_unchanged((options, agent), (old, old_agent))
         notes = tuple(_schedule_notes(options, old))
         checkpoint.read(checkpoint.latest(resume))
@@ -116,8 +116,13 @@ def _schedule_notes(new: RunOptions, old: RunOptions) -> list[str]:
     ]
 
 
-def _read(argv: list[str], source: Path | None) -> tuple[RunOptions, Any]:
-    """The command line, over a file, over defaults: the run's options, and the agent's."""
+def read(argv: list[str], source: Path | None) -> tuple[RunOptions, Any]:
+    """The command line, over a file, over defaults: the run's options, and the agent's.
+
+    Raises:
+        ValueError: for a wrong setting in the file, or an agent that there is not.
+        SystemExit: for a wrong argument, after tyro has said what is wrong.
+    """
     settings = config.load(source) if source else {}
     for given, other in itertools.permutations(("steps_per_batch", "episodes_per_batch")):
         if _option(argv, f"--{given.replace('_', '-')}") is not None:

@@ -79,6 +79,7 @@ class Rollout:
         self._capacity = steps or _BLOCK
         self._obs = np.empty((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
         self._finished: dict[str, list[float]] = {}
+        self._iteration = 0
 
     def collect(self, agent: Agent, iteration: int) -> tuple[list[Fragment], Batch]:
         """Collect this rank's units of one iteration.
@@ -87,6 +88,7 @@ class Rollout:
             Fragments in order of units; and the episodes that ended, in the order in which they
             did: "unit", "return" and "length", each (E,).
         """
+        self._iteration = iteration
         self._finished = {"unit": [], "return": [], "length": []}
         collect = self._collect_steps if self._steps else self._collect_episodes
         fragments = collect(agent, iteration)
@@ -225,7 +227,12 @@ class Rollout:
         env_act = self._to_env(act)
         rew, terminated, truncated, ended = [], [], [], []
         for lane, action in zip(lanes, env_act, strict=True):
-            next_obs, r, over, cut_off, _ = lane.env.step(action)
+            try:
+                next_obs, r, over, cut_off, _ = lane.env.step(action)
+            except Exception as error:
+                at = f"--iteration {self._iteration} --lane {lane.unit}"
+                error.add_note(f"To repeat it: python -m rank0rl replay <run folder> {at}")
+                raise
             rew.append(r)
             terminated.append(over)
             truncated.append(cut_off)

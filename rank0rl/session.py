@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rank0rl import checkpoint, comm, config, envs, provenance, seeding
-from rank0rl.agent import Agent
+from rank0rl.agent import Agent, Spaces
 from rank0rl.config import RunOptions
 from rank0rl.interrupt import Interrupted
 from rank0rl.logger import Logger
 from rank0rl.plan import Plan, load_agent, prepare
 from rank0rl.rollout import Rollout, lanes_of
 from rank0rl.run import Run
+from rank0rl.state import State
 from rank0rl.threads import set_threads
 from rank0rl.trainer import train
 
@@ -39,10 +40,9 @@ def run(argv: list[str], configs: Path | None) -> int:
     gc.freeze()  # what the imports made
     gc.enable()
     options = RunOptions(**shared["options"])
-    agent_class = load_agent(options.algo)
+    agent_options = load_agent(options.algo).Options(**shared["agent"])
     rollout = make_rollout(options, comm.get_rank(), comm.get_nworkers())
-    rng = seeding.stream(options.seed, "init")
-    agent = agent_class(rollout.spaces, agent_class.Options(**shared["agent"]), rng)
+    agent = make_agent(options, agent_options, rollout.spaces)
     try:
         if isinstance(plan, Plan):
             return _lead(plan, agent, rollout)
@@ -63,9 +63,10 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
         "nprocs": nworkers,
         "num_envs": options.num_envs,
     }
-    kept = Run(agent, options, about, logger)
+    state = State(agent, options)
     if options.resume:
-        kept.load(checkpoint.read(checkpoint.latest(folder)))
+        state.load(checkpoint.read(checkpoint.latest(folder)))
+    kept = Run(state, options, about, logger)
     record = provenance.record(nworkers, comm.mpi_version())
     before = config.write(folder / "config.toml", (options, plan.agent), record)
     logger.print(
@@ -87,10 +88,13 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
         )
         if isinstance(error, Interrupted):
             comm.abort(128 + error.signum)
+        if isinstance(error, checkpoint.NotSaved):
+            print(f"error: {error}", file=sys.stderr)
+            comm.abort(1)
         raise
     finally:
         logger.close()
-    if kept.share_over() < 1:
+    if state.share_over() < 1:
         logger.print(f"stopped after iteration {kept.saved}, as asked; go on with {go_on}")
     logger.print("  ".join(f"{name} {_short(value)}" for name, value in kept.summary().items()))
     return 0
@@ -100,14 +104,25 @@ def _short(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def make_rollout(options: RunOptions, rank: int, nworkers: int) -> Rollout:
-    """The lanes of one rank."""
+def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent:
+    """The agent with its initial weights."""
+    rng = seeding.stream(options.seed, "init")
+    return load_agent(options.algo)(spaces, agent_options, rng)
+
+
+def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None = None) -> Rollout:
+    """The lanes of one rank; or the lane, or episode of each iteration, of this number only."""
+    lanes = lanes_of(rank, nworkers, options.num_envs)
+    episodes = range(rank, options.episodes_per_batch or 0, nworkers)
+    if only is not None:
+        lanes = range(only, only + 1)
+        episodes = lanes if options.episodes_per_batch else range(0)
     return Rollout(
         lambda: envs.make(options.env_id, **options.env_kwargs),
-        lanes_of(rank, nworkers, options.num_envs),
+        lanes,
         options.seed,
         steps=options.steps_per_env,
-        episodes=range(rank, options.episodes_per_batch or 0, nworkers),
+        episodes=episodes,
     )
 
 

@@ -34,8 +34,8 @@ class Gathered:
     """The episodes that ended, in order of units: "unit", "return", "length"."""
     lanes: Batch
     """The episodes under way, in order of lanes, as `Rollout.unfinished` gives them."""
-    steps: Array
-    """Environment steps of each fragment."""
+    steps: int
+    """Environment steps of all."""
     sha256: str
     """Of the batch, to compare runs."""
 
@@ -62,12 +62,12 @@ def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) 
                 iteration += 1
                 start = time.perf_counter()
                 phases = run.phases if run else Phases()
-                progress = run.share_over() if run else 0.0
-                gathered, metrics = iterate(agent, rollout, options, phases, iteration, progress)
+                progress = run.state.share_over() if run else 0.0
+                gathered = collect(agent, rollout, options, phases, iteration)
                 if run:
+                    metrics = update(agent, gathered, options, phases, iteration, progress)
                     with interrupts.held():
-                        run.progress.add(int(gathered.steps.sum()), gathered.ended)
-                        run.unfinished.add(gathered.lanes)
+                        run.state.add(gathered.steps, gathered.ended, gathered.lanes)
                         run.record(time.perf_counter() - start, gathered.sha256, metrics)
         finally:
             if run:
@@ -75,15 +75,10 @@ def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) 
                     run.save()
 
 
-def iterate(
-    agent: Agent,
-    rollout: Rollout,
-    options: RunOptions,
-    phases: Phases,
-    iteration: int,
-    progress: float,
-) -> tuple[Gathered, Mapping[str, float]]:
-    """One iteration.
+def collect(
+    agent: Agent, rollout: Rollout, options: RunOptions, phases: Phases, iteration: int
+) -> Gathered:
+    """The batch of one iteration, with rank 0's weights.
 
     Collective: every rank calls this.
 
@@ -91,12 +86,8 @@ def iterate(
         agent: on every rank.
         rollout: this rank's lanes.
         options: of the run.
-        phases: takes the seconds of "broadcast", "collect", "process", "wait", "gather", "update".
+        phases: takes the seconds of "broadcast", "collect", "process", "wait" and "gather".
         iteration: its number, which keys its random streams.
-        progress: share of the run that is over.
-
-    Returns:
-        What was gathered, and on rank 0 what the update records.
     """
     with phases("broadcast"):
         weights.rank0_bcast_wts(agent.modules())
@@ -109,12 +100,35 @@ def iterate(
         if iteration % options.drift_check_every == 0:
             weights.chksum(agent.modules(), label="after collect and process")
     with phases("gather"):
-        gathered = _gather(rows, ended, rollout.unfinished(), fragments)
-    if comm.get_rank() != 0:
-        return gathered, {}
+        return _gather(rows, ended, rollout.unfinished(), fragments)
+
+
+def update(
+    agent: Agent,
+    gathered: Gathered,
+    options: RunOptions,
+    phases: Phases,
+    iteration: int,
+    progress: float,
+) -> Mapping[str, float]:
+    """Let the agent learn from what was gathered.
+
+    Rank 0 only: the other ranks sleep meanwhile.
+
+    Args:
+        agent: of rank 0.
+        gathered: the iteration's batch.
+        options: of the run.
+        phases: takes the seconds of "update".
+        iteration: its number, which keys its random streams.
+        progress: share of the run that is over.
+
+    Returns:
+        What the agent records.
+    """
     rng = seeding.stream(options.seed, "update", iteration)
     with phases("update"), using_threads(options.learner_threads):
-        return gathered, agent.update(gathered.batch, rng, progress)
+        return agent.update(gathered.batch, rng, progress)
 
 
 def _begin(rollout: Rollout, run: Run | None) -> int:
@@ -122,9 +136,9 @@ def _begin(rollout: Rollout, run: Run | None) -> int:
     if run:
         run.keep()
         run.save()  # from here on there is something to go on with, however the run ends
-    iteration = comm.share(run.progress.iteration if run else None)
+    iteration = comm.share(run.state.progress.iteration if run else None)
     if iteration:
-        mine = run.unfinished.all() if run else {}
+        mine = run.state.unfinished.all() if run else {}
         names = comm.share(list(mine))
         lanes = {name: comm.bcast(mine.get(name)) for name in names}
         for lane, why in rollout.restore(lanes).items():
@@ -157,6 +171,6 @@ def _gather(rows: Batch, ended: Batch, lanes: Batch, fragments: list[Fragment]) 
         batch=batch,
         ended=batches.in_order(ended, ended["unit"]),
         lanes=lanes,
-        steps=steps["steps"],
+        steps=int(steps["steps"].sum()),
         sha256=batches.sha256(batch),
     )

@@ -7,6 +7,7 @@ from rank0rl.config import RunOptions
 from rank0rl.logger import Logger
 from rank0rl.run import Run
 from rank0rl.session import make_rollout
+from rank0rl.state import State
 from rank0rl.trainer import train
 
 
@@ -17,10 +18,10 @@ def train_here(agent_class, agent_options, folder, **options):
     rollout = make_rollout(run_options, 0, 1)
     rng = seeding.stream(run_options.seed, "init")
     agent = agent_class(rollout.spaces, agent_options, rng)
-    run = Run(agent, run_options, {}, Logger(folder, quiet=True))
+    run = Run(State(agent, run_options), run_options, {}, Logger(folder, quiet=True))
     train(agent, rollout, run_options, run)
     return agent, run
 
 
 def mean_return(run):
-    return float(np.mean(run.progress.returns))
+    return float(np.mean(run.state.progress.returns))

@@ -2,6 +2,9 @@
 
 import os
 import pickle
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -35,17 +38,63 @@ def test_what_needs_code_to_load_is_not_saved():
         checkpoint.snapshot({"f": [print, lambda: 0][1]})
 
 
-def test_every_truncation_and_a_changed_byte_is_one_clear_error(tmp_path):
+def test_200_truncations_and_a_changed_byte_are_clear_errors(tmp_path):
     path = tmp_path / "c.pt"
     checkpoint.write(path, checkpoint.snapshot(STATE))
     data = path.read_bytes()
-    for size in range(0, len(data), 37):
+    sizes = [*range(30), *np.random.default_rng(0).integers(30, len(data), 170)]
+    for size in sizes:
         path.write_bytes(data[:size])
-        with pytest.raises(ValueError, match="is no checkpoint|is damaged"):
+        with pytest.raises(ValueError, match="is no checkpoint, or one cut short|is damaged"):
             checkpoint.read(path)
     path.write_bytes(data[:-5] + b"\0" + data[-4:])
     with pytest.raises(ValueError, match="is damaged"):
         checkpoint.read(path)
+
+
+def test_a_newer_format_is_named(tmp_path):
+    path = tmp_path / "c.pt"
+    path.write_bytes(b"rank0rl checkpoint 7\n...")
+    with pytest.raises(
+        ValueError, match="has format 7, and this version of rank0rl reads format 1"
+    ):
+        checkpoint.read(path)
+
+
+def test_the_last_few_are_kept_and_the_latest_is_found(tmp_path):
+    with pytest.raises(ValueError, match="there is none"):
+        checkpoint.latest(tmp_path)
+    for iteration in (9, 10, 100):
+        checkpoint.save(tmp_path, iteration, {"x": iteration}, keep=2)
+    (tmp_path / "checkpoints" / "00000101.tmp").write_bytes(b"half")
+    assert checkpoint.read(checkpoint.latest(tmp_path)) == {"x": 100}
+    assert checkpoint.before(tmp_path, 99).name == "00000010.pt"
+    assert checkpoint.before(tmp_path, 9) is None
+
+
+SAVES = """
+import sys, torch
+from pathlib import Path
+from rank0rl import checkpoint
+state = {"t": torch.arange(300_000)}
+for i in range(10**6):
+    checkpoint.save(Path(sys.argv[1]), i, {"i": i, **state}, keep=3)
+    print(i, flush=True)
+"""
+
+
+def test_the_latest_loads_after_a_kill_in_the_middle_of_a_save(tmp_path):
+    for pause_ms in range(0, 12, 2):
+        folder = tmp_path / str(pause_ms)
+        folder.mkdir()
+        command = [sys.executable, "-c", SAVES, str(folder)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for _ in range(5):
+            said = int(process.stdout.readline())
+        time.sleep(pause_ms / 1000)
+        process.kill()
+        process.wait()
+        assert checkpoint.read(checkpoint.latest(folder))["i"] >= said
 
 
 class Bomb:
@@ -76,6 +125,7 @@ def test_a_failed_write_leaves_the_previous_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         checkpoint.write(path, {"x": 2})
     assert checkpoint.read(path) == {"x": 1}
+    assert os.listdir(tmp_path) == ["c.pt"]
 
 
 def test_no_file(tmp_path):

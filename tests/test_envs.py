@@ -77,3 +77,11 @@ def test_what_cannot_be_made_gives_the_reason():
 )
 def test_base_names(env_id, base):
     assert envs.base(env_id) == base
+
+
+def test_wrappers_with_running_statistics_are_refused_wherever_they_are():
+    env = gym.wrappers.NormalizeReward(gym.wrappers.NormalizeObservation(gym.make("CartPole-v1")))
+    env = gym.wrappers.TimeLimit(env, 10)
+    with pytest.raises(ValueError, match="NormalizeReward and NormalizeObservation"):
+        envs.refuse_running_statistics(env)
+    envs.refuse_running_statistics(gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1, 1))

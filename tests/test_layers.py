@@ -31,13 +31,21 @@ ALLOWED = {
     "checkpoint": (set(), {"numpy", "torch"}),
     "config": ({"agent", "launch"}, {"tyro", "tomli_w"}),
     "logger": (set(), {"rich"}),
-    "run": ({"agent", "batch", "rollout", "weights", *TOOLS}, {"numpy"}),
+    "state": ({"agent", "batch", "rollout", "weights", *TOOLS}, set()),
+    "run": ({"state", "weights", *TOOLS}, {"numpy"}),
+    "provenance": (set(), set()),
+    "check": ({"agent", "batch", "config", "envs", "rollout"}, {"numpy", "tyro"}),
+    "replay": ({"batch", "plan", "rollout", "session", "state", "trainer", *TOOLS}, {"tyro"}),
+    "__main__": (set(), set()),
     "trainer": (
         {"agent", "batch", "comm", "rollout", "run", "seeding", "weights", *TOOLS},
         {"numpy"},
     ),
     "session": (
-        {"agent", "comm", "envs", "plan", "rollout", "run", "seeding", "trainer", *TOOLS},
+        {
+            *("agent", "comm", "envs", "plan", "provenance", "rollout", "run", "seeding", "state"),
+            *("trainer", *TOOLS),
+        },
         set(),
     ),
     "plan": ({"agent", "envs", *TOOLS}, {"tyro"}),

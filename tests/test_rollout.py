@@ -74,16 +74,16 @@ def test_restored_lanes_go_on_in_the_middle_of_their_episodes(iterations):
     """Episodes of 3 to 9 steps in fragments of 4: cut once, twice, not at all."""
     agent, split = NoiseAgent(), [range(3), range(3, 5)]
     rollouts = [make(lanes, steps=4, vary=True) for lanes in split]
-    unfinished = Unfinished()
+    unfinished = Unfinished(10_000)
     for iteration in range(iterations):
         for rollout in rollouts:
             rollout.collect(agent, iteration)
         unfinished.add(gathered(rollouts))
-    loaded = Unfinished()
+    loaded = Unfinished(10_000)
     loaded.load(unfinished.all())
     resumed = [make(lanes, steps=4, vary=True) for lanes in (range(1), range(1, 5))]
     for rollout in resumed:
-        assert rollout.restore(loaded.all()) == []
+        assert rollout.restore(loaded.all()) == {}
     for iteration in range(iterations, iterations + 3):
         went_on = [f for rollout in rollouts for f in rollout.collect(agent, iteration)[0]]
         again = [f for rollout in resumed for f in rollout.collect(agent, iteration)[0]]
@@ -99,16 +99,47 @@ def test_restored_lanes_go_on_in_the_middle_of_their_episodes(iterations):
 
 
 def test_an_environment_that_does_not_repeat_is_named_and_begins_afresh():
-    rollout, unfinished = make(steps=2), Unfinished()
+    rollout, unfinished = make(steps=2), Unfinished(10_000)
     rollout.collect(NoiseAgent(), 0)
     unfinished.add(rollout.unfinished())
     other = make(steps=2, length=2)  # ends where the first one goes on
     lanes = unfinished.all()
-    assert other.restore(lanes) == [0, 1]
+    assert list(other.restore(lanes)) == [0, 1]
     lanes["obs"][1] += 1
     again = make(steps=2)
-    assert again.restore(lanes) == [1]
+    strays = again.restore(lanes)
+    assert list(strays) == [1]
+    assert "does not repeat an episode from its seed and actions" in strays[1]
     assert [(lane.episode, lane.steps) for lane in again.lanes] == [(0, 2), (1, 0)]
+
+
+def test_no_actions_are_kept_of_an_episode_that_is_too_long_to_repeat():
+    rollout, unfinished = make(range(2), steps=4, length=100), Unfinished(6)
+    for iteration in range(3):
+        rollout.collect(NoiseAgent(), iteration)
+        unfinished.add(rollout.unfinished())
+        assert len(unfinished.all()["act"]) == [8, 0, 0][iteration]
+    loaded = Unfinished(6)
+    loaded.load(unfinished.all())
+    again = make(range(2), steps=4, length=100)
+    strays = again.restore(loaded.all())
+    assert strays == dict.fromkeys(
+        (0, 1), "its episode of 12 steps is longer than max_replay_steps"
+    )
+    assert [(lane.episode, lane.steps) for lane in again.lanes] == [(1, 0), (1, 0)]
+
+
+def test_no_two_lanes_iterations_or_neighbouring_seeds_share_noise():
+    """The first 100 actions of all lanes, of runs with seeds 0, 1 and 2, differ pairwise."""
+    agent = NoiseAgent()
+    drawn = set()
+    for seed in range(3):
+        rollout = Rollout(toy_envs.Count, range(32), seed, steps=100)
+        for iteration in range(2):
+            fragments, _ = rollout.collect(agent, iteration)
+            drawn |= {value for f in fragments for value in f.act.ravel().tolist()}
+    # 19,200 normal numbers in float32: by chance some few are equal, whole streams would be fewer
+    assert len(drawn) > 0.99 * 3 * 32 * 2 * 100
 
 
 def test_noise_and_unit_are_the_units_own():

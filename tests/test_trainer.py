@@ -1,69 +1,67 @@
-"""The loop, through the command line: the same curve for every number of ranks; stop and resume."""
+"""The loop, through the command line: the same curve for every number of ranks."""
 
-import csv
 import json
-import signal
-import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 from on_ranks import HERE, run
+from runs import SMALL, curve, sha, table, train
 
-HASHING = f"{HERE}/hashing.py:HashingPPO"
 MODES = {
     "steps": ["--steps-per-batch", "192"],
     "episodes": ["--episodes-per-batch", "5", "--num-episodes", "15"],
 }
-SLOW = f"{HERE}/slow.py:SlowPPO"
-TIMES = ("seconds", "steps_per_s", "mpi_loaded")
 
 
-def train(folder, *args, nprocs=1, expect=0, limit_s=120):
-    command = [sys.executable, "train.py", *args, "--run-dir", str(folder)]
-    done = run([*command, *(["--nprocs", str(nprocs)] if nprocs > 1 else [])], limit_s)
-    assert done.returncode == expect, done.stdout + done.stderr
-    return done
-
-
-def table(folder):
-    with (folder / "progress.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def curve(folder):
-    """All that does not depend on time."""
-    return [
-        {k: v for k, v in row.items() if k not in TIMES and not k.endswith("_s")}
-        for row in table(folder)
-    ]
-
-
-def sha(folder):
-    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
+def assert_same_curves(folder, args, all_nprocs, iterations):
+    """Batches and weights of every iteration, and all else that does not depend on time."""
+    for n in all_nprocs:
+        train(folder / str(n), *args, "--stop-after-iterations", str(iterations), nprocs=n)
+    curves = [curve(folder / str(n)) for n in all_nprocs]
+    assert len({row["batch_sha256"] for row in curves[0]}) == iterations
+    assert len({row["weights_sha256"] for row in curves[0]}) == iterations
+    assert all(other == curves[0] for other in curves)
+    assert len({sha(folder / str(n)) for n in all_nprocs}) == 1
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_batches_and_weights_for_every_number_of_ranks(mode, tmp_path):
-    for n in (1, 2, 3):
-        train(
-            tmp_path / str(n),
-            *("Walker2d", "--algo", HASHING, "--num-envs", "3", "--total-steps", "576"),
-            *("--hidden", "32", "32", *MODES[mode]),
-            nprocs=n,
-        )
-    curves = [curve(tmp_path / str(n)) for n in (1, 2, 3)]
-    assert len(curves[0]) == 3
-    assert len({row["batch_sha"] for row in curves[0]}) == 3
-    assert curves[0] == curves[1] == curves[2]
-    shas = {sha(tmp_path / str(n)) for n in (1, 2, 3)}
-    assert len(shas) == 1
+    algo = ["--algo", f"{HERE}/mpi_seen.py:MpiSeen", "--hidden", "32", "32"]
+    args = ["Walker2d", *algo, "--num-envs", "3", "--total-steps", "576", *MODES[mode]]
+    assert_same_curves(tmp_path, args, (1, 2, 3), 3)
     assert {row["mpi_loaded"] for row in table(tmp_path / "1")} == {"0"}
     assert {row["mpi_loaded"] for row in table(tmp_path / "2")} == {"1"}
 
 
-SMALL = ["CartPole", "--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32"]
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["steps", "episodes"])
+@pytest.mark.parametrize("env", ["Walker2d", "CartPole", "Pendulum"])
+def test_the_same_for_up_to_eight_ranks(env, mode, tmp_path):
+    size = ["--steps-per-batch", "512"] if mode == "steps" else ["--episodes-per-batch", "10"]
+    args = [env, "--num-envs", "8", "--total-steps", "100000", *size, "--drift-check-every", "1"]
+    assert_same_curves(tmp_path, args, (1, 2, 3, 4, 8), 5)
+
+
+DRIFTS = """
+from algos.ppo import PPO
+from rank0rl import comm
+class Drifts(PPO):
+    calls = 0
+    def process(self, fragment):
+        self.calls += 1
+        if self.calls == 12 and comm.rank == 1:
+            self.value.mlp.biases[1].data[3] += 1e-6
+        return super().process(fragment)
+"""
+
+
+def test_weights_that_drift_on_one_rank_are_found_out_and_named(tmp_path):
+    (tmp_path / "drifts.py").write_text(DRIFTS)
+    args = [*SMALL, "--algo", f"{tmp_path / 'drifts.py'}:Drifts", "--drift-check-every", "2"]
+    done = train(tmp_path / "r", *args, nprocs=3, expect=1)
+    assert "the same weights, bit for bit: 'value.mlp.biases.1' is" in done.stderr
+    assert "on rank 1" in done.stderr
 
 
 def test_the_files_of_a_run(tmp_path):
@@ -112,74 +110,6 @@ def test_learner_threads_are_the_updates_alone(tmp_path):
     args = [*SMALL, "--total-steps", "128", "--algo", f"{agent}:Threads", "--learner-threads", "2"]
     train(tmp_path / "run", *args)
     assert [(row["collecting"], row["n"]) for row in table(tmp_path / "run")] == [("1", "2")] * 2
-
-
-EPISODES = ["--episodes-per-batch", "4", "--num-episodes", "60"]
-
-
-@pytest.mark.parametrize("mode", ["steps", "episodes"])
-def test_resume_after_sigterm_is_the_run_that_was_never_stopped(tmp_path, mode):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    args = ["CartPole", "--num-envs", "4", "--minibatch-size", "32"]
-    args += EPISODES if mode == "episodes" else ["--steps-per-batch", "64", "--total-steps", "960"]
-    train(whole, *args)
-    interrupt(parts, [*args, "--algo", SLOW], 2, signal.SIGTERM, after=6)
-    resume = [sys.executable, "train.py", "--resume", str(parts)]
-    refused = run([*resume, "--seed", "1", "--lr", "0.1"])
-    assert refused.returncode == 2
-    assert "another lr from 0.0003 to 0.1, seed from 0 to 1" in refused.stderr
-    done = run([*resume, "--nprocs", "3"])
-    assert done.returncode == 0, done.stderr
-    assert curve(parts) == curve(whole)
-    assert sha(parts) == sha(whole)
-
-
-def test_resume_after_sigkill_goes_back_to_the_last_checkpoint_on_disk(tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    args = [*SMALL, "--total-steps", "960", "--checkpoint-every", "4"]
-    train(whole, *args)
-    command = [*args, "--algo", SLOW, "--run-dir", str(parts), "--nprocs", "1"]
-    process = subprocess.Popen([sys.executable, "train.py", *command], cwd=HERE.parent)
-    wait_for_rows(process, parts, 6)
-    process.kill()
-    process.wait()
-    rows = len(table(parts))
-    assert rows >= 6
-    kept = json.loads((parts / "summary.json").read_text())["iterations"]
-    assert kept == rows - rows % 4
-    done = run([sys.executable, "train.py", "--resume", str(parts), "--nprocs", "2"])
-    assert done.returncode == 0, done.stderr
-    assert curve(parts) == curve(whole)  # no gap, no repeated row
-    assert sha(parts) == sha(whole)
-
-
-def interrupt(folder, args, nprocs, signum, after):
-    """Start a run, send it a signal once it has made some iterations, and wait for its end."""
-    command = [sys.executable, "train.py", *args, "--run-dir", str(folder), "--nprocs", str(nprocs)]
-    process = subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
-    wait_for_rows(process, folder, after)
-    process.send_signal(signum)
-    out, _ = process.communicate(timeout=20)
-    assert process.returncode == 128 + signum, out
-    assert "--resume" in out
-    return out
-
-
-def wait_for_rows(process, folder, count):
-    end = time.monotonic() + 60
-    while not (folder / "progress.csv").exists() or len(table(folder)) < count:
-        assert time.monotonic() < end, "no progress"
-        assert process.poll() is None
-        time.sleep(0.05)
-
-
-@pytest.mark.parametrize("nprocs", [1, 3])
-def test_ctrl_c_leaves_a_checkpoint_and_a_summary(tmp_path, nprocs):
-    args = [*SMALL, "--total-steps", "1000000", "--checkpoint-every", "1000000"]
-    interrupt(tmp_path, args, nprocs, signal.SIGINT, after=5)
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["iterations"] == len(table(tmp_path)) >= 5
-    assert (tmp_path / "checkpoint.pt").exists()
 
 
 BAD = """
@@ -241,30 +171,6 @@ def test_an_agent_and_an_environment_of_ones_own_on_two_ranks_and_resumed(tmp_pa
     done = run([sys.executable, "train.py", *resume])
     assert done.returncode == 0, done.stderr
     assert [row["speed"] for row in table(tmp_path / "r")] == ["3"] * 3
-
-
-def test_a_failing_update_keeps_the_last_boundary(tmp_path):
-    agent = tmp_path / "bad.py"
-    agent.write_text(
-        "from pathlib import Path\n"
-        "from algos.ppo import PPO\n"
-        "class Bad(PPO):\n"
-        "    calls = 0\n"
-        "    def update(self, *args):\n"
-        "        self.calls += 1\n"
-        "        metrics = super().update(*args)\n"
-        "        if self.calls == 4 and not Path(__file__ + '.once').exists():\n"
-        "            Path(__file__ + '.once').touch()\n"
-        "            raise ZeroDivisionError('on purpose')\n"
-        "        return metrics\n"
-    )
-    args = [*SMALL, "--total-steps", "640"]
-    train(tmp_path / "bad", *args, "--algo", f"{agent}:Bad", nprocs=2, expect=1)
-    assert json.loads((tmp_path / "bad" / "summary.json").read_text())["iterations"] == 3
-    done = run([sys.executable, "train.py", "--resume", str(tmp_path / "bad")])
-    assert done.returncode == 0, done.stderr
-    train(tmp_path / "good", *args)
-    assert curve(tmp_path / "bad") == curve(tmp_path / "good")
 
 
 def test_whole_runs_with_two_seeds_differ(tmp_path):

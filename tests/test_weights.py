@@ -70,3 +70,27 @@ def test_the_hash_sees_names_dtypes_shapes_and_values():
     things = [{"a": x}, {"b": x}, {"a": x + 1}, {"a": x.reshape(2, 2)}, {"a": x.view(np.int32)}]
     assert len({weights.sha256(thing) for thing in things}) == 5
     assert weights.sha256({"a": x}) == weights.sha256({"a": torch.from_numpy(x)})
+
+
+def on_rank_chksum(rank, value):
+    net = nn.ModuleDict({"v": ValueFunction(3, (4,), np.random.default_rng(0))})
+    same = weights.chksum(net, {"array": np.arange(3)})
+    if comm.rank == rank:
+        net["v"].mlp.biases[0].data[1] += value
+    weights.chksum(net, {"array": np.arange(3)}, label="nets")
+    return same
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_equal_weights_have_one_checksum_on_every_rank(n):
+    [digest] = set(on_ranks(n, "test_weights:on_rank_chksum", 0, 0.0))
+    assert len(digest) == 64
+
+
+def test_drifted_weights_raise_on_every_rank_and_are_named():
+    said = on_ranks(3, "test_weights:on_rank_chksum", 2, 1e-7)
+    assert len({said["message"] for said in said}) == 1
+    assert said[0]["raised"] == "ValueError"
+    assert "chksum nets" in said[0]["message"]
+    assert "the same weights, bit for bit: '0.v.mlp.biases.0' is" in said[0]["message"]
+    assert "on rank 2" in said[0]["message"]

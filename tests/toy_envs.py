@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
 import gymnasium as gym
 import numpy as np
 
+from rank0rl import seeding
 from rank0rl.agent import Agent
 
 
@@ -81,7 +83,43 @@ class Odd(gym.Env):
     action_space = gym.spaces.Discrete(2)
 
 
-for env in (Count, Identity, Forever, Odd):
+class Endless(Count):
+    """Never ends."""
+
+    def __init__(self):
+        super().__init__(length=10**9)
+
+
+class Moody(Endless):
+    """Observes the global random numbers of Python: no episode repeats."""
+
+    def _obs(self):
+        return np.array([self.t, random.random()])
+
+
+class Restless(Endless):
+    """Observes how often all of its kind were stepped: a lane is another one beside others."""
+
+    steps = 0
+
+    def step(self, action):
+        Restless.steps += 1
+        return super().step(action)
+
+    def _obs(self):
+        return np.array([self.t, Restless.steps % 1000], np.float64)
+
+
+class Breaks(Endless):
+    """Fails in its 30th step, where its seed says so."""
+
+    def step(self, action):
+        if self.t == 30 and self.first == seeding.integer(0, "reset", 1, 0):
+            raise ZeroDivisionError("on purpose")
+        return super().step(action)
+
+
+for env in (Count, Identity, Forever, Odd, Endless, Moody, Restless, Breaks):
     gym.register(f"{env.__name__}-v0", f"toy_envs:{env.__name__}")
 
 

@@ -1,0 +1,96 @@
+"""What the same curve for every nprocs costs: the rollout rate with it, over the rate without.
+
+    python benchmarks/invariance.py Walker2d CartPole
+
+Without: one matrix product for all lanes, whose rounding depends on their number; one random stream
+for all of them; environments that are reset without a seed. Both alternate, in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+
+from algos.ppo import PPO, PPOOptions
+from rank0rl import envs, seeding
+from rank0rl.nets import CategoricalPolicy
+from rank0rl.rollout import Lane, Rollout
+from rank0rl.threads import set_threads
+
+
+class FreePPO(PPO):
+    """Acts with one product for all lanes."""
+
+    def act(self, obs, noise, unit):
+        x = self.norm.numpy(obs)
+        if isinstance(self.policy, CategoricalPolicy):
+            logits = self.policy.mlp.numpy(x)[-1]
+            logits -= logits.max(axis=1, keepdims=True)
+            cumulative = np.exp(logits).cumsum(axis=1)
+            act = (noise * cumulative[:, -1:] >= cumulative[:, :-1]).sum(axis=1)
+            chosen = np.take_along_axis(logits, act[:, None], axis=1)[:, 0]
+            return act, {"logp": chosen - np.log(cumulative[:, -1])}
+        log_std = self.policy.log_std.detach().numpy()
+        act = self.policy.mlp.numpy(x)[-1] + np.exp(log_std) * noise
+        const = log_std.sum() + 0.5 * np.log(2 * np.pi) * len(log_std)
+        return act, {"logp": (-0.5 * np.square(noise).sum(axis=1) - const).astype(np.float32)}
+
+
+class FreeRollout(Rollout):
+    """Lanes share a random stream, and begin episodes wherever their environment's own one is."""
+
+    rng = np.random.default_rng(0)
+
+    def _noise(self, agent, iteration, unit):
+        k = agent.noise[1]
+        if agent.noise[0] == "normal":
+            return lambda steps: self.rng.standard_normal((steps, k), dtype=np.float32)
+        return lambda steps: self.rng.random((steps, k), dtype=np.float32)
+
+    def _begin_next(self, lane: Lane) -> None:
+        lane.episode += 1
+        lane.ret, lane.steps, lane.over = 0.0, 0, False
+        self._obs[lane.row], _ = lane.env.reset()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("env_ids", nargs="*", default=["Walker2d", "CartPole"])
+    parser.add_argument("--num-envs", type=int, nargs="+", default=[8, 32])
+    parser.add_argument("--steps-per-batch", type=int, default=2048)
+    parser.add_argument("--repeats", type=int, default=15)
+    args = parser.parse_args()
+    set_threads(1)
+    for env_id in args.env_ids:
+        for num_envs in args.num_envs:
+            print(f"{env_id}, {num_envs} environments: {measure(args, env_id, num_envs)}")
+
+
+def measure(args: argparse.Namespace, env_id: str, num_envs: int) -> str:
+    full_id = envs.resolve(env_id)
+    steps = args.steps_per_batch // num_envs
+    pairs = []
+    for rollout_class, agent_class in ((Rollout, PPO), (FreeRollout, FreePPO)):
+        rollout = rollout_class(lambda: envs.make(full_id), range(num_envs), 0, steps=steps)
+        agent = agent_class(rollout.spaces, PPOOptions(), seeding.stream(0, "init"))
+        pairs.append((rollout, agent))
+    rates: list[list[float]] = [[], []]
+    for repeat in range(args.repeats + 1):
+        for i, (rollout, agent) in enumerate(pairs):
+            start = time.perf_counter()
+            rollout.collect(agent, repeat)
+            if repeat:  # the first one warms up
+                rates[i].append(steps * num_envs / (time.perf_counter() - start))
+    ratios = [a / b for a, b in zip(*rates, strict=True)]
+    with_it, without = (statistics.median(r) for r in rates)
+    return (
+        f"{with_it:,.0f} steps/s with, {without:,.0f} without; ratio {statistics.median(ratios):.3f} "
+        f"({min(ratios):.3f} to {max(ratios):.3f})"
+    )
+
+
+if __name__ == "__main__":
+    main()

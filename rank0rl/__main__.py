@@ -1,0 +1,30 @@
+"""Tools beside training: python -m rank0rl check Walker2d."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+_TOOLS = {
+    "check": "whether an environment gives the same curve for every number of ranks",
+    "replay": "one lane of one iteration of a run again, alone",
+}
+
+
+def main() -> int:
+    """Run the tool that the command line names; its exit code."""
+    name, *argv = sys.argv[1:] or ["--help"]
+    if name in _TOOLS:
+        return int(importlib.import_module(f"rank0rl.{name}").main(argv))
+    wanted = name in ("-h", "--help")
+    out = sys.stdout if wanted else sys.stderr
+    if not wanted:
+        print(f"error: no tool {name!r}; expected {' or '.join(_TOOLS)}", file=out)
+    print("usage: python -m rank0rl TOOL ... (TOOL --help for more)", file=out)
+    for tool, what in _TOOLS.items():
+        print(f"  {tool:8} {what}", file=out)
+    return 0 if wanted else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""What a run was made with, and what of it may change the last bits of its curve."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_PACKAGES = ("rank0rl", "numpy", "torch", "gymnasium", "mujoco", "mpi4py")
+
+
+def record(nprocs: int, mpi: str) -> dict[str, Any]:
+    """What is so at a start of a run, for its config.toml."""
+    return {
+        "nprocs": nprocs,
+        "command": shlex.join(sys.orig_argv),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "cpu": _cpu(),
+        "mpi": mpi,
+        "versions": {"python": platform.python_version(), **dict(_versions())},
+    }
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What two records differ in that may change the last bits of what is computed."""
+    old, new = (
+        {"cpu": r.get("cpu"), **{k: v for k, v in r.get("versions", {}).items() if k != "mpi4py"}}
+        for r in (before, now)
+    )
+    return [
+        f"{name} {old.get(name)} is now {new.get(name)}"
+        for name in {**old, **new}
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _versions() -> list[tuple[str, str]]:
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append((package, importlib.metadata.version(package)))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _cpu() -> str:
+    """The type of CPU: BLAS picks its kernels by it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"

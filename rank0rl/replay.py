@@ -1,0 +1,128 @@
+"""python -m rank0rl replay RUN --iteration I --lane L: one lane of one iteration again, alone.
+
+All that decides what a lane does is keyed by the run's seed, so one process repeats what any rank
+did. That is how an environment's failure on one of many ranks is brought under a debugger.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from rank0rl import batch as batches
+from rank0rl import checkpoint, plan
+from rank0rl.config import RunOptions
+from rank0rl.logger import read_rows
+from rank0rl.rollout import Rollout
+from rank0rl.session import make_agent, make_rollout
+from rank0rl.state import State
+from rank0rl.threads import set_threads
+from rank0rl.timing import Phases
+from rank0rl.trainer import collect, update
+
+
+@dataclass(frozen=True)
+class Options:
+    """Run one lane of one iteration of a run again, and compare it with what was recorded."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of the run; nothing in it is changed."""
+    iteration: int
+    """Of the run, from 1."""
+    lane: Annotated[int, tyro.conf.arg(aliases=["--episode"])]
+    """Lane, from 0; in whole-episode batches the episode's number within the iteration."""
+
+
+def main(argv: list[str]) -> int:
+    """Exit code: 0 if it is the same data, 1 if not, 2 for a wrong use."""
+    given = tyro.cli(Options, args=argv, prog="python -m rank0rl replay")
+    set_threads(1)
+    try:
+        return 0 if replay(given.run, given.iteration, given.lane) else 1
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def replay(run: Path, iteration: int, lane: int) -> bool:
+    """Run one lane of one iteration again, alone, then among all lanes; say what came out.
+
+    What lies between the last checkpoint before the iteration and it is trained again, in memory.
+
+    Args:
+        run: the run's folder.
+        iteration: of the run, from 1.
+        lane: lane, or number of the episode in whole-episode batches.
+
+    Returns:
+        Whether the lane alone gave the rows that it gives among all lanes, and these the batch that
+        the run recorded (if it came so far).
+
+    Raises:
+        ValueError: if there is no such run, iteration or lane.
+    """
+    options, agent_options = plan.read([], run / "config.toml")
+    units = options.episodes_per_batch or options.num_envs
+    if not (iteration >= 1 and 0 <= lane < units):
+        raise ValueError(
+            f"iterations count from 1, and this run's lanes (or episodes of an iteration) from 0 to "
+            f"{units - 1}: got iteration {iteration}, lane {lane}"
+        )
+    rollout = make_rollout(options, 0, 1)
+    state = State(make_agent(options, agent_options, rollout.spaces), options)
+    _go_to(iteration - 1, run, state, rollout, options)
+
+    alone = make_rollout(options, 0, 1, only=lane)
+    if state.progress.iteration:
+        alone.restore(state.unfinished.all())
+    [fragment], ended = alone.collect(state.agent, iteration)
+    rows = state.agent.process(fragment)
+    returns = ", ".join(f"{value:.6g}" for value in ended["return"]) or "none"
+    print(
+        f"iteration {iteration}, lane {lane}, alone: {len(fragment.rew)} steps, returns of episodes "
+        f"that ended: {returns}; sha256 {batches.sha256(rows)[:16]}"
+    )
+    gathered = collect(state.agent, rollout, options, Phases(), iteration)
+    among = batches.take(gathered.batch, gathered.batch["unit"] == lane)
+    among.pop("unit")
+    same_rows = batches.sha256(rows) == batches.sha256(among)
+    print(f"among all lanes: {'the same data' if same_rows else 'DIFFERENT data'}")
+    return same_rows and _as_recorded(run, iteration, gathered.sha256)
+
+
+def _go_to(iteration: int, run: Path, state: State, rollout: Rollout, options: RunOptions) -> None:
+    """Bring state and lanes to an iteration boundary of a run."""
+    file = checkpoint.before(run, iteration)
+    if file:
+        state.load(checkpoint.read(file))
+        if state.progress.iteration:
+            for stray, why in rollout.restore(state.unfinished.all()).items():
+                raise ValueError(f"cannot repeat this run: lane {stray}: {why}")
+    begin = state.progress.iteration
+    print(
+        f"from {file or 'the beginning of the run'}: training {iteration - begin} iterations again"
+    )
+    for number in range(begin + 1, iteration + 1):
+        gathered = collect(state.agent, rollout, options, Phases(), number)
+        share_over = state.share_over()
+        update(state.agent, gathered, options, Phases(), number, share_over)
+        state.add(gathered.steps, gathered.ended, gathered.lanes)
+
+
+def _as_recorded(run: Path, iteration: int, sha256: str) -> bool:
+    recorded: dict[str, Any] = next(
+        (row for row in read_rows(run) if int(row["iteration"]) == iteration), {}
+    )
+    if not recorded:
+        print("the run has not recorded this iteration: nothing to compare the batch with")
+        return True
+    same = sha256.startswith(recorded["batch_sha256"])
+    print(
+        f"batch of all lanes: sha256 {sha256[:16]}, recorded {recorded['batch_sha256']}: "
+        f"{'the same data' if same else 'DIFFERENT data'}"
+    )
+    return same

@@ -1,0 +1,111 @@
+"""What a run is at an iteration boundary: enough to go on as if nothing had happened. Rank 0 only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rank0rl import checkpoint, weights
+from rank0rl.agent import Agent
+from rank0rl.batch import Batch
+from rank0rl.config import RunOptions
+from rank0rl.rollout import Unfinished
+
+_LAST = 100  # episodes that a mean return is taken over
+
+
+@dataclass
+class Progress:
+    """How far a run has come."""
+
+    iteration: int = 0
+    steps: int = 0
+    episodes: int = 0
+    seconds: float = 0.0
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
+    """Of the last episodes, in order of iterations, then units."""
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_LAST))
+    """The same for their steps."""
+
+    def add(self, steps: int, ended: Batch) -> None:
+        """Count what an iteration has gathered."""
+        self.iteration += 1
+        self.steps += steps
+        self.episodes += len(ended["return"])
+        self.returns.extend(ended["return"].tolist())
+        self.lengths.extend(ended["length"].tolist())
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return dict(vars(self), returns=list(self.returns), lengths=list(self.lengths))
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""
+        for name in ("iteration", "steps", "episodes", "seconds"):
+            setattr(self, name, state[name])
+        self.returns.extend(state["returns"])
+        self.lengths.extend(state["lengths"])
+
+
+class State:
+    """Agent, progress, and the episodes under way. Random streams are keyed: they have no state.
+
+    Args:
+        agent: whose weights and state it is.
+        options: of the run.
+    """
+
+    def __init__(self, agent: Agent, options: RunOptions) -> None:
+        """Begin before the first iteration."""
+        self.agent = agent
+        self.progress = Progress()
+        self.unfinished = Unfinished(options.max_replay_steps)
+        self._options = options
+
+    def add(self, steps: int, ended: Batch, lanes: Batch) -> None:
+        """Count an iteration.
+
+        Args:
+            steps: of all environments.
+            ended: the episodes that ended, in order of units: "unit", "return", "length".
+            lanes: what `Rollout.unfinished` gave, in order of lanes.
+        """
+        self.progress.add(steps, ended)
+        self.unfinished.add(lanes)
+
+    def share_over(self) -> float:
+        """Share of the run that is over, 1 or more at its end."""
+        return self._options.progress(self.progress.steps, self.progress.episodes)
+
+    def snapshot(self) -> dict[str, Any]:
+        """A copy for a checkpoint, of tensors, numbers and strings: a fraction of a millisecond."""
+        return checkpoint.snapshot(  # type: ignore[no-any-return]
+            {
+                "progress": self.progress.state(),
+                "lanes": self.unfinished.all(),
+                "weights": weights.named_tensors(self.agent.modules()),
+                "agent": self.agent.state(),
+            }
+        )
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take back what `snapshot` gave.
+
+        Raises:
+            ValueError: if its weights are not those of this agent.
+        """
+        mine = weights.named_tensors(self.agent.modules())
+        saved = state["weights"]
+        if {n: t.shape for n, t in mine.items()} != {n: t.shape for n, t in saved.items()}:
+            raise ValueError(
+                "the checkpoint holds weights of other names or shapes than this agent's: resume "
+                "with the run's own --algo and network sizes"
+            )
+        for name, t in mine.items():
+            t.copy_(saved[name])
+        self.agent.load(state["agent"])
+        self.progress.load(state["progress"])
+        if state["lanes"]:
+            self.unfinished.load({name: t.numpy() for name, t in state["lanes"].items()})

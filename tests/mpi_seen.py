@@ -1,0 +1,10 @@
+"""PPO that records whether mpi4py was loaded."""
+
+import sys
+
+from algos.ppo import PPO
+
+
+class MpiSeen(PPO):
+    def update(self, *args):
+        return {**super().update(*args), "mpi_loaded": int("mpi4py" in sys.modules)}

@@ -1,0 +1,63 @@
+"""Runs through the command line, and what they leave."""
+
+import csv
+import json
+import subprocess
+import sys
+import time
+
+from on_ranks import HERE, run
+
+TIMES = ("seconds", "steps_per_s", "mpi_loaded")
+SMALL = ["CartPole", "--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32"]
+
+
+def train(folder, *args, nprocs=1, expect=0, limit_s=120):
+    command = [sys.executable, "train.py", *args, "--run-dir", str(folder)]
+    done = run([*command, *(["--nprocs", str(nprocs)] if nprocs > 1 else [])], limit_s)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def resume(folder, *args, nprocs=1, expect=0, limit_s=120):
+    command = [sys.executable, "train.py", "--resume", str(folder), *args]
+    done = run([*command, "--nprocs", str(nprocs)], limit_s)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def table(folder):
+    with (folder / "progress.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def curve(folder):
+    """All that does not depend on time."""
+    return [
+        {k: v for k, v in row.items() if k not in TIMES and not k.endswith("_s")}
+        for row in table(folder)
+    ]
+
+
+def sha(folder):
+    return json.loads((folder / "summary.json").read_text())["weights_sha256"]
+
+
+def interrupt(folder, args, nprocs, signum, after):
+    """Start a run, send it a signal once it has made some iterations, and wait for its end."""
+    command = [sys.executable, "train.py", *args, "--run-dir", str(folder), "--nprocs", str(nprocs)]
+    process = subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
+    wait_for_rows(process, folder, after)
+    process.send_signal(signum)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 128 + signum, out
+    assert "--resume" in out
+    return out
+
+
+def wait_for_rows(process, folder, count):
+    end = time.monotonic() + 60
+    while not (folder / "progress.csv").exists() or len(table(folder)) < count:
+        assert time.monotonic() < end, "no progress"
+        assert process.poll() is None
+        time.sleep(0.05)

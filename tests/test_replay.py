@@ -1,0 +1,64 @@
+"""One lane of one iteration again, alone, is the same data."""
+
+import sys
+
+import pytest
+from on_ranks import HERE, run
+from runs import SMALL, resume, train
+
+
+def replay(folder, iteration, lane, expect=0):
+    command = [sys.executable, "-m", "rank0rl", "replay", str(folder)]
+    done = run([*command, "--iteration", str(iteration), "--lane", str(lane)])
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def files(folder):
+    return {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()}
+
+
+@pytest.mark.parametrize("mode", ["steps", "episodes"])
+def test_a_lane_of_a_run_on_two_ranks_is_the_same_alone(mode, tmp_path):
+    size = ["--episodes-per-batch", "4"] if mode == "episodes" else ["--steps-per-batch", "256"]
+    args = ["CartPole", "--num-envs", "4", "--minibatch-size", "32", *size]
+    stop = ["--stop-after-iterations", "7", "--checkpoint-every", "3", "--keep-checkpoints", "2"]
+    train(tmp_path, *args, *stop, nprocs=2)
+    before = files(tmp_path)
+    done = replay(tmp_path, 7, 2)
+    assert "00000006.pt: training 0 iterations again" in done.stdout
+    assert done.stdout.count("the same data") == 2
+    done = replay(tmp_path, 3, 3)
+    assert "the beginning of the run: training 2 iterations again" in done.stdout
+    assert done.stdout.count("the same data") == 2
+    done = replay(tmp_path, 9, 0)  # it never came so far
+    assert "not recorded this iteration" in done.stdout
+    assert files(tmp_path) == before
+    csv = tmp_path / "progress.csv"
+    rows = csv.read_text().splitlines()
+    digest = rows[0].split(",").index("batch_sha256")
+    wrong = rows[7].split(",")
+    wrong[digest] = "0" * 16
+    csv.write_text("\n".join([*rows[:7], ",".join(wrong)]))
+    assert "recorded 0000000000000000: DIFFERENT data" in replay(tmp_path, 7, 2, 1).stdout
+
+
+def test_a_failure_says_how_to_repeat_it_and_is_repeated(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    args = ["toy_envs:Breaks-v0", "--num-envs", "3", "--steps-per-batch", "60"]
+    failed = train(tmp_path / "r", *args, "--total-steps", "600", nprocs=3, expect=1)
+    assert "ZeroDivisionError" in failed.stderr
+    line = next(line for line in failed.stderr.splitlines() if line.startswith("To repeat it"))
+    assert line.endswith("replay <run folder> --iteration 2 --lane 1")
+    again = replay(tmp_path / "r", 2, 1, expect=1)
+    assert "ZeroDivisionError" in again.stderr
+    replay(tmp_path / "r", 1, 1)
+
+
+def test_wrong_use(tmp_path):
+    assert "cannot read config" in replay(tmp_path, 1, 0, expect=2).stderr
+    train(tmp_path, *SMALL, "--stop-after-iterations", "1")
+    assert "from 0 to 3: got iteration 1, lane 4" in replay(tmp_path, 1, 4, expect=2).stderr
+    assert "got iteration 0, lane 0" in replay(tmp_path, 0, 0, expect=2).stderr
+    resume(tmp_path, "--stop-after-iterations", "2")
+    replay(tmp_path, 2, 0)

@@ -9,7 +9,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from rank0rl import launch
+from rank0rl import job, launch
 
 
 def main(configs: Path | None = None) -> None:
@@ -22,10 +22,15 @@ def main(configs: Path | None = None) -> None:
         configs: folder of TOML files, one of which may be loaded by itself.
     """
     try:
-        if launch.mpi_fork(_ranks(sys.argv[1:], configs)) == "parent":
+        given = _given(sys.argv[1:], configs)
+        how = ("bind_to_core", "mpiexec", "collective_timeout", "max_restarts")
+        if (
+            launch.mpi_fork(given.nprocs, **{name: getattr(given, name) for name in how})
+            == "parent"
+        ):
             return
     except ValueError as error:
-        if not launch.world_rank():  # of several ranks, one says it
+        if not job.world_rank():  # of several ranks, one says it
             print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     gc.disable()  # importing torch makes only objects that stay: collecting takes a sixth longer
@@ -34,7 +39,7 @@ def main(configs: Path | None = None) -> None:
 
         code = session.run(sys.argv[1:], configs)
     except ModuleNotFoundError as error:
-        if not launch.world_rank():
+        if not job.world_rank():
             print(
                 f"error: Python at {sys.executable} has no {error.name!r}: activate the virtual "
                 f"environment, or install rank0rl there",
@@ -42,20 +47,20 @@ def main(configs: Path | None = None) -> None:
             )
         sys.exit(2)
     except KeyboardInterrupt:
-        if not launch.world_rank():
+        if not job.world_rank():
             print("interrupted before the first iteration", file=sys.stderr)
-        launch.fail(130)
+        job.fail(130)
         os._exit(130)  # what other ranks wait for will not come
     except SystemExit as end:  # some code of the user's ended this rank: that ends the job
-        print(f"rank {comm.get_rank()} called sys.exit({end.code!r})", file=sys.stderr)
         code = end.code if isinstance(end.code, int) and end.code else 1
-        launch.fail(code)
+        if job.fail(code):
+            print(f"rank {comm.get_rank()} called sys.exit({end.code!r})", file=sys.stderr)
         comm.abort(code)
     sys.exit(code)
 
 
-def _ranks(argv: list[str], configs: Path | None) -> int:
-    """The number of ranks to start: what --nprocs says, 1 without it, and for --help.
+def _given(argv: list[str], configs: Path | None) -> argparse.Namespace:
+    """How the command line says that ranks are started; one rank for --help.
 
     Raises:
         ValueError: if there cannot be so many, before they are started.
@@ -65,14 +70,18 @@ def _ranks(argv: list[str], configs: Path | None) -> int:
     parser.add_argument("--num-envs", "--num_envs", type=int)
     parser.add_argument("--config", type=Path)
     parser.add_argument("--resume", type=Path)
+    parser.add_argument("--mpiexec")
+    parser.add_argument("--bind-to-core", "--bind_to_core", action="store_true")
+    parser.add_argument("--collective-timeout", "--collective_timeout", type=float)
+    parser.add_argument("--max-restarts", "--max_restarts", type=int, default=0)
     parser.add_argument("-h", "--help", action="store_true")
     given, _ = parser.parse_known_args(argv)
     if given.help:
-        return 1
+        given.nprocs = 1
     if given.nprocs < 1:
         raise ValueError(f"nprocs must be at least 1: got {given.nprocs}")
     if given.nprocs == 1:
-        return 1
+        return given
     if given.num_envs is not None:
         most = given.num_envs
     else:  # which file it will be is for rank 0 to find out; here only what none of them allows
@@ -81,7 +90,7 @@ def _ranks(argv: list[str], configs: Path | None) -> int:
         most = max([32, *map(_num_envs, files)])
     if given.nprocs > most:
         raise ValueError(launch.too_many_ranks(given.nprocs, most))
-    return int(given.nprocs)
+    return given
 
 
 def _num_envs(path: Path) -> int:

@@ -7,11 +7,13 @@ An array travels as rows of opaque bytes, so that every dtype and shape works an
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import os
 import pickle
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from types import TracebackType
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl import launch
+from rank0rl import job, launch
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -51,23 +53,32 @@ def world() -> Comm | None:
     """All ranks of the job; None in a single process, where MPI is never loaded.
 
     Raises:
-        RuntimeError: if MPI sees another number of ranks than the launcher started, as when mpi4py
+        WrongLaunch: if MPI sees another number of ranks than the launcher started, as when mpi4py
             belongs to another MPI than mpiexec: n silent trainings of one rank each are no job.
     """
-    size = launch.world_size()
+    size = job.world_size()
     if size is None or size == 1:
         return None
-    from mpi4py import MPI
+    import mpi4py
+
+    ours = "mpi4py.MPI" not in sys.modules
+    if ours:
+        mpi4py.rc.finalize = False  # a rank that ends early would wait there: see _leave
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of another MPI's launcher: said below
+        from mpi4py import MPI
 
     comm = MPI.COMM_WORLD
-    asked = int(os.environ.get(launch.ASKED, size))
+    asked = job.asked() or size
     if not comm.size == size == asked:
-        raise RuntimeError(
+        raise job.WrongLaunch(
             f"every rank must see the whole job: {asked} ranks were asked for, the launcher "
             f"started {size}, and MPI sees {comm.size}; mpiexec and mpi4py must belong to the same "
             f"MPI (here {MPI.Get_library_version().splitlines()[0]}): pip install mpi4py mpich"
         )
-    sys.excepthook = _end_job
+    if job.folder() is None:
+        sys.excepthook = _end_job
+    atexit.register(_leave, comm, ours)
     return comm
 
 
@@ -103,7 +114,8 @@ def abort(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     comm = world()
-    if comm is None:
+    if comm is None or job.folder():
+        job.fail(code)
         os._exit(code)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI's own words on an abort say nothing new
     comm.Abort(code)
@@ -116,7 +128,7 @@ def barrier(comm: Comm | None = None) -> None:
     """
     comm = comm or world()
     if comm:
-        _wait(comm.Ibarrier(), spin_s=_ARRIVE_S)
+        _wait(comm, "barrier", comm.Ibarrier(), spin_s=_ARRIVE_S)
 
 
 def share(value: Any, comm: Comm | None = None) -> Any:
@@ -129,9 +141,9 @@ def share(value: Any, comm: Comm | None = None) -> Any:
         return value
     data = bytearray(pickle.dumps(value) if comm.rank == 0 else b"")
     size = np.array([len(data)])
-    _wait(comm.Ibcast(size), spin_s=_ARRIVE_S)
+    _wait(comm, "share", comm.Ibcast(size), spin_s=_ARRIVE_S)
     data = data or bytearray(size[0])
-    _wait(comm.Ibcast(data), spin_s=_MOVE_S)
+    _wait(comm, "share", comm.Ibcast(data), spin_s=_MOVE_S)
     return pickle.loads(data)
 
 
@@ -158,7 +170,7 @@ def bcast_(array: Array, comm: Comm | None = None) -> None:
         return
     raw = array.reshape(-1).view(np.uint8)
     for start in range(0, raw.size, _CHUNK):
-        _wait(comm.Ibcast(raw[start : start + _CHUNK]), spin_s=_MOVE_S)
+        _wait(comm, "bcast", comm.Ibcast(raw[start : start + _CHUNK]), spin_s=_MOVE_S)
 
 
 def agree(
@@ -190,7 +202,7 @@ def agree(
     digest = hashlib.blake2b(repr(sorted(layout.items())).encode(), digest_size=16).digest()
     mine = np.append(np.frombuffer(digest, np.int64), len(problem))
     everyone = np.empty((comm.size, mine.size), np.int64)
-    _wait(comm.Iallgather(mine, everyone), spin_s=_ARRIVE_S)
+    _wait(comm, what, comm.Iallgather(mine, everyone), spin_s=_ARRIVE_S)
     if (everyone[:, :2] == everyone[0, :2]).all() and not everyone[:, 2].any():
         return
     parts = _everyones((dict(layout), problem), comm)
@@ -223,9 +235,10 @@ def rank0_accum_batches(batch: Mapping[str, Array], comm: Comm | None = None) ->
     names = sorted(batch)
     rows = np.array([len(batch[name]) for name in names], np.int64)
     counts = np.empty((comm.size, len(names)), np.int64)
-    _wait(comm.Iallgather(rows, counts), spin_s=_ARRIVE_S)
-    gathered = {name: _Gather(batch[name], counts[:, i], comm) for i, name in enumerate(names)}
-    _wait(*[gather.request for gather in gathered.values()], spin_s=_MOVE_S)
+    name = "rank0_accum_batches"
+    _wait(comm, name, comm.Iallgather(rows, counts), spin_s=_ARRIVE_S)
+    gathered = {key: _Gather(batch[key], counts[:, i], comm) for i, key in enumerate(names)}
+    _wait(comm, name, *[gather.request for gather in gathered.values()], spin_s=_MOVE_S)
     for gather in gathered.values():
         gather.row.Free()
     return {name: gathered[name].out for name in batch}
@@ -268,9 +281,9 @@ def _everyones(value: Any, comm: Comm) -> list[Any]:
     """A small object of every rank, on every rank."""
     data = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = np.empty(comm.size, np.int64)
-    _wait(comm.Iallgather(np.array([data.size]), sizes), spin_s=_ARRIVE_S)
+    _wait(comm, "disagreement", comm.Iallgather(np.array([data.size]), sizes), spin_s=_ARRIVE_S)
     everyone = np.empty(sizes.sum(), np.uint8)
-    _wait(comm.Iallgatherv(data, [everyone, sizes]), spin_s=_MOVE_S)
+    _wait(comm, "disagreement", comm.Iallgatherv(data, [everyone, sizes]), spin_s=_MOVE_S)
     return [pickle.loads(part.tobytes()) for part in np.split(everyone, np.cumsum(sizes)[:-1])]
 
 
@@ -291,28 +304,71 @@ def _disagreement(everyone: list[tuple[dict[str, str], str]], same: str) -> str:
     raise AssertionError("called where the ranks agree")
 
 
-def _wait(*requests: MPI.Request, spin_s: float) -> None:
+def _wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
     """Complete requests: test without pause for spin_s, then with sleeps that grow to a millisecond.
 
     Measured on 2 cores, rank 0 multiplying matrices while 7 ranks wait: 1.6 s this way, 9.8 s with
     blocking calls, which spin.
+
+    Args:
+        comm: the ranks that wait for each other.
+        name: of the collective, for the report on ranks that wait for what will not come.
+        requests: to complete.
+        spin_s: seconds before the first sleep.
+
+    Raises:
+        TimeoutError: after as many seconds as `mpi_fork` was told, if it was told any.
     """
     from mpi4py import MPI
 
     pending = list(requests)
-    end = time.perf_counter() + spin_s
-    while not MPI.Request.Testall(pending):
-        if time.perf_counter() > end:
-            break
+    in_order = comm == world()  # ranks need not agree on the order of other communicators' calls
+    if in_order:
+        _waits().begin(name)
+    begin = time.perf_counter()
+    while not (done := MPI.Request.Testall(pending)) and time.perf_counter() - begin < spin_s:
         os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
-    else:
-        return
     pause = 20e-6
-    while not MPI.Request.Testall(pending):
+    while not (done or MPI.Request.Testall(pending)):
         time.sleep(pause)
         pause = min(2 * pause, 1e-3)
+        if time.perf_counter() - begin > _timeout_s():
+            raise TimeoutError(f"{name}: the other ranks did not come within {_timeout_s():g} s")
+    if in_order:
+        _waits().end()
+
+
+@cache
+def _waits() -> job.Waits:
+    return job.Waits()
+
+
+@cache
+def _timeout_s() -> float:
+    return float(os.environ.get(job.TIMEOUT, "inf"))
+
+
+def _leave(comm: Comm, finalize: bool) -> None:
+    """At the end of the script, wait for the ends of the others; unless one has failed.
+
+    MPI's own end waits as well, but for ever where a rank has left its part out.
+    """
+    from mpi4py import MPI
+
+    if job.failed():
+        return
+    request = comm.Ibarrier()
+    _waits().begin(job.END)
+    while not request.Test():
+        time.sleep(1e-3)
+        if job.failed():
+            return
+    if finalize:
+        MPI.Finalize()
+    job.ended()
 
 
 def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Without a supervisor, an uncaught exception on one rank ends the job here."""
     launch.report(kind, error, trace)
     abort(1)

@@ -57,6 +57,14 @@ class RunOptions:
     """Agent: a name in algos/, file.py:Class, or package.module:Class."""
     nprocs: int | None = None
     """Ranks. Changes how long a run takes, and nothing else. None: the launcher's, else 1."""
+    mpiexec: str | None = None
+    """Command line of a launcher of your own, given -n and the ranks' command. None: that of the environment."""
+    bind_to_core: bool = False
+    """Keep every rank on a core of its own; rank 0's update then has one core too."""
+    collective_timeout: float | None = None
+    """Seconds that a rank may wait for the others. None: no limit."""
+    max_restarts: int = 0
+    """How often to go on from the last checkpoint when a rank has failed."""
     num_envs: int = 32
     """Environments over all ranks, at least one a rank. Part of the experiment: never derived from nprocs."""
     seed: int = 0
@@ -95,6 +103,8 @@ class RunOptions:
         check_ranges(
             self,
             nprocs="[1, inf)",
+            collective_timeout="(0, inf)",
+            max_restarts="[0, inf)",
             num_envs="[1, inf)",
             seed="[0, inf)",
             total_steps="[1, inf)",
@@ -153,7 +163,10 @@ class RunOptions:
 
 
 # What a file may not set: where, on how many ranks and how far is said when a run is started.
-_NOT_IN_FILES = ("nprocs", "config", "run_dir", "resume", "stop_after_iterations")
+_NOT_IN_FILES = (
+    *("nprocs", "mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),
+    *("config", "run_dir", "resume", "stop_after_iterations"),
+)
 
 
 def find(folder: Path | None, agent: str, env: str) -> Path | None:

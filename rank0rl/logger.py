@@ -17,6 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
+from rank0rl.job import TERMINAL
+
 _PLAIN_S = 2.0  # between plain lines, where there is no terminal
 
 
@@ -31,7 +33,7 @@ class Logger:
     def __init__(self, folder: Path, quiet: bool = False) -> None:
         """Open the console; the CSV opens with its first row."""
         self.folder = folder
-        columns = os.environ.get("RANK0RL_TERMINAL")  # the supervisor's, if it has a terminal
+        columns = os.environ.get(TERMINAL)  # the supervisor's, if it has a terminal
         self.console = Console(
             force_terminal=bool(columns) or None,
             width=int(columns) if columns else None,

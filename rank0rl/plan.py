@@ -37,18 +37,24 @@ class Plan:
     """What else the user should know."""
 
 
-def prepare(argv: list[str], configs: Path | None, nworkers: int) -> Plan:
+def prepare(
+    argv: list[str], configs: Path | None, nworkers: int, restart: str | None = None
+) -> Plan:
     """Read and check the settings; make the run's folder.
 
     Args:
         argv: the command line, without the program's name.
         configs: folder of TOML files, one of which may be loaded by itself.
         nworkers: number of ranks.
+        restart: folder of the run that this command line has begun, if a rank of it has failed.
 
     Raises:
         ValueError: for a wrong use, saying what was expected, what came and what to do.
         SystemExit: when help was asked for, or an argument is wrong, after tyro has printed it.
     """
+    if restart:
+        stop = _option(argv, "--stop-after-iterations")
+        argv = ["--resume", restart, *(["--stop-after-iterations", stop] if stop else [])]
     resume, source = (_path(argv, name) for name in ("--resume", "--config"))
     if resume:
         source = resume / "config.toml"
@@ -81,7 +87,8 @@ def _check_environment(options: RunOptions) -> None:
 
 # What may differ when a run goes on: what does not change its curve, and how long it is.
 _MAY_CHANGE = {
-    *("nprocs", "resume", "stop_after_iterations"),
+    *("nprocs", "mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),
+    *("resume", "stop_after_iterations"),
     *("checkpoint_every", "keep_checkpoints", "drift_check_every"),
     *("total_steps", "num_episodes"),
 }

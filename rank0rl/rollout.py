@@ -37,6 +37,8 @@ class Lane:
     """Of this lane in the rank's arrays."""
     episode: int = -1
     """How many episodes it began before this one: the key of this one's seed."""
+    seed: int = 0
+    """Of this one."""
     ret: float = 0.0
     steps: int = 0
     unit: int = 0
@@ -44,7 +46,7 @@ class Lane:
 
     def begin(self, seed: int) -> Array:
         """Begin an episode; its first observation."""
-        self.ret, self.steps, self.over = 0.0, 0, False
+        self.seed, self.ret, self.steps, self.over = seed, 0.0, 0, False
         obs, _ = self.env.reset(seed=seed)
         return obs  # type: ignore[no-any-return]
 
@@ -79,7 +81,9 @@ class Rollout:
         self._capacity = steps or _BLOCK
         self._obs = np.empty((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
         self._finished: dict[str, list[float]] = {}
-        self._iteration = 0
+        self._doing: tuple[Lane, Any] | None = None  # lane and action of the step under way
+        self.failed_at: tuple[int, int] | None = None
+        """Iteration and unit in which something has raised."""
 
     def collect(self, agent: Agent, iteration: int) -> tuple[list[Fragment], Batch]:
         """Collect this rank's units of one iteration.
@@ -88,10 +92,13 @@ class Rollout:
             Fragments in order of units; and the episodes that ended, in the order in which they
             did: "unit", "return" and "length", each (E,).
         """
-        self._iteration = iteration
         self._finished = {"unit": [], "return": [], "length": []}
         collect = self._collect_steps if self._steps else self._collect_episodes
-        fragments = collect(agent, iteration)
+        try:
+            fragments = collect(agent, iteration)
+        except Exception as error:
+            self._tell(error, iteration)
+            raise
         ended = {
             "unit": np.array(self._finished["unit"], np.int64),
             "return": np.array(self._finished["return"], np.float64),
@@ -157,6 +164,18 @@ class Rollout:
                 return False
         return bool(self._obs[lane.row].tobytes() == last_obs.tobytes())
 
+    def _tell(self, error: Exception, iteration: int) -> None:
+        """Add to an error which episode was under way."""
+        if self._doing is None:
+            return
+        lane, action = self._doing
+        self.failed_at = iteration, lane.unit
+        what = "reset" if action is None else f"step {lane.steps + 1}, action {action}"
+        error.add_note(
+            f"In unit {lane.unit} of iteration {iteration}: {envs.name(lane.env)}, episode of seed "
+            f"{lane.seed}, {what}."
+        )
+
     def close(self) -> None:
         """Close the environments."""
         for lane in self.lanes:
@@ -196,7 +215,7 @@ class Rollout:
                 lane.unit = todo.pop()
                 draw[lane.row] = self._noise(agent, iteration, lane.unit)
                 seed = seeding.integer(self._seed, "reset", iteration, lane.unit)
-                self._obs[lane.row] = lane.begin(seed)
+                self._begin(lane, seed)
                 active.append(lane)
             for lane in active:
                 if lane.steps % _BLOCK == 0:
@@ -222,17 +241,14 @@ class Rollout:
             The lanes whose episode ended, each with its last observation.
         """
         obs = self._obs[at[0]]
+        self._doing = None
         act, extras = agent.act(obs, noise, unit)
         self._write(at, obs=obs, act=act, **extras)
         env_act = self._to_env(act)
         rew, terminated, truncated, ended = [], [], [], []
         for lane, action in zip(lanes, env_act, strict=True):
-            try:
-                next_obs, r, over, cut_off, _ = lane.env.step(action)
-            except Exception as error:
-                at = f"--iteration {self._iteration} --lane {lane.unit}"
-                error.add_note(f"To repeat it: python -m rank0rl replay <run folder> {at}")
-                raise
+            self._doing = lane, action
+            next_obs, r, over, cut_off, _ = lane.env.step(action)
             rew.append(r)
             terminated.append(over)
             truncated.append(cut_off)
@@ -263,6 +279,10 @@ class Rollout:
     def _begin_next(self, lane: Lane) -> None:
         lane.episode += 1
         seed = seeding.integer(self._seed, "reset", lane.number, lane.episode)
+        self._begin(lane, seed)
+
+    def _begin(self, lane: Lane, seed: int) -> None:
+        self._doing = lane, None
         self._obs[lane.row] = lane.begin(seed)
 
     def _noise(self, agent: Agent, iteration: int, unit: int) -> Callable[[int], Array]:

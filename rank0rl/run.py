@@ -35,6 +35,7 @@ class Run:
         self.phases = Phases()
         self.saved: int | None = None
         """The iteration of the last checkpoint."""
+        self.folder = logger.folder
         self._options, self._about, self._logger = options, about, logger
         self._boundary: dict[str, Any] = {}
         self._tried: int | None = None
@@ -99,7 +100,7 @@ class Run:
             return
         self._tried = iteration
         keep = self._options.keep_checkpoints
-        checkpoint.save(self._logger.folder, iteration, self._boundary, keep)
+        checkpoint.save(self.folder, iteration, self._boundary, keep)
         self.saved = iteration
         self._logger.summary(self.summary())
 

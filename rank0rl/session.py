@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from rank0rl import checkpoint, comm, config, envs, provenance, seeding
+from rank0rl import checkpoint, comm, config, envs, job, provenance, seeding
 from rank0rl.agent import Agent, Spaces
 from rank0rl.config import RunOptions
 from rank0rl.interrupt import Interrupted
@@ -48,6 +49,12 @@ def run(argv: list[str], configs: Path | None) -> int:
             return _lead(plan, agent, rollout)
         train(agent, rollout, options, None)
         return 0
+    except Exception as error:
+        if rollout.failed_at:
+            iteration, unit = rollout.failed_at
+            at = f"{shared['folder']} --iteration {iteration} --lane {unit}"
+            error.add_note(f"To repeat it on one rank: python -m rank0rl replay {at}")
+        raise
     finally:
         rollout.close()
 
@@ -131,13 +138,13 @@ def _plain(plan: Plan | None) -> dict[str, Any]:
     if plan is None:
         return {}
     fields = {f.name: getattr(plan.agent, f.name) for f in dataclasses.fields(plan.agent)}
-    return {"options": vars(plan.options), "agent": fields}
+    return {"options": vars(plan.options), "agent": fields, "folder": str(plan.folder)}
 
 
 def _try(argv: list[str], configs: Path | None) -> Plan | int:
     """What rank 0 found, or the exit code after it has said what is wrong."""
     try:
-        return prepare(argv, configs, comm.get_nworkers())
+        return prepare(argv, configs, comm.get_nworkers(), os.environ.get(job.RESUME))
     except SystemExit as done:  # tyro has printed help or what is wrong with an argument
         return int(done.code or 0)
     except ValueError as error:

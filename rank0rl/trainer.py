@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import batch as batches
-from rank0rl import comm, seeding, weights
+from rank0rl import comm, job, seeding, weights
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch
 from rank0rl.config import RunOptions
@@ -94,7 +94,7 @@ def collect(
     with phases("collect"):
         fragments, ended = rollout.collect(agent, iteration)
     with phases("process"):
-        rows = _process(agent, fragments)
+        rows = _process(agent, fragments, rollout, iteration)
     with phases("wait"):
         comm.barrier()
         if iteration % options.drift_check_every == 0:
@@ -136,6 +136,7 @@ def _begin(rollout: Rollout, run: Run | None) -> int:
     if run:
         run.keep()
         run.save()  # from here on there is something to go on with, however the run ends
+        job.resumable(run.folder)
     iteration = comm.share(run.state.progress.iteration if run else None)
     if iteration:
         mine = run.state.unfinished.all() if run else {}
@@ -147,11 +148,16 @@ def _begin(rollout: Rollout, run: Run | None) -> int:
     return int(iteration)
 
 
-def _process(agent: Agent, fragments: list[Fragment]) -> Batch:
+def _process(agent: Agent, fragments: list[Fragment], rollout: Rollout, iteration: int) -> Batch:
     """The rows of this rank's fragments, and the unit of each."""
     rows = []
     for fragment in fragments:
-        part = agent.process(fragment)
+        try:
+            part = agent.process(fragment)
+        except Exception as error:
+            rollout.failed_at = iteration, fragment.unit
+            error.add_note(f"In process, of unit {fragment.unit} in iteration {iteration}.")
+            raise
         rows.append({**part, "unit": np.full(batches.count(part), fragment.unit, np.int64)})
     return batches.concatenate(rows)
 

@@ -1,18 +1,16 @@
 """Start n ranks of this very command, and supervise them."""
 
-import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import uuid
-from pathlib import Path
 
 import pytest
 from on_ranks import HERE, mpiexec, run
 
-from rank0rl import launch
+from rank0rl import job, launch
 
 RECIPE = [sys.executable, str(HERE / "recipe.py")]
 
@@ -45,7 +43,7 @@ def test_a_failed_job_gives_its_exit_code_and_no_parent():
 def test_an_exception_on_one_rank_ends_the_job():
     done = recipe("--nprocs", "3", "--end", "raise", limit_s=30)
     assert done.returncode == 1
-    assert "rank 1 of 3 failed" in done.stderr
+    assert "rank 1 of 3, on " in done.stderr
     assert "KeyError: 'on purpose'" in done.stderr
 
 
@@ -89,7 +87,7 @@ def test_two_signals_end_a_job_that_hangs():
 def test_no_mpiexec_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(launch.shutil, "which", lambda *_, **__: None)
     with pytest.raises(SystemExit) as end:
-        launch.run_ranks(2)
+        launch.mpi_fork(2)
     assert end.value.code == 2
     assert "pip install mpi4py mpich" in capsys.readouterr().err
 
@@ -108,8 +106,8 @@ def test_no_ranks_are_one():
 EARLY = """
 import sys, rank0rl
 if "parent" == rank0rl.mpi_fork(2): sys.exit()
-from rank0rl import launch
-if launch.world_rank() == 1: raise KeyError("before MPI")
+from rank0rl import job
+if job.world_rank() == 1: raise KeyError("before MPI")
 rank0rl.rank0_accum_batches({})
 """
 
@@ -123,34 +121,158 @@ def test_an_exception_before_the_first_collective_ends_the_job(tmp_path):
     assert "KeyError: 'before MPI'" in done.stderr
 
 
-def alive(token):
-    """Processes whose environment holds the token."""
-    found = []
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if token.encode() in environ.read_bytes():
-                found.append(int(environ.parent.name))
-    return found
+FAKES = {
+    "slots": (
+        "echo 'There are not enough slots available in the system to satisfy the 2' >&2; exit 1",
+        "not enough slots available",
+        "--mpiexec 'mpiexec --oversubscribe'",
+    ),
+    "root": (
+        "echo ----- >&2; echo 'mpiexec has detected an attempt to run as root.' >&2; exit 1",
+        "an attempt to run as root",
+        "run as another user",
+    ),
+    "flag": (
+        "echo 'mpiexec: Error: unknown option \"-n\"' >&2; exit 213",
+        "unknown option",
+        "-n N",
+    ),
+    "silent": ("exit 7", "it ended with code 7", "rank0rl doctor"),
+    "no ranks": (
+        'shift 2; "$@" & "$@" & wait; exit 0',
+        "does not tell its processes their rank",
+        "pip install mpi4py mpich",
+    ),
+    "another MPI": (
+        'shift 2; for r in 0 1; do OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=$r "$@" & done; wait',
+        "MPI sees 1",
+        "pip install mpi4py mpich",
+    ),
+}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's parent-death signal")
-@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGHUP])
-def test_no_rank_outlives_its_supervisor(signum):
-    token = f"RANK0RL_TEST={uuid.uuid4()}"
-    name, _, value = token.partition("=")
-    process = subprocess.Popen(
-        [*RECIPE, "--nprocs", "2", "--end", "hang"],
-        env={**os.environ, "PYTHONPATH": str(HERE.parent), name: value},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+@pytest.mark.parametrize("fake", FAKES)
+def test_a_launcher_that_does_not_make_one_job_is_one_line(fake, tmp_path):
+    body, said, remedy = FAKES[fake]
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f"#!/bin/sh\n{body}\n")
+    launcher.chmod(0o755)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import rank0rl, sys\n"
+        f"if rank0rl.mpi_fork(2, mpiexec={str(launcher)!r}) == 'parent': sys.exit()\n"
+        "rank0rl.print0('one job')\n"
     )
-    end = time.monotonic() + 30
-    while len(alive(token)) < 4:  # supervisor, mpiexec, two ranks
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    process.send_signal(signum)
-    process.wait(timeout=30)
-    end = time.monotonic() + 12
-    while alive(token):
-        assert time.monotonic() < end, "ranks are still there"
-        time.sleep(0.1)
+    done = run([sys.executable, str(script)], env={"PYTHONPATH": str(HERE.parent)})
+    assert done.returncode == 2, done.stdout + done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+    assert remedy in line
+    assert "one job" not in done.stdout
+
+
+def test_a_launcher_of_ones_own(tmp_path):
+    found = f"{mpiexec()} -n 3"  # the last -n counts
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import rank0rl, sys\n"
+        f"if rank0rl.mpi_fork(2, mpiexec={mpiexec() + ' -l'!r}) == 'parent': sys.exit()\n"
+        "print('rank', rank0rl.rank, flush=True)\n"
+    )
+    done = run([sys.executable, str(script)], env={"PYTHONPATH": str(HERE.parent)})
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["[0] rank 0", "[1] rank 1"], found
+    script.write_text("import rank0rl; rank0rl.mpi_fork(2, mpiexec='no-such-launcher -x')")
+    done = run([sys.executable, str(script)], env={"PYTHONPATH": str(HERE.parent)})
+    assert done.returncode == 2
+    assert (
+        done.stderr == "error: there is no launcher 'no-such-launcher': name one that can be run\n"
+    )
+
+
+FORM = """
+import json, os, sys
+{early}
+import rank0rl
+if "parent" == rank0rl.mpi_fork(3):
+    sys.exit()
+if rank0rl.rank != 2:
+    rank0rl.rank0_accum_batches({{}})
+    sys.exit()
+print(json.dumps([sys.argv[1:], os.getcwd(), sys.flags.optimize, sys.warnoptions, sys._xoptions,
+                  __name__, rank0rl.nworkers]))
+rank0rl.rank0_accum_batches({{}})
+"""
+FORMS = {
+    "script": [],
+    "flags": ["-O", "-W", "ignore", "-X", "utf8"],
+    "module": ["-m"],
+    "mpi4py first": [],
+    "stale marker": [],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_rank_runs_the_very_command(form, tmp_path):
+    early = "from mpi4py import MPI" if form == "mpi4py first" else ""
+    (tmp_path / "form.py").write_text(FORM.format(early=early))
+    name = ["form"] if form == "module" else ["form.py"]
+    words = ["a b", "*", "--x=$HOME", "'\"", ""]
+    env = {"PYTHONPATH": str(HERE.parent)}
+    if form == "stale marker":
+        (tmp_path / "old").mkdir()
+        (tmp_path / "old" / "begun").write_text("99999999 7")
+        env |= {job.FOLDER: str(tmp_path / "old")}
+    done = run([sys.executable, *FORMS[form], *name, *words], cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    argv, cwd, optimize, warn, x, main, n = json.loads(done.stdout)
+    assert (argv, cwd, main, n) == (words, str(tmp_path), "__main__", 3)
+    flags = form == "flags"
+    assert (optimize, warn, x) == ((1, ["ignore"], {"utf8": True}) if flags else (0, [], {}))
+
+
+def test_a_notebook_is_refused(tmp_path):
+    script = tmp_path / "kernel.py"
+    script.write_text(
+        "import builtins, rank0rl\nbuiltins.__IPYTHON__ = True\nrank0rl.mpi_fork(2)\n"
+    )
+    for command, text in (([str(script)], None), (["-"], "import rank0rl; rank0rl.mpi_fork(2)")):
+        done = subprocess.run(
+            [sys.executable, *command],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+        )
+        assert done.returncode == 2
+        assert "put it into a script" in done.stderr
+
+
+def test_ranks_are_bound_to_cores_only_if_asked(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, rank0rl, sys\n"
+        "if rank0rl.mpi_fork(2, bind_to_core=len(sys.argv) > 1) == 'parent': sys.exit()\n"
+        "print(len(os.sched_getaffinity(0)), flush=True)\n"
+    )
+    for args, cores in ([[], len(os.sched_getaffinity(0))], [["bound"], 1]):
+        done = run([sys.executable, str(script), *args], env={"PYTHONPATH": str(HERE.parent)})
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == [str(cores)] * 2
+
+
+def test_a_slurm_step_is_a_job_and_a_shell_in_one_is_not(monkeypatch):
+    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    assert job.world_size() is job.world_rank() is None
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert job.world_rank() is None
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert job.world_size() is job.world_rank() is None
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert (job.world_size(), job.world_rank()) == (4, 3)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert (job.world_size(), job.world_rank()) == (2, 1)

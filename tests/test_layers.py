@@ -13,8 +13,10 @@ ROOT = Path(__file__).parent.parent
 TOOLS = {"config", "logger", "checkpoint", "interrupt", "threads", "timing"}
 ALLOWED = {
     "__init__": (set(), set()),
-    "launch": (set(), set()),
-    "comm": ({"launch"}, {"numpy", "mpi4py"}),
+    "job": (set(), set()),
+    "supervisor": ({"job"}, set()),
+    "launch": ({"job", "supervisor"}, set()),
+    "comm": ({"job", "launch"}, {"numpy", "mpi4py"}),
     "batch": (set(), {"numpy"}),
     "returns": (set(), {"numpy"}),
     "seeding": (set(), {"numpy"}),
@@ -30,7 +32,7 @@ ALLOWED = {
     "threads": (set(), {"torch", "threadpoolctl"}),
     "checkpoint": (set(), {"numpy", "torch"}),
     "config": ({"agent", "launch"}, {"tyro", "tomli_w"}),
-    "logger": (set(), {"rich"}),
+    "logger": ({"job"}, {"rich"}),
     "state": ({"agent", "batch", "rollout", "weights", *TOOLS}, set()),
     "run": ({"state", "weights", *TOOLS}, {"numpy"}),
     "provenance": (set(), set()),
@@ -38,18 +40,18 @@ ALLOWED = {
     "replay": ({"batch", "plan", "rollout", "session", "state", "trainer", *TOOLS}, {"tyro"}),
     "__main__": (set(), set()),
     "trainer": (
-        {"agent", "batch", "comm", "rollout", "run", "seeding", "weights", *TOOLS},
+        {"agent", "batch", "comm", "job", "rollout", "run", "seeding", "weights", *TOOLS},
         {"numpy"},
     ),
     "session": (
         {
-            *("agent", "comm", "envs", "plan", "provenance", "rollout", "run", "seeding", "state"),
-            *("trainer", *TOOLS),
+            *("agent", "comm", "envs", "job", "plan", "provenance", "rollout", "run", "seeding"),
+            *("state", "trainer", *TOOLS),
         },
         set(),
     ),
     "plan": ({"agent", "envs", *TOOLS}, {"tyro"}),
-    "cli": ({"comm", "launch", "session"}, set()),
+    "cli": ({"comm", "job", "launch", "session"}, set()),
 }
 ALGOS = ({"agent", "batch", "returns", "nets", "flat"}, {"numpy", "torch"})
 

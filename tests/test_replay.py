@@ -49,7 +49,9 @@ def test_a_failure_says_how_to_repeat_it_and_is_repeated(tmp_path, monkeypatch):
     failed = train(tmp_path / "r", *args, "--total-steps", "600", nprocs=3, expect=1)
     assert "ZeroDivisionError" in failed.stderr
     line = next(line for line in failed.stderr.splitlines() if line.startswith("To repeat it"))
-    assert line.endswith("replay <run folder> --iteration 2 --lane 1")
+    assert line.endswith(f"python -m rank0rl replay {tmp_path / 'r'} --iteration 2 --lane 1")
+    assert "In unit 1 of iteration 2: toy_envs:Breaks-v0, episode of seed" in failed.stderr
+    assert ", step 31, action [" in failed.stderr
     again = replay(tmp_path / "r", 2, 1, expect=1)
     assert "ZeroDivisionError" in again.stderr
     replay(tmp_path / "r", 1, 1)

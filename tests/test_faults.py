@@ -1,0 +1,187 @@
+"""Fault and place: the exit code, one report, an end within seconds, and no process left behind."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from on_ranks import HERE
+
+from rank0rl import job
+
+# fault -> exit code, and what the report says
+FAULTS = {
+    "raise": (1, "ZeroDivisionError: on purpose"),
+    "sys.exit(3)": (3, "waits in its collective"),
+    "sys.exit(0)": (1, "waits in its collective"),
+    "os._exit(3)": (3, "ended with exit code 3 before the other ranks"),
+    "os._exit(0)": (1, "ended with exit code 0 before the other ranks"),
+    "SIGKILL": (137, "was ended by signal 9, SIGKILL"),
+    "SIGSTOP": (128 + signal.SIGSTOP, "was stopped by a signal"),
+    "skip": (1, "waits in its collective"),
+}
+LIMIT_S = 10
+
+
+def processes(token):
+    """Those whose environment holds the token."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if token.encode() in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+    return found
+
+
+def start(*command):
+    """A command with a token in the environment of all its processes, in a session of its own."""
+    token = f"RANK0RL_TEST={uuid.uuid4()}"
+    name, _, value = token.partition("=")
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": str(HERE.parent), name: value},
+        cwd=HERE.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    return process, token
+
+
+def faulty(*args, limit_s=LIMIT_S):
+    """Exit code, stderr and seconds of faulty.py, of which nothing may be left."""
+    process, token = start("tests/faulty.py", *args)
+    begin = time.monotonic()
+    try:
+        _, err = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        for process_id in processes(token):
+            os.kill(process_id, signal.SIGKILL)
+        raise
+    took = time.monotonic() - begin
+    assert processes(token) == []
+    assert took < limit_s
+    return process.returncode, err
+
+
+def reports(err):
+    """How many reports there are: each begins with a rank, or with the place of all of them."""
+    return sum(
+        line.startswith("the ranks cannot go on:")
+        or (line.startswith("rank ") and "waits" not in line)
+        for line in err.splitlines()
+    )
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_once(fault):
+    code, err = faulty("3", fault, "rollout", "1")
+    expected, said = FAULTS[fault]
+    assert code == expected, err
+    assert said in err
+    assert reports(err) == 1
+    assert "BAD TERMINATION" not in err
+
+
+def test_a_deadlock_names_the_place_of_each_rank():
+    _, err = faulty("3", "skip", "rollout", "1")
+    assert "rank 0 waits in its collective 19, rank0_accum_batches, called at faulty.py:" in err
+    assert "rank 1 waits in its collective 19, share, called at faulty.py:" in err
+
+
+def test_ranks_that_fail_alike_are_reported_once():
+    code, err = faulty("3", "raise", "begin")
+    assert code == 1
+    assert err.count("ZeroDivisionError: on purpose") == 1
+
+
+def test_ranks_that_end_together_with_a_code_are_no_deadlock():
+    code, err = faulty("3", "sys.exit(3)", "end")
+    assert code == 3
+    assert reports(err) == 1
+
+
+def test_no_fault():
+    assert faulty("3", "none", "nowhere") == (0, "")
+
+
+PLACES = ("begin", "rollout", "update", "end")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2, None])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_whole_table(fault, place, rank):
+    if fault == "skip" and (place != "rollout" or rank is None):
+        pytest.skip("a collective is left out by one rank, in the rollout")
+    if place == "update" and rank == 2:
+        pytest.skip("only rank 0 updates")
+    code, err = faulty("3", fault, place, *([] if rank is None else [str(rank)]))
+    expected = FAULTS[fault][0]
+    if fault == "sys.exit(0)" and place == "end":
+        expected = 0
+    assert code == expected, err
+    assert reports(err) == (0 if expected == 0 else 1), err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGHUP])
+def test_no_rank_outlives_its_supervisor(signum):
+    process, token = start("tests/recipe.py", "--nprocs", "2", "--end", "hang")
+    end = time.monotonic() + 30
+    while (
+        len(processes(token)) < 6
+    ):  # supervisor, mpiexec and its proxy or not, two shells, two ranks
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    process.send_signal(signum)
+    process.wait(timeout=30)
+    end = time.monotonic() + 12
+    while processes(token):
+        assert time.monotonic() < end, "ranks are still there"
+        time.sleep(0.1)
+
+
+SLEEPER = """
+import sys, time, rank0rl, rank0rl.comm
+if "parent" == rank0rl.mpi_fork(2, collective_timeout=float(sys.argv[1])): sys.exit()
+time.sleep(4 * rank0rl.comm.rank)
+rank0rl.comm.barrier()
+"""
+
+
+def test_how_long_a_rank_may_work_is_limited_only_if_asked(tmp_path):
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    process, _ = start(str(tmp_path / "sleeper.py"), "60")
+    assert process.communicate(timeout=30)[1] == ""
+    assert process.returncode == 0
+    process, _ = start(str(tmp_path / "sleeper.py"), "1")
+    assert "barrier: the other ranks did not come within 1 s" in process.communicate(timeout=30)[1]
+    assert process.returncode == 1
+
+
+def place(count, name="gather", waits=True, before=()):
+    names = {count: name, **dict(before)}
+    return job.Place(count, waits, names, "")
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [
+        ([place(3), place(3)], False),  # bytes are on their way
+        ([place(3), place(3, waits=False)], False),  # one still works
+        ([place(3), None], False),  # one has not come to a collective, or is on another host
+        ([place(3), place(3, "share")], True),
+        ([place(3), place(4, "share", before={3: "gather"})], False),  # it is ahead
+        ([place(3), place(4, "gather", before={3: "share"})], True),
+        ([place(3), place(90, "gather")], False),  # too far ahead to be remembered
+    ],
+)
+def test_who_is_stuck(places, expected):
+    assert job.stuck(places) is expected

@@ -6,6 +6,7 @@ import importlib
 import sys
 
 _TOOLS = {
+    "doctor": "whether ranks can be started here, and what to do if not",
     "check": "whether an environment gives the same curve for every number of ranks",
     "replay": "one lane of one iteration of a run again, alone",
 }

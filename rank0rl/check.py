@@ -17,7 +17,7 @@ import numpy.typing as npt
 import tyro
 
 from rank0rl import envs
-from rank0rl.agent import Agent, Fragment, NoOptions, Spaces
+from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, check_ranges
 from rank0rl.batch import Batch
 from rank0rl.config import Pairs
 from rank0rl.rollout import Rollout
@@ -45,6 +45,7 @@ def main(argv: list[str]) -> int:
     """Exit code: 0 if nothing makes a difference, 1 if something does, 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl check")
     try:
+        check_ranges(given, steps="[1, inf)", others="[1, inf)", seed="[0, inf)")
         env_id = envs.resolve(given.env_id)
         findings = check(
             lambda: envs.make(env_id, **given.env_kwargs),

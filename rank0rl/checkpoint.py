@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,35 +18,58 @@ import numpy as np
 import torch
 
 _FORMAT = "rank0rl checkpoint"
-_VERSION = 1
+_VERSION = 2
 
 
 class NotSaved(Exception):
     """A checkpoint could not be written; the message says why, and what there still is."""
 
 
-def snapshot(value: Any) -> Any:
+def snapshot(value: Any, name: str = "") -> Any:
     """A copy of nested dicts and lists of tensors, arrays, numbers and strings; arrays become tensors.
 
     Raises:
         TypeError: for anything else, since it could not be saved without running code on loading.
     """
     if isinstance(value, Mapping):
-        return {key: snapshot(item) for key, item in value.items()}
+        return {_plain(key, name): snapshot(item, f"{name}.{key}") for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [snapshot(item) for item in value]
+        return [snapshot(item, f"{name}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return torch.from_numpy(value.copy())
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, bool | int | float | str):
+    return _plain(value.item() if isinstance(value, np.generic) else value, name)
+
+
+def _plain(value: Any, name: str) -> Any:
+    if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(
         f"a checkpoint holds tensors, arrays, numbers and strings, in dicts and lists: got "
-        f"{type(value).__name__}"
+        f"{type(value).__name__} in {name.lstrip('.') or 'its state'!r}"
     )
+
+
+def first_difference(a: Any, b: Any) -> str | None:
+    """Where two snapshots differ first, bit for bit; None if they do not."""
+    mine, other = dict(_leaves(a, "")), dict(_leaves(b, ""))
+    differ = (name for name in {**mine, **other} if mine.get(name) != other.get(name))
+    return next(differ, None)
+
+
+def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Name and bytes, or text, of everything in a snapshot."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield name, len(value)
+        for key, item in items:
+            yield from _leaves(item, f"{name}.{key}".lstrip("."))
+    elif isinstance(value, torch.Tensor):
+        raw = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        yield name, (value.dtype, value.shape, raw)
+    else:
+        yield name, repr(value)
 
 
 def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int) -> None:
@@ -81,7 +104,9 @@ def latest(run: Path) -> Path:
     """
     files = _files(run)
     if not files:
-        raise ValueError(f"cannot read a checkpoint: there is none in {_folder(run)}")
+        raise ValueError(
+            f"cannot read a checkpoint: there is none in {_folder(run)}; name the folder of a run"
+        )
     return files[-1]
 
 
@@ -145,4 +170,10 @@ def read(path: Path) -> dict[str, Any]:
             f"checkpoint {path} is damaged: its contents do not match its SHA-256; remove it to go "
             f"on from the one before it"
         )
-    return torch.load(io.BytesIO(payload), weights_only=True)  # type: ignore[no-any-return]
+    try:
+        return torch.load(io.BytesIO(payload), weights_only=True)  # type: ignore[no-any-return]
+    except Exception as error:  # torch's own words advise to load it without this safety
+        raise ValueError(
+            f"checkpoint {path} holds what cannot be loaded without running code from it "
+            f"({type(error).__name__}): it was not written by rank0rl"
+        ) from None

@@ -236,6 +236,14 @@ def apply(settings: Mapping[str, Any], *options: Any, source: str) -> tuple[Any,
     return tuple(changed)
 
 
+def settings(*options: Any) -> dict[str, Any]:
+    """All fields of options dataclasses that belong to a run, and not to one start of it."""
+    values: dict[str, Any] = {}
+    for o in options:
+        values |= dataclasses.asdict(o)
+    return {name: value for name, value in values.items() if name not in _NOT_IN_FILES}
+
+
 def _fits(value: Any, kind: Any) -> bool:
     """Whether a value of a TOML file is of a field's type: a list for a tuple, 1 for 1.0."""
     arguments = get_args(kind)
@@ -263,10 +271,7 @@ def write(path: Path, options: tuple[Any, ...], record: Mapping[str, Any]) -> di
     Returns:
         The record of the start before this one; empty if this is the first.
     """
-    settings: dict[str, Any] = {}
-    for o in options:
-        settings |= dataclasses.asdict(o)
-    kept = {k: v for k, v in settings.items() if v is not None and k not in _NOT_IN_FILES}
+    kept = {k: v for k, v in settings(*options).items() if v is not None}  # TOML has no None
     records = tomllib.loads(path.read_text())["record"] if path.exists() else []
     temporary = path.with_suffix(".tmp")
     temporary.write_text(tomli_w.dumps({**kept, "record": [*records, dict(record)]}))

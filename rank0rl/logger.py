@@ -5,6 +5,7 @@ Every row is flushed when it is written.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import math
@@ -46,13 +47,24 @@ class Logger:
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def go_on_after(self, iteration: int) -> None:
-        """Drop the rows that come after an iteration, as a resumed run will write them again."""
+        """Drop the rows that come after an iteration, as a resumed run will write them again.
+
+        Raises:
+            ValueError: if rows up to there are missing.
+        """
         path = self.folder / "progress.csv"
-        if not path.exists():
-            return
-        with path.open(newline="") as file:
-            rows = list(csv.reader(file)) or [[]]
+        text = path.read_text() if path.exists() else ""
+        whole = text[: text.rfind("\n") + 1]  # what was cut short when the run was killed is not
+        rows = list(csv.reader(whole.splitlines()))
         kept = [row for row in rows[1:] if int(row[0]) <= iteration]
+        if [int(row[0]) for row in kept] != list(range(1, iteration + 1)):
+            raise ValueError(
+                f"{path} must have the rows of iterations 1 to {iteration}, where the checkpoint is: "
+                f"it has {len(kept)} of them; put the run's own file back"
+            )
+        if iteration == 0:
+            path.unlink(missing_ok=True)  # the first row brings its header
+            return
         temporary = path.with_suffix(".tmp")
         with temporary.open("w", newline="") as file:
             csv.writer(file).writerows([rows[0], *kept])
@@ -100,7 +112,8 @@ class Logger:
         """Leave the terminal as it was."""
         self._live.stop()
         if self._csv is not None:
-            self._csv.close()
+            with contextlib.suppress(OSError):  # of a full disk: the row's own error says so
+                self._csv.close()
 
     def _open(self, names: list[str]) -> None:
         path = self.folder / "progress.csv"

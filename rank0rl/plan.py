@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,7 +35,7 @@ class Plan:
     source: str
     """Where the settings come from."""
     notes: tuple[str, ...]
-    """What else the user should know."""
+    """What a resume changes of the schedule."""
 
 
 def prepare(
@@ -56,14 +57,18 @@ def prepare(
         stop = _option(argv, "--stop-after-iterations")
         argv = ["--resume", restart, *(["--stop-after-iterations", stop] if stop else [])]
     resume, source = (_path(argv, name) for name in ("--resume", "--config"))
+    settings: dict[str, Any] = {}
     if resume:
-        source = resume / "config.toml"
-    elif source is None:
-        first, _ = read(argv, None)
-        if first.env_id:
-            env = envs.base(envs.resolve(first.env_id))
-            source = config.find(configs, config.short(first.algo), env)
-    options, agent = read(argv, source)
+        source = checkpoint.latest(resume)
+        settings = checkpoint.read(source)["settings"]
+    else:
+        if source is None:
+            first, _ = read(argv, {}, "")
+            if first.env_id:
+                env = envs.base(envs.resolve(first.env_id))
+                source = config.find(configs, config.short(first.algo), env)
+        settings = config.load(source) if source else {}
+    options, agent = read(argv, settings, str(source))
     if not options.env_id:
         raise ValueError("name an environment, such as: python train.py Walker2d (--help for more)")
     options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
@@ -71,10 +76,9 @@ def prepare(
     _check_environment(options)
     notes: tuple[str, ...] = ()
     if resume:
-        old, old_agent = read([], source)
+        old, old_agent = read([], settings, str(source))
         _check_unchanged((options, agent), (old, old_agent))
         notes = tuple(_schedule_notes(options, old))
-        checkpoint.read(checkpoint.latest(resume))
     return Plan(options, agent, resume or _new_folder(options), str(source or "defaults"), notes)
 
 
@@ -117,26 +121,31 @@ def _schedule_notes(new: RunOptions, old: RunOptions) -> list[str]:
     """What it means that a run goes on to another length than the one it began with."""
     return [
         f"the schedule changes: {name} was {getattr(old, name)} and is now {getattr(new, name)}, so "
-        f"from here on the curve is not that of a run that began with it"
+        f"from here on the curve may not be that of a run that began with it"
         for name in ("total_steps", "num_episodes")
         if getattr(new, name) != getattr(old, name)
     ]
 
 
-def read(argv: list[str], source: Path | None) -> tuple[RunOptions, Any]:
-    """The command line, over a file, over defaults: the run's options, and the agent's.
+def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[RunOptions, Any]:
+    """The command line, over settings, over defaults: the run's options, and the agent's.
+
+    Args:
+        argv: the command line, without the program's name.
+        settings: name -> value, as in a file.
+        source: where they are from, for messages.
 
     Raises:
-        ValueError: for a wrong setting in the file, or an agent that there is not.
+        ValueError: for a wrong setting, or an agent that there is not.
         SystemExit: for a wrong argument, after tyro has said what is wrong.
     """
-    settings = config.load(source) if source else {}
+    settings = dict(settings)
     for given, other in itertools.permutations(("steps_per_batch", "episodes_per_batch")):
         if _option(argv, f"--{given.replace('_', '-')}") is not None:
             settings.pop(other, None)  # the command line's kind of batch is over the file's
     algo = _option(argv, "--algo") or settings.get("algo", RunOptions.algo)
     agent_class = load_agent(str(algo))
-    defaults = config.apply(settings, RunOptions(), agent_class.Options(), source=str(source))
+    defaults = config.apply(settings, RunOptions(), agent_class.Options(), source=source)
     unnamed = tyro.conf.arg(name="")
     both = dataclasses.make_dataclass(
         "Both",
@@ -193,7 +202,7 @@ def _new_folder(options: RunOptions) -> Path:
         raise ValueError(
             f"cannot make the run's folder: {error}; choose another --run-dir"
         ) from None
-    if (folder / "config.toml").exists():
+    if list(folder.glob("checkpoints/*.pt")):
         raise ValueError(f"{folder} holds a run already: choose another --run-dir, or --resume it")
     return folder
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -63,60 +63,72 @@ def replay(run: Path, iteration: int, lane: int) -> bool:
         the run recorded (if it came so far).
 
     Raises:
-        ValueError: if there is no such run, iteration or lane.
+        ValueError: if there is no such run, iteration or lane, or it cannot be repeated.
     """
-    options, agent_options = plan.read([], run / "config.toml")
+    file = checkpoint.before(run, iteration - 1)
+    start = checkpoint.read(file or checkpoint.latest(run))
+    options, agent_options = plan.read([], start["settings"], str(run))
     units = options.episodes_per_batch or options.num_envs
     if not (iteration >= 1 and 0 <= lane < units):
         raise ValueError(
             f"iterations count from 1, and this run's lanes (or episodes of an iteration) from 0 to "
             f"{units - 1}: got iteration {iteration}, lane {lane}"
         )
+    rows = read_rows(run)
+    if iteration > len(rows) + 1:
+        raise ValueError(f"the run has made {len(rows)} iterations: got iteration {iteration}")
+    since = start["progress"]["same_schedule_since"]
+    if file is None and since:
+        raise ValueError(
+            f"the length of this run was changed after iteration {since}, and no checkpoint before "
+            f"iteration {iteration} is left: only later ones can be repeated"
+        )
     rollout = make_rollout(options, 0, 1)
-    state = State(make_agent(options, agent_options, rollout.spaces), options)
-    _go_to(iteration - 1, run, state, rollout, options)
+    state = State(make_agent(options, agent_options, rollout.spaces), options, start["settings"])
+    if file:
+        state.load(start)
+        _restore(rollout, state)
+    print(
+        f"from {file or 'the beginning of the run'}: training "
+        f"{iteration - 1 - state.progress.iteration} iterations again"
+    )
+    _go_to(iteration - 1, state, rollout, options)
 
     alone = make_rollout(options, 0, 1, only=lane)
-    if state.progress.iteration:
-        alone.restore(state.unfinished.all())
+    _restore(alone, state)
     [fragment], ended = alone.collect(state.agent, iteration)
-    rows = state.agent.process(fragment)
+    alone_rows = state.agent.process(fragment)
     returns = ", ".join(f"{value:.6g}" for value in ended["return"]) or "none"
     print(
         f"iteration {iteration}, lane {lane}, alone: {len(fragment.rew)} steps, returns of episodes "
-        f"that ended: {returns}; sha256 {batches.sha256(rows)[:16]}"
+        f"that ended: {returns}; sha256 {batches.sha256(alone_rows)[:16]}"
     )
     gathered = collect(state.agent, rollout, options, Phases(), iteration)
     among = batches.take(gathered.batch, gathered.batch["unit"] == lane)
     among.pop("unit")
-    same_rows = batches.sha256(rows) == batches.sha256(among)
+    same_rows = batches.sha256(alone_rows) == batches.sha256(among)
     print(f"among all lanes: {'the same data' if same_rows else 'DIFFERENT data'}")
-    return same_rows and _as_recorded(run, iteration, gathered.sha256)
+    return same_rows and _as_recorded(rows, iteration, gathered.sha256)
 
 
-def _go_to(iteration: int, run: Path, state: State, rollout: Rollout, options: RunOptions) -> None:
-    """Bring state and lanes to an iteration boundary of a run."""
-    file = checkpoint.before(run, iteration)
-    if file:
-        state.load(checkpoint.read(file))
-        if state.progress.iteration:
-            for stray, why in rollout.restore(state.unfinished.all()).items():
-                raise ValueError(f"cannot repeat this run: lane {stray}: {why}")
-    begin = state.progress.iteration
-    print(
-        f"from {file or 'the beginning of the run'}: training {iteration - begin} iterations again"
-    )
-    for number in range(begin + 1, iteration + 1):
+def _restore(rollout: Rollout, state: State) -> None:
+    if state.progress.iteration == 0:
+        return
+    for stray, why in rollout.restore(state.unfinished.all()).items():
+        raise ValueError(f"cannot repeat this run: lane {stray}: {why}")
+
+
+def _go_to(iteration: int, state: State, rollout: Rollout, options: RunOptions) -> None:
+    """Train to an iteration boundary."""
+    for number in range(state.progress.iteration + 1, iteration + 1):
         gathered = collect(state.agent, rollout, options, Phases(), number)
         share_over = state.share_over()
         update(state.agent, gathered, options, Phases(), number, share_over)
         state.add(gathered.steps, gathered.ended, gathered.lanes)
 
 
-def _as_recorded(run: Path, iteration: int, sha256: str) -> bool:
-    recorded: dict[str, Any] = next(
-        (row for row in read_rows(run) if int(row["iteration"]) == iteration), {}
-    )
+def _as_recorded(rows: list[dict[str, str]], iteration: int, sha256: str) -> bool:
+    recorded = next((row for row in rows if int(row["iteration"]) == iteration), None)
     if not recorded:
         print("the run has not recorded this iteration: nothing to compare the batch with")
         return True

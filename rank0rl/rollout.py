@@ -79,7 +79,7 @@ class Rollout:
         self._seed, self._steps, self._episodes = seed, steps, episodes
         self._rows: Batch = {}  # name -> (lanes, capacity, ...)
         self._capacity = steps or _BLOCK
-        self._obs = np.empty((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
+        self._obs = np.zeros((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
         self._finished: dict[str, list[float]] = {}
         self._doing: tuple[Lane, Any] | None = None  # lane and action of the step under way
         self.failed_at: tuple[int, int] | None = None
@@ -110,8 +110,9 @@ class Rollout:
         """The episodes under way at an iteration boundary, for `Unfinished.add` on rank 0.
 
         Returns:
-            One row per lane: "episode", "steps" so far, "obs" after them, and "new", how many of
-            the steps were made in this iteration; and their actions, "act", (sum of new, *act).
+            One row per lane: "episode", "steps" so far, "ret", the sum of their rewards, "obs" after
+            them, and "new", how many of the steps were made in this iteration; and their actions,
+            "act", (sum of new, *act).
         """
         lanes, T = self.lanes, self._steps
         new = [min(lane.steps, T) for lane in lanes]
@@ -119,6 +120,7 @@ class Rollout:
         return {
             "episode": np.array([lane.episode for lane in lanes], np.int64),
             "steps": np.array([lane.steps if T else 0 for lane in lanes], np.int64),
+            "ret": np.array([lane.ret for lane in lanes], np.float64),
             "obs": self._obs.copy(),
             "new": np.array(new, np.int64),
             "act": np.concatenate(
@@ -145,7 +147,11 @@ class Rollout:
             steps, kept = lanes["steps"][lane.number], lanes["kept"][lane.number]
             if kept < steps:
                 why = f"its episode of {steps} steps is longer than max_replay_steps"
-            elif not self._repeat(lane, acts[lane.number], lanes["obs"][lane.number]):
+            elif not (
+                self._repeat(lane, acts[lane.number])
+                and self._obs[lane.row].tobytes() == lanes["obs"][lane.number].tobytes()
+                and lane.ret == lanes["ret"][lane.number]
+            ):
                 why = f"{envs.name(lane.env)} does not repeat an episode from its seed and actions"
             else:
                 continue
@@ -153,8 +159,8 @@ class Rollout:
             self._begin_next(lane)
         return strays
 
-    def _repeat(self, lane: Lane, act: Array, last_obs: Array) -> bool:
-        """Take a lane through these actions; whether the episode goes on from that observation."""
+    def _repeat(self, lane: Lane, act: Array) -> bool:
+        """Take a lane through these actions; whether the episode goes on after them."""
         for action in self._to_env(act):
             obs, rew, over, cut_off, _ = lane.env.step(action)
             self._obs[lane.row] = obs
@@ -162,7 +168,7 @@ class Rollout:
             lane.steps += 1
             if over or cut_off:
                 return False
-        return bool(self._obs[lane.row].tobytes() == last_obs.tobytes())
+        return True
 
     def _tell(self, error: Exception, iteration: int) -> None:
         """Add to an error which episode was under way."""
@@ -356,7 +362,7 @@ class Unfinished:
         gathered["kept"] = np.array([len(part) for part in self._act], np.int64)
 
     def all(self) -> Batch:
-        """For `Rollout.restore`: "episode", "steps", "kept" and "obs" by lane, "act" of all lanes in a row."""
+        """For `Rollout.restore`: "episode", "steps", "ret", "kept" and "obs" by lane, "act" of all lanes in a row."""
         return {**self.lanes, "act": np.concatenate(self._act)} if self._act else {}
 
     def load(self, lanes: Batch) -> None:

@@ -38,7 +38,6 @@ class Run:
         self.folder = logger.folder
         self._options, self._about, self._logger = options, about, logger
         self._boundary: dict[str, Any] = {}
-        self._tried: int | None = None
         self._steps_before = state.progress.steps
         logger.go_on_after(state.progress.iteration)
 
@@ -54,24 +53,29 @@ class Run:
         steps_per_s = (progress.steps - self._steps_before) / seconds
         self._steps_before = progress.steps
         progress.seconds += seconds
-        self.keep()
-        weights_sha256 = weights.sha256(self._boundary["weights"])
+        boundary = self.state.snapshot()
+        weights_sha256 = weights.sha256(boundary["weights"])
         return_mean = _mean(progress.returns)
-        self._logger.row(
-            {
-                "iteration": progress.iteration,
-                "steps": progress.steps,
-                "episodes": progress.episodes,
-                "seconds": progress.seconds,
-                "return_mean": return_mean,
-                "length_mean": _mean(progress.lengths),
-                "steps_per_s": steps_per_s,
-                **{f"{phase}_s": phases.get(phase, 0.0) for phase in _PHASES},
-                "batch_sha256": batch_sha256[:_HASH],
-                "weights_sha256": weights_sha256[:_HASH],
-                **metrics,
-            }
-        )
+        row: dict[str, float | str] = {
+            "iteration": progress.iteration,
+            "steps": progress.steps,
+            "episodes": progress.episodes,
+            "seconds": progress.seconds,
+            "return_mean": return_mean,
+            "length_mean": _mean(progress.lengths),
+            "steps_per_s": steps_per_s,
+            **{f"{phase}_s": phases.get(phase, 0.0) for phase in _PHASES},
+            "batch_sha256": batch_sha256[:_HASH],
+            "weights_sha256": weights_sha256[:_HASH],
+            **metrics,
+        }
+        try:
+            self._logger.row(row)
+        except OSError as error:
+            raise checkpoint.NotSaved(
+                f"cannot write {self.folder / 'progress.csv'}: {error.strerror}"
+            ) from error
+        self._boundary = boundary  # once its row is written: resume goes on after the last row
         shares = {phase: phases.get(phase, 0.0) / seconds for phase in _PHASES}
         line = (
             f"{progress.iteration}: {progress.steps:,} steps ({min(self.state.share_over(), 1):.0%})  "
@@ -90,15 +94,12 @@ class Run:
     def save(self) -> None:
         """Write checkpoint and summary of the last boundary, whatever is half done since.
 
-        Once per boundary: what has failed, as on a full disk, is not tried again.
-
         Raises:
             NotSaved: if the checkpoint cannot be written.
         """
         iteration = self._boundary["progress"]["iteration"]
-        if self._tried == iteration:
+        if self.saved == iteration:
             return
-        self._tried = iteration
         keep = self._options.keep_checkpoints
         checkpoint.save(self.folder, iteration, self._boundary, keep)
         self.saved = iteration

@@ -70,9 +70,11 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
         "nprocs": nworkers,
         "num_envs": options.num_envs,
     }
-    state = State(agent, options)
+    state = State(agent, options, config.settings(options, plan.agent))
     if options.resume:
         state.load(checkpoint.read(checkpoint.latest(folder)))
+    if plan.notes:
+        state.progress.same_schedule_since = state.progress.iteration
     kept = Run(state, options, about, logger)
     record = provenance.record(nworkers, comm.mpi_version())
     before = config.write(folder / "config.toml", (options, plan.agent), record)
@@ -89,9 +91,10 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
         train(agent, rollout, options, kept)
     except BaseException as error:
         logger.close()
+        said = f"saved iteration {kept.saved}; go on with {go_on}"
         logger.print(
-            f"{error if isinstance(error, Interrupted) else 'failed'}: saved iteration "
-            f"{kept.saved}; go on with {go_on}"
+            f"{error if isinstance(error, Interrupted) else 'failed'}: "
+            f"{'nothing was saved' if kept.saved is None else said}"
         )
         if isinstance(error, Interrupted):
             comm.abort(128 + error.signum)

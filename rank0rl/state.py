@@ -24,6 +24,8 @@ class Progress:
     steps: int = 0
     episodes: int = 0
     seconds: float = 0.0
+    same_schedule_since: int = 0
+    """Iteration at which a resume last changed the length of the run."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
     """Of the last episodes, in order of iterations, then units."""
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_LAST))
@@ -43,7 +45,7 @@ class Progress:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` gave."""
-        for name in ("iteration", "steps", "episodes", "seconds"):
+        for name in ("iteration", "steps", "episodes", "seconds", "same_schedule_since"):
             setattr(self, name, state[name])
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
@@ -55,10 +57,12 @@ class State:
     Args:
         agent: whose weights and state it is.
         options: of the run.
+        settings: all of the run and the agent, name -> value, to resume with.
     """
 
-    def __init__(self, agent: Agent, options: RunOptions) -> None:
+    def __init__(self, agent: Agent, options: RunOptions, settings: Mapping[str, Any]) -> None:
         """Begin before the first iteration."""
+        self.settings = settings
         self.agent = agent
         self.progress = Progress()
         self.unfinished = Unfinished(options.max_replay_steps)
@@ -83,6 +87,7 @@ class State:
         """A copy for a checkpoint, of tensors, numbers and strings: a fraction of a millisecond."""
         return checkpoint.snapshot(  # type: ignore[no-any-return]
             {
+                "settings": self.settings,
                 "progress": self.progress.state(),
                 "lanes": self.unfinished.all(),
                 "weights": weights.named_tensors(self.agent.modules()),
@@ -106,6 +111,14 @@ class State:
         for name, t in mine.items():
             t.copy_(saved[name])
         self.agent.load(state["agent"])
+        where = checkpoint.first_difference(
+            checkpoint.snapshot(self.agent.state()), checkpoint.snapshot(state["agent"])
+        )
+        if where is not None:
+            raise ValueError(
+                f"load must take back all that the agent's state() gave: after it {where!r} is "
+                f"another; the resumed run would not be the one that was stopped"
+            )
         self.progress.load(state["progress"])
         if state["lanes"]:
             self.unfinished.load({name: t.numpy() for name, t in state["lanes"].items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ class Gathered:
     """The episodes under way, in order of lanes, as `Rollout.unfinished` gives them."""
     steps: int
     """Environment steps of all."""
-    sha256: str
+    sha256: str = ""
     """Of the batch, to compare runs."""
 
 
@@ -56,7 +56,8 @@ def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) 
     """
     set_threads(1)
     with Interrupts(ignore=run is None) as interrupts:
-        iteration = _begin(rollout, run)
+        with interrupts.held():
+            iteration = _begin(rollout, run)
         try:
             while comm.share(run is not None and not run.over()):
                 iteration += 1
@@ -91,16 +92,20 @@ def collect(
     """
     with phases("broadcast"):
         weights.rank0_bcast_wts(agent.modules())
+    check = iteration % options.drift_check_every == 0
+    before = weights.hashes(agent.modules()) if check else None
     with phases("collect"):
         fragments, ended = rollout.collect(agent, iteration)
     with phases("process"):
         rows = _process(agent, fragments, rollout, iteration)
     with phases("wait"):
         comm.barrier()
-        if iteration % options.drift_check_every == 0:
-            weights.chksum(agent.modules(), label="after collect and process")
+        if check:
+            weights.chksum(agent.modules(), label="after act and process", before=before)
     with phases("gather"):
-        return _gather(rows, ended, rollout.unfinished(), fragments)
+        gathered = _gather(rows, ended, rollout.unfinished(), fragments)
+    with phases("hash"):
+        return replace(gathered, sha256=batches.sha256(gathered.batch))
 
 
 def update(
@@ -172,11 +177,9 @@ def _gather(rows: Batch, ended: Batch, lanes: Batch, fragments: list[Fragment]) 
     rows, ended, lanes, steps = (
         {name: flat[f"{part}/{name}"] for name in batch} for part, batch in parts.items()
     )
-    batch = batches.in_order(rows, rows["unit"])
     return Gathered(
-        batch=batch,
+        batch=batches.in_order(rows, rows["unit"]),
         ended=batches.in_order(ended, ended["unit"]),
         lanes=lanes,
         steps=int(steps["steps"].sum()),
-        sha256=batches.sha256(batch),
     )

@@ -82,7 +82,9 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
         tensors[name].copy_(t)
 
 
-def chksum(*things: Any, label: str = "", comm: Comm | None = None) -> str:
+def chksum(
+    *things: Any, label: str = "", before: Mapping[str, str] | None = None, comm: Comm | None = None
+) -> str:
     """Make sure that every rank has the same weights.
 
     Collective: every rank calls this, in the same order.
@@ -90,18 +92,27 @@ def chksum(*things: Any, label: str = "", comm: Comm | None = None) -> str:
     Args:
         things: modules, tensors, arrays, and nested dicts of them.
         label: what these weights are, for the message of an error.
+        before: what `hashes` gave earlier on this rank, if they must not have changed since.
         comm: the ranks; all of the job by default.
 
     Returns:
-        Their hash, as `sha256` gives it.
+        A hash of them all.
 
     Raises:
-        ValueError: the same on every rank, naming a rank and a tensor that differ from rank 0's.
+        ValueError: the same on every rank, naming a rank and a tensor that differ from rank 0's, or
+            from what they were before.
     """
-    comm = comm or ranks.world()
-    each = {name: sha256(t)[:16] for name, t in named_tensors(*things).items()}
-    ranks.agree(each, f"chksum {label}".strip(), same="weights, bit for bit", comm=comm)
-    return sha256(*things)
+    each = hashes(*things)
+    changed = [name for name in each if before is not None and before.get(name) != each[name]]
+    problem = f"{changed[0]!r} has changed, and must not" if changed else ""
+    what = f"chksum {label}".strip()
+    ranks.agree(each, what, problem, same="weights, bit for bit", comm=comm)
+    return hashlib.sha256("".join(each.values()).encode()).hexdigest()
+
+
+def hashes(*things: Any) -> dict[str, str]:
+    """Name -> hash of each of the weights."""
+    return {name: sha256(t) for name, t in named_tensors(*things).items()}
 
 
 def sha256(*things: Any) -> str:

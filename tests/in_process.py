@@ -18,7 +18,7 @@ def train_here(agent_class, agent_options, folder, **options):
     rollout = make_rollout(run_options, 0, 1)
     rng = seeding.stream(run_options.seed, "init")
     agent = agent_class(rollout.spaces, agent_options, rng)
-    run = Run(State(agent, run_options), run_options, {}, Logger(folder, quiet=True))
+    run = Run(State(agent, run_options, {}), run_options, {}, Logger(folder, quiet=True))
     train(agent, rollout, run_options, run)
     return agent, run
 

@@ -2,7 +2,6 @@
 
 import sys
 
-import gymnasium as gym
 import pytest
 import toy_envs
 from on_ranks import HERE, run
@@ -45,10 +44,6 @@ class NumpyMoody(toy_envs.Endless):
         return obs, float(toy_envs.np.random.random()), *rest
 
 
-def normalized():
-    return gym.wrappers.NormalizeObservation(toy_envs.Count(length=50))
-
-
 BAD = [
     (Keeps, "repeated in the same environment", "another obs from step 0 on"),
     (
@@ -62,7 +57,7 @@ BAD = [
         "another rew from step 0 on: it draws from NumPy's global np.random, not",
     ),
     (toy_envs.Restless, "beside 2 other environments", "another obs from step 2 on"),
-    (normalized, "whatever it was used for before", "not in NormalizeObservation"),
+    (toy_envs.normalized, "whatever it was used for before", "not in NormalizeObservation"),
 ]
 
 
@@ -71,7 +66,7 @@ def test_what_is_wrong_is_named(make, condition, finding):
     findings = check(make, steps=1000, others=2)
     assert findings[condition].startswith(finding)
     before = list(findings)[: list(findings).index(condition)]
-    if make is not normalized:
+    if make is not toy_envs.normalized:
         assert not any(findings[name] for name in before)
 
 

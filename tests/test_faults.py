@@ -38,6 +38,19 @@ def processes(token):
     return found
 
 
+def kill_one_rank(token, rank, signum):
+    """Whether there was this rank, of the job whose processes have the token."""
+    for process_id in processes(token):
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            environ = Path(f"/proc/{process_id}/environ").read_bytes().split(b"\0")
+            folder = dict(pair.split(b"=", 1) for pair in environ if b"=" in pair)[
+                job.FOLDER.encode()
+            ]
+            os.kill(int(Path(folder.decode(), f"rank.{rank}").read_text()), signum)
+            return True
+    return False
+
+
 def start(*command):
     """A command with a token in the environment of all its processes, in a session of its own."""
     token = f"RANK0RL_TEST={uuid.uuid4()}"

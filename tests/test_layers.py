@@ -38,6 +38,8 @@ ALLOWED = {
     "provenance": (set(), set()),
     "check": ({"agent", "batch", "config", "envs", "rollout"}, {"numpy", "tyro"}),
     "replay": ({"batch", "plan", "rollout", "session", "state", "trainer", *TOOLS}, {"tyro"}),
+    "doctor": ({"launch"}, {"tyro"}),
+    "_echo": ({"comm", "launch"}, {"numpy"}),
     "__main__": (set(), set()),
     "trainer": (
         {"agent", "batch", "comm", "job", "rollout", "run", "seeding", "weights", *TOOLS},

@@ -31,8 +31,9 @@ def test_a_lane_of_a_run_on_two_ranks_is_the_same_alone(mode, tmp_path):
     done = replay(tmp_path, 3, 3)
     assert "the beginning of the run: training 2 iterations again" in done.stdout
     assert done.stdout.count("the same data") == 2
-    done = replay(tmp_path, 9, 0)  # it never came so far
+    done = replay(tmp_path, 8, 0)  # the next one
     assert "not recorded this iteration" in done.stdout
+    assert "has made 7 iterations: got iteration 9" in replay(tmp_path, 9, 0, expect=2).stderr
     assert files(tmp_path) == before
     csv = tmp_path / "progress.csv"
     rows = csv.read_text().splitlines()
@@ -50,7 +51,7 @@ def test_a_failure_says_how_to_repeat_it_and_is_repeated(tmp_path, monkeypatch):
     assert "ZeroDivisionError" in failed.stderr
     line = next(line for line in failed.stderr.splitlines() if line.startswith("To repeat it"))
     assert line.endswith(f"python -m rank0rl replay {tmp_path / 'r'} --iteration 2 --lane 1")
-    assert "In unit 1 of iteration 2: toy_envs:Breaks-v0, episode of seed" in failed.stderr
+    assert "In unit 1 of iteration 2: Breaks-v0, episode of seed" in failed.stderr
     assert ", step 31, action [" in failed.stderr
     again = replay(tmp_path / "r", 2, 1, expect=1)
     assert "ZeroDivisionError" in again.stderr
@@ -58,9 +59,17 @@ def test_a_failure_says_how_to_repeat_it_and_is_repeated(tmp_path, monkeypatch):
 
 
 def test_wrong_use(tmp_path):
-    assert "cannot read config" in replay(tmp_path, 1, 0, expect=2).stderr
+    assert "cannot read a checkpoint: there is none" in replay(tmp_path, 1, 0, expect=2).stderr
     train(tmp_path, *SMALL, "--stop-after-iterations", "1")
     assert "from 0 to 3: got iteration 1, lane 4" in replay(tmp_path, 1, 4, expect=2).stderr
     assert "got iteration 0, lane 0" in replay(tmp_path, 0, 0, expect=2).stderr
-    resume(tmp_path, "--stop-after-iterations", "2")
-    replay(tmp_path, 2, 0)
+
+
+def test_a_changed_schedule_is_replayed_where_its_checkpoints_are(tmp_path):
+    args = ["--total-steps", "640", "--stop-after-iterations", "3", "--keep-checkpoints", "1"]
+    train(tmp_path, *SMALL, *args)
+    resume(tmp_path, "--total-steps", "1280", "--stop-after-iterations", "4")
+    said = replay(tmp_path, 3, 0, expect=2).stderr
+    assert "the length of this run was changed after iteration 3" in said
+    resume(tmp_path, "--stop-after-iterations", "6")
+    assert replay(tmp_path, 7, 0).stdout.count("the same data") == 1

@@ -30,6 +30,8 @@ def arguments(env, mode):
 def assert_same(parts, whole):
     assert curve(parts) == curve(whole)  # no gap, no repeated row
     assert len(curve(parts)) == 20
+    seconds = [float(row["seconds"]) for row in table(parts)]
+    assert seconds == sorted(seconds)
     assert sha(parts) == sha(whole)
 
 
@@ -53,18 +55,110 @@ def test_killed_then_ended_in_mid_update(env, mode, tmp_path, monkeypatch):
     wait_for_rows(process, parts, 7)
     process.kill()
     process.wait()
-    rows = len(table(parts))
-    kept = json.loads((parts / "summary.json").read_text())["iterations"]
-    assert rows >= 7
-    assert kept == rows - rows % 3
+    assert len(table(parts)) >= 7
+    with (parts / "progress.csv").open("a") as file:
+        file.write("1")  # a row that was cut short
     monkeypatch.setenv("END_AT", "0.7")
     done = resume(parts, nprocs=3, expect=128 + signal.SIGTERM)
     assert "SIGTERM: saved iteration" in done.stdout
     iterations = json.loads((parts / "summary.json").read_text())["iterations"]
-    assert 14 <= iterations < 20
+    assert iterations == 14
     monkeypatch.delenv("END_AT")
     resume(parts, nprocs=2)
     assert_same(parts, whole)
+
+
+def test_killed_before_the_first_periodic_checkpoint_with_another_agent(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    args = ["CartPole", "--algo", "reinforce", "--num-envs", "4", *SIZES["steps"]]
+    train(whole, *args)
+    train(parts, *args, "--stop-after-iterations", "5", "--checkpoint-every", "2")
+    checkpoint.latest(parts).unlink()  # as if killed between the row and the checkpoint
+    resume(parts, "--stop-after-iterations", "6", nprocs=2)
+    assert curve(parts) == curve(whole)[:6]
+    command = [*args, "--checkpoint-every", "1000", "--run-dir", str(tmp_path / "early")]
+    process = subprocess.Popen([sys.executable, "train.py", *command], cwd=HERE.parent)
+    wait_for_rows(process, tmp_path / "early", 1)
+    process.kill()
+    process.wait()
+    resume(tmp_path / "early")
+    assert_same(tmp_path / "early", whole)
+
+
+def test_nothing_is_lost_by_a_signal_between_boundary_and_row(tmp_path):
+    agent = tmp_path / "signals.py"
+    agent.write_text(
+        "import os, signal\n"
+        "from algos.ppo import PPO\n"
+        "class Signals(PPO):\n"
+        "    calls = 0\n"
+        "    def state(self):\n"
+        "        self.calls += 1\n"
+        "        if self.calls == 6 and os.environ.get('SIGNAL'):\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        return super().state()\n"
+    )
+    args = [*SMALL, "--total-steps", "640", "--algo", f"{agent}:Signals"]
+    train(tmp_path / "whole", *args)
+    command = [sys.executable, "train.py", *args, "--run-dir", str(tmp_path / "r")]
+    done = run(command, env={"SIGNAL": "1"})
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "saved iteration 5;" in done.stdout
+    assert len(table(tmp_path / "r")) == 5
+    resume(tmp_path / "r")
+    assert curve(tmp_path / "r") == curve(tmp_path / "whole")
+
+
+def test_a_row_that_cannot_be_written_is_no_boundary(tmp_path):
+    agent = tmp_path / "names.py"
+    agent.write_text(
+        "from pathlib import Path\n"
+        "from algos.ppo import PPO\n"
+        "class Names(PPO):\n"
+        "    def update(self, *args):\n"
+        "        metrics = super().update(*args)\n"
+        "        self.calls = getattr(self, 'calls', 0) + 1\n"
+        "        if self.calls == 5 and not Path(__file__ + '.once').exists():\n"
+        "            Path(__file__ + '.once').touch()\n"
+        "            metrics['extra'] = 1.0\n"
+        "        return metrics\n"
+    )
+    args = [*SMALL, "--total-steps", "640", "--algo", f"{agent}:Names"]
+    failed = train(tmp_path / "r", *args, expect=1)
+    assert "every iteration must record the same names" in failed.stderr
+    assert "saved iteration 4;" in failed.stdout
+    resume(tmp_path / "r")
+    assert [int(row["iteration"]) for row in table(tmp_path / "r")] == list(range(1, 11))
+
+
+def test_settings_come_from_the_checkpoint_none_included(tmp_path):
+    agent = tmp_path / "optional.py"
+    agent.write_text(
+        "from dataclasses import dataclass\n"
+        "from algos.ppo import PPO, PPOOptions\n"
+        "@dataclass(frozen=True)\n"
+        "class Options(PPOOptions):\n"
+        "    target_kl: float | None = 1e-9\n"
+        "class Optional(PPO):\n"
+        "    Options = Options\n"
+    )
+    args = [*SMALL, "--total-steps", "640", "--algo", f"{agent}:Optional", "--target-kl", "None"]
+    train(tmp_path / "whole", *args)
+    train(tmp_path / "r", *args, "--stop-after-iterations", "4")
+    toml = tmp_path / "r" / "config.toml"
+    toml.write_text(toml.read_text().replace("lr = 0.0003", "lr = 0.1"))
+    resume(tmp_path / "r")
+    assert curve(tmp_path / "r") == curve(tmp_path / "whole")
+
+
+def test_an_agent_that_does_not_take_its_state_back_is_found_out(tmp_path):
+    agent = tmp_path / "forgets.py"
+    agent.write_text(
+        "from algos.ppo import PPO\nclass Forgets(PPO):\n    def load(self, state): pass\n"
+    )
+    args = [*SMALL, "--total-steps", "640", "--algo", f"{agent}:Forgets"]
+    train(tmp_path, *args, "--stop-after-iterations", "2")
+    assert "load must take back all" in resume(tmp_path, expect=1).stderr
 
 
 def test_sigterm_at_any_time_and_changed_settings(tmp_path):
@@ -103,6 +197,7 @@ def test_lanes_that_cannot_be_repeated_are_named(tmp_path, monkeypatch):
     args = ["--num-envs", "2", "--steps-per-batch", "20", "--total-steps", "40"]
     for env, why in (
         ("toy_envs:Moody-v0", "Moody-v0 does not repeat an episode"),
+        ("toy_envs:Latent-v0", "Latent-v0 does not repeat an episode"),
         ("toy_envs:Endless-v0", "its episode of 10 steps is longer than max_replay_steps"),
     ):
         folder = tmp_path / env.partition(":")[2]
@@ -114,19 +209,24 @@ def test_lanes_that_cannot_be_repeated_are_named(tmp_path, monkeypatch):
 
 
 FILLS_UP = """
-import resource
+import os, resource
 from algos.ppo import PPO
 class FillsUp(PPO):
     calls = 0
     def update(self, *args):
         self.calls += 1
         if self.calls == 4:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+            size = int(os.environ["SIZE"])
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
         return super().update(*args)
 """
 
 
-def test_a_full_disk_is_one_clear_error_and_leaves_the_checkpoint_before(tmp_path):
+@pytest.mark.parametrize(("size", "what"), [("20000", "checkpoint"), ("400", "progress.csv")])
+def test_a_full_disk_is_one_clear_error_and_leaves_the_checkpoint_before(
+    size, what, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SIZE", size)
     (tmp_path / "fills_up.py").write_text(FILLS_UP)
     args = [*SMALL, "--total-steps", "640", "--checkpoint-every", "1"]
     args += ["--algo", f"{tmp_path / 'fills_up.py'}:FillsUp"]
@@ -134,10 +234,14 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_checkpoint_before(tmp_pat
     done = train(parts, *args, expect=1)
     assert "saved iteration 3; go on with" in done.stdout
     [line] = done.stderr.splitlines()
-    assert line.startswith("error: cannot write checkpoint")
-    assert "File too large; the last complete one is" in line
+    assert line.startswith("error: cannot write ")
+    assert what in line
+    assert "File too large" in line
     assert checkpoint.latest(parts).name == "00000003.pt"
-    assert not list(parts.rglob("*.tmp"))
+    assert not list(parts.rglob("checkpoints/*.tmp"))
+    monkeypatch.setenv("SIZE", "100000000")
+    resume(parts)
+    assert [int(row["iteration"]) for row in table(parts)] == list(range(1, 11))
 
 
 @pytest.mark.parametrize("nprocs", [1, 3])

@@ -97,6 +97,18 @@ class Moody(Endless):
         return np.array([self.t, random.random()])
 
 
+class Latent(Endless):
+    """Rewards by the global random numbers, and shows nothing of it."""
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, random.random(), *rest
+
+
+def normalized():
+    return gym.wrappers.NormalizeObservation(Count(length=50))
+
+
 class Restless(Endless):
     """Observes how often all of its kind were stepped: a lane is another one beside others."""
 
@@ -119,8 +131,9 @@ class Breaks(Endless):
         return super().step(action)
 
 
-for env in (Count, Identity, Forever, Odd, Endless, Moody, Restless, Breaks):
+for env in (Count, Identity, Forever, Odd, Endless, Moody, Latent, Restless, Breaks):
     gym.register(f"{env.__name__}-v0", f"toy_envs:{env.__name__}")
+gym.register("Normalized-v0", normalized)
 
 
 @dataclass(frozen=True)

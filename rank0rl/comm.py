@@ -36,6 +36,7 @@ nworkers: int
 
 _ARRIVE_S = 50e-6  # tests before the first sleep, while the other ranks may be long in coming
 _MOVE_S = 0.2  # the same, once all ranks are known to be there and only bytes are missing
+_MISMATCH_S = 8.0  # longer than the supervisor takes to find out
 _CHUNK = 1 << 30  # bytes of one message: MPI counts are 32-bit integers
 
 
@@ -319,23 +320,38 @@ def _wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
     Raises:
         TimeoutError: after as many seconds as `mpi_fork` was told, if it was told any.
     """
-    from mpi4py import MPI
-
     pending = list(requests)
     in_order = comm == world()  # ranks need not agree on the order of other communicators' calls
     if in_order:
         _waits().begin(name)
     begin = time.perf_counter()
-    while not (done := MPI.Request.Testall(pending)) and time.perf_counter() - begin < spin_s:
+    while not (done := _test(pending)) and time.perf_counter() - begin < spin_s:
         os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
     pause = 20e-6
-    while not (done or MPI.Request.Testall(pending)):
+    while not (done or _test(pending)):
         time.sleep(pause)
         pause = min(2 * pause, 1e-3)
         if time.perf_counter() - begin > _timeout_s():
             raise TimeoutError(f"{name}: the other ranks did not come within {_timeout_s():g} s")
     if in_order:
         _waits().end()
+
+
+def _test(requests: list[MPI.Request]) -> bool:
+    """Whether they are complete.
+
+    Where ranks are in different collectives, some MPIs never complete them and others raise, in one
+    rank or another. Then the supervisor, which sees all of them, is given the time to say so.
+    """
+    from mpi4py import MPI
+
+    try:
+        return MPI.Request.Testall(requests)
+    except MPI.Exception:
+        end = time.monotonic() + _MISMATCH_S
+        while job.folder() and not job.failed() and time.monotonic() < end:
+            time.sleep(0.05)
+        raise
 
 
 @cache
@@ -357,12 +373,15 @@ def _leave(comm: Comm, finalize: bool) -> None:
 
     if job.failed():
         return
-    request = comm.Ibarrier()
     _waits().begin(job.END)
-    while not request.Test():
-        time.sleep(1e-3)
-        if job.failed():
-            return
+    request = comm.Ibarrier()
+    try:
+        while not _test([request]):
+            time.sleep(1e-3)
+            if job.failed():
+                return
+    except MPI.Exception:
+        return  # the others have not come here, and the supervisor has said so
     if finalize:
         MPI.Finalize()
     job.ended()

@@ -137,6 +137,7 @@ class Supervisor:
             len(self._received) > 1
             or time.monotonic() > self._deadline
             or not self._signal(0, 0)  # rank 0 has gone, and something waits for it
+            or self._state(0) in ("T", "Z")  # it is stopped, and will not save anything
         ):
             self._end()
 

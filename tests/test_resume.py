@@ -24,7 +24,8 @@ CASES = [
 
 
 def arguments(env, mode):
-    return [env, "--num-envs", "4", "--minibatch-size", "32", *SIZES[mode]]
+    config = str(HERE.parent / "configs" / "ppo.toml")  # not the one of an agent's file or an env
+    return [env, "--config", config, "--num-envs", "4", "--minibatch-size", "32", *SIZES[mode]]
 
 
 def assert_same(parts, whole):

@@ -47,14 +47,11 @@ def main(configs: Path | None = None) -> None:
             )
         sys.exit(2)
     except KeyboardInterrupt:
-        if not job.world_rank():
-            print("interrupted before the first iteration", file=sys.stderr)
-        job.fail(130)
+        job.fail(130, "interrupted before the first iteration")
         os._exit(130)  # what other ranks wait for will not come
     except SystemExit as end:  # some code of the user's ended this rank: that ends the job
         code = end.code if isinstance(end.code, int) and end.code else 1
-        if job.fail(code):
-            print(f"rank {comm.get_rank()} called sys.exit({end.code!r})", file=sys.stderr)
+        job.fail(code, f"rank {comm.get_rank()} called sys.exit({end.code!r})")
         comm.abort(code)
     sys.exit(code)
 

@@ -60,6 +60,7 @@ def world() -> Comm | None:
     size = job.world_size()
     if size is None or size == 1:
         return None
+    job.meets()
     import mpi4py
 
     ours = "mpi4py.MPI" not in sys.modules
@@ -116,7 +117,6 @@ def abort(code: int) -> None:
     sys.stderr.flush()
     comm = world()
     if comm is None or job.folder():
-        job.fail(code)
         os._exit(code)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # MPI's own words on an abort say nothing new
     comm.Abort(code)

@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
+import shlex
 import socket
 import subprocess
 import sys
@@ -65,7 +66,7 @@ def lines(mpiexec: str | None = None) -> Iterator[Line]:
         yield Line("mpiexec", "none beside this Python or on PATH", _INSTALL)
     if found is None or remedy:
         return
-    whose = launch.vendor(found.split()[0])
+    whose = launch.vendor(shlex.split(found)[0])
     belongs = not whose or _family(whose) in (_family(library), "")
     yield Line(
         "mpiexec",
@@ -116,9 +117,12 @@ def _library() -> tuple[str, str]:
     if importlib.util.find_spec("mpi4py") is None:
         return "not installed", _INSTALL
     code = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "MPI does not start within 60 s", "look at the name resolution of this host"
     version = importlib.metadata.version("mpi4py")
     if done.returncode or not done.stdout.strip():
         last = (done.stderr.strip().splitlines() or ["it ends without a word"])[-1]
@@ -130,7 +134,7 @@ def _family(name: str) -> str:
     """MPIs whose launchers start each other's ranks: MPICH and those derived from it."""
     if "Open MPI" in name:
         return "Open MPI"
-    known = ("MPICH", "Intel", "Microsoft", "MS-MPI", "MVAPICH")
+    known = ("MPICH", "Intel", "MVAPICH")
     return "MPICH" if any(word in name for word in known) else ""
 
 

@@ -1,10 +1,12 @@
 """Where the ranks of a job and their supervisor meet: a folder of small files, named in the environment.
 
-begun     the supervisor's process id, and the number of ranks that it asked for
+begun     the supervisor's process id, the number of ranks that it asked for, and its host
 rank.R    R's process id, from the moment it knows its rank
 place.R   what R waits in, in memory that the supervisor reads
-failed    the exit code with which the first failing rank wants the job to end
-ended.R   R has come to its end, together with all other ranks
+reporter  the rank that says why the job fails
+failed    the exit code with which it wants the job to end
+meets.R   R loads MPI
+ended.R   R has come to its end, together with all other ranks, or without having loaded MPI
 status.R  the exit status of R, where it ended otherwise
 
 Ranks on other hosts do not see the folder, and what is written there is not missed.
@@ -16,9 +18,11 @@ import contextlib
 import ctypes
 import mmap
 import os
+import platform
 import signal
 import struct
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -65,8 +69,11 @@ def folder() -> Path | None:
     """The folder of the job that this process is a rank of, None without a supervisor that lives."""
     job = Path(os.environ.get(FOLDER, "/nowhere"))
     try:
-        os.kill(int((job / "begun").read_text().split()[0]), 0)
-    except (OSError, ValueError, IndexError):
+        supervisor, _, host = (job / "begun").read_text().split()
+        os.kill(int(supervisor), 0)
+        if host != platform.node():
+            return None
+    except (OSError, ValueError):
         return None  # another host, or a variable that an earlier job has left in the environment
     return job
 
@@ -79,7 +86,7 @@ def asked() -> int | None:
 
 def begin(job: Path, nprocs: int) -> None:
     """The supervisor's part: from here on processes with this folder are ranks."""
-    (job / "begun").write_text(f"{os.getpid()} {nprocs}")
+    (job / "begun").write_text(f"{os.getpid()} {nprocs} {platform.node()}")
 
 
 def enter() -> None:
@@ -102,18 +109,28 @@ def resumable(run: Path) -> None:
         (job / "resume").write_text(str(run.resolve()))
 
 
-def fail(code: int) -> bool:
+def fail(code: int, why: str) -> None:
     """Have the supervisor end the job with this exit code, after rank 0 has had time to save.
 
-    Returns:
-        Whether this rank is the first one: of ranks that fail alike, one says why.
+    Of ranks that fail alike, the first one says why, before the supervisor knows of it.
     """
     job = folder()
-    if job is None:
-        return True
+    if job is None or write_once(job / "reporter", str(world_rank())):
+        print(why, file=sys.stderr, flush=True)
+        if job:
+            write_once(job / "failed", str(code))
+        return
+    end = time.monotonic() + 2
+    while not failed() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def write_once(path: Path, text: str) -> bool:
+    """Write a file that appears with its contents, unless it is there; whether it was not."""
+    part = path.with_name(f"{path.name}.part.{os.getpid()}")
+    part.write_text(text)
     try:
-        with (job / "failed").open("x") as file:
-            file.write(str(code))
+        os.link(part, path)
     except FileExistsError:
         return False
     return True
@@ -126,10 +143,25 @@ def failed() -> bool:
 
 
 def ended() -> None:
-    """This rank is at its end, and so are all others."""
+    """This rank is at its end: together with all others, or without having met them."""
+    _touch("ended")
+
+
+def meets() -> None:
+    """This rank is about to load MPI, and waits for all others there."""
+    _touch("meets")
+
+
+def has_met() -> bool:
+    """Whether it has."""
+    job = folder()
+    return job is not None and (job / f"meets.{world_rank()}").exists()
+
+
+def _touch(name: str) -> None:
     job = folder()
     if job:
-        (job / f"ended.{world_rank()}").touch()
+        (job / f"{name}.{world_rank()}").touch()
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,6 @@ _VENDORS = {
     ),
     "MPICH": (r"HYDRA|MPICH", ["-bind-to", "core"]),
     "Open MPI": (r"Open ?MPI|OpenRTE|PRTE|PRRTE|prun", ["--bind-to", "core"]),
-    "MS-MPI": (r"Microsoft MPI", ["-affinity"]),
 }
 
 
@@ -88,6 +87,8 @@ def mpi_fork(
             an exception, n after `sys.exit(n)`, 128 + s after signal s, 2 if it could not be started.
         ValueError: if n is above 1 and is not the size of the job that runs already.
     """
+    if collective_timeout is not None:
+        os.environ[jobs.TIMEOUT] = str(collective_timeout)
     size = world_size()
     if size is not None and n > 1 and n != size:
         raise ValueError(
@@ -97,8 +98,6 @@ def mpi_fork(
     if size is not None or jobs.folder() or n <= 1:
         _become_rank()
         return "child"
-    if collective_timeout is not None:
-        os.environ[jobs.TIMEOUT] = str(collective_timeout)
     code = run_ranks(n, _command(n, bind_to_core, mpiexec), max_restarts)
     if code:
         raise SystemExit(code)
@@ -114,16 +113,20 @@ def run_ranks(n: int, command: list[str], max_restarts: int = 0) -> int:
     env = {**_NOT_BOUND, **os.environ}
     if sys.stdout.isatty():
         env[jobs.TERMINAL] = str(shutil.get_terminal_size().columns)
-    for restart in range(max_restarts + 1):
+    code = 0
+    for restart in range(max(0, max_restarts) + 1):
         with tempfile.TemporaryDirectory(prefix="rank0rl-", ignore_cleanup_errors=True) as name:
             job = Path(name)
             jobs.begin(job, n)
             supervisor = Supervisor(job, n)
-            code = supervisor.run(command, {**env, jobs.FOLDER: name})
+            try:
+                code = supervisor.run(command, {**env, jobs.FOLDER: name})
+            except OSError as error:
+                return _usage(f"{command[0]} cannot be run: {error.strerror}")
             resume = job / "resume"
             if resume.exists():
                 env[jobs.RESUME] = resume.read_text()
-        if code and not supervisor.entered:
+        if code and not supervisor.entered and not supervisor.interrupted:
             return _usage(_not_started(command[0], n, supervisor.said, code))
         if code in (0, 2) or supervisor.interrupted or restart == max_restarts:
             break
@@ -158,15 +161,11 @@ def vendor(mpiexec: str) -> str:
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """An uncaught exception on one rank ends the job; of several, the first one is told."""
-    wrong_launch = isinstance(error, jobs.WrongLaunch)
-    if not jobs.fail(2 if wrong_launch else 1):
-        return
-    if wrong_launch:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+    if isinstance(error, jobs.WrongLaunch):
+        jobs.fail(2, f"error: {error}")
         return
     lines = "".join(traceback.format_exception(kind, error, trace))
-    where = f"rank {world_rank()} of {world_size()}, on {platform.node()},"
-    print(f"{where} failed:\n{lines}", file=sys.stderr, flush=True)
+    jobs.fail(1, f"rank {world_rank()} of {world_size()}, on {platform.node()}, failed:\n{lines}")
 
 
 def _command(n: int, bind_to_core: bool, own: str | None) -> list[str]:
@@ -175,11 +174,13 @@ def _command(n: int, bind_to_core: bool, own: str | None) -> list[str]:
     Raises:
         SystemExit: with code 2, if there is no launcher or no command line to repeat.
     """
+    if os.name != "posix":
+        sys.exit(_usage("more than one rank needs Linux or macOS: use WSL on Windows"))
     if sys.argv[0] in ("", "-", "-c") or hasattr(builtins, "__IPYTHON__"):
         sys.exit(
             _usage("ranks repeat a command line, and this Python has none: put it into a script")
         )
-    launcher = shlex.split(own) if own else [find_mpiexec() or ""]
+    launcher = shlex.split(own or "") or [find_mpiexec() or ""]
     found = shutil.which(launcher[0])
     if not found:
         sys.exit(
@@ -232,8 +233,8 @@ def _become_rank() -> None:
 
 
 def _ended() -> None:
-    """A rank that never loaded MPI is through when its script is; others agree on it, in comm."""
-    if "mpi4py.MPI" not in sys.modules:
+    """A rank that has met no other is through when its script is; others agree on it, in comm."""
+    if not jobs.has_met():
         jobs.ended()
 
 

@@ -99,7 +99,7 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
         if isinstance(error, Interrupted):
             comm.abort(128 + error.signum)
         if isinstance(error, checkpoint.NotSaved):
-            print(f"error: {error}", file=sys.stderr)
+            job.fail(1, f"error: {error}")
             comm.abort(1)
         raise
     finally:

@@ -25,7 +25,7 @@ _STUCK_S = 5.0  # how long ranks that cannot go on, or a stopped rank, are given
 _TURN_S = 0.05
 
 # $RANK0RL_JOB: see job.py. In the background, because a shell has words of its own for a command in
-# the foreground that a signal ends. A rank that ended otherwise than together with all others stays, so that
+# the foreground that a signal ends. On other hosts it does nothing. A rank that ended otherwise than together with all others stays, so that
 # the launcher does not end the job before rank 0 has saved; the supervisor does. The sleep is short
 # enough to leave nothing behind if that is gone.
 _SHELL = """
@@ -35,6 +35,7 @@ exec 3>&2 2>/dev/null
 wait $!
 status=$?
 [ $status = 0 ] && [ -e "$RANK0RL_JOB/ended.$rank" ] && exit 0
+[ -e "$RANK0RL_JOB/rank.$rank" ] || exit $status
 echo $status > "$RANK0RL_JOB/status.part.$rank" &&
     mv "$RANK0RL_JOB/status.part.$rank" "$RANK0RL_JOB/status.$rank" && sleep 30
 exit $status
@@ -43,7 +44,7 @@ exit $status
 
 def around(command: list[str]) -> list[str]:
     """A rank's command, in the shell that writes its exit status down."""
-    return ["sh", "-c", _SHELL, "sh", *command] if os.name == "posix" else command
+    return ["sh", "-c", _SHELL, "sh", *command]
 
 
 class Supervisor:
@@ -60,6 +61,7 @@ class Supervisor:
         self._process: subprocess.Popen[bytes] | None = None
         self._received: list[int] = []
         self._deadline = float("inf")
+        self._begin = time.monotonic()
         self._early = b""
         self._since: dict[str, tuple[str, float]] = {}
         self._code: int | None = None
@@ -68,7 +70,11 @@ class Supervisor:
 
     def run(self, command: list[str], env: dict[str, str]) -> int:
         """Run the launcher's command; the job's exit code, 128 + s after signal s."""
-        signals = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if os.name == "posix" else [])]
+        signals = [
+            s
+            for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(s) is not signal.SIG_IGN  # as nohup leaves it
+        ]
         before = {s: signal.signal(s, self._handle) for s in signals}
         try:
             self._process = subprocess.Popen(
@@ -84,14 +90,17 @@ class Supervisor:
                 self._watch()
         finally:
             self._end()
-            self._listen(0)
             for signum, handler in before.items():
                 signal.signal(signum, handler)
         if self._received:
             return 128 + self._received[0]
+        if self._code is None:
+            self._is_wrong()
         if self._code is not None:
             return self._code
         code = self._process.returncode
+        if code < 0 and self.entered:
+            print(f"the launcher {_ending(128 - code, False)}: the job ends", file=sys.stderr)
         return 128 - code if code < 0 else code
 
     @property
@@ -107,24 +116,32 @@ class Supervisor:
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         self._received.append(signum)
 
-    def _listen(self, seconds: float) -> None:
-        """Pass the ranks' stderr on; hold back what the launcher says before there are ranks."""
+    def _listen(self, seconds: float) -> bool:
+        """Pass the ranks' stderr on; hold back what the launcher says before there are ranks.
+
+        Returns:
+            Whether anything came within so many seconds.
+        """
         assert self._process is not None
         assert self._process.stderr is not None
         pipe = self._process.stderr
-        self.entered = self.entered or any(self._folder.glob("[rs]*.[0-9]*"))
+        self.entered = (
+            self.entered
+            or any(self._folder.glob("[rf]*[0-9d]"))
+            or time.monotonic() - self._begin > _STUCK_S  # the ranks may be on other hosts
+        )
+        data = b""
         with contextlib.suppress(InterruptedError):
-            while select.select([pipe], [], [], seconds)[0]:
-                data = os.read(pipe.fileno(), 1 << 16)
-                if not data:
-                    time.sleep(seconds)
-                    break
-                self._early += data
-                seconds = 0
+            if select.select([pipe], [], [], seconds)[0]:
+                data = os.read(pipe.fileno(), 1 << 20)
+                if not data:  # the launcher has closed it, and ends
+                    time.sleep(min(seconds, _TURN_S))
+        self._early += data
         if self.entered and self._early:
             sys.stderr.buffer.write(self._early)
             sys.stderr.flush()
             self._early = b""
+        return bool(data)
 
     def _watch(self) -> None:
         """Tell rank 0 once that the job is to end; end it when its time is over, or asked again."""
@@ -152,6 +169,14 @@ class Supervisor:
             rank = file.suffix[1:]
             agreed = (self._folder / f"ended.{rank}").exists()
             return self._wrong(status or 1, f"rank {rank} {_ending(status, agreed)}")
+        early = [
+            r for r in range(self._nprocs) if self._has("ended", r) and not self._has("meets", r)
+        ]
+        left = [
+            r for r in range(self._nprocs) if self._has("meets", r) and not self._has("ended", r)
+        ]
+        if self._lasts("early", repr((early, left)) if early and left else ""):
+            return self._wrong(1, f"rank {early[0]} ended before the others, which wait for it")
         stopped = [rank for rank in range(self._nprocs) if self._state(rank) == "T"]
         if self._lasts("stopped", repr(stopped) if stopped else ""):
             return self._wrong(128 + signal.SIGSTOP, f"rank {stopped[0]} was stopped by a signal")
@@ -162,7 +187,7 @@ class Supervisor:
 
     def _deadlock(self, places: list[jobs.Place | None]) -> bool:
         """Ranks wait for what will not come; one that waits at its end goes on to its exit status."""
-        (self._folder / "failed").write_text("1")
+        jobs.write_once(self._folder / "failed", "1")
         left = [r for r, p in enumerate(places) if p and p.names.get(p.count) == jobs.END]
         codes = [self._status(rank) for rank in left]
         lines = [f"  {_place(rank, place)}" for rank, place in enumerate(places)]
@@ -188,8 +213,11 @@ class Supervisor:
             return False
         return bool(state) and now - since > _STUCK_S
 
+    def _has(self, name: str, rank: int) -> bool:
+        return (self._folder / f"{name}.{rank}").exists()
+
     def _wrong(self, code: int, why: str) -> bool:
-        (self._folder / "failed").write_text(str(code))
+        jobs.write_once(self._folder / "failed", str(code))
         self._code = code
         print(f"{why}: the job ends", file=sys.stderr, flush=True)
         return True
@@ -212,7 +240,9 @@ class Supervisor:
     def _end(self) -> None:
         """End the launcher and every process of the job. Some launchers give each rank a session."""
         process = self._process
-        assert process is not None
+        if process is None:
+            return
+        self._drain()
         if process.poll() is None:
             # The launcher first: it would have much to say about the end of its ranks.
             with contextlib.suppress(OSError):
@@ -224,8 +254,16 @@ class Supervisor:
         while (survivors := self._survivors()) and time.monotonic() < end:
             for process_id in survivors:
                 with contextlib.suppress(OSError):
+                    if os.getpgid(process_id) != os.getpgrp():  # with what it has started itself
+                        os.killpg(os.getpgid(process_id), signal.SIGKILL)
                     os.kill(process_id, signal.SIGKILL)
             time.sleep(0.01)
+
+    def _drain(self) -> None:
+        """Pass on what the ranks have said to the last, for which launchers take their time."""
+        end = time.monotonic() + 1
+        while self._listen(0.2) and time.monotonic() < end:
+            pass
 
     def _survivors(self) -> list[int]:
         """Processes of this job on this host: by its folder in their environment, or its ranks."""
@@ -244,8 +282,8 @@ class Supervisor:
 
 def _ending(status: int, agreed: bool) -> str:
     """What a shell's exit status says of a process that ended before the others, or with an error."""
-    if status > 128:
-        name = signal.Signals(status - 128).name if status - 128 in list(signal.Signals) else "?"
+    if status - 128 in list(signal.Signals):
+        name = signal.Signals(status - 128).name
         why = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
         return f"was ended by signal {status - 128}, {name}{why}"
     return f"ended with exit code {status}" + ("" if agreed else " before the other ranks")

@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from on_ranks import HERE
+from on_ranks import HERE, mpiexec, run
 
 from rank0rl import job
 
@@ -177,6 +177,94 @@ def test_how_long_a_rank_may_work_is_limited_only_if_asked(tmp_path):
     process, _ = start(str(tmp_path / "sleeper.py"), "1")
     assert "barrier: the other ranks did not come within 1 s" in process.communicate(timeout=30)[1]
     assert process.returncode == 1
+    command = [mpiexec(), "-n", "2", sys.executable, str(tmp_path / "sleeper.py"), "1"]
+    done = run(command, env={"PYTHONPATH": str(HERE.parent)})  # where nobody else watches
+    assert "barrier: the other ranks did not come within 1 s" in done.stderr
+
+
+def script(tmp_path, text):
+    (tmp_path / "script.py").write_text(
+        "import sys, time, os, rank0rl, rank0rl.comm, rank0rl.job\n"
+        f"if 'parent' == rank0rl.mpi_fork(2): sys.exit()\n{text}\n"
+    )
+    return start(str(tmp_path / "script.py"))
+
+
+def test_ranks_that_only_use_mpi4py_themselves_end_well(tmp_path):
+    process, _ = script(tmp_path, "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1))")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (0, "2\n2\n", "")
+
+
+def test_a_rank_that_ends_before_it_meets_the_others(tmp_path):
+    text = "if rank0rl.job.world_rank() == 1: sys.exit()\nrank0rl.comm.barrier()"
+    process, token = script(tmp_path, text)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "rank 1 ended before the others, which wait for it" in err
+    assert processes(token) == []
+
+
+def test_a_report_that_takes_its_time_is_not_lost(tmp_path):
+    text = """
+class Slow(Exception):
+    def __str__(self):
+        time.sleep(0.2)
+        return "said slowly"
+raise Slow
+"""
+    process, _ = script(tmp_path, text)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert err.count("said slowly") == 1
+
+
+def test_a_flood_of_words_does_not_drown_a_signal(tmp_path):
+    text = "while True: sys.stderr.write('word ' * 1000 + '\\n')"
+    process, token = script(tmp_path, text)
+    time.sleep(3)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert processes(token) == []
+
+
+def test_a_signal_before_there_are_ranks(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        "import time, rank0rl, os\n"
+        "if os.environ.get('RANK0RL_JOB'): time.sleep(20)\n"
+        "rank0rl.mpi_fork(2)\n"
+    )
+    process, token = start(str(tmp_path / "slow.py"))
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+    assert processes(token) == []
+
+
+def test_nohup_is_respected(tmp_path):
+    (tmp_path / "script.py").write_text(
+        "import sys, time, rank0rl\nif 'parent' == rank0rl.mpi_fork(2): sys.exit()\ntime.sleep(4)\n"
+    )
+    code = (
+        "import os, runpy, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN);"
+        f"os.execv(sys.executable, [sys.executable, {str(tmp_path / 'script.py')!r}])"
+    )
+    process, _ = start("-c", code)
+    time.sleep(2)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=20)
+    assert process.returncode == 0
+
+
+def test_what_a_rank_has_started_ends_with_it(tmp_path):
+    text = "import subprocess; subprocess.Popen(['sleep', '47'], env={}); os._exit(3)"
+    process, _ = script(tmp_path, text)
+    process.communicate(timeout=20)
+    assert process.returncode == 3
+    left = subprocess.run(["pgrep", "-f", "^sleep 47$"], capture_output=True, check=False)
+    assert left.stdout == b""
 
 
 def place(count, name="gather", waits=True, before=()):

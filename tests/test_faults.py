@@ -193,7 +193,8 @@ def script(tmp_path, text):
 def test_ranks_that_only_use_mpi4py_themselves_end_well(tmp_path):
     process, _ = script(tmp_path, "from mpi4py import MPI; print(MPI.COMM_WORLD.allreduce(1))")
     out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (0, "2\n2\n", "")
+    assert (process.returncode, err) == (0, "")
+    assert out.split() in (["2", "2"], ["22"])  # launchers mix the lines of ranks
 
 
 def test_a_rank_that_ends_before_it_meets_the_others(tmp_path):

@@ -30,7 +30,11 @@ class Dies(PPO):
     ("what", "said"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 was ended by signal 9"),
-        ("raise ZeroDivisionError('on purpose')", "ZeroDivisionError: on purpose"),
+        pytest.param(
+            "raise ZeroDivisionError('on purpose')",
+            "ZeroDivisionError: on purpose",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_rank_that_dies_once_changes_nothing(what, said, tmp_path):

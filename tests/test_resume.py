@@ -36,7 +36,10 @@ def assert_same(parts, whole):
     assert sha(parts) == sha(whole)
 
 
-@pytest.mark.parametrize(("env", "mode"), CASES)
+@pytest.mark.parametrize(
+    ("env", "mode"),
+    [CASES[0], *(pytest.param(*c.values, marks=pytest.mark.slow) for c in CASES[1:])],
+)
 def test_stopped_early_on_one_rank_and_resumed_on_three(env, mode, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(whole, *arguments(env, mode), nprocs=2)

@@ -37,6 +37,7 @@ nworkers: int
 _ARRIVE_S = 50e-6  # tests before the first sleep, while the other ranks may be long in coming
 _MOVE_S = 0.2  # the same, once all ranks are known to be there and only bytes are missing
 _MISMATCH_S = 8.0  # longer than the supervisor takes to find out
+_END_TAG = 32_000  # MPI promises tags up to 32,767
 _CHUNK = 1 << 30  # bytes of one message: MPI counts are 32-bit integers
 
 
@@ -206,7 +207,7 @@ def agree(
     _wait(comm, what, comm.Iallgather(mine, everyone), spin_s=_ARRIVE_S)
     if (everyone[:, :2] == everyone[0, :2]).all() and not everyone[:, 2].any():
         return
-    parts = _everyones((dict(layout), problem), comm)
+    parts = _everyones((dict(layout), problem), what, comm)
     raise ValueError(f"{what}: {_disagreement(parts, same)}")
 
 
@@ -278,13 +279,13 @@ def _layout(batch: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     return layout, problem
 
 
-def _everyones(value: Any, comm: Comm) -> list[Any]:
+def _everyones(value: Any, what: str, comm: Comm) -> list[Any]:
     """A small object of every rank, on every rank."""
     data = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = np.empty(comm.size, np.int64)
-    _wait(comm, "disagreement", comm.Iallgather(np.array([data.size]), sizes), spin_s=_ARRIVE_S)
+    _wait(comm, what, comm.Iallgather(np.array([data.size]), sizes), spin_s=_ARRIVE_S)
     everyone = np.empty(sizes.sum(), np.uint8)
-    _wait(comm, "disagreement", comm.Iallgatherv(data, [everyone, sizes]), spin_s=_MOVE_S)
+    _wait(comm, what, comm.Iallgatherv(data, [everyone, sizes]), spin_s=_MOVE_S)
     return [pickle.loads(part.tobytes()) for part in np.split(everyone, np.cumsum(sizes)[:-1])]
 
 
@@ -373,15 +374,15 @@ def _leave(comm: Comm, finalize: bool) -> None:
 
     if job.failed():
         return
+    # Tagged messages, because a barrier could meet another collective of a rank that is not here.
     _waits().begin(job.END)
-    request = comm.Ibarrier()
-    try:
-        while not _test([request]):
+    others = range(1, comm.size) if comm.rank == 0 else range(1)
+    for way in (comm.Irecv, comm.Isend) if comm.rank == 0 else (comm.Isend, comm.Irecv):
+        requests = [way(bytearray(1), rank, _END_TAG) for rank in others]
+        while not MPI.Request.Testall(requests):
             time.sleep(1e-3)
             if job.failed():
                 return
-    except MPI.Exception:
-        return  # the others have not come here, and the supervisor has said so
     if finalize:
         MPI.Finalize()
     job.ended()

@@ -43,9 +43,13 @@ def main(argv: list[str]) -> int:
     set_threads(1)
     try:
         return 0 if replay(given.run, given.iteration, given.lane) else 1
-    except ValueError as error:
+    except CannotReplayError as error:  # and no other one: it is the run's own, to be looked into
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+class CannotReplayError(Exception):
+    """There is no such run, iteration or lane, or it cannot be repeated."""
 
 
 def replay(run: Path, iteration: int, lane: int) -> bool:
@@ -63,23 +67,28 @@ def replay(run: Path, iteration: int, lane: int) -> bool:
         the run recorded (if it came so far).
 
     Raises:
-        ValueError: if there is no such run, iteration or lane, or it cannot be repeated.
+        CannotReplayError: if there is no such run, iteration or lane, or it cannot be repeated.
     """
     file = checkpoint.before(run, iteration - 1)
-    start = checkpoint.read(file or checkpoint.latest(run))
-    options, agent_options = plan.read([], start["settings"], str(run))
+    try:
+        start = checkpoint.read(file or checkpoint.latest(run))
+        options, agent_options = plan.read([], start["settings"], str(run))
+    except ValueError as error:
+        raise CannotReplayError(error) from None
     units = options.episodes_per_batch or options.num_envs
     if not (iteration >= 1 and 0 <= lane < units):
-        raise ValueError(
+        raise CannotReplayError(
             f"iterations count from 1, and this run's lanes (or episodes of an iteration) from 0 to "
             f"{units - 1}: got iteration {iteration}, lane {lane}"
         )
     rows = read_rows(run)
     if iteration > len(rows) + 1:
-        raise ValueError(f"the run has made {len(rows)} iterations: got iteration {iteration}")
+        raise CannotReplayError(
+            f"the run has made {len(rows)} iterations: got iteration {iteration}"
+        )
     since = start["progress"]["same_schedule_since"]
     if file is None and since:
-        raise ValueError(
+        raise CannotReplayError(
             f"the length of this run was changed after iteration {since}, and no checkpoint before "
             f"iteration {iteration} is left: only later ones can be repeated"
         )
@@ -115,7 +124,7 @@ def _restore(rollout: Rollout, state: State) -> None:
     if state.progress.iteration == 0:
         return
     for stray, why in rollout.restore(state.unfinished.all()).items():
-        raise ValueError(f"cannot repeat this run: lane {stray}: {why}")
+        raise CannotReplayError(f"cannot repeat this run: lane {stray}: {why}")
 
 
 def _go_to(iteration: int, state: State, rollout: Rollout, options: RunOptions) -> None:

@@ -93,7 +93,7 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
         logger.close()
         said = f"saved iteration {kept.saved}; go on with {go_on}"
         logger.print(
-            f"{error if isinstance(error, Interrupted) else 'failed'}: "
+            f"{error if isinstance(error, Interrupted) and not job.failed() else 'failed'}: "
             f"{'nothing was saved' if kept.saved is None else said}"
         )
         if isinstance(error, Interrupted):

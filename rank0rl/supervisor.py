@@ -168,7 +168,10 @@ class Supervisor:
             status = int(file.read_text())
             rank = file.suffix[1:]
             agreed = (self._folder / f"ended.{rank}").exists()
-            return self._wrong(status or 1, f"rank {rank} {_ending(status, agreed)}")
+            told = agreed and status == 2  # a wrong use, the same on all ranks
+            return self._wrong(
+                status or 1, "" if told else f"rank {rank} {_ending(status, agreed)}"
+            )
         early = [
             r for r in range(self._nprocs) if self._has("ended", r) and not self._has("meets", r)
         ]
@@ -219,7 +222,8 @@ class Supervisor:
     def _wrong(self, code: int, why: str) -> bool:
         jobs.write_once(self._folder / "failed", str(code))
         self._code = code
-        print(f"{why}: the job ends", file=sys.stderr, flush=True)
+        if why:
+            print(f"{why}\nthe job ends", file=sys.stderr, flush=True)
         return True
 
     def _signal(self, rank: int, signum: int) -> bool:

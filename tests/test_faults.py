@@ -206,6 +206,14 @@ def test_a_rank_that_ends_before_it_meets_the_others(tmp_path):
     assert processes(token) == []
 
 
+def test_a_code_is_kept_where_another_collective_would_meet_the_end(tmp_path):
+    text = "if rank0rl.comm.rank == 1: sys.exit(3)\nrank0rl.comm.barrier()"
+    process, _ = script(tmp_path, text)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 3
+    assert "rank 1 waits in its collective 1, the end of the script" in err
+
+
 def test_a_report_that_takes_its_time_is_not_lost(tmp_path):
     text = """
 class Slow(Exception):

@@ -58,6 +58,20 @@ def test_a_failure_says_how_to_repeat_it_and_is_repeated(tmp_path, monkeypatch):
     replay(tmp_path / "r", 1, 1)
 
 
+def test_an_error_of_the_run_keeps_its_traceback(tmp_path):
+    agent = tmp_path / "mine.py"
+    agent.write_text(
+        "from algos.ppo import PPO\n"
+        "class Mine(PPO):\n"
+        "    def process(self, fragment):\n"
+        "        raise ValueError('of my own')\n"
+    )
+    train(tmp_path / "r", *SMALL, "--algo", f"{agent}:Mine", expect=1)
+    again = replay(tmp_path / "r", 1, 0, expect=1)
+    assert "Traceback" in again.stderr
+    assert "of my own" in again.stderr
+
+
 def test_wrong_use(tmp_path):
     assert "cannot read a checkpoint: there is none" in replay(tmp_path, 1, 0, expect=2).stderr
     train(tmp_path, *SMALL, "--stop-after-iterations", "1")

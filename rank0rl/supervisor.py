@@ -23,11 +23,12 @@ from rank0rl import job as jobs
 GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
 _STUCK_S = 5.0  # how long ranks that cannot go on, or a stopped rank, are given
 _TURN_S = 0.05
+_LOOK_S = 0.5  # between looks at what takes seconds to be wrong, and reading time for every rank
 
 # $RANK0RL_JOB: see job.py. In the background, because a shell has words of its own for a command in
-# the foreground that a signal ends. On other hosts it does nothing. A rank that ended otherwise than together with all others stays, so that
-# the launcher does not end the job before rank 0 has saved; the supervisor does. The sleep is short
-# enough to leave nothing behind if that is gone.
+# the foreground that a signal ends. On other hosts it does nothing. A rank that ended otherwise than
+# together with all others stays, so that the launcher does not end the job before rank 0 has saved;
+# the supervisor does. The sleep is short enough to leave nothing behind if that is gone.
 _SHELL = """
 rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}}
 exec 3>&2 2>/dev/null
@@ -64,6 +65,7 @@ class Supervisor:
         self._begin = time.monotonic()
         self._early = b""
         self._since: dict[str, tuple[str, float]] = {}
+        self._looked = 0.0
         self._code: int | None = None
         self.entered = False
         """Whether any rank has come to life."""
@@ -167,11 +169,18 @@ class Supervisor:
         for file in self._folder.glob("status.[0-9]*"):
             status = int(file.read_text())
             rank = file.suffix[1:]
-            agreed = (self._folder / f"ended.{rank}").exists()
+            agreed = self._has("ended", int(rank))
             told = agreed and status == 2  # a wrong use, the same on all ranks
             return self._wrong(
                 status or 1, "" if told else f"rank {rank} {_ending(status, agreed)}"
             )
+        return self._is_wrong_for_long()
+
+    def _is_wrong_for_long(self) -> bool:
+        """The same for what has to last some seconds: ranks that are stopped, or cannot go on."""
+        if time.monotonic() - self._looked < _LOOK_S:
+            return False
+        self._looked = time.monotonic()
         early = [
             r for r in range(self._nprocs) if self._has("ended", r) and not self._has("meets", r)
         ]
@@ -185,13 +194,13 @@ class Supervisor:
             return self._wrong(128 + signal.SIGSTOP, f"rank {stopped[0]} was stopped by a signal")
         places = [jobs.read_place(self._folder / f"place.{r}") for r in range(self._nprocs)]
         if self._lasts("stuck", repr(places) if jobs.stuck(places) else ""):
-            return self._deadlock(places)
+            return self._deadlock([place for place in places if place])
         return False
 
-    def _deadlock(self, places: list[jobs.Place | None]) -> bool:
+    def _deadlock(self, places: list[jobs.Place]) -> bool:
         """Ranks wait for what will not come; one that waits at its end goes on to its exit status."""
         jobs.write_once(self._folder / "failed", "1")
-        left = [r for r, p in enumerate(places) if p and p.names.get(p.count) == jobs.END]
+        left = [r for r, p in enumerate(places) if p.names.get(p.count) == jobs.END]
         codes = [self._status(rank) for rank in left]
         lines = [f"  {_place(rank, place)}" for rank, place in enumerate(places)]
         return self._wrong(
@@ -293,10 +302,8 @@ def _ending(status: int, agreed: bool) -> str:
     return f"ended with exit code {status}" + ("" if agreed else " before the other ranks")
 
 
-def _place(rank: int, place: jobs.Place | None) -> str:
+def _place(rank: int, place: jobs.Place) -> str:
     """One rank's line of the report."""
-    if place is None:
-        return f"rank {rank} has not come to a collective"
     name = place.names.get(place.count, "?")
     where = f", called at {place.where}" if place.where else ""
     return f"rank {rank} waits in its collective {place.count}, {name}{where}"

@@ -201,13 +201,14 @@ def agree(
         if problem:
             raise ValueError(f"{what}: {problem}")
         return
-    digest = hashlib.blake2b(repr(sorted(layout.items())).encode(), digest_size=16).digest()
+    described = repr((what, sorted(layout.items())))
+    digest = hashlib.blake2b(described.encode(), digest_size=16).digest()
     mine = np.append(np.frombuffer(digest, np.int64), len(problem))
     everyone = np.empty((comm.size, mine.size), np.int64)
     _wait(comm, what, comm.Iallgather(mine, everyone), spin_s=_ARRIVE_S)
     if (everyone[:, :2] == everyone[0, :2]).all() and not everyone[:, 2].any():
         return
-    parts = _everyones((dict(layout), problem), what, comm)
+    parts = _everyones((what, dict(layout), problem), what, comm)
     raise ValueError(f"{what}: {_disagreement(parts, same)}")
 
 
@@ -289,13 +290,19 @@ def _everyones(value: Any, what: str, comm: Comm) -> list[Any]:
     return [pickle.loads(part.tobytes()) for part in np.split(everyone, np.cumsum(sizes)[:-1])]
 
 
-def _disagreement(everyone: list[tuple[dict[str, str], str]], same: str) -> str:
+def _disagreement(everyone: list[tuple[str, dict[str, str], str]], same: str) -> str:
     """One sentence that names the first rank that is wrong or differs from rank 0."""
-    for r, (_, problem) in enumerate(everyone):
+    what, first, _ = everyone[0]
+    for r, (other, _, _) in enumerate(everyone):
+        if other != what:
+            return (
+                f"all ranks must call the same collective, in the same order: rank 0 is in {what!r} "
+                f"and rank {r} in {other!r}"
+            )
+    for r, (_, _, problem) in enumerate(everyone):
         if problem:
             return f"rank {r}: {problem}"
-    first = everyone[0][0]
-    for r, (layout, _) in enumerate(everyone):
+    for r, (_, layout, _) in enumerate(everyone):
         for name in sorted(first.keys() | layout.keys()):
             if first.get(name) != layout.get(name):
                 return (

@@ -48,11 +48,8 @@ def world_size() -> int | None:
     Read from the variables that a launcher gives its ranks, so that MPI itself is not loaded to
     find out. A Slurm step of one task is no job: an interactive shell may be one.
     """
-    size = _number(_SIZES[:2])
-    if size is None:
-        size = _number(_SIZES[2:])
-        size = None if size == 1 else size
-    return size
+    size = _number(_SIZES)
+    return None if size == 1 == _number(_SIZES[2:]) else size
 
 
 def world_rank() -> int | None:

@@ -14,6 +14,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -126,7 +127,7 @@ def run_ranks(n: int, command: list[str], max_restarts: int = 0) -> int:
             resume = job / "resume"
             if resume.exists():
                 env[jobs.RESUME] = resume.read_text()
-        if code and not supervisor.entered and not supervisor.interrupted:
+        if not (supervisor.entered or supervisor.interrupted):
             return _usage(_not_started(command[0], n, supervisor.said, code))
         if code in (0, 2) or supervisor.interrupted or restart == max_restarts:
             break
@@ -163,6 +164,9 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     """An uncaught exception on one rank ends the job; of several, the first one is told."""
     if isinstance(error, jobs.WrongLaunch):
         jobs.fail(2, f"error: {error}")
+        return
+    if isinstance(error, KeyboardInterrupt):
+        jobs.fail(128 + signal.SIGINT, "interrupted")
         return
     lines = "".join(traceback.format_exception(kind, error, trace))
     jobs.fail(1, f"rank {world_rank()} of {world_size()}, on {platform.node()}, failed:\n{lines}")

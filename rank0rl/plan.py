@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import importlib.util
 import itertools
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -58,9 +59,11 @@ def prepare(
         argv = ["--resume", restart, *(["--stop-after-iterations", stop] if stop else [])]
     resume, source = (_path(argv, name) for name in ("--resume", "--config"))
     settings: dict[str, Any] = {}
+    made = 0
     if resume:
         source = checkpoint.latest(resume)
-        settings = checkpoint.read(source)["settings"]
+        state = checkpoint.read(source)
+        settings, made = state["settings"], state["progress"]["iteration"]
     else:
         if source is None:
             first, _ = read(argv, {}, "")
@@ -74,12 +77,20 @@ def prepare(
     options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
     options.check(nworkers)
     _check_environment(options)
+    last = options.stop_after_iterations
+    if last is not None and last < made:
+        raise ValueError(
+            f"stop_after_iterations counts from the run's beginning: got {last}, and the run has made "
+            f"{made}; set --stop-after-iterations to more"
+        )
     notes: tuple[str, ...] = ()
     if resume:
         old, old_agent = read([], settings, str(source))
         _check_unchanged((options, agent), (old, old_agent))
         notes = tuple(_schedule_notes(options, old))
-    return Plan(options, agent, resume or _new_folder(options), str(source or "defaults"), notes)
+    folder = resume or _new_folder(options)
+    _hold(folder)
+    return Plan(options, agent, folder, str(source or "defaults"), notes)
 
 
 def _check_environment(options: RunOptions) -> None:
@@ -106,14 +117,14 @@ def _check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) -
     """
     after, before = ({**vars(options), **vars(agent)} for options, agent in (new, old))
     changed = [
-        f"{name} from {before.get(name)} to {value}"
+        f"{name} {value} in place of {before.get(name)}"
         for name, value in after.items()
         if name not in _MAY_CHANGE and value != before.get(name)
     ]
     if changed:
         raise ValueError(
-            f"a run goes on with its own settings: got another {', '.join(sorted(changed))}; leave "
-            f"these out, or start a new run"
+            f"a run goes on with its own settings: got {', '.join(sorted(changed))}; leave these "
+            f"out, or start a new run"
         )
 
 
@@ -207,6 +218,27 @@ def _new_folder(options: RunOptions) -> Path:
     return folder
 
 
+def _hold(folder: Path) -> None:
+    """Keep other processes from this run for as long as this one lives.
+
+    Raises:
+        ValueError: if another one holds it.
+    """
+    if os.name != "posix":
+        return
+    import fcntl
+
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(
+            f"another process is training in {folder}: wait for its end, or choose another --run-dir"
+        ) from None
+    except OSError:  # a file system without locks
+        os.close(held)
+
+
 def _first_free(name: str) -> Path:
     """Make a folder of this name, or of this name and a number, that did not exist."""
     for number in itertools.count(1):
@@ -240,6 +272,8 @@ def load_agent(algo: str) -> type[Agent]:
         else:
             module = importlib.import_module(where if name else f"algos.{where}")
     except (ImportError, FileNotFoundError) as error:
+        if isinstance(error, ImportError) and error.name not in (where, "algos", f"algos.{where}"):
+            raise ValueError(f"the agent's file {where} cannot be imported: {error}") from error
         raise ValueError(
             f"no agent {algo!r} ({error}); expected a name in algos/, file.py:Class or "
             f"package.module:Class"

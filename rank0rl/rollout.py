@@ -73,7 +73,7 @@ class Rollout:
         episodes: range = range(0),
     ) -> None:
         """Make the environments."""
-        self.lanes = [Lane(number, make_env(), row) for row, number in enumerate(lanes)]
+        self.lanes = [Lane(number, _make(make_env, number), i) for i, number in enumerate(lanes)]
         self.spaces: Spaces = envs.describe(self.lanes[0].env)
         self._first_choice = envs.first_choice(self.lanes[0].env)
         self._seed, self._steps, self._episodes = seed, steps, episodes
@@ -81,7 +81,7 @@ class Rollout:
         self._capacity = steps or _BLOCK
         self._obs = np.zeros((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
         self._finished: dict[str, list[float]] = {}
-        self._doing: tuple[Lane, Any] | None = None  # lane and action of the step under way
+        self._doing: tuple[Lane, Any] | None = None  # lane and action, or agent that chooses one
         self.failed_at: tuple[int, int] | None = None
         """Iteration and unit in which something has raised."""
 
@@ -177,6 +177,8 @@ class Rollout:
         lane, action = self._doing
         self.failed_at = iteration, lane.unit
         what = "reset" if action is None else f"step {lane.steps + 1}, action {action}"
+        if isinstance(action, Agent):
+            what = f"the agent acts in step {lane.steps + 1} of this unit and others"
         error.add_note(
             f"In unit {lane.unit} of iteration {iteration}: {envs.name(lane.env)}, episode of seed "
             f"{lane.seed}, {what}."
@@ -247,7 +249,7 @@ class Rollout:
             The lanes whose episode ended, each with its last observation.
         """
         obs = self._obs[at[0]]
-        self._doing = None
+        self._doing = lanes[0], agent
         act, extras = agent.act(obs, noise, unit)
         self._write(at, obs=obs, act=act, **extras)
         env_act = self._to_env(act)
@@ -304,9 +306,24 @@ class Rollout:
     def _write(self, at: Any, **values: Array) -> None:
         for name, value in values.items():
             if name not in self._rows:
+                self._check_acted(name, value, len(values["obs"]) if "obs" in values else None)
                 shape = (len(self.lanes), self._capacity, *value.shape[1:])
                 self._rows[name] = np.empty(shape, value.dtype)
             self._rows[name][at] = value
+
+    def _check_acted(self, name: str, value: Any, rows: int | None) -> None:
+        """Refuse what `act` gave if it is no array with a row per lane, once for each name."""
+        row = self.spaces.act.shape if name == "act" else np.shape(value)[1:]
+        if rows is not None and (
+            not isinstance(value, np.ndarray)
+            or value.shape != (rows, *row)
+            or value.dtype.hasobject
+        ):
+            kind = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value)
+            raise ValueError(
+                f"act must give {'actions' if name == 'act' else repr(name)} as an array of shape "
+                f"{(rows, *row)}, a row per observation: got {kind}"
+            )
 
     def _reserve(self, steps: int) -> None:
         """Room for so many steps per lane."""
@@ -329,6 +346,14 @@ class Rollout:
             extras={name: array for name, array in rows.items() if name not in known},
             **{name: rows[name] for name in known},
         )
+
+
+def _make(make_env: Callable[[], Any], lane: int) -> Any:
+    try:
+        return make_env()
+    except Exception as error:
+        error.add_note(f"In making the environment of lane {lane}.")
+        raise
 
 
 class Unfinished:

@@ -86,12 +86,13 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
         logger.print(f"note: {note}")
     for difference in provenance.differences(before, record) if before else ():
         logger.print(f"note: {difference}: the last bits of the curve may differ")
-    go_on = f"--resume {folder}" + (f" --nprocs {nworkers}" if nworkers > 1 else "")
+    go_on = f"python {sys.argv[0]} --resume {folder}"
+    go_on += f" --nprocs {nworkers}" * (nworkers > 1)
     try:
         train(agent, rollout, options, kept)
     except BaseException as error:
         logger.close()
-        said = f"saved iteration {kept.saved}; go on with {go_on}"
+        said = f"saved iteration {kept.saved}; go on with: {go_on}"
         logger.print(
             f"{error if isinstance(error, Interrupted) and not job.failed() else 'failed'}: "
             f"{'nothing was saved' if kept.saved is None else said}"
@@ -105,7 +106,7 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
     finally:
         logger.close()
     if state.share_over() < 1:
-        logger.print(f"stopped after iteration {kept.saved}, as asked; go on with {go_on}")
+        logger.print(f"stopped after iteration {kept.saved}, as asked; go on with: {go_on}")
     logger.print("  ".join(f"{name} {_short(value)}" for name, value in kept.summary().items()))
     return 0
 

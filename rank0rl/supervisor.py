@@ -255,6 +255,7 @@ class Supervisor:
         process = self._process
         if process is None:
             return
+        memory = {file for process_id in self._survivors() for file in _shared_memory(process_id)}
         self._drain()
         if process.poll() is None:
             # The launcher first: it would have much to say about the end of its ranks.
@@ -271,6 +272,8 @@ class Supervisor:
                         os.killpg(os.getpgid(process_id), signal.SIGKILL)
                     os.kill(process_id, signal.SIGKILL)
             time.sleep(0.01)
+        for file in memory:  # that MPI would have removed in its own end
+            file.unlink(missing_ok=True)
 
     def _drain(self) -> None:
         """Pass on what the ranks have said to the last, for which launchers take their time."""
@@ -291,6 +294,17 @@ class Supervisor:
                 with contextlib.suppress(OSError, ValueError):
                     found.append(int(file.read_text()))
         return found
+
+
+def _shared_memory(process_id: int) -> set[Path]:
+    """MPI's files in shared memory that a process uses: MPICH's and Open MPI's names."""
+    files = set()
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process_id}/maps").read_text().splitlines():
+            file = Path(line.partition("/")[1] + line.partition("/")[2])
+            if file.name.startswith(("mpich_shm", "Intel_MPI", "sm_segment", "vader_segment")):
+                files.add(file)
+    return files
 
 
 def _ending(status: int, agreed: bool) -> str:

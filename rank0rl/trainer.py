@@ -92,7 +92,7 @@ def collect(
     """
     with phases("broadcast"):
         weights.rank0_bcast_wts(agent.modules())
-    check = iteration % options.drift_check_every == 0
+    check = (iteration - 1) % options.drift_check_every == 0
     before = weights.hashes(agent.modules()) if check else None
     with phases("collect"):
         fragments, ended = rollout.collect(agent, iteration)
@@ -132,8 +132,33 @@ def update(
         What the agent records.
     """
     rng = seeding.stream(options.seed, "update", iteration)
-    with phases("update"), using_threads(options.learner_threads):
-        return agent.update(gathered.batch, rng, progress)
+    try:
+        with phases("update"), using_threads(options.learner_threads):
+            metrics = agent.update(gathered.batch, rng, progress)
+        _check_learned(agent, metrics)
+    except Exception as error:
+        error.add_note(f"In update, of iteration {iteration}; resuming the run repeats it.")
+        raise
+    return metrics
+
+
+def _check_learned(agent: Agent, metrics: Any) -> None:
+    """Make sure that an update has left what the next iteration can go on with.
+
+    Raises:
+        TypeError: if what it returns cannot be recorded.
+        FloatingPointError: if weights are no numbers any more.
+    """
+    if not isinstance(metrics, Mapping) or not all(np.ndim(x) == 0 for x in metrics.values()):
+        raise TypeError(
+            f"update must return a dict of name -> number, for the record: got {metrics!r:.100}"
+        )
+    for name, tensor in weights.named_tensors(agent.modules()).items():
+        if not tensor.isfinite().all():
+            raise FloatingPointError(
+                f"{name!r} is no longer finite: a lower learning rate, or rewards and observations of "
+                f"smaller size, may help; the run's last checkpoint is from before it"
+            )
 
 
 def _begin(rollout: Rollout, run: Run | None) -> int:

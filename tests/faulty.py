@@ -1,4 +1,4 @@
-"""A loop on NumPy alone, whose ranks start in a tenth of a second, with a fault where it is asked for.
+"""A loop on NumPy alone, whose ranks start in under a second, with a fault where it is asked for.
 
 python faulty.py NPROCS FAULT PLACE [RANK]
 """
@@ -14,11 +14,10 @@ NPROCS, FAULT, PLACE, *RANK = sys.argv[1:]
 if rank0rl.mpi_fork(int(NPROCS)) == "parent":
     sys.exit()
 
-import numpy as np
 
-
-def fault(place, turn=3):
-    if place != PLACE or turn != 3 or (RANK and rank0rl.rank != int(RANK[0])):
+def fault(place):
+    """Only in the fourth iteration, of the places that every iteration comes to."""
+    if place != PLACE or iteration not in (0, 4) or (RANK and rank0rl.rank != int(RANK[0])):
         return
     match FAULT:
         case "raise":
@@ -35,19 +34,54 @@ def fault(place, turn=3):
             os.kill(os.getpid(), signal.SIGKILL)
         case "SIGSTOP":
             os.kill(os.getpid(), signal.SIGSTOP)
-        case "skip":
-            pass
 
 
-fault("begin")
-for turn in range(6):
-    fault("rollout", turn)
-    rows = {"x": np.full((3, 2), rank0rl.rank, np.float32)}
-    if not (FAULT == "skip" and turn == 3 and rank0rl.rank == int(RANK[0])):
+iteration = 0
+fault("import")
+
+import numpy as np
+import toy_envs
+
+from rank0rl import batch as batches
+from rank0rl.rollout import Rollout
+
+
+class Env(toy_envs.Count):
+    def __init__(self):
+        fault("constructor")
+        super().__init__(length=2)
+
+    def reset(self, **kwargs):
+        fault("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        fault("step")
+        return super().step(action)
+
+
+class Agent(toy_envs.NoiseAgent):
+    def act(self, *args):
+        fault("act")
+        return super().act(*args)
+
+    def process(self, fragment):
+        fault("process")
+        return super().process(fragment)
+
+
+rollout = Rollout(Env, range(rank0rl.rank, rank0rl.rank + 1), seed=0, steps=5)
+agent = Agent(rollout.spaces)
+for iteration in range(1, 7):
+    fragments, _ = rollout.collect(agent, iteration)
+    rows = batches.concatenate([agent.process(fragment) for fragment in fragments])
+    fault("between")
+    if not (FAULT == "skip" and iteration == 4 and rank0rl.rank == int(RANK[0])):
         rows = rank0rl.rank0_accum_batches(rows)
     if rank0rl.rank == 0:
-        fault("update", turn)
+        fault("update")
         time.sleep(0.01)
-    weights = rank0rl.comm.bcast(np.full(4, turn + rank0rl.rank))
+    weights = rank0rl.comm.bcast(np.full(4, iteration + rank0rl.rank))
+iteration = 0
 fault("end")
-rank0rl.print0("well", len(rows["x"]))
+rank0rl.print0("well", len(rows["obs"]))

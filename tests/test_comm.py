@@ -116,3 +116,19 @@ def test_a_waiting_rank_sleeps():
 
 def test_a_single_process_is_rank_0_of_1():
     assert (comm.rank, comm.nworkers, comm.world()) == (0, 1, None)
+
+
+def on_rank_mixed_up():
+    if comm.rank == 1:
+        comm.agree({}, "something else")
+    comm.rank0_accum_batches({})
+
+
+def test_ranks_in_different_collectives_are_told_in_which():
+    said = {answer["message"] for answer in on_ranks(2, "test_comm:on_rank_mixed_up")}
+    assert said == {
+        "rank0_accum_batches: all ranks must call the same collective, in the same order: rank 0 is "
+        "in 'rank0_accum_batches' and rank 1 in 'something else'",
+        "something else: all ranks must call the same collective, in the same order: rank 0 is "
+        "in 'rank0_accum_batches' and rank 1 in 'something else'",
+    }

@@ -94,7 +94,7 @@ def reports(err):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_once(fault):
-    code, err = faulty("3", fault, "rollout", "1")
+    code, err = faulty("3", fault, "between", "1")
     expected, said = FAULTS[fault]
     assert code == expected, err
     assert said in err
@@ -103,13 +103,13 @@ def test_each_fault_once(fault):
 
 
 def test_a_deadlock_names_the_place_of_each_rank():
-    _, err = faulty("3", "skip", "rollout", "1")
+    _, err = faulty("3", "skip", "between", "1")
     assert "rank 0 waits in its collective 19, rank0_accum_batches, called at faulty.py:" in err
     assert "rank 1 waits in its collective 19, share, called at faulty.py:" in err
 
 
 def test_ranks_that_fail_alike_are_reported_once():
-    code, err = faulty("3", "raise", "begin")
+    code, err = faulty("3", "raise", "import")
     assert code == 1
     assert err.count("ZeroDivisionError: on purpose") == 1
 
@@ -124,7 +124,7 @@ def test_no_fault():
     assert faulty("3", "none", "nowhere") == (0, "")
 
 
-PLACES = ("begin", "rollout", "update", "end")
+PLACES = ("import", "constructor", "reset", "step", "act", "process", "between", "update", "end")
 
 
 @pytest.mark.slow
@@ -132,8 +132,8 @@ PLACES = ("begin", "rollout", "update", "end")
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_the_whole_table(fault, place, rank):
-    if fault == "skip" and (place != "rollout" or rank is None):
-        pytest.skip("a collective is left out by one rank, in the rollout")
+    if fault == "skip" and (place != "between" or rank is None):
+        pytest.skip("a collective is left out by one rank, at its place")
     if place == "update" and rank == 2:
         pytest.skip("only rank 0 updates")
     code, err = faulty("3", fault, place, *([] if rank is None else [str(rank)]))
@@ -250,6 +250,35 @@ def test_a_signal_before_there_are_ranks(tmp_path):
     process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGINT
     assert processes(token) == []
+
+
+def test_ctrl_c_of_a_script_is_no_traceback(tmp_path):
+    process, token = script(tmp_path, "time.sleep(30)")
+    time.sleep(3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 128 + signal.SIGINT
+    assert err.split() == ["interrupted"]
+    assert processes(token) == []
+
+
+def orphans():
+    """Files of MPI in shared memory that no process uses."""
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped += maps.read_text()
+    files = Path("/dev/shm").glob("*")
+    return {file.name for file in files if "mpi" in file.name and str(file) not in mapped}
+
+
+def test_no_shared_memory_is_left():
+    before = orphans()
+    faulty("3", "SIGKILL", "process", "1")
+    end = time.monotonic() + 5
+    while orphans() - before:  # other tests' jobs begin and end
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def test_nohup_is_respected(tmp_path):

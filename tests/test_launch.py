@@ -139,6 +139,7 @@ FAKES = {
         "-n N",
     ),
     "silent": ("exit 7", "it ended with code 7", "rank0rl doctor"),
+    "nothing done": ("exit 0", "it ended with code 0", "rank0rl doctor"),
     "no ranks": (
         'shift 2; "$@" & "$@" & wait; exit 0',
         "does not tell its processes their rank",
@@ -259,7 +260,7 @@ def test_ranks_are_bound_to_cores_only_if_asked(tmp_path):
     script.write_text(
         "import os, rank0rl, sys\n"
         "if rank0rl.mpi_fork(2, bind_to_core=len(sys.argv) > 1) == 'parent': sys.exit()\n"
-        "print(len(os.sched_getaffinity(0)), flush=True)\n"
+        "os.write(1, f'{len(os.sched_getaffinity(0))}\\n'.encode())  # one write: no mixed lines\n"
     )
     for args, cores in ([[], len(os.sched_getaffinity(0))], [["bound"], 1]):
         done = run([sys.executable, str(script), *args], env={"PYTHONPATH": str(HERE.parent)})

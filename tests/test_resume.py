@@ -44,7 +44,9 @@ def test_stopped_early_on_one_rank_and_resumed_on_three(env, mode, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(whole, *arguments(env, mode), nprocs=2)
     done = train(parts, *arguments(env, mode), "--stop-after-iterations", "10")
-    assert "stopped after iteration 10, as asked; go on with --resume" in done.stdout
+    assert (
+        "stopped after iteration 10, as asked; go on with: python train.py --resume" in done.stdout
+    )
     assert json.loads((parts / "summary.json").read_text())["iterations"] == 10
     resume(parts, nprocs=3)
     assert_same(parts, whole)
@@ -171,7 +173,7 @@ def test_sigterm_at_any_time_and_changed_settings(tmp_path):
     train(whole, *args)
     interrupt(parts, [*args, *SLOW], 2, signal.SIGTERM, after=6)
     refused = resume(parts, "--seed", "1", "--lr", "0.1", expect=2)
-    assert "another lr from 0.0003 to 0.1, seed from 0 to 1" in refused.stderr
+    assert "got lr 0.1 in place of 0.0003, seed 1 in place of 0" in refused.stderr
     resume(parts, nprocs=3)
     assert_same(parts, whole)
 
@@ -279,3 +281,16 @@ def test_a_failing_update_keeps_the_last_boundary(tmp_path):
     assert done.returncode == 0, done.stderr
     train(tmp_path / "good", *args)
     assert curve(tmp_path / "bad") == curve(tmp_path / "good")
+
+
+def test_a_run_is_written_by_one_process_and_stops_ahead(tmp_path):
+    args = [*SMALL, *SLOW, "--run-dir", str(tmp_path)]
+    process = subprocess.Popen([sys.executable, "train.py", *args], cwd=HERE.parent)
+    try:
+        wait_for_rows(process, tmp_path, 2)
+        assert "another process is training in" in resume(tmp_path, expect=2).stderr
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+    refused = resume(tmp_path, "--stop-after-iterations", "1", expect=2)
+    assert "got 1, and the run has made" in refused.stderr

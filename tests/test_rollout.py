@@ -198,3 +198,23 @@ def test_a_lane_is_bit_for_bit_the_same_alone_and_among_others(env_id):
     among, alone = collect(range(9)), collect(range(6, 7))
     for rows, twin in zip(among[6::9], alone, strict=True):
         assert all(rows[name].tobytes() == twin[name].tobytes() for name in twin)
+
+
+@pytest.mark.parametrize(
+    ("act", "extra", "said"),
+    [
+        (np.zeros((2, 3)), np.zeros(2), "actions as an array of shape (2, 1)"),
+        (np.zeros(2), np.zeros(2), "actions as an array of shape (2, 1)"),
+        ([[0.0], [0.0]], np.zeros(2), "got <class 'list'>"),
+        (np.zeros((2, 1)), np.zeros((3, 2)), "'noise' as an array of shape (2, 2)"),
+        (np.zeros((2, 1)), 0.0, "'noise' as an array of shape (2,)"),
+    ],
+)
+def test_what_an_agent_acts_is_checked(act, extra, said):
+    class Wrong(NoiseAgent):
+        def act(self, obs, noise, unit):
+            return act, {"noise": extra}
+
+    with pytest.raises(ValueError, match=r"act must give") as info:
+        make(steps=5).collect(Wrong(), 0)
+    assert said in str(info.value)

@@ -7,6 +7,12 @@ import numpy as np
 import pytest
 from on_ranks import HERE, run
 from runs import SMALL, curve, sha, table, train
+from toy_envs import NoiseAgent
+
+from rank0rl import trainer
+from rank0rl.config import RunOptions
+from rank0rl.timing import Phases
+from rank0rl.trainer import Gathered
 
 MODES = {
     "steps": ["--steps-per-batch", "192"],
@@ -50,7 +56,7 @@ class Drifts(PPO):
     calls = 0
     def process(self, fragment):
         self.calls += 1
-        if self.calls in (8, 12) and comm.rank == 1:
+        if self.calls in (7, 12) and comm.rank == 1:
             self.value.mlp.biases[1].data[3] += 1e-6
         return super().process(fragment)
 """
@@ -180,3 +186,26 @@ def test_whole_runs_with_two_seeds_differ(tmp_path):
         train(tmp_path / str(seed), *SMALL, "--total-steps", "64", "--seed", str(seed))
     assert curve(tmp_path / "0") != curve(tmp_path / "1")
     assert np.isfinite(float(table(tmp_path / "0")[0]["kl"]))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "weight", "said"),
+    [
+        (None, 0.0, "update must return a dict of name -> number, for the record: got None"),
+        ({"loss": np.zeros(2)}, 0.0, "update must return a dict of name -> number"),
+        ({"loss": 0.0}, np.nan, "'none' is no longer finite"),
+    ],
+)
+def test_what_an_update_leaves_is_checked(metrics, weight, said):
+    class Wrong(NoiseAgent):
+        def update(self, batch, rng, progress):
+            return metrics
+
+        def modules(self):
+            return {"none": np.full(1, weight)}
+
+    gathered = Gathered({}, {}, {}, 0)
+    with pytest.raises((TypeError, FloatingPointError), match=r"update|finite") as info:
+        trainer.update(Wrong(), gathered, RunOptions(), Phases(), 7, 0.0)
+    assert said in str(info.value)
+    assert info.value.__notes__ == ["In update, of iteration 7; resuming the run repeats it."]

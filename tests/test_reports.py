@@ -1,0 +1,44 @@
+"""What a user reads when something of theirs fails on some rank: once, with all it takes to repeat it."""
+
+import pytest
+from on_ranks import HERE
+from runs import train
+from test_faults import reports
+
+from rank0rl import seeding
+
+# place -> what the report says besides
+PLACES = {
+    "constructor": "In making the environment of lane {lane}.",
+    "reset": "In unit {lane} of iteration 1: Breaks-v1, episode of seed {seed}, reset.",
+    "step": "In unit {lane} of iteration 1: Breaks-v1, episode of seed {seed}, step 11, action [",
+    "init": 'fail("init")',
+    "act": "In unit {lane} of iteration 1: Breaks-v1, episode of seed {seed}, the agent acts in step 1",
+    "process": "In process, of unit {lane} in iteration 1.",
+    "update": "In update, of iteration 1; resuming the run repeats it.",
+}
+CASES = [
+    pytest.param(place, rank, marks=[] if (place, rank) == ("act", 2) else pytest.mark.slow)
+    for place in PLACES
+    for rank in (0, 2, None)
+    if place != "update" or rank == 0
+]
+
+
+@pytest.mark.parametrize(("place", "rank"), CASES)
+def test_what_failed_where_and_how_to_repeat_it(place, rank, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    monkeypatch.setenv("PLACE", place if rank is None else f"{place}:{rank}")
+    args = ["breaks:Breaks-v1", "--algo", f"{HERE}/breaks.py:Agent", "--num-envs", "6"]
+    done = train(tmp_path / "r", *args, "--steps-per-batch", "120", nprocs=3, expect=1)
+    err = done.stderr
+    assert reports(err) == 1
+    assert err.count("\nZeroDivisionError: on purpose") == 1
+    [line] = [line for line in err.splitlines() if line.startswith("rank ") and "failed" in line]
+    first = int(line.split()[1])
+    assert rank is None or first == rank
+    lane = 2 * first
+    seed = seeding.integer(0, "reset", lane, 0)
+    assert PLACES[place].format(lane=lane, seed=seed) in err
+    replay = f"python -m rank0rl replay {tmp_path / 'r'} --iteration 1 --lane {lane}"
+    assert (replay in err) == (place in ("reset", "step", "act", "process"))

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
-from rank0rl.batch import Batch, minibatches, take
-from rank0rl.flat import flatten_
+from rank0rl.batch import Batch, minibatches
+from rank0rl.flat import Adam, flatten_
 from rank0rl.nets import ObsNormalizer, ValueFunction, make_policy
 from rank0rl.returns import explained_variance, gae
 
@@ -85,7 +84,7 @@ class PPO(Agent):
         self.value = ValueFunction(size, options.hidden, rng)
         self.noise = self.policy.noise
         self.flat = flatten_(nn.ModuleList([self.policy, self.value, self.norm]))
-        self.adam = torch.optim.Adam(self.flat.vectors, lr=options.lr, eps=1e-5, fused=True)
+        self.adam = Adam(self.flat, eps=1e-5)
 
     def act(self, obs: Array, noise: Array, unit: Array) -> tuple[Array, Batch]:
         """Sample actions, and remember their log-probabilities."""
@@ -117,7 +116,6 @@ class PPO(Agent):
         """Epochs of minibatch gradient steps on the clipped objective and the value loss."""
         opt = self.options
         lr = opt.lr * (1 - progress) if opt.anneal else opt.lr
-        self.adam.param_groups[0]["lr"] = lr
         ev = explained_variance(batch["val"], batch["ret"])
         self.value.merge(batch["ret"])
         rows = {
@@ -131,23 +129,23 @@ class PPO(Agent):
         epoch = 0
         while epoch < opt.epochs:
             epoch += 1
-            record = []
-            for part in minibatches(len(rows["adv"]), opt.minibatch_size, rng):
-                some = take(rows, part)
+            seen = []
+            for part in minibatches(rows, opt.minibatch_size, rng):
                 if opt.normalize == "minibatch":
-                    some["adv"] = _normalized(some["adv"])
-                record.append(self.gradient(**some))
+                    part["adv"] = _normalized(part["adv"])
+                seen.append(self.gradient(**part))
                 self.flat.clip_norm(opt.max_grad_norm)
-                self.adam.step()
-            loss, kl, clipped, entropy = np.mean(record, axis=0).tolist()
+                self.adam.step(lr)
+            log_ratio, error, entropy = (np.concatenate(s) for s in zip(*seen, strict=True))
+            kl = float((np.expm1(log_ratio) - log_ratio).mean())  # unbiased and never negative
             if opt.target_kl is not None and kl > opt.target_kl:
                 break
         self.norm.merge(batch["obs"])
         return {
             "kl": kl,
-            "entropy": entropy,
-            "clip_fraction": clipped,
-            "value_loss": loss,
+            "entropy": float(entropy.mean()),
+            "clip_fraction": float((abs(np.expm1(log_ratio)) > opt.clip_ratio).mean()),
+            "value_loss": float(np.square(error).mean()),
             "explained_variance": ev,
             "epochs": epoch,
             "lr": lr,
@@ -155,7 +153,7 @@ class PPO(Agent):
 
     def gradient(
         self, obs: Array, act: Array, old: Array, adv: Array, ret: Array
-    ) -> tuple[float, float, float, float]:
+    ) -> tuple[Array, Array, Array]:
         """Gradient of -E[min(r A, clip(r) A)] + c_v E[(V - R)^2] - c_e H, r the ratio of new to old probability.
 
         Where the clipped term is the smaller one, its derivative is 0; elsewhere it is that of r A.
@@ -168,7 +166,7 @@ class PPO(Agent):
             ret: returns in units of the value function's scale, (n,).
 
         Returns:
-            Value loss, KL divergence from the acting policy, share of clipped ratios, and entropy.
+            Log of r, (n,); error of the value, (n,); entropy, (1,).
 
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9.
         """
@@ -176,14 +174,14 @@ class PPO(Agent):
         logp, entropy, policy_pullback = self.policy.numpy(obs, act)
         log_ratio = logp - old
         ratio = np.exp(log_ratio)
-        pays = np.where(adv > 0, ratio < 1 + opt.clip_ratio, ratio > 1 - opt.clip_ratio)
-        by_logp = np.where(pays, ratio * adv, np.float32(0)) / -n
-        policy_pullback(by_logp, -opt.entropy_coef)
+        pays = (ratio - 1) * np.sign(adv) < opt.clip_ratio
+        policy_pullback(
+            np.where(pays, ratio * adv * np.float32(-1 / n), np.float32(0)), -opt.entropy_coef
+        )
         val, value_pullback = self.value.numpy(obs)
         error = val - ret
         value_pullback(2 * opt.value_coef / n * error)
-        kl = (ratio - 1 - log_ratio).mean()  # unbiased and never negative
-        return np.square(error).mean(), kl, (abs(ratio - 1) > opt.clip_ratio).mean(), entropy
+        return log_ratio, error, np.array([entropy])
 
     def modules(self) -> dict[str, Any]:
         """All networks and statistics."""
@@ -191,14 +189,15 @@ class PPO(Agent):
 
     def state(self) -> dict[str, Any]:
         """Adam's moments."""
-        return {"adam": self.adam.state_dict()["state"]}
+        return {"adam": self.adam.state()}
 
     def load(self, state: dict[str, Any]) -> None:
         """Take back Adam's moments."""
-        groups = self.adam.state_dict()["param_groups"]
-        self.adam.load_state_dict({"state": state["adam"], "param_groups": groups})
+        self.adam.load(state["adam"])
 
 
 def _normalized(adv: Array) -> Array:
     """With mean 0 and standard deviation 1, (n,)."""
-    return (adv - adv.mean()) / (adv.std() + 1e-8)  # 1e-8: equal advantages are no error
+    adv = adv - adv.sum() / np.float32(len(adv))
+    std = np.sqrt(adv @ adv / np.float32(len(adv)))
+    return adv / (std + np.float32(1e-8))  # type: ignore[no-any-return] # 1e-8: they may be equal

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rank0rl.agent import Agent, check_ranges
-from rank0rl.flat import flatten_
+from rank0rl.flat import Adam, flatten_
 from rank0rl.nets import make_policy
 from rank0rl.returns import discounted_sum
 
@@ -36,7 +36,7 @@ class Reinforce(Agent):
         self.policy = make_policy(spaces.obs.size, spaces.act, options.hidden, rng)
         self.noise = self.policy.noise
         self.flat = flatten_(self.policy)
-        self.adam = torch.optim.Adam(self.flat.vectors, lr=options.lr)
+        self.adam = Adam(self.flat)
 
     def act(self, obs, noise, unit):
         return self.policy.act(inputs(obs), noise)[0], {}
@@ -55,18 +55,17 @@ class Reinforce(Agent):
         self.flat.zero_grad()
         loss.backward()
         self.flat.check()
-        self.adam.step()
+        self.adam.step(self.options.lr)
         return {"loss": loss.item()}
 
     def modules(self):
         return {"policy": self.policy}
 
     def state(self):
-        return {"adam": self.adam.state_dict()["state"]}
+        return {"adam": self.adam.state()}
 
     def load(self, state):
-        groups = self.adam.state_dict()["param_groups"]
-        self.adam.load_state_dict({"state": state["adam"], "param_groups": groups})
+        self.adam.load(state["adam"])
 
 
 def inputs(obs):

@@ -61,8 +61,12 @@ def sha256(batch: Mapping[str, Array]) -> str:
     return digest.hexdigest()
 
 
-def minibatches(rows: int, size: int, rng: np.random.Generator) -> Iterator[Array]:
-    """Index arrays of one epoch in random order, each of `size` rows; the last takes what is left."""
-    order = rng.permutation(rows)
+def minibatches(batch: Mapping[str, Array], size: int, rng: np.random.Generator) -> Iterator[Batch]:
+    """One epoch in random order, in parts of `size` rows; the last takes what is left.
+
+    Rows are moved once an epoch; the parts are views of them.
+    """
+    rows = count(batch)
+    shuffled = take(batch, rng.permutation(rows))
     for start in range(0, rows, size):
-        yield order[start : start + size]
+        yield {name: array[start : start + size] for name, array in shuffled.items()}

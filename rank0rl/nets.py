@@ -85,21 +85,24 @@ class MLP(nn.Module):
         """Write the gradient of a loss into the `.grad` of weights and biases.
 
         Args:
-            values: what `numpy` gave for inputs (N, inputs).
+            values: what `numpy` gave for inputs (N, inputs); those of hidden layers are overwritten.
             grad: derivatives of the loss by the outputs, (N, outputs).
 
         Raises:
             ValueError: if there are no gradients to write to.
         """
+        ones = np.ones(len(grad), grad.dtype)
         for i, layer in reversed([*enumerate(self._arrays())]):
             if layer.weight_grad is None:
                 raise ValueError("gradients are written in place: flatten_ the module first")
             x = values[i]
             np.matmul(x.T, grad, out=layer.weight_grad)
-            np.add.reduce(grad, axis=0, out=layer.bias_grad)
+            np.matmul(ones, grad, out=layer.bias_grad)  # half the time of a sum
             if i > 0:
                 grad = grad @ layer.weight.T
-                grad *= 1 - x * x  # the derivative of tanh, from its value
+                np.multiply(x, x, out=x)  # the derivative of tanh, 1 - x^2, from its value
+                x *= grad
+                grad -= x
 
     def _arrays(self) -> list[_Layer]:
         """NumPy views of weights and gradients, made anew when these have moved in memory."""
@@ -244,13 +247,12 @@ class GaussianPolicy(nn.Module):
         const = log_std.sum() + 0.5 * _LOG_2PI * len(log_std)
 
         def pullback(by_logp: Array, by_entropy: float) -> None:
-            by_z = by_logp[:, None] * z
-            self.mlp.backward(layers, by_z * inverse)
+            self.mlp.backward(layers, by_logp[:, None] * z * inverse)
             assert self.log_std.grad is not None
-            by_log_std = (by_z * z).sum(axis=0) - by_logp.sum() + by_entropy
-            self.log_std.grad.numpy()[:] = by_log_std
+            self.log_std.grad.numpy()[:] = by_logp @ squares - by_logp.sum() + by_entropy
 
-        logp = -0.5 * np.square(z).sum(axis=1) - const
+        squares = z * z
+        logp = -0.5 * squares.sum(axis=1) - const
         return logp, float(const + 0.5 * len(log_std)), pullback
 
 

@@ -32,9 +32,11 @@ def test_in_order_sorts_by_key_and_keeps_the_order_of_equals():
 
 
 def test_minibatches_are_one_pass_in_random_order():
-    parts = list(batch.minibatches(10, 4, np.random.default_rng(0)))
-    assert [len(part) for part in parts] == [4, 4, 2]
-    order = np.concatenate(parts).tolist()
+    rows = {"x": np.arange(10), "y": 2 * np.arange(10)}
+    parts = list(batch.minibatches(rows, 4, np.random.default_rng(0)))
+    assert [len(part["x"]) for part in parts] == [4, 4, 2]
+    assert all((part["y"] == 2 * part["x"]).all() for part in parts)
+    order = np.concatenate([part["x"] for part in parts]).tolist()
     assert sorted(order) == list(range(10))
     assert order != list(range(10))
 

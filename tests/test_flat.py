@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rank0rl.flat import flatten_
+from rank0rl.flat import Adam, flatten_
 from rank0rl.nets import MLP, ObsNormalizer, ValueFunction
 
 OBS = np.random.default_rng(1).standard_normal((33, 5), dtype=np.float32)
@@ -44,6 +44,28 @@ def test_flat_keeps_its_views_when_a_state_is_loaded_and_holds_buffers_and_dtype
     flat.check()
     storages = {t.untyped_storage().data_ptr() for t in module.state_dict().values()}
     assert len(storages) == 2  # float32 and float64
+
+
+def test_adam_is_torchs_and_goes_on_from_its_state():
+    flats, results = [], []
+    for _ in range(3):
+        flats.append(flatten_(MLP([5, 16, 3], rng(), 1.0)))
+    theirs = torch.optim.Adam(flats[0].vectors, lr=0.01, eps=1e-5)
+    ours, resumed = Adam(flats[1], eps=1e-5), Adam(flats[2], eps=1e-5)
+    for i in range(6):
+        grad = torch.from_numpy(np.random.default_rng(i).standard_normal(147, dtype=np.float32))
+        for flat in flats:
+            flat.vectors[0].grad.copy_(grad)
+        theirs.step()
+        ours.step(0.01)
+        if i < 3:
+            flats[2].vectors[0].data.copy_(flats[1].vectors[0].data)
+            resumed.load(copy.deepcopy(ours.state()))
+        else:
+            resumed.step(0.01)
+    results = [flat.vectors[0].detach() for flat in flats]
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+    assert torch.equal(results[2], results[1])
 
 
 BREAKERS = {

@@ -14,7 +14,7 @@ import pickle
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -38,6 +38,7 @@ _ARRIVE_S = 50e-6  # tests before the first sleep, while the other ranks may be 
 _MOVE_S = 0.2  # the same, once all ranks are known to be there and only bytes are missing
 _MISMATCH_S = 8.0  # longer than the supervisor takes to find out
 _END_TAG = 32_000  # MPI promises tags up to 32,767
+_NUMBERS = 32  # that travel with the layout's hash, in one message
 _CHUNK = 1 << 30  # bytes of one message: MPI counts are 32-bit integers
 
 
@@ -181,7 +182,8 @@ def agree(
     problem: str = "",
     same: str = "names, dtypes and trailing shapes",
     comm: Comm | None = None,
-) -> None:
+    numbers: Sequence[int] = (),
+) -> Array:
     """Go on only if every rank comes with the same layout.
 
     Collective: every rank calls this, in the same order.
@@ -192,6 +194,11 @@ def agree(
         problem: what is wrong with this rank's part, if anything is.
         same: what a layout stands for, for the message.
         comm: the ranks; all of the job by default.
+        numbers: what else the ranks want to know of each other, as many on every rank that comes
+            with this layout.
+
+    Returns:
+        The numbers of all ranks, (ranks, numbers), int64.
 
     Raises:
         ValueError: the same on every rank, naming the rank and the key.
@@ -200,14 +207,21 @@ def agree(
     if comm is None:
         if problem:
             raise ValueError(f"{what}: {problem}")
-        return
+        return np.array([numbers], np.int64)
     described = repr((what, sorted(layout.items())))
     digest = hashlib.blake2b(described.encode(), digest_size=16).digest()
-    mine = np.append(np.frombuffer(digest, np.int64), len(problem))
+    mine = np.zeros(3 + _NUMBERS, np.int64)  # of one length, whatever the layouts are
+    mine[:2] = np.frombuffer(digest, np.int64)
+    mine[2] = len(problem)
+    first, rest = np.split(np.array(numbers, np.int64), [_NUMBERS])
+    mine[3 : 3 + len(first)] = first
     everyone = np.empty((comm.size, mine.size), np.int64)
     _wait(comm, what, comm.Iallgather(mine, everyone), spin_s=_ARRIVE_S)
     if (everyone[:, :2] == everyone[0, :2]).all() and not everyone[:, 2].any():
-        return
+        more = np.empty((comm.size, len(rest)), np.int64)
+        if len(rest):
+            _wait(comm, what, comm.Iallgather(rest, more), spin_s=_MOVE_S)
+        return np.concatenate([everyone[:, 3 : 3 + len(first)], more], axis=1)
     parts = _everyones((what, dict(layout), problem), what, comm)
     raise ValueError(f"{what}: {_disagreement(parts, same)}")
 
@@ -232,14 +246,12 @@ def rank0_accum_batches(batch: Mapping[str, Array], comm: Comm | None = None) ->
     """
     comm = comm or world()
     layout, problem = _layout(batch)
-    agree(layout, "rank0_accum_batches", problem, comm=comm)
+    names = sorted(layout)
+    rows = [len(batch[name]) for name in names]
+    name = "rank0_accum_batches"
+    counts = agree(layout, name, problem, comm=comm, numbers=rows)
     if comm is None:
         return dict(batch)
-    names = sorted(batch)
-    rows = np.array([len(batch[name]) for name in names], np.int64)
-    counts = np.empty((comm.size, len(names)), np.int64)
-    name = "rank0_accum_batches"
-    _wait(comm, name, comm.Iallgather(rows, counts), spin_s=_ARRIVE_S)
     gathered = {key: _Gather(batch[key], counts[:, i], comm) for i, key in enumerate(names)}
     _wait(comm, name, *[gather.request for gather in gathered.values()], spin_s=_MOVE_S)
     for gather in gathered.values():

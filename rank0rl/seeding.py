@@ -6,8 +6,11 @@ rank does: seeds 0-199 on 64 ranks give 263 distinct values out of 12,800.)
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
+_BLOCK = 64
 _PURPOSES = ("init", "reset", "act", "update", "script")  # append only: the position is the key
 
 
@@ -25,8 +28,17 @@ def stream(seed: int, purpose: str, *unit: int) -> np.random.Generator:
 
 
 def integer(seed: int, purpose: str, *unit: int) -> int:
-    """One integer in [0, 2**31) from a stream of its own, for seeds that other libraries take."""
-    return int(_sequence(seed, purpose, *unit).generate_state(1)[0] >> 1)
+    """One integer in [0, 2**31), for seeds that other libraries take.
+
+    Those whose last key lies in the same block of 64 come from one sequence: 0.4 us each, not 12.
+    """
+    *key, last = unit
+    return _block(seed, purpose, *key, last // _BLOCK)[last % _BLOCK]
+
+
+@lru_cache(maxsize=1024)
+def _block(seed: int, purpose: str, *unit: int) -> list[int]:
+    return [int(word) for word in _sequence(seed, purpose, *unit).generate_state(_BLOCK) >> 1]
 
 
 def _sequence(seed: int, purpose: str, *unit: int) -> np.random.SeedSequence:

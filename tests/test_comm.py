@@ -22,6 +22,7 @@ def part(rank):
     batch["strided"] = rng.random((4, 2 * rows)).T[::2]
     batch["empty_rows"] = np.empty((rows, 0))
     batch["other_count"] = np.arange(rank + 1)
+    batch |= {f"more{i}": np.full(i + rank, i) for i in range(20)}  # more counts than a header has
     batch["text"] = np.full(rows, f"r{rank}", "U3")
     return batch
 

@@ -26,6 +26,7 @@ def test_streams_of_other_seeds_purposes_and_units_differ():
     first = {seeding.stream(*key).random() for key in keys}
     assert len(first) == len(keys)
     assert len({seeding.integer(*key) for key in keys}) == len(keys)
+    assert len({seeding.integer(0, "reset", i, j) for i in range(3) for j in range(200)}) == 600
 
 
 def test_integers_fit_into_31_bits():

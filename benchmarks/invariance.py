@@ -52,7 +52,7 @@ class FreeRollout(Rollout):
 
     def _begin_next(self, lane: Lane) -> None:
         lane.episode += 1
-        lane.ret, lane.steps, lane.over = 0.0, 0, False
+        lane.over, self._ret[lane.row], self._length[lane.row] = False, 0.0, 0
         self._obs[lane.row], _ = lane.env.reset()
 
 

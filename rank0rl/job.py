@@ -3,7 +3,7 @@
 begun     the supervisor's process id, the number of ranks that it asked for, and its host
 rank.R    R's process id, from the moment it knows its rank
 place.R   what R waits in, in memory that the supervisor reads
-reporter  the rank that says why the job fails
+reporter  the rank that says why the job fails, or "supervisor"
 failed    the exit code with which it wants the job to end
 meets.R   R loads MPI
 ended.R   R has come to its end, together with all other ranks, or without having loaded MPI

@@ -228,9 +228,12 @@ class GaussianPolicy(nn.Module):
         No row depends on B.
         """
         log_std = self.log_std.detach().numpy()
-        act = self.mlp.numpy(x[:, None, :])[-1][:, 0] + np.exp(log_std) * noise
-        logp = -0.5 * np.square(noise).sum(axis=1) - (log_std.sum() + 0.5 * _LOG_2PI * len(log_std))
-        return act.reshape(-1, *self.shape), logp.astype(np.float32)
+        act = self.mlp.numpy(x[:, None, :])[-1][:, 0]
+        act += np.exp(log_std) * noise
+        logp = np.add.reduce(noise * noise, axis=1)
+        logp *= -0.5
+        logp -= np.add.reduce(log_std) + np.float32(0.5 * _LOG_2PI * len(log_std))
+        return act.reshape(-1, *self.shape), logp
 
     def evaluate(self, x: Tensor, act: Tensor) -> tuple[Tensor, Tensor]:
         """Log-densities (N,) of actions (N, *shape), and the entropy, (), in nats."""
@@ -280,11 +283,11 @@ class CategoricalPolicy(nn.Module):
         No row depends on B.
         """
         logits = self.mlp.numpy(x[:, None, :])[-1][:, 0]
-        logits -= logits.max(axis=1, keepdims=True)
-        cumulative = np.exp(logits).cumsum(axis=1)
-        act = (noise * cumulative[:, -1:] >= cumulative[:, :-1]).sum(axis=1)
-        chosen = np.take_along_axis(logits, act[:, None], axis=1)[:, 0]
-        return act, chosen - np.log(cumulative[:, -1])
+        logits -= np.maximum.reduce(logits, axis=1, keepdims=True)
+        cumulative = np.add.accumulate(np.exp(logits), axis=1)
+        below = noise * cumulative[:, -1:] >= cumulative[:, :-1]
+        act = np.add.reduce(below, axis=1, dtype=np.int64)
+        return act, logits[np.arange(len(act)), act] - np.log(cumulative[:, -1])
 
     def evaluate(self, x: Tensor, act: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probabilities (N,) of choices (N,), and the mean entropy, (), in nats."""

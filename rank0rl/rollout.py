@@ -39,16 +39,8 @@ class Lane:
     """How many episodes it began before this one: the key of this one's seed."""
     seed: int = 0
     """Of this one."""
-    ret: float = 0.0
-    steps: int = 0
     unit: int = 0
     over: bool = True
-
-    def begin(self, seed: int) -> Array:
-        """Begin an episode; its first observation."""
-        self.seed, self.ret, self.steps, self.over = seed, 0.0, 0, False
-        obs, _ = self.env.reset(seed=seed)
-        return obs  # type: ignore[no-any-return]
 
 
 class Rollout:
@@ -80,6 +72,8 @@ class Rollout:
         self._rows: Batch = {}  # name -> (lanes, capacity, ...)
         self._capacity = steps or _BLOCK
         self._obs = np.zeros((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
+        self._ret = np.zeros(len(lanes), np.float64)  # of the episodes under way
+        self._length = np.zeros(len(lanes), np.int64)
         self._finished: dict[str, list[float]] = {}
         self._doing: tuple[Lane, Any] | None = None  # lane and action, or agent that chooses one
         self.failed_at: tuple[int, int] | None = None
@@ -115,14 +109,14 @@ class Rollout:
             "act", (sum of new, *act).
         """
         lanes, T = self.lanes, self._steps
-        new = [min(lane.steps, T) for lane in lanes]
+        new = np.minimum(self._length, T)
         act = self._rows["act"]
         return {
             "episode": np.array([lane.episode for lane in lanes], np.int64),
-            "steps": np.array([lane.steps if T else 0 for lane in lanes], np.int64),
-            "ret": np.array([lane.ret for lane in lanes], np.float64),
+            "steps": self._length.copy() if T else np.zeros(len(lanes), np.int64),
+            "ret": self._ret.copy(),
             "obs": self._obs.copy(),
-            "new": np.array(new, np.int64),
+            "new": new,
             "act": np.concatenate(
                 [act[lane.row, T - n : T] for lane, n in zip(lanes, new, strict=True)]
             ),
@@ -150,7 +144,7 @@ class Rollout:
             elif not (
                 self._repeat(lane, acts[lane.number])
                 and self._obs[lane.row].tobytes() == lanes["obs"][lane.number].tobytes()
-                and lane.ret == lanes["ret"][lane.number]
+                and self._ret[lane.row] == lanes["ret"][lane.number]
             ):
                 why = f"{envs.name(lane.env)} does not repeat an episode from its seed and actions"
             else:
@@ -164,8 +158,8 @@ class Rollout:
         for action in self._to_env(act):
             obs, rew, over, cut_off, _ = lane.env.step(action)
             self._obs[lane.row] = obs
-            lane.ret += rew
-            lane.steps += 1
+            self._ret[lane.row] += rew
+            self._length[lane.row] += 1
             if over or cut_off:
                 return False
         return True
@@ -176,9 +170,10 @@ class Rollout:
             return
         lane, action = self._doing
         self.failed_at = iteration, lane.unit
-        what = "reset" if action is None else f"step {lane.steps + 1}, action {action}"
+        step = f"step {self._length[lane.row] + 1}"
+        what = "reset" if action is None else f"{step}, action {action}"
         if isinstance(action, Agent):
-            what = f"the agent acts in step {lane.steps + 1} of this unit and others"
+            what = f"the agent acts in {step} of this unit and others"
         error.add_note(
             f"In unit {lane.unit} of iteration {iteration}: {envs.name(lane.env)}, episode of seed "
             f"{lane.seed}, {what}."
@@ -225,17 +220,16 @@ class Rollout:
                 seed = seeding.integer(self._seed, "reset", iteration, lane.unit)
                 self._begin(lane, seed)
                 active.append(lane)
-            for lane in active:
-                if lane.steps % _BLOCK == 0:
-                    noise[lane.row] = draw[lane.row](_BLOCK)
             rows = np.array([lane.row for lane in active])
-            steps = np.array([lane.steps for lane in active])
+            steps = self._length[rows]
+            for row in rows[steps % _BLOCK == 0]:
+                noise[row] = draw[row](_BLOCK)
             unit = np.array([lane.unit for lane in active])
             self._reserve(int(steps.max()) + 1)
             at = (rows, steps)
             for lane, last_obs in self._step(agent, active, at, noise[rows, steps % _BLOCK], unit):
-                end = [(lane.steps - 1, last_obs)]
-                fragments.append(self._fragment(lane, lane.steps, end, copy=True))
+                length = int(self._length[lane.row])
+                fragments.append(self._fragment(lane, length, [(length - 1, last_obs)], copy=True))
                 active.remove(lane)
                 idle.append(lane)
         return sorted(fragments, key=lambda fragment: fragment.unit)
@@ -248,33 +242,32 @@ class Rollout:
         Returns:
             The lanes whose episode ended, each with its last observation.
         """
-        obs = self._obs[at[0]]
+        rows, obs = at[0], self._obs[at[0]]
         self._doing = lanes[0], agent
         act, extras = agent.act(obs, noise, unit)
         self._write(at, obs=obs, act=act, **extras)
-        env_act = self._to_env(act)
-        rew, terminated, truncated, ended = [], [], [], []
-        for lane, action in zip(lanes, env_act, strict=True):
+        rewards, terminated, truncated, ended = [], [], [], []
+        try:
+            for lane, action in zip(lanes, self._to_env(act), strict=True):
+                self._obs[lane.row], reward, over, cut_off, _ = lane.env.step(action)
+                rewards.append(reward)
+                terminated.append(over)
+                truncated.append(cut_off)
+                if over or cut_off:
+                    lane.over = True
+                    ended.append((lane, self._obs[lane.row].copy()))
+        except Exception:
             self._doing = lane, action
-            next_obs, r, over, cut_off, _ = lane.env.step(action)
-            rew.append(r)
-            terminated.append(over)
-            truncated.append(cut_off)
-            lane.ret += r
-            lane.steps += 1
-            self._obs[lane.row] = next_obs
-            if over or cut_off:
-                lane.over = True
-                ended.append((lane, self._obs[lane.row].copy()))
-                for name, value in zip(
-                    self._finished, (lane.unit, lane.ret, lane.steps), strict=True
-                ):
-                    self._finished[name].append(value)
+            raise
+        rew = np.array(rewards, np.float64)
+        self._ret[rows] += rew
+        self._length[rows] += 1
+        for lane, _ in ended:
+            self._finished["unit"].append(lane.unit)
+            self._finished["return"].append(self._ret[lane.row])
+            self._finished["length"].append(self._length[lane.row])
         self._write(
-            at,
-            rew=np.array(rew, np.float64),
-            terminated=np.array(terminated, bool),
-            truncated=np.array(truncated, bool),
+            at, rew=rew, terminated=np.array(terminated, bool), truncated=np.array(truncated, bool)
         )
         return ended
 
@@ -291,7 +284,9 @@ class Rollout:
 
     def _begin(self, lane: Lane, seed: int) -> None:
         self._doing = lane, None
-        self._obs[lane.row] = lane.begin(seed)
+        lane.seed, lane.over = seed, False
+        self._ret[lane.row], self._length[lane.row] = 0.0, 0
+        self._obs[lane.row], _ = lane.env.reset(seed=seed)
 
     def _noise(self, agent: Agent, iteration: int, unit: int) -> Callable[[int], Array]:
         """Draws (T, k) numbers, and the next ones at the next call, from the unit's own stream."""

@@ -28,14 +28,20 @@ _LOOK_S = 0.5  # between looks at what takes seconds to be wrong, and reading ti
 # $RANK0RL_JOB: see job.py. In the background, because a shell has words of its own for a command in
 # the foreground that a signal ends. On other hosts it does nothing. A rank that ended otherwise than
 # together with all others stays, so that the launcher does not end the job before rank 0 has saved;
-# the supervisor does. The sleep is short enough to leave nothing behind if that is gone.
+# the supervisor does. One that has not met the others waits for their end, because Open MPI takes
+# its own for a failure. The sleep is short enough to leave nothing behind if that is gone.
 _SHELL = """
 rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}}
 exec 3>&2 2>/dev/null
 "$@" 2>&3 3>&- &
 wait $!
 status=$?
-[ $status = 0 ] && [ -e "$RANK0RL_JOB/ended.$rank" ] && exit 0
+if [ $status = 0 ] && [ -e "$RANK0RL_JOB/ended.$rank" ]; then
+    [ -e "$RANK0RL_JOB/meets.$rank" ] && exit 0
+    count() { set -- "$RANK0RL_JOB/$1".[0-9]*; echo $#; }
+    while [ $(count ended) -lt $(count rank) ]; do sleep 0.05; done
+    exit 0
+fi
 [ -e "$RANK0RL_JOB/rank.$rank" ] || exit $status
 echo $status > "$RANK0RL_JOB/status.part.$rank" &&
     mv "$RANK0RL_JOB/status.part.$rank" "$RANK0RL_JOB/status.$rank" && sleep 30
@@ -199,6 +205,7 @@ class Supervisor:
 
     def _deadlock(self, places: list[jobs.Place]) -> bool:
         """Ranks wait for what will not come; one that waits at its end goes on to its exit status."""
+        self._reports()
         jobs.write_once(self._folder / "failed", "1")
         left = [r for r, p in enumerate(places) if p.names.get(p.count) == jobs.END]
         codes = [self._status(rank) for rank in left]
@@ -229,11 +236,23 @@ class Supervisor:
         return (self._folder / f"{name}.{rank}").exists()
 
     def _wrong(self, code: int, why: str) -> bool:
+        """Say why, unless a rank is about to, and keep the exit code."""
+        reports = self._reports()
         jobs.write_once(self._folder / "failed", str(code))
         self._code = code
-        if why:
+        if reports and why:
             print(f"{why}\nthe job ends", file=sys.stderr, flush=True)
         return True
+
+    def _reports(self) -> bool:
+        """Whether the supervisor is to say why the job fails, because no rank has begun to."""
+        if jobs.write_once(self._folder / "reporter", "supervisor"):
+            return True
+        end = time.monotonic() + 2  # a rank that has begun may have been ended before its words
+        while not (self._folder / "failed").exists() and time.monotonic() < end:
+            self._listen(_TURN_S)
+        begun = (self._folder / "reporter").read_text()
+        return begun == "supervisor" or not (self._folder / "failed").exists()
 
     def _signal(self, rank: int, signum: int) -> bool:
         """Send a signal to a rank on this host; False if it is not there."""

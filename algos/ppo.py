@@ -87,14 +87,15 @@ class PPO(Agent):
         self.adam = Adam(self.flat, eps=1e-5)
 
     def act(self, obs: Array, noise: Array, unit: Array) -> tuple[Array, Batch]:
-        """Sample actions, and remember their log-probabilities."""
-        act, logp = self.policy.act(self.norm.numpy(obs), noise)
-        return act, {"logp": logp}
+        """Sample actions."""
+        return self.policy.act(self.norm.numpy(obs), noise), {}
 
     def process(self, fragment: Fragment) -> Batch:
-        """Advantages and returns, part by part; a part that did not terminate ends with its value."""
+        """Log-probabilities, advantages and returns; a part that did not terminate ends with its value."""
         opt = self.options
-        val = self.value.predict(self.norm.numpy(fragment.obs))
+        obs = self.norm.numpy(fragment.obs)
+        logp, _, _ = self.policy.numpy(obs, fragment.act)  # for all steps at once: act is quicker
+        val = self.value.predict(obs)
         end_val = self.value.predict(self.norm.numpy(fragment.end_obs))
         end_val[fragment.terminated[fragment.end]] = 0.0
         adv = np.concatenate(
@@ -106,7 +107,7 @@ class PPO(Agent):
         return {
             "obs": fragment.obs,
             "act": fragment.act,
-            "logp": fragment.extras["logp"],
+            "logp": logp,
             "adv": adv,
             "val": val,
             "ret": adv + val,

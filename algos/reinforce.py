@@ -39,7 +39,7 @@ class Reinforce(Agent):
         self.adam = Adam(self.flat)
 
     def act(self, obs, noise, unit):
-        return self.policy.act(inputs(obs), noise)[0], {}
+        return self.policy.act(inputs(obs), noise), {}
 
     def process(self, fragment):
         parts = [discounted_sum(fragment.rew[p], self.options.gamma) for p in fragment.parts()]

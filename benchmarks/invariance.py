@@ -28,15 +28,12 @@ class FreePPO(PPO):
         x = self.norm.numpy(obs)
         if isinstance(self.policy, CategoricalPolicy):
             logits = self.policy.mlp.numpy(x)[-1]
-            logits -= logits.max(axis=1, keepdims=True)
-            cumulative = np.exp(logits).cumsum(axis=1)
-            act = (noise * cumulative[:, -1:] >= cumulative[:, :-1]).sum(axis=1)
-            chosen = np.take_along_axis(logits, act[:, None], axis=1)[:, 0]
-            return act, {"logp": chosen - np.log(cumulative[:, -1])}
-        log_std = self.policy.log_std.detach().numpy()
-        act = self.policy.mlp.numpy(x)[-1] + np.exp(log_std) * noise
-        const = log_std.sum() + 0.5 * np.log(2 * np.pi) * len(log_std)
-        return act, {"logp": (-0.5 * np.square(noise).sum(axis=1) - const).astype(np.float32)}
+            logits -= np.maximum.reduce(logits, axis=1, keepdims=True)
+            cumulative = np.add.accumulate(np.exp(logits), axis=1)
+            return np.add.reduce(noise * cumulative[:, -1:] >= cumulative[:, :-1], axis=1), {}
+        return self.policy.mlp.numpy(x)[-1] + np.exp(
+            self.policy.log_std.detach().numpy()
+        ) * noise, {}
 
 
 class FreeRollout(Rollout):

@@ -275,7 +275,9 @@ class Rollout:
         space = self.spaces.act
         if space.kind == "discrete":
             return act + self._first_choice if self._first_choice else act
-        return np.clip(act, space.low, space.high)
+        assert space.low is not None
+        assert space.high is not None
+        return np.minimum(np.maximum(act, space.low), space.high)  # half the time of np.clip
 
     def _begin_next(self, lane: Lane) -> None:
         lane.episode += 1

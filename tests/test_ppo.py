@@ -90,7 +90,6 @@ def test_rows_bootstrap_where_an_episode_was_cut_and_not_where_it_terminated():
         truncated=np.arange(7) == 4,
         end=np.array([2, 4, 6]),
         end_obs=end_obs,
-        extras={"logp": np.zeros(7, np.float32)},
     )
     out = ppo.process(fragment)
     val = ppo.value.predict(obs)
@@ -103,6 +102,8 @@ def test_rows_bootstrap_where_an_episode_was_cut_and_not_where_it_terminated():
         adv[t] = total
     np.testing.assert_allclose(out["adv"], adv, rtol=1e-5)
     np.testing.assert_allclose(out["ret"], adv + val, rtol=1e-5)
+    expected, _ = ppo.policy.evaluate(torch.from_numpy(obs), torch.zeros(7, 2))
+    np.testing.assert_allclose(out["logp"], expected.detach(), rtol=1e-5)
 
 
 def batch_of(ppo, n=64):

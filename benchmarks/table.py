@@ -1,0 +1,63 @@
+"""What every benchmark here shares: ways that alternate in one run, their medians, one CSV."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def alternate(ways: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Name -> one figure per repeat; all ways in turn, so that a drifting machine favours none.
+
+    Each is run once more before, to warm up.
+    """
+    figures: dict[str, list[float]] = {name: [] for name in ways}
+    for repeat in range(repeats + 1):
+        for name, way in ways.items():
+            figure = way()
+            if repeat:
+                figures[name].append(figure)
+    return figures
+
+
+def ratio(a: list[float], b: list[float]) -> list[float]:
+    return [x / y for x, y in zip(a, b, strict=True)]
+
+
+def show(title: str, figures: Mapping[str, list[float]], out: str | None = None) -> None:
+    """Print median, minimum and maximum of each; add them to a CSV in results/."""
+    print(title)
+    rows = [(name, statistics.median(x), min(x), max(x), len(x)) for name, x in figures.items()]
+    for name, median, low, high, _ in rows:
+        digits = 0 if median >= 1000 else 1 if median >= 10 else 3
+        text = f"{median:12,.{digits}f}   ({low:,.{digits}f} to {high:,.{digits}f})"
+        print(f"  {name:44} {text}", flush=True)
+    if out:
+        RESULTS.mkdir(exist_ok=True)
+        path = RESULTS / out
+        new = not path.exists()
+        with path.open("a", newline="") as file:
+            writer = csv.writer(file)
+            if new:
+                writer.writerow(
+                    ["title", "what", "median", "min", "max", "repeats", "machine", "command"]
+                )
+            command = shlex.join(["python", *sys.argv])
+            writer.writerows([(title, *row, machine(), command) for row in rows])
+
+
+def machine() -> str:
+    cpu = platform.processor() or platform.machine()
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if os.name == "posix" else []:
+        if line.startswith("model name"):
+            cpu = line.partition(":")[2].strip()
+            break
+    return f"{cpu}, {os.cpu_count()} cores"

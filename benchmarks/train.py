@@ -1,0 +1,150 @@
+"""End to end: whole iterations of PPO on Walker2d, beside stable-baselines3 and the bare `env.step`.
+
+    python benchmarks/train.py                                             # needs the bench extra
+    python benchmarks/train.py --steps-per-batch 20000 --minibatch-size 256 --iterations 4
+
+Every figure is a process of its own; all ways alternate. The first iteration does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from table import alternate, ratio, show
+
+ROOT = Path(__file__).parent.parent
+PHASES = ("collect", "process", "wait", "gather", "update", "broadcast")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nprocs", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps-per-batch", type=int, default=2048)
+    parser.add_argument("--minibatch-size", type=int, default=64)
+    parser.add_argument("--iterations", type=int, default=15)
+    parser.add_argument("--theirs", type=int, nargs="*", default=[1, 8], help="environments of sb3")
+    parser.add_argument("--ours", nargs="*", default=[], help="more options of train.py")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
+    parser.add_argument("--sb3", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.sb3:
+        print(stable_baselines(args, args.sb3))
+        return
+    most = max(args.nprocs)
+    phases: dict[str, list[float]] = {}
+    ways = {f"bare env.step, processes: {most}": lambda: bare(most)}
+    for n in args.nprocs:
+        ways[f"rank0rl, ranks: {n}"] = lambda n=n: rank0rl(args, n, phases)
+    for n in args.theirs:
+        ways[f"stable-baselines3, environments: {n}"] = lambda n=n: run(
+            [__file__, *sys.argv[1:], "--sb3", str(n)]
+        )
+    figures = alternate(ways, args.repeats)
+    limit, *rest = figures.values()
+    ours, theirs = rest[: len(args.nprocs)], rest[len(args.nprocs) :]
+    figures["rank0rl / bare"] = ratio(ours[-1], limit)
+    if theirs:
+        best = max(theirs, key=statistics.median)
+        figures["rank0rl / stable-baselines3's best"] = ratio(ours[-1], best)
+    if len(ours) > 1:
+        figures["speedup"] = ratio(ours[-1], ours[0])
+        figures["ceiling that the phases imply"] = phases.pop("ceiling")
+    size = f"{args.steps_per_batch} steps a batch, minibatches of {args.minibatch_size}, 10 epochs"
+    show(f"Walker2d, {size}, steps/s and ms", {**figures, **phases}, args.out)
+
+
+def run(command: list[str]) -> float:
+    done = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def bare(processes: int, steps: int = 10_000) -> float:
+    code = (
+        "import gymnasium as gym, numpy as np, time\n"
+        "env = gym.make('Walker2d-v5', disable_env_checker=True)\n"
+        "draws = np.random.default_rng(0).standard_normal((%d, 6), dtype=np.float32)\n"
+        "env.reset(seed=0); start = time.perf_counter()\n"
+        "for action in list(draws.clip(-1, 1)):\n"
+        "    _, _, over, cut, _ = env.step(action)\n"
+        "    if over or cut: env.reset()\n"
+        "print(%d / (time.perf_counter() - start))" % (steps, steps)
+    )
+    these = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        for _ in range(processes)
+    ]
+    return sum(float(process.communicate()[0]) for process in these)
+
+
+def rank0rl(args: argparse.Namespace, nprocs: int, phases: dict[str, list[float]]) -> float:
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "train.py", "Walker2d", "--config", "configs/ppo.toml"]
+        command += ["--steps-per-batch", str(args.steps_per_batch), "--num-envs", "32"]
+        command += ["--minibatch-size", str(args.minibatch_size), "--nprocs", str(nprocs)]
+        command += [
+            "--stop-after-iterations",
+            str(args.iterations),
+            "--run-dir",
+            folder,
+            *args.ours,
+        ]
+        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        with Path(folder, "progress.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    first, last = rows[0], rows[-1]
+    took = float(last["seconds"]) - float(first["seconds"])
+    means = {p: statistics.mean(float(row[f"{p}_s"]) for row in rows[1:]) for p in PHASES}
+    each = took / (len(rows) - 1)
+    if nprocs == min(args.nprocs):  # what of an iteration can be shared: collecting and processing
+        shared = (means["collect"] + means["process"]) / each
+        phases.setdefault("ceiling", []).append(
+            1 / (1 - shared + shared * nprocs / max(args.nprocs))
+        )
+    if nprocs == max(args.nprocs):
+        for phase, mean in means.items():
+            phases.setdefault(f"{phase}, ms", []).append(1000 * mean)
+        other = each - sum(means.values())
+        phases.setdefault("all else, ms", []).append(1000 * other)
+    return args.steps_per_batch / each
+
+
+def stable_baselines(args: argparse.Namespace, environments: int) -> float:
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    class Times(BaseCallback):
+        times: list[float] = []  # noqa: RUF012
+
+        def _on_rollout_start(self) -> None:
+            self.times.append(time.perf_counter())
+
+        def _on_step(self) -> bool:
+            return True
+
+    torch.set_num_threads(1)
+    env = make_vec_env("Walker2d-v5", environments)
+    model = PPO(
+        "MlpPolicy",
+        env,
+        n_steps=args.steps_per_batch // environments,
+        batch_size=args.minibatch_size,
+        device="cpu",
+    )
+    iterations = max(3, args.iterations // 4)
+    model.learn(args.steps_per_batch * iterations, callback=Times())
+    first, *_, last = Times.times
+    return args.steps_per_batch * (len(Times.times) - 1) / (last - first)
+
+
+if __name__ == "__main__":
+    main()

@@ -67,16 +67,18 @@ def run(command: list[str]) -> float:
 
 
 def bare(processes: int, steps: int = 10_000) -> float:
-    code = (
-        "import gymnasium as gym, numpy as np, time\n"
-        "env = gym.make('Walker2d-v5', disable_env_checker=True)\n"
-        "draws = np.random.default_rng(0).standard_normal((%d, 6), dtype=np.float32)\n"
-        "env.reset(seed=0); start = time.perf_counter()\n"
-        "for action in list(draws.clip(-1, 1)):\n"
-        "    _, _, over, cut, _ = env.step(action)\n"
-        "    if over or cut: env.reset()\n"
-        "print(%d / (time.perf_counter() - start))" % (steps, steps)
-    )
+    code = f"""
+import gymnasium as gym, numpy as np, time
+env = gym.make("Walker2d-v5", disable_env_checker=True)
+draws = np.random.default_rng(0).standard_normal(({steps}, 6), dtype=np.float32)
+env.reset(seed=0)
+start = time.perf_counter()
+for action in list(draws.clip(-1, 1)):
+    _, _, over, cut, _ = env.step(action)
+    if over or cut:
+        env.reset()
+print({steps} / (time.perf_counter() - start))
+"""
     these = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         for _ in range(processes)

@@ -119,11 +119,14 @@ class _View:
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._address, self._array = tensor, 0, np.empty(0, np.float32)
+        self.grad: Array | None = None
+        """The same of its gradient, as of when the tensor moved last."""
 
     def __call__(self) -> Array:
         if self._address != self._tensor.data_ptr():
             self._address = self._tensor.data_ptr()
             self._array = self._tensor.detach().numpy()
+            self.grad = None if self._tensor.grad is None else self._tensor.grad.numpy()
         return self._array
 
 
@@ -259,17 +262,22 @@ class GaussianPolicy(nn.Module):
         log_std = self._log_std()
         layers = self.mlp.numpy(x)
         inverse = np.exp(-log_std)
-        z = (act.reshape(len(act), -1) - layers[-1]) * inverse
-        const = log_std.sum() + 0.5 * _LOG_2PI * len(log_std)
+        z = act.reshape(len(act), -1) - layers[-1]
+        z *= inverse
+        const = np.add.reduce(log_std).item() + 0.5 * _LOG_2PI * len(log_std)
 
         def pullback(by_logp: Array, by_entropy: float) -> None:
-            self.mlp.backward(layers, by_logp[:, None] * z * inverse)
-            assert self.log_std.grad is not None
-            self.log_std.grad.numpy()[:] = by_logp @ squares - by_logp.sum() + by_entropy
+            by_mean = by_logp[:, None] * z
+            by_mean *= inverse
+            self.mlp.backward(layers, by_mean)
+            assert self._log_std.grad is not None
+            self._log_std.grad[:] = by_logp @ squares - (np.add.reduce(by_logp) - by_entropy)
 
         squares = z * z
-        logp = -0.5 * squares.sum(axis=1) - const
-        return logp, float(const + 0.5 * len(log_std)), pullback
+        logp = np.add.reduce(squares, axis=1)
+        logp *= -0.5
+        logp -= const
+        return logp, const + 0.5 * len(log_std), pullback
 
 
 class CategoricalPolicy(nn.Module):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 _FORMAT = "rank0rl checkpoint"
-_VERSION = 2
+_VERSION = 3
 
 
 class NotSaved(Exception):

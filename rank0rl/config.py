@@ -79,6 +79,10 @@ class RunOptions:
     """Whole-episode batches, in place of steps-per-batch: episodes per iteration, at least one a rank."""
     learner_threads: int = 1
     """Cores that rank 0's update uses; the other ranks sleep meanwhile. Changes the last bits of the weights."""
+    overlap: bool = False
+    """Let rank 0 update on a batch while the others collect the next one, with weights that are one update older: another curve, the same for every nprocs."""
+    rank0_lanes: int | None = None
+    """Environments of rank 0 in fixed-step batches, fewer where overlap leaves it less time to step them. Never changes the data. None: an equal share."""
     stop_after_iterations: int | None = None
     """End early, when so many iterations of the whole run are made; schedules stay those of total-steps."""
     checkpoint_every: int = 10
@@ -112,6 +116,7 @@ class RunOptions:
             steps_per_batch="[1, inf)",
             episodes_per_batch="[1, inf)",
             learner_threads="[1, inf)",
+            rank0_lanes="[1, inf)",
             stop_after_iterations="[1, inf)",
             checkpoint_every="[1, inf)",
             keep_checkpoints="[1, inf)",
@@ -142,6 +147,13 @@ class RunOptions:
             raise ValueError(f"nprocs is {self.nprocs} in a job of {nworkers}; leave --nprocs out")
         if self.num_envs < nworkers:
             raise ValueError(launch.too_many_ranks(nworkers, self.num_envs))
+        most = self.num_envs - (nworkers - 1)
+        if self.rank0_lanes and nworkers > 1 and self.rank0_lanes > most:
+            raise ValueError(
+                f"rank0_lanes must leave an environment for every other rank: got "
+                f"{self.rank0_lanes} of num_envs={self.num_envs} with {nworkers} ranks; at most "
+                f"--rank0-lanes {most}"
+            )
         if self.steps_per_batch and self.episodes_per_batch:
             raise ValueError(
                 "a batch is either a number of steps or a number of episodes: got both; leave out "

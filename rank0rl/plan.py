@@ -103,7 +103,7 @@ def _check_environment(options: RunOptions) -> None:
 # What may differ when a run goes on: what does not change its curve, and how long it is.
 _MAY_CHANGE = {
     *("nprocs", "mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),
-    *("resume", "stop_after_iterations"),
+    *("resume", "stop_after_iterations", "rank0_lanes"),
     *("checkpoint_every", "keep_checkpoints", "drift_check_every"),
     *("total_steps", "num_episodes"),
 }

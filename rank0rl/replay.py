@@ -22,7 +22,7 @@ from rank0rl.session import make_agent, make_rollout
 from rank0rl.state import State
 from rank0rl.threads import set_threads
 from rank0rl.timing import Phases
-from rank0rl.trainer import collect, update
+from rank0rl.trainer import Gathered, collect, update
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,12 @@ def replay(run: Path, iteration: int, lane: int) -> bool:
     Raises:
         CannotReplayError: if there is no such run, iteration or lane, or it cannot be repeated.
     """
-    file = checkpoint.before(run, iteration - 1)
     try:
-        start = checkpoint.read(file or checkpoint.latest(run))
+        start = checkpoint.read(checkpoint.latest(run))
         options, agent_options = plan.read([], start["settings"], str(run))
+        boundary = max(iteration - 1 - options.overlap, 0)  # where it was collected from
+        file = checkpoint.before(run, boundary)
+        start = checkpoint.read(file) if file else start
     except ValueError as error:
         raise CannotReplayError(error) from None
     units = options.episodes_per_batch or options.num_envs
@@ -99,9 +101,11 @@ def replay(run: Path, iteration: int, lane: int) -> bool:
         _restore(rollout, state)
     print(
         f"from {file or 'the beginning of the run'}: training "
-        f"{iteration - 1 - state.progress.iteration} iterations again"
+        f"{boundary - state.progress.iteration} iterations again"
     )
-    _go_to(iteration - 1, state, rollout, options)
+    _go_to(boundary, state, rollout, options)
+    if options.overlap and iteration > 1 and not state.ahead:
+        collect(state.agent, rollout, options, Phases(), iteration - 1, state)
 
     alone = make_rollout(options, 0, 1, only=lane)
     _restore(alone, state)
@@ -121,7 +125,7 @@ def replay(run: Path, iteration: int, lane: int) -> bool:
 
 
 def _restore(rollout: Rollout, state: State) -> None:
-    if state.progress.iteration == 0:
+    if not state.unfinished.lanes:
         return
     for stray, why in rollout.restore(state.unfinished.all()).items():
         raise CannotReplayError(f"cannot repeat this run: lane {stray}: {why}")
@@ -129,11 +133,14 @@ def _restore(rollout: Rollout, state: State) -> None:
 
 def _go_to(iteration: int, state: State, rollout: Rollout, options: RunOptions) -> None:
     """Train to an iteration boundary."""
+    ready = Gathered(**state.ahead, lanes={}) if state.ahead else None
     for number in range(state.progress.iteration + 1, iteration + 1):
-        gathered = collect(state.agent, rollout, options, Phases(), number)
-        share_over = state.share_over()
-        update(state.agent, gathered, options, Phases(), number, share_over)
-        state.add(gathered.steps, gathered.ended, gathered.lanes)
+        gathered = ready or collect(state.agent, rollout, options, Phases(), number, state)
+        if options.overlap:
+            ready = collect(state.agent, rollout, options, Phases(), number + 1, state)
+        update(state.agent, gathered, options, Phases(), number, state.share_over())
+        state.progress.add(gathered.steps, gathered.ended)
+    state.ahead = {"batch": ready.batch} if ready else {}
 
 
 def _as_recorded(rows: list[dict[str, str]], iteration: int, sha256: str) -> bool:

@@ -22,9 +22,21 @@ Array = npt.NDArray[Any]
 _BLOCK = 256  # steps of noise drawn at once where an episode's length is not known
 
 
-def lanes_of(rank: int, nworkers: int, num_envs: int) -> range:
-    """The contiguous block of lanes that a rank owns; blocks differ in length by one at most."""
-    return range(rank * num_envs // nworkers, (rank + 1) * num_envs // nworkers)
+def lanes_of(rank: int, nworkers: int, num_envs: int, of_rank0: int | None = None) -> range:
+    """The contiguous block of lanes that a rank owns; blocks differ in length by one at most.
+
+    Args:
+        rank: whose they are.
+        nworkers: number of ranks.
+        num_envs: lanes of all.
+        of_rank0: lanes of rank 0, if not an equal share; the others share the rest.
+    """
+    if of_rank0 is None or nworkers == 1:
+        return range(rank * num_envs // nworkers, (rank + 1) * num_envs // nworkers)
+    if rank == 0:
+        return range(of_rank0)
+    rest = lanes_of(rank - 1, nworkers - 1, num_envs - of_rank0)
+    return range(of_rank0 + rest.start, of_rank0 + rest.stop)
 
 
 @dataclass(eq=False)

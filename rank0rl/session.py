@@ -123,7 +123,7 @@ def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent
 
 def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None = None) -> Rollout:
     """The lanes of one rank; or the lane, or episode of each iteration, of this number only."""
-    lanes = lanes_of(rank, nworkers, options.num_envs)
+    lanes = lanes_of(rank, nworkers, options.num_envs, options.rank0_lanes)
     episodes = range(rank, options.episodes_per_batch or 0, nworkers)
     if only is not None:
         lanes = range(only, only + 1)

@@ -66,22 +66,14 @@ class State:
         self.agent = agent
         self.progress = Progress()
         self.unfinished = Unfinished(options.max_replay_steps)
+        self.ahead: dict[str, Any] = {}
+        """With overlap, the batch that is gathered and not learned from yet, as plain data."""
         self._options = options
 
-    def add(self, steps: int, ended: Batch, lanes: Batch) -> None:
-        """Count an iteration.
-
-        Args:
-            steps: of all environments.
-            ended: the episodes that ended, in order of units: "unit", "return", "length".
-            lanes: what `Rollout.unfinished` gave, in order of lanes.
-        """
-        self.progress.add(steps, ended)
-        self.unfinished.add(lanes)
-
-    def share_over(self) -> float:
-        """Share of the run that is over, 1 or more at its end."""
-        return self._options.progress(self.progress.steps, self.progress.episodes)
+    def share_over(self, steps: int = 0, episodes: int = 0) -> float:
+        """Share of the run that is over after so many more steps and episodes, 1 or more at its end."""
+        made = self.progress
+        return self._options.progress(made.steps + steps, made.episodes + episodes)
 
     def snapshot(self) -> dict[str, Any]:
         """A copy for a checkpoint, of tensors, numbers and strings: a fraction of a millisecond."""
@@ -90,6 +82,7 @@ class State:
                 "settings": self.settings,
                 "progress": self.progress.state(),
                 "lanes": self.unfinished.all(),
+                "ahead": self.ahead,
                 "weights": weights.named_tensors(self.agent.modules()),
                 "agent": self.agent.state(),
             }
@@ -121,4 +114,12 @@ class State:
             )
         self.progress.load(state["progress"])
         if state["lanes"]:
-            self.unfinished.load({name: t.numpy() for name, t in state["lanes"].items()})
+            self.unfinished.load(_arrays(state["lanes"]))
+        self.ahead = {
+            name: _arrays(value) if isinstance(value, Mapping) else value
+            for name, value in state["ahead"].items()
+        }
+
+
+def _arrays(tensors: Mapping[str, Any]) -> Batch:
+    return {name: t.numpy() for name, t in tensors.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from rank0rl.config import RunOptions
 from rank0rl.interrupt import Interrupts
 from rank0rl.rollout import Rollout
 from rank0rl.run import Run
+from rank0rl.state import State
 from rank0rl.threads import set_threads, using_threads
 from rank0rl.timing import Phases
 
@@ -55,20 +56,28 @@ def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) 
         Interrupted: on rank 0 after SIGINT or SIGTERM, when the last boundary's state is on disk.
     """
     set_threads(1)
+    state = run.state if run else None
     with Interrupts(ignore=run is None) as interrupts:
         with interrupts.held():
             iteration = _begin(rollout, run)
+            ready = _ready(run)
         try:
             while comm.share(run is not None and not run.over()):
                 iteration += 1
                 start = time.perf_counter()
                 phases = run.phases if run else Phases()
-                progress = run.state.share_over() if run else 0.0
-                gathered = collect(agent, rollout, options, phases, iteration)
+                gathered = ready or collect(agent, rollout, options, phases, iteration, state)
+                part = None
+                if options.overlap and comm.share(run is not None and not _is_last(gathered, run)):
+                    part = roll(agent, rollout, options, phases, iteration + 1)
                 if run:
+                    progress = run.state.share_over()
                     metrics = update(agent, gathered, options, phases, iteration, progress)
+                ready = gather(part, phases, state) if part else None
+                if run:
                     with interrupts.held():
-                        run.state.add(gathered.steps, gathered.ended, gathered.lanes)
+                        run.state.ahead = _plain(ready)
+                        run.state.progress.add(gathered.steps, gathered.ended)
                         run.record(time.perf_counter() - start, gathered.sha256, metrics)
         finally:
             if run:
@@ -77,9 +86,24 @@ def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) 
 
 
 def collect(
-    agent: Agent, rollout: Rollout, options: RunOptions, phases: Phases, iteration: int
+    agent: Agent,
+    rollout: Rollout,
+    options: RunOptions,
+    phases: Phases,
+    iteration: int,
+    state: State | None = None,
 ) -> Gathered:
-    """The batch of one iteration, with rank 0's weights.
+    """The batch of one iteration, with rank 0's weights: `roll`, then `gather`.
+
+    Collective: every rank calls this.
+    """
+    return gather(roll(agent, rollout, options, phases, iteration), phases, state)
+
+
+def roll(
+    agent: Agent, rollout: Rollout, options: RunOptions, phases: Phases, iteration: int
+) -> Batch:
+    """This rank's part of a batch, with rank 0's weights.
 
     Collective: every rank calls this.
 
@@ -87,8 +111,11 @@ def collect(
         agent: on every rank.
         rollout: this rank's lanes.
         options: of the run.
-        phases: takes the seconds of "broadcast", "collect", "process", "wait" and "gather".
+        phases: takes the seconds of "broadcast", "collect" and "process".
         iteration: its number, which keys its random streams.
+
+    Returns:
+        All that rank 0 is to know, for `gather`.
     """
     with phases("broadcast"):
         weights.rank0_bcast_wts(agent.modules())
@@ -98,14 +125,40 @@ def collect(
         fragments, ended = rollout.collect(agent, iteration)
     with phases("process"):
         rows = _process(agent, fragments, rollout, iteration)
+    if check:
+        with phases("wait"):
+            weights.chksum(agent.modules(), label="after act and process", before=before)
+    steps = {"steps": np.array([len(fragment.rew) for fragment in fragments], np.int64)}
+    parts = {"rows": rows, "ended": ended, "lanes": rollout.unfinished(), "fragments": steps}
+    return {f"{p}/{name}": array for p, batch in parts.items() for name, array in batch.items()}
+
+
+def gather(part: Batch, phases: Phases, state: State | None = None) -> Gathered:
+    """The batch of all ranks' parts, in one gather.
+
+    Collective: every rank calls this.
+
+    Args:
+        part: of this rank, from `roll`.
+        phases: takes the seconds of "wait", "gather" and "hash".
+        state: on rank 0, takes the episodes under way.
+    """
     with phases("wait"):
         comm.barrier()
-        if check:
-            weights.chksum(agent.modules(), label="after act and process", before=before)
     with phases("gather"):
-        gathered = _gather(rows, ended, rollout.unfinished(), fragments)
+        flat = comm.rank0_accum_batches(part)
+        parts: dict[str, Batch] = {}
+        for path, array in flat.items():
+            name, _, key = path.partition("/")
+            parts.setdefault(name, {})[key] = array
+        rows, ended = parts["rows"], parts["ended"]
+        batch = batches.in_order(rows, rows["unit"])
+        ended = batches.in_order(ended, ended["unit"])
+        steps = int(parts["fragments"]["steps"].sum())
+    if state:
+        state.unfinished.add(parts["lanes"])
     with phases("hash"):
-        return replace(gathered, sha256=batches.sha256(gathered.batch))
+        return Gathered(batch, ended, parts["lanes"], steps, batches.sha256(batch))
 
 
 def update(
@@ -192,19 +245,19 @@ def _process(agent: Agent, fragments: list[Fragment], rollout: Rollout, iteratio
     return batches.concatenate(rows)
 
 
-def _gather(rows: Batch, ended: Batch, lanes: Batch, fragments: list[Fragment]) -> Gathered:
-    """All parts in one gather, under names of their own."""
-    steps = {"steps": np.array([len(fragment.rew) for fragment in fragments], np.int64)}
-    parts = {"rows": rows, "ended": ended, "lanes": lanes, "fragments": steps}
-    flat = comm.rank0_accum_batches(
-        {f"{part}/{name}": array for part, batch in parts.items() for name, array in batch.items()}
-    )
-    rows, ended, lanes, steps = (
-        {name: flat[f"{part}/{name}"] for name in batch} for part, batch in parts.items()
-    )
-    return Gathered(
-        batch=batches.in_order(rows, rows["unit"]),
-        ended=batches.in_order(ended, ended["unit"]),
-        lanes=lanes,
-        steps=int(steps["steps"].sum()),
-    )
+def _is_last(gathered: Gathered, run: Run) -> bool:
+    """Whether the schedule ends with this batch, so that no other one is needed."""
+    return run.state.share_over(gathered.steps, len(gathered.ended["return"])) >= 1
+
+
+def _plain(ready: Gathered | None) -> dict[str, Any]:
+    """A batch that waits for its update, for a checkpoint."""
+    return {k: v for k, v in vars(ready).items() if k != "lanes"} if ready else {}
+
+
+def _ready(run: Run | None) -> Gathered | None:
+    """The batch that the last boundary left: on rank 0 with its rows, or on no rank."""
+    ahead = run.state.ahead if run else {}
+    if not comm.share(bool(ahead)):
+        return None
+    return Gathered(**ahead, lanes={}) if run else Gathered({}, {}, {}, 0)

@@ -42,7 +42,10 @@ ALLOWED = {
     "_echo": ({"comm", "launch"}, {"numpy"}),
     "__main__": (set(), set()),
     "trainer": (
-        {"agent", "batch", "comm", "job", "rollout", "run", "seeding", "weights", *TOOLS},
+        {
+            *("agent", "batch", "comm", "job", "rollout", "run", "seeding", "state", "weights"),
+            *TOOLS,
+        },
         {"numpy"},
     ),
     "session": (

@@ -1,0 +1,99 @@
+"""Rank 0 updates while the others collect: one update older weights, and the same curve as ever."""
+
+import signal
+
+import pytest
+from on_ranks import HERE
+from runs import SMALL, curve, interrupt, resume, sha, table, train
+from test_replay import replay
+
+from rank0rl import checkpoint
+from rank0rl.rollout import lanes_of
+
+SIZES = {
+    "steps": ["--steps-per-batch", "64", "--total-steps", "640"],
+    "episodes": ["--episodes-per-batch", "4", "--num-episodes", "40"],
+}
+SLOW = ["--algo", f"{HERE}/slow.py:SlowPPO"]
+
+
+@pytest.mark.parametrize("mode", SIZES)
+def test_the_same_curve_for_every_number_and_share_of_ranks_and_resumed(mode, tmp_path):
+    args = ["CartPole", "--num-envs", "4", "--minibatch-size", "32", *SIZES[mode], "--overlap"]
+    train(tmp_path / "1", *args)
+    train(tmp_path / "3", *args, nprocs=3)
+    train(tmp_path / "share", *args, "--rank0-lanes", "1", nprocs=2)
+    train(tmp_path / "parts", *args, "--stop-after-iterations", "4", nprocs=2)
+    resume(tmp_path / "parts", "--rank0-lanes", "2", nprocs=3)
+    train(tmp_path / "off", *args[:-1])
+    one = curve(tmp_path / "1")
+    assert len(one) == 10
+    for other in ("3", "share", "parts"):
+        assert curve(tmp_path / other) == one
+        assert sha(tmp_path / other) == sha(tmp_path / "1")
+    off = curve(tmp_path / "off")
+    assert off[0] == one[0]
+    assert off[1]["batch_sha256"] != one[1]["batch_sha256"]
+
+
+def test_interrupted_in_mid_overlap(tmp_path):
+    args = [*SMALL, "--total-steps", "640", "--overlap"]
+    train(tmp_path / "whole", *args)
+    interrupt(tmp_path / "parts", [*args, *SLOW], 2, signal.SIGTERM, after=4)
+    resume(tmp_path / "parts", nprocs=3)
+    assert curve(tmp_path / "parts") == curve(tmp_path / "whole")
+
+
+VERSIONS = """
+import numpy as np
+from toy_envs import NoiseAgent
+class Versions(NoiseAgent):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.version = np.zeros(1)
+    def process(self, fragment):
+        return {"version": np.repeat(self.version, len(fragment.rew))}
+    def update(self, batch, rng, progress):
+        self.version += 1
+        return {"rows": len(batch["version"]), "by": batch["version"].mean(), "progress": progress}
+    def modules(self):
+        return {"version": self.version}
+"""
+
+
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_a_batch_is_collected_with_the_weights_before_the_last_update(
+    nprocs, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    (tmp_path / "versions.py").write_text(VERSIONS)
+    algo = ["--algo", f"{tmp_path / 'versions.py'}:Versions", "--num-envs", "4"]
+    args = ["toy_envs:Count-v0", *algo, "--steps-per-batch", "20", "--total-steps", "100"]
+    train(tmp_path / "r", *args, "--overlap", nprocs=nprocs)
+    rows = table(tmp_path / "r")
+    assert [row["by"] for row in rows] == ["0", "0", "1", "2", "3"]
+    assert [row["progress"] for row in rows] == ["0", "0.2", "0.4", "0.6", "0.8"]
+    assert {row["rows"] for row in rows} == {"20"}
+    assert [row["steps"] for row in rows] == ["20", "40", "60", "80", "100"]
+    last = checkpoint.read(checkpoint.latest(tmp_path / "r"))
+    assert last["ahead"] == {}  # the schedule needs no other batch
+
+
+@pytest.mark.parametrize("iteration", [1, 2, 3, 7])
+def test_a_lane_is_replayed(iteration, tmp_path):
+    stop = ["--stop-after-iterations", "6", "--checkpoint-every", "3"]
+    train(tmp_path, *SMALL, "--overlap", *stop, nprocs=2)
+    same = 2 if iteration < 7 else 1  # the seventh is gathered, and not recorded yet
+    assert replay(tmp_path, iteration, 1).stdout.count("the same data") == same
+
+
+def test_shares_of_lanes():
+    assert [lanes_of(r, 3, 10, 2) for r in range(3)] == [range(2), range(2, 6), range(6, 10)]
+    assert [lanes_of(r, 2, 4, 3) for r in range(2)] == [range(3), range(3, 4)]
+    assert lanes_of(0, 1, 10, 2) == range(10)
+
+
+def test_wrong_shares(tmp_path):
+    for lanes, nprocs in (("0", 1), ("3", 3)):
+        done = train(tmp_path, *SMALL, "--rank0-lanes", lanes, nprocs=nprocs, expect=2)
+        assert "rank0_lanes must" in done.stderr

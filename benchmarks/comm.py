@@ -1,0 +1,108 @@
+"""Gather and broadcast beside a plain copy of memory, and what a gather costs before its rows move.
+
+python benchmarks/comm.py --nprocs 2
+python benchmarks/comm.py --nprocs 4 --sizes        # headers only
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import rank0rl
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nprocs", type=int, default=2)
+    parser.add_argument(
+        "--sizes", type=int, nargs="*", default=[1, 10, 100, 1000], help="MB, of all"
+    )
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
+    args = parser.parse_args()
+    if rank0rl.mpi_fork(args.nprocs) == "parent":
+        sys.exit()
+    sys.path.insert(0, str(Path(__file__).parent.parent))
+    headers(args)
+    for size in args.sizes:
+        bandwidth(args, size)
+
+
+def timed(what, count: int = 1) -> float:
+    """Seconds of one call, from when all ranks are there."""
+    from rank0rl import comm
+
+    comm.barrier()
+    start = time.perf_counter()
+    for _ in range(count):
+        what()
+    return (time.perf_counter() - start) / count
+
+
+def headers(args: argparse.Namespace) -> None:
+    import numpy as np
+    from table import alternate, show
+
+    from rank0rl import comm
+
+    world, rank, n = comm.world(), comm.get_rank(), comm.get_nworkers()
+    assert world is not None, "gathering needs --nprocs 2 or more"
+    no_rows = {"obs": np.empty((0, 17), np.float32), "act": np.empty((0, 6), np.float32)}
+
+    def blocking() -> None:  # the same three messages, in calls that spin
+        world.Allgather(np.zeros(35, np.int64), np.empty((n, 35), np.int64))
+        for _ in no_rows:
+            world.Gatherv(
+                np.empty(0, np.uint8), [None, [0] * n, [0] * n, "B"] if rank == 0 else None
+            )
+
+    calls = {
+        "agree on a layout, us": lambda: comm.agree({"a": "f4"}, "test"),
+        "gather of no rows, us": lambda: comm.rank0_accum_batches(no_rows),
+        "the same messages, blocking, us": blocking,
+    }
+    ways = {name: lambda call=call: 1e6 * timed(call, 300) for name, call in calls.items()}
+    figures = alternate(ways, args.repeats)
+    if rank == 0:
+        show(f"before rows move, ranks: {n}", figures, args.out)
+
+
+def bandwidth(args: argparse.Namespace, size: int) -> None:
+    import numpy as np
+    from table import alternate, ratio, show
+
+    from rank0rl import comm
+
+    rank, n = comm.get_rank(), comm.get_nworkers()
+    rows = size * 1_000_000 // 128 // n
+    part = {"obs": np.ones((rows, 32), np.float32)}
+    whole = np.ones((rows * n, 32), np.float32)
+
+    def copy() -> None:  # into new memory, as a gather does
+        if rank == 0:
+            np.empty_like(whole)[...] = whole
+
+    def bcast() -> None:
+        comm.bcast_(whole)
+        comm.barrier()
+
+    calls = {
+        "copy of memory, GB/s": copy,
+        "gather, GB/s": lambda: comm.rank0_accum_batches(part),
+        "broadcast, GB/s": bcast,
+    }
+    gigabytes = rows * n * 128 / 1e9
+    ways = {name: lambda call=call: gigabytes / timed(call) for name, call in calls.items()}
+    figures = alternate(ways, args.repeats)
+    copied, gathered, sent = figures.values()
+    figures["gather / copy"] = ratio(gathered, copied)
+    figures["broadcast / copy"] = ratio(sent, copied)
+    if rank == 0:
+        show(f"{size} MB of all, ranks: {n}", figures, args.out)
+
+
+if __name__ == "__main__":
+    main()

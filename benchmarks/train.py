@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from table import alternate, ratio, show
@@ -30,7 +32,7 @@ def main() -> None:
     parser.add_argument("--minibatch-size", type=int, default=64)
     parser.add_argument("--iterations", type=int, default=15)
     parser.add_argument("--theirs", type=int, nargs="*", default=[1, 8], help="environments of sb3")
-    parser.add_argument("--ours", nargs="*", default=[], help="more options of train.py")
+    parser.add_argument("--beside", help='other options of train.py, such as "--overlap"')
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
     parser.add_argument("--sb3", type=int, help=argparse.SUPPRESS)
@@ -43,6 +45,10 @@ def main() -> None:
     ways = {f"bare env.step, processes: {most}": lambda: bare(most)}
     for n in args.nprocs:
         ways[f"rank0rl, ranks: {n}"] = lambda n=n: rank0rl(args, n, phases)
+    if args.beside:
+        ways[f"rank0rl, ranks: {most}, {args.beside}"] = lambda: rank0rl(
+            args, most, {}, shlex.split(args.beside)
+        )
     for n in args.theirs:
         ways[f"stable-baselines3, environments: {n}"] = lambda n=n: run(
             [__file__, *sys.argv[1:], "--sb3", str(n)]
@@ -50,6 +56,8 @@ def main() -> None:
     figures = alternate(ways, args.repeats)
     limit, *rest = figures.values()
     ours, theirs = rest[: len(args.nprocs)], rest[len(args.nprocs) :]
+    if args.beside:
+        figures[f"{args.beside} / without"] = ratio(theirs.pop(0), ours[-1])
     figures["rank0rl / bare"] = ratio(ours[-1], limit)
     if theirs:
         best = max(theirs, key=statistics.median)
@@ -86,7 +94,12 @@ print({steps} / (time.perf_counter() - start))
     return sum(float(process.communicate()[0]) for process in these)
 
 
-def rank0rl(args: argparse.Namespace, nprocs: int, phases: dict[str, list[float]]) -> float:
+def rank0rl(
+    args: argparse.Namespace,
+    nprocs: int,
+    phases: dict[str, list[float]],
+    options: Sequence[str] = (),
+) -> float:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", "Walker2d", "--config", "configs/ppo.toml"]
         command += ["--steps-per-batch", str(args.steps_per_batch), "--num-envs", "32"]
@@ -96,7 +109,7 @@ def rank0rl(args: argparse.Namespace, nprocs: int, phases: dict[str, list[float]
             str(args.iterations),
             "--run-dir",
             folder,
-            *args.ours,
+            *options,
         ]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         with Path(folder, "progress.csv").open(newline="") as file:

@@ -36,7 +36,10 @@ def concatenate(batches: Sequence[Mapping[str, Array]]) -> Batch:
             raise ValueError(
                 f"batches must have the same names: got {sorted(batches[0])} and {sorted(batch)}"
             )
-    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    return {
+        name: np.ascontiguousarray(np.concatenate([batch[name] for batch in batches]))
+        for name in batches[0]
+    }
 
 
 def take(batch: Mapping[str, Array], index: Array) -> Batch:

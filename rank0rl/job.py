@@ -130,6 +130,8 @@ def write_once(path: Path, text: str) -> bool:
         os.link(part, path)
     except FileExistsError:
         return False
+    finally:
+        part.unlink()  # else a second writer would write into the first one's file
     return True
 
 

@@ -127,7 +127,7 @@ def run_ranks(n: int, command: list[str], max_restarts: int = 0) -> int:
             resume = job / "resume"
             if resume.exists():
                 env[jobs.RESUME] = resume.read_text()
-        if not (supervisor.entered or supervisor.interrupted):
+        if code and not (supervisor.entered or supervisor.interrupted):
             return _usage(_not_started(command[0], n, supervisor.said, code))
         if code in (0, 2) or supervisor.interrupted or restart == max_restarts:
             break

@@ -9,7 +9,7 @@ product (B, d) does not; that is what makes a run the same for every number of r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -104,6 +104,10 @@ class MLP(nn.Module):
                 x *= grad
                 grad -= x
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without arrays, which in a copy would not be those of the copied parameters."""
+        return {**vars(self), "_addresses": (0, 0), "_layers": []}
+
     def _arrays(self) -> list[_Layer]:
         """NumPy views of weights and gradients, made anew when these have moved in memory."""
         first = self._parts[0][0]
@@ -117,17 +121,20 @@ class MLP(nn.Module):
 class _View:
     """A tensor as a NumPy array, made anew when it has moved in memory: 0.1 us a time, not 2."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._address, self._array = tensor, 0, np.empty(0, np.float32)
-        self.grad: Array | None = None
-        """The same of its gradient, as of when the tensor moved last."""
+    def __init__(self, owner: Mapping[str, Tensor | None], name: str) -> None:
+        self._owner, self._name = owner, name  # of a module's parameters or buffers
+        self._address, self._array = 0, np.empty(0, np.float32)
 
     def __call__(self) -> Array:
-        if self._address != self._tensor.data_ptr():
-            self._address = self._tensor.data_ptr()
-            self._array = self._tensor.detach().numpy()
-            self.grad = None if self._tensor.grad is None else self._tensor.grad.numpy()
+        tensor = self._owner[self._name]
+        assert tensor is not None
+        if self._address != tensor.data_ptr():
+            self._address, self._array = tensor.data_ptr(), tensor.detach().numpy()
         return self._array
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the array, which in a copy would not be that of the copied tensor."""
+        return {**vars(self), "_address": 0, "_array": np.empty(0, np.float32)}
 
 
 class _Layer:
@@ -190,7 +197,7 @@ class ObsNormalizer(nn.Module):
         self.moments = Moments((size,))
         self.register_buffer("shift", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
-        self._views = _View(self.shift), _View(self.scale)
+        self._views = _View(self._buffers, "shift"), _View(self._buffers, "scale")
 
     def forward(self, obs: Tensor) -> Tensor:
         """(N, *shape) -> (N, size), float32."""
@@ -205,11 +212,6 @@ class ObsNormalizer(nn.Module):
         np.minimum(x, self.limit, out=x)  # half the time of np.clip
         np.maximum(x, -self.limit, out=x)
         return x  # type: ignore[no-any-return]
-
-    def _apply(self, *args: Any, **kwargs: Any) -> ObsNormalizer:
-        super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call] # a cast or move makes other buffers
-        self._views = _View(self.shift), _View(self.scale)
-        return self
 
     def merge(self, obs: Array) -> None:
         """Add the observations of a batch, (N, *shape)."""
@@ -243,7 +245,7 @@ class GaussianPolicy(nn.Module):
         self.shape = shape
         self.mlp = MLP([size[0], *hidden, size[1]], rng, last_gain=0.01)
         self.log_std = nn.Parameter(torch.full((size[1],), log_std))
-        self._log_std = _View(self.log_std)
+        self._log_std = _View(self._parameters, "log_std")
 
     def act(self, x: Array, noise: Array) -> Array:
         """Actions (B, *shape), of inputs (B, inputs) and noise (B, k). No row depends on B."""
@@ -270,8 +272,9 @@ class GaussianPolicy(nn.Module):
             by_mean = by_logp[:, None] * z
             by_mean *= inverse
             self.mlp.backward(layers, by_mean)
-            assert self._log_std.grad is not None
-            self._log_std.grad[:] = by_logp @ squares - (np.add.reduce(by_logp) - by_entropy)
+            by_log_std = by_logp @ squares - (np.add.reduce(by_logp) - by_entropy)
+            assert self.log_std.grad is not None
+            self.log_std.grad.numpy()[:] = by_log_std
 
         squares = z * z
         logp = np.add.reduce(squares, axis=1)

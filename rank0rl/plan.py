@@ -89,7 +89,7 @@ def prepare(
         _check_unchanged((options, agent), (old, old_agent))
         notes = tuple(_schedule_notes(options, old))
     folder = resume or _new_folder(options)
-    _hold(folder)
+    _hold(folder, 10 if restart else 0)  # the rank that died may take its time
     return Plan(options, agent, folder, str(source or "defaults"), notes)
 
 
@@ -218,7 +218,7 @@ def _new_folder(options: RunOptions) -> Path:
     return folder
 
 
-def _hold(folder: Path) -> None:
+def _hold(folder: Path, patience_s: float) -> None:
     """Keep other processes from this run for as long as this one lives.
 
     Raises:
@@ -229,14 +229,22 @@ def _hold(folder: Path) -> None:
     import fcntl
 
     held = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise ValueError(
-            f"another process is training in {folder}: wait for its end, or choose another --run-dir"
-        ) from None
-    except OSError:  # a file system without locks
-        os.close(held)
+    os.register_at_fork(after_in_child=lambda: os.close(held))  # which may outlive this process
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < end:
+                time.sleep(0.1)
+                continue
+            raise ValueError(
+                f"another process is training in {folder}: wait for its end, or choose another "
+                f"--run-dir"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        return
 
 
 def _first_free(name: str) -> Path:

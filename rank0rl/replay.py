@@ -73,8 +73,15 @@ def replay(run: Path, iteration: int, lane: int) -> bool:
         start = checkpoint.read(checkpoint.latest(run))
         options, agent_options = plan.read([], start["settings"], str(run))
         boundary = max(iteration - 1 - options.overlap, 0)  # where it was collected from
+        end = checkpoint.before(run, iteration - 1)
+        if options.overlap and end and int(end.stem) == iteration - 1:
+            begun = checkpoint.read(end)
+            if not begun["ahead"]:  # the run ended there once, and went on later
+                boundary = iteration - 1
         file = checkpoint.before(run, boundary)
-        start = checkpoint.read(file) if file else start
+        if file:
+            start = checkpoint.read(file)
+            options, agent_options = plan.read([], start["settings"], str(run))
     except ValueError as error:
         raise CannotReplayError(error) from None
     units = options.episodes_per_batch or options.num_envs
@@ -84,7 +91,7 @@ def replay(run: Path, iteration: int, lane: int) -> bool:
             f"{units - 1}: got iteration {iteration}, lane {lane}"
         )
     rows = read_rows(run)
-    if iteration > len(rows) + 1:
+    if iteration > len(rows) + 1 + options.overlap:
         raise CannotReplayError(
             f"the run has made {len(rows)} iterations: got iteration {iteration}"
         )
@@ -104,7 +111,7 @@ def replay(run: Path, iteration: int, lane: int) -> bool:
         f"{boundary - state.progress.iteration} iterations again"
     )
     _go_to(boundary, state, rollout, options)
-    if options.overlap and iteration > 1 and not state.ahead:
+    if options.overlap and boundary < iteration - 1 and not state.ahead:
         collect(state.agent, rollout, options, Phases(), iteration - 1, state)
 
     alone = make_rollout(options, 0, 1, only=lane)

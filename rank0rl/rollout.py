@@ -259,8 +259,9 @@ class Rollout:
         act, extras = agent.act(obs, noise, unit)
         self._write(at, obs=obs, act=act, **extras)
         rewards, terminated, truncated, ended = [], [], [], []
+        env_act = self._to_env(act)
         try:
-            for lane, action in zip(lanes, self._to_env(act), strict=True):
+            for lane, action in zip(lanes, env_act, strict=True):
                 self._obs[lane.row], reward, over, cut_off, _ = lane.env.step(action)
                 rewards.append(reward)
                 terminated.append(over)

@@ -23,6 +23,7 @@ from rank0rl import job as jobs
 GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
 _STUCK_S = 5.0  # how long ranks that cannot go on, or a stopped rank, are given
 _TURN_S = 0.05
+_SHARED = ("mpich_shm_", "Intel_MPI_", "sm_segment.", "vader_segment.")  # MPI's, in /dev/shm
 _LOOK_S = 0.5  # between looks at what takes seconds to be wrong, and reading time for every rank
 
 # $RANK0RL_JOB: see job.py. In the background, because a shell has words of its own for a command in
@@ -205,13 +206,13 @@ class Supervisor:
 
     def _deadlock(self, places: list[jobs.Place]) -> bool:
         """Ranks wait for what will not come; one that waits at its end goes on to its exit status."""
-        self._reports()
+        reports = self._reports()
         jobs.write_once(self._folder / "failed", "1")
         left = [r for r, p in enumerate(places) if p.names.get(p.count) == jobs.END]
         codes = [self._status(rank) for rank in left]
         lines = [f"  {_place(rank, place)}" for rank, place in enumerate(places)]
         return self._wrong(
-            max(codes, default=1) or 1, "\n".join(["the ranks cannot go on:", *lines])
+            max(codes, default=1) or 1, "\n".join(["the ranks cannot go on:", *lines]), reports
         )
 
     def _status(self, rank: int) -> int:
@@ -235,11 +236,11 @@ class Supervisor:
     def _has(self, name: str, rank: int) -> bool:
         return (self._folder / f"{name}.{rank}").exists()
 
-    def _wrong(self, code: int, why: str) -> bool:
-        """Say why, unless a rank is about to, and keep the exit code."""
-        reports = self._reports()
+    def _wrong(self, code: int, why: str, reports: bool | None = None) -> bool:
+        """Say why and keep the exit code, unless a rank is about to, whose word then counts."""
+        reports = self._reports() if reports is None else reports
         jobs.write_once(self._folder / "failed", str(code))
-        self._code = code
+        self._code = code if reports else int((self._folder / "failed").read_text() or code)
         if reports and why:
             print(f"{why}\nthe job ends", file=sys.stderr, flush=True)
         return True
@@ -292,7 +293,8 @@ class Supervisor:
                     os.kill(process_id, signal.SIGKILL)
             time.sleep(0.01)
         for file in memory:  # that MPI would have removed in its own end
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.unlink()
 
     def _drain(self) -> None:
         """Pass on what the ranks have said to the last, for which launchers take their time."""
@@ -321,7 +323,7 @@ def _shared_memory(process_id: int) -> set[Path]:
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{process_id}/maps").read_text().splitlines():
             file = Path(line.partition("/")[1] + line.partition("/")[2])
-            if file.name.startswith(("mpich_shm", "Intel_MPI", "sm_segment", "vader_segment")):
+            if file.is_relative_to("/dev/shm") and file.name.startswith(_SHARED):  # noqa: S108
                 files.add(file)
     return files
 

@@ -200,17 +200,17 @@ def _check_learned(agent: Agent, metrics: Any) -> None:
 
     Raises:
         TypeError: if what it returns cannot be recorded.
-        FloatingPointError: if weights are no numbers any more.
+        FloatingPointError: if weights are no numbers any more: nan.
     """
     if not isinstance(metrics, Mapping) or not all(np.ndim(x) == 0 for x in metrics.values()):
         raise TypeError(
             f"update must return a dict of name -> number, for the record: got {metrics!r:.100}"
         )
     for name, tensor in weights.named_tensors(agent.modules()).items():
-        if not tensor.isfinite().all():
+        if tensor.isnan().any():  # infinities may be meant, as in masks
             raise FloatingPointError(
-                f"{name!r} is no longer finite: a lower learning rate, or rewards and observations of "
-                f"smaller size, may help; the run's last checkpoint is from before it"
+                f"{name!r} holds nan: a lower learning rate, or rewards and observations of smaller "
+                f"size, may help; the run's last checkpoint is from before it"
             )
 
 

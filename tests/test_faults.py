@@ -1,6 +1,7 @@
 """Fault and place: the exit code, one report, an end within seconds, and no process left behind."""
 
 import contextlib
+import mmap
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from on_ranks import HERE, mpiexec, run
 
-from rank0rl import job
+from rank0rl import job, supervisor
 
 # fault -> exit code, and what the report says
 FAULTS = {
@@ -324,3 +325,30 @@ def place(count, name="gather", waits=True, before=()):
 )
 def test_who_is_stuck(places, expected):
     assert job.stuck(places) is expected
+
+
+def test_a_report_is_made_once_and_has_the_code_of_who_makes_it(tmp_path, capsys):
+    def wrong(reporter, failed):
+        for file in tmp_path.iterdir():
+            file.unlink()
+        for name, text in (("reporter", reporter), ("failed", failed)):
+            if text:
+                assert job.write_once(tmp_path / name, text)
+        watcher = supervisor.Supervisor(tmp_path, 2)
+        watcher._listen = lambda _: False
+        watcher._wrong(137, "rank 1 was ended")
+        return watcher._code, capsys.readouterr().err
+
+    assert wrong("", "") == (137, "rank 1 was ended\nthe job ends\n")
+    assert wrong("0", "3") == (3, "")
+    assert wrong("0", "") == (137, "rank 1 was ended\nthe job ends\n")  # it died before its words
+    assert not job.write_once(tmp_path / "failed", "77")
+    assert (tmp_path / "failed").read_text() == "137"
+
+
+def test_only_mpis_shared_memory_is_removed(tmp_path):
+    mine = tmp_path / "sm_segment.of.mine"
+    mine.write_bytes(bytes(4096))
+    with mine.open("r+b") as file, mmap.mmap(file.fileno(), 0):
+        assert str(mine) in Path("/proc/self/maps").read_text()
+        assert supervisor._shared_memory(os.getpid()) == set()

@@ -139,7 +139,6 @@ FAKES = {
         "-n N",
     ),
     "silent": ("exit 7", "it ended with code 7", "rank0rl doctor"),
-    "nothing done": ("exit 0", "it ended with code 0", "rank0rl doctor"),
     "no ranks": (
         'shift 2; "$@" & "$@" & wait; exit 0',
         "does not tell its processes their rank",

@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from rank0rl.agent import Space
 from rank0rl.flat import flatten_
@@ -192,3 +193,25 @@ def test_gradients_need_a_place():
     mlp = MLP([5, 4, 1], rng(), 1.0)
     with pytest.raises(ValueError, match="flatten_ the module first"):
         mlp.backward(mlp.numpy(OBS), np.ones((33, 1), np.float32))
+
+
+@pytest.mark.parametrize("hidden", [8, 64, 128, 256, 1024])
+def test_a_copy_acts_with_its_own_weights(hidden):
+    policy, norm = GaussianPolicy((5, 2), (2,), (hidden,), rng()), ObsNormalizer((5,))
+    flatten_(nn.ModuleList([policy, norm]))
+    noise = np.ones((33, 2), np.float32)
+    before = policy.act(norm.numpy(OBS), noise)
+    both = copy.deepcopy(nn.ModuleList([policy, norm]))
+    del policy, norm
+    flatten_(both)
+    policy, norm = both
+    assert policy.act(norm.numpy(OBS), noise).tobytes() == before.tobytes()
+    with torch.no_grad():
+        policy.log_std.fill_(1)
+        policy.mlp.biases[-1].fill_(5)
+        norm.shift.fill_(1)
+    mean = policy.mlp(norm(torch.from_numpy(OBS))).detach().numpy()
+    np.testing.assert_allclose(policy.act(norm.numpy(OBS), noise), mean + np.e, atol=1e-5)
+    state = {name: tensor + 1 for name, tensor in norm.state_dict().items()}
+    norm.load_state_dict(state, assign=True)
+    np.testing.assert_allclose(norm.numpy(OBS), norm(torch.from_numpy(OBS)), atol=1e-6)

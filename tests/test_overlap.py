@@ -97,3 +97,20 @@ def test_wrong_shares(tmp_path):
     for lanes, nprocs in (("0", 1), ("3", 3)):
         done = train(tmp_path, *SMALL, "--rank0-lanes", lanes, nprocs=nprocs, expect=2)
         assert "rank0_lanes must" in done.stderr
+
+
+def test_a_failure_ahead_is_replayed_by_the_command_of_its_report(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    args = ["toy_envs:Breaks-v0", "--num-envs", "3", "--steps-per-batch", "30", "--overlap"]
+    failed = train(tmp_path / "r", *args, nprocs=2, expect=1)
+    assert "--iteration 4 --lane 1" in failed.stderr  # of which only 2 iterations are recorded
+    assert len(table(tmp_path / "r")) == 2
+    assert "ZeroDivisionError" in replay(tmp_path / "r", 4, 1, expect=1).stderr
+
+
+def test_a_longer_run_is_replayed_where_the_shorter_one_ended(tmp_path):
+    args = ["--total-steps", "640", "--checkpoint-every", "5", "--keep-checkpoints", "9"]
+    train(tmp_path, *SMALL, *args, "--overlap")
+    resume(tmp_path, "--total-steps", "960")
+    for iteration in (9, 11, 12):
+        assert replay(tmp_path, iteration, 1).stdout.count("the same data") == 2

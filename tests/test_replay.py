@@ -79,6 +79,12 @@ def test_wrong_use(tmp_path):
     assert "got iteration 0, lane 0" in replay(tmp_path, 0, 0, expect=2).stderr
 
 
+def test_iterations_before_a_changed_schedule_are_replayed_with_their_own(tmp_path):
+    train(tmp_path, *SMALL, "--total-steps", "640", "--checkpoint-every", "5")
+    resume(tmp_path, "--total-steps", "960")
+    assert replay(tmp_path, 9, 0).stdout.count("the same data") == 2
+
+
 def test_a_changed_schedule_is_replayed_where_its_checkpoints_are(tmp_path):
     args = ["--total-steps", "640", "--stop-after-iterations", "3", "--keep-checkpoints", "1"]
     train(tmp_path, *SMALL, *args)

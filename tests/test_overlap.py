@@ -17,7 +17,7 @@ SIZES = {
 SLOW = ["--algo", f"{HERE}/slow.py:SlowPPO"]
 
 
-@pytest.mark.parametrize("mode", SIZES)
+@pytest.mark.parametrize("mode", ["steps", pytest.param("episodes", marks=pytest.mark.slow)])
 def test_the_same_curve_for_every_number_and_share_of_ranks_and_resumed(mode, tmp_path):
     args = ["CartPole", "--num-envs", "4", "--minibatch-size", "32", *SIZES[mode], "--overlap"]
     train(tmp_path / "1", *args)
@@ -79,7 +79,10 @@ def test_a_batch_is_collected_with_the_weights_before_the_last_update(
     assert last["ahead"] == {}  # the schedule needs no other batch
 
 
-@pytest.mark.parametrize("iteration", [1, 2, 3, 7])
+SLOW_TOO = [pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 7)]
+
+
+@pytest.mark.parametrize("iteration", [3, *SLOW_TOO])
 def test_a_lane_is_replayed(iteration, tmp_path):
     stop = ["--stop-after-iterations", "6", "--checkpoint-every", "3"]
     train(tmp_path, *SMALL, "--overlap", *stop, nprocs=2)
@@ -108,6 +111,7 @@ def test_a_failure_ahead_is_replayed_by_the_command_of_its_report(tmp_path, monk
     assert "ZeroDivisionError" in replay(tmp_path / "r", 4, 1, expect=1).stderr
 
 
+@pytest.mark.slow
 def test_a_longer_run_is_replayed_where_the_shorter_one_ended(tmp_path):
     args = ["--total-steps", "640", "--checkpoint-every", "5", "--keep-checkpoints", "9"]
     train(tmp_path, *SMALL, *args, "--overlap")

@@ -140,7 +140,7 @@ def _restore(rollout: Rollout, state: State) -> None:
 
 def _go_to(iteration: int, state: State, rollout: Rollout, options: RunOptions) -> None:
     """Train to an iteration boundary."""
-    ready = Gathered(**state.ahead, lanes={}) if state.ahead else None
+    ready = Gathered(**state.ahead) if state.ahead else None
     for number in range(state.progress.iteration + 1, iteration + 1):
         gathered = ready or collect(state.agent, rollout, options, Phases(), number, state)
         if options.overlap:

@@ -33,8 +33,6 @@ class Gathered:
     """Rows of all fragments in order of units, and "unit", the unit of each."""
     ended: Batch
     """The episodes that ended, in order of units: "unit", "return", "length"."""
-    lanes: Batch
-    """The episodes under way, in order of lanes, as `Rollout.unfinished` gives them."""
     steps: int
     """Environment steps of all."""
     sha256: str = ""
@@ -158,7 +156,7 @@ def gather(part: Batch, phases: Phases, state: State | None = None) -> Gathered:
     if state:
         state.unfinished.add(parts["lanes"])
     with phases("hash"):
-        return Gathered(batch, ended, parts["lanes"], steps, batches.sha256(batch))
+        return Gathered(batch, ended, steps, batches.sha256(batch))
 
 
 def update(
@@ -252,7 +250,7 @@ def _is_last(gathered: Gathered, run: Run) -> bool:
 
 def _plain(ready: Gathered | None) -> dict[str, Any]:
     """A batch that waits for its update, for a checkpoint."""
-    return {k: v for k, v in vars(ready).items() if k != "lanes"} if ready else {}
+    return dict(vars(ready)) if ready else {}
 
 
 def _ready(run: Run | None) -> Gathered | None:
@@ -260,4 +258,4 @@ def _ready(run: Run | None) -> Gathered | None:
     ahead = run.state.ahead if run else {}
     if not comm.share(bool(ahead)):
         return None
-    return Gathered(**ahead, lanes={}) if run else Gathered({}, {}, {}, 0)
+    return Gathered(**ahead) if run else Gathered({}, {}, 0)

@@ -204,7 +204,7 @@ def test_what_an_update_leaves_is_checked(metrics, weight, said):
         def modules(self):
             return {"none": np.full(1, weight)}
 
-    gathered = Gathered({}, {}, {}, 0)
+    gathered = Gathered({}, {}, 0)
     with pytest.raises((TypeError, FloatingPointError), match=r"update|nan") as info:
         trainer.update(Wrong(), gathered, RunOptions(), Phases(), 7, 0.0)
     assert said in str(info.value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import shlex
 import statistics
 import subprocess
 import sys
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--total-steps", type=int, default=1_000_000)
     parser.add_argument("--nprocs", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--options", default="", help='more of train.py\'s, as "--overlap"')
     args = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(args.jobs) as pool:
@@ -41,10 +43,12 @@ def main() -> None:
 
 def train(args: argparse.Namespace, env_id: str, seed: int) -> None:
     """One run; what of it does not depend on the machine's speed goes to the results."""
-    name = f"{args.algo}-{env_id}-seed{seed}"
+    label = args.algo + args.options.replace(" ", "")
+    name = f"{label}-{env_id}-seed{seed}"
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", env_id, "--algo", args.algo, "--seed", str(seed)]
         command += ["--total-steps", str(args.total_steps), "--nprocs", str(args.nprocs)]
+        command += shlex.split(args.options)
         subprocess.run(
             [*command, "--run-dir", folder], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
         )
@@ -54,9 +58,9 @@ def train(args: argparse.Namespace, env_id: str, seed: int) -> None:
             writer = csv.DictWriter(file, KEPT)
             writer.writeheader()
             writer.writerows(rows)
-        summary = Path(folder, "summary.json").read_text()
-        (RESULTS / f"{name}.json").write_text(summary)
-    print(name, json.loads(summary)["return_mean"], flush=True)
+        summary = {**json.loads(Path(folder, "summary.json").read_text()), "algo": label}
+        (RESULTS / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n")
+    print(name, summary["return_mean"], flush=True)
 
 
 def results() -> dict[tuple[str, str], list[dict]]:

@@ -38,7 +38,7 @@ def concatenate(batches: Sequence[Mapping[str, Array]]) -> Batch:
             )
     return {
         name: np.ascontiguousarray(np.concatenate([batch[name] for batch in batches]))
-        for name in batches[0]
+        for name in (batches[0] if batches else ())
     }
 
 

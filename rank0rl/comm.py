@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import itertools
 import os
 import pickle
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -40,6 +41,8 @@ _MISMATCH_S = 8.0  # longer than the supervisor takes to find out
 _END_TAG = 32_000  # MPI promises tags up to 32,767
 _NUMBERS = 32  # that travel with the layout's hash, in one message
 _CHUNK = 1 << 30  # bytes of one message: MPI counts are 32-bit integers
+
+_windows: list[MPI.Win] = []  # to free in the end
 
 
 def __getattr__(name: str) -> int:
@@ -68,6 +71,7 @@ def world() -> Comm | None:
     ours = "mpi4py.MPI" not in sys.modules
     if ours:
         mpi4py.rc.finalize = False  # a rank that ends early would wait there: see _leave
+    os.environ.setdefault("OMPI_MCA_osc", "^ucx")  # which says on stderr that it found no network
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of another MPI's launcher: said below
         from mpi4py import MPI
@@ -183,6 +187,7 @@ def agree(
     same: str = "names, dtypes and trailing shapes",
     comm: Comm | None = None,
     numbers: Sequence[int] = (),
+    or_nothing: bool = False,
 ) -> Array:
     """Go on only if every rank comes with the same layout.
 
@@ -196,9 +201,10 @@ def agree(
         comm: the ranks; all of the job by default.
         numbers: what else the ranks want to know of each other, as many on every rank that comes
             with this layout.
+        or_nothing: whether a rank may come with an empty layout instead.
 
     Returns:
-        The numbers of all ranks, (ranks, numbers), int64.
+        The numbers of all ranks, (ranks, numbers), int64; -1 for ranks that came with nothing.
 
     Raises:
         ValueError: the same on every rank, naming the rank and the key.
@@ -208,22 +214,24 @@ def agree(
         if problem:
             raise ValueError(f"{what}: {problem}")
         return np.array([numbers], np.int64)
-    described = repr((what, sorted(layout.items())))
-    digest = hashlib.blake2b(described.encode(), digest_size=16).digest()
-    mine = np.zeros(3 + _NUMBERS, np.int64)  # of one length, whatever the layouts are
-    mine[:2] = np.frombuffer(digest, np.int64)
-    mine[2] = len(problem)
+    mine = np.full(4 + _NUMBERS, -1, np.int64)  # of one length, whatever the layouts are
+    mine[0], mine[1] = _hash(what), _hash(sorted(layout.items()))
+    mine[2:4] = len(problem), -1 if or_nothing and not layout else len(numbers)
     first, rest = np.split(np.array(numbers, np.int64), [_NUMBERS])
-    mine[3 : 3 + len(first)] = first
+    mine[4 : 4 + len(first)] = first
     everyone = np.empty((comm.size, mine.size), np.int64)
     _wait(comm, what, comm.Iallgather(mine, everyone), spin_s=_ARRIVE_S)
-    if (everyone[:, :2] == everyone[0, :2]).all() and not everyone[:, 2].any():
-        more = np.empty((comm.size, len(rest)), np.int64)
-        if len(rest):
+    whats, layouts, problems, counts = everyone[:, :4].T
+    layouts = layouts[counts >= 0]
+    if (whats == whats[0]).all() and (layouts == layouts[:1]).all() and not problems.any():
+        count = counts.max(initial=0)
+        more = np.empty((comm.size, max(count - _NUMBERS, 0)), np.int64)
+        if more.size:
+            rest = rest if len(rest) else np.full(more.shape[1], -1)
             _wait(comm, what, comm.Iallgather(rest, more), spin_s=_MOVE_S)
-        return np.concatenate([everyone[:, 3 : 3 + len(first)], more], axis=1)
+        return np.concatenate([everyone[:, 4 : 4 + min(count, _NUMBERS)], more], axis=1)
     parts = _everyones((what, dict(layout), problem), what, comm)
-    raise ValueError(f"{what}: {_disagreement(parts, same)}")
+    raise ValueError(f"{what}: {_disagreement(parts, same, or_nothing)}")
 
 
 def rank0_accum_batches(batch: Mapping[str, Array], comm: Comm | None = None) -> dict[str, Array]:
@@ -233,7 +241,8 @@ def rank0_accum_batches(batch: Mapping[str, Array], comm: Comm | None = None) ->
 
     Args:
         batch: name -> array of one or more axes, rows first. Any dtype but object; the number of
-            rows may differ between ranks and between names, and may be zero.
+            rows may differ between ranks and between names, and may be zero. A rank that knows
+            no names, because it has collected nothing, comes with {}.
         comm: the ranks; all of the job by default.
 
     Returns:
@@ -249,14 +258,69 @@ def rank0_accum_batches(batch: Mapping[str, Array], comm: Comm | None = None) ->
     names = sorted(layout)
     rows = [len(batch[name]) for name in names]
     name = "rank0_accum_batches"
-    counts = agree(layout, name, problem, comm=comm, numbers=rows)
+    counts = agree(layout, name, problem, comm=comm, numbers=rows, or_nothing=True)
     if comm is None:
         return dict(batch)
+    nothing = (counts < 0).any(axis=1)
+    if nothing.any():
+        counts = np.maximum(counts, 0)
+        mine = {key: (array.dtype, array.shape[1:]) for key, array in batch.items()}
+        known = _everyones(mine, name, comm)[nothing.argmin()]
+        batch = batch or {key: np.empty((0, *row), dtype) for key, (dtype, row) in known.items()}
+        names = sorted(batch)
     gathered = {key: _Gather(batch[key], counts[:, i], comm) for i, key in enumerate(names)}
     _wait(comm, name, *[gather.request for gather in gathered.values()], spin_s=_MOVE_S)
     for gather in gathered.values():
         gather.row.Free()
     return {name: gathered[name].out for name in batch}
+
+
+class Tickets:
+    """The numbers 0 to n - 1, in every round anew, each for the rank that asks first.
+
+    Collective: every rank makes it, and calls `round` equally often with a `barrier` (or whatever
+    else makes all ranks wait for each other) in between.
+
+    Args:
+        n: how many there are in a round.
+        comm: the ranks; all of the job by default.
+    """
+
+    def __init__(self, n: int, comm: Comm | None = None) -> None:
+        """Make the counters, on rank 0: one for this round, one for the next."""
+        self._n, self._rounds = n, 0
+        self._comm = comm or world()
+        if self._comm:
+            from mpi4py import MPI
+
+            self._window = MPI.Win.Allocate(16 * (self._comm.rank == 0), 8, comm=self._comm)
+            self._add, self._replace = MPI.SUM, MPI.REPLACE
+            _windows.append(self._window)
+            self._window.Lock_all()
+            if self._comm.rank == 0:
+                self._fetch(0, self._replace, 0)
+            barrier(self._comm)
+
+    def round(self, most: int | None = None) -> Iterator[int]:
+        """This rank's numbers of the next round, drawn as they are asked for: `most` at most."""
+        if self._comm is None:
+            return iter(range(self._n)[:most])
+        now = self._rounds % 2
+        self._rounds += 1
+        if self._comm.rank == 0:
+            self._fetch(1 - now, self._replace, 0)
+        return itertools.islice(self._drawn(now), most)
+
+    def _drawn(self, counter: int) -> Iterator[int]:
+        while (number := self._fetch(counter, self._add, 1)) < self._n:
+            yield number
+
+    def _fetch(self, counter: int, op: MPI.Op, operand: int) -> int:
+        """Change a counter in one step; what it was before."""
+        before = np.empty(1, np.int64)
+        self._window.Fetch_and_op(np.array([operand]), before, 0, counter, op)
+        self._window.Flush(0)
+        return int(before[0])
 
 
 class _Gather:
@@ -274,6 +338,10 @@ class _Gather:
         displacements = np.concatenate([[0], np.cumsum(counts)[:-1]])
         receive = [self.out, (counts, displacements), self.row] if comm.rank == 0 else None
         self.request = comm.Igatherv([self.part, len(array), self.row], receive, root=0)
+
+
+def _hash(value: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest()) - (1 << 63)
 
 
 def _layout(batch: Mapping[str, Any]) -> tuple[dict[str, str], str]:
@@ -302,9 +370,11 @@ def _everyones(value: Any, what: str, comm: Comm) -> list[Any]:
     return [pickle.loads(part.tobytes()) for part in np.split(everyone, np.cumsum(sizes)[:-1])]
 
 
-def _disagreement(everyone: list[tuple[str, dict[str, str], str]], same: str) -> str:
-    """One sentence that names the first rank that is wrong or differs from rank 0."""
-    what, first, _ = everyone[0]
+def _disagreement(
+    everyone: list[tuple[str, dict[str, str], str]], same: str, or_nothing: bool
+) -> str:
+    """One sentence that names the first rank that is wrong or differs from the first one."""
+    what = everyone[0][0]
     for r, (other, _, _) in enumerate(everyone):
         if other != what:
             return (
@@ -314,12 +384,14 @@ def _disagreement(everyone: list[tuple[str, dict[str, str], str]], same: str) ->
     for r, (_, _, problem) in enumerate(everyone):
         if problem:
             return f"rank {r}: {problem}"
-    for r, (_, layout, _) in enumerate(everyone):
+    came = [(r, part[1]) for r, part in enumerate(everyone) if part[1] or not or_nothing]
+    r0, first = came[0]
+    for r, layout in came:
         for name in sorted(first.keys() | layout.keys()):
             if first.get(name) != layout.get(name):
                 return (
                     f"all ranks must come with the same {same}: {name!r} is "
-                    f"{first.get(name, 'missing')} on rank 0 and "
+                    f"{first.get(name, 'missing')} on rank {r0} and "
                     f"{layout.get(name, 'missing')} on rank {r}"
                 )
     raise AssertionError("called where the ranks agree")
@@ -402,6 +474,9 @@ def _leave(comm: Comm, finalize: bool) -> None:
             time.sleep(1e-3)
             if job.failed():
                 return
+    for window in _windows:
+        window.Unlock_all()
+        window.Free()
     if finalize:
         MPI.Finalize()
     job.ended()

@@ -82,7 +82,7 @@ class RunOptions:
     overlap: bool = False
     """Let rank 0 update on a batch while the others collect the next one, with weights that are one update older: another curve, the same for every nprocs."""
     rank0_lanes: int | None = None
-    """Environments of rank 0 in fixed-step batches, fewer where overlap leaves it less time to step them. Never changes the data. None: an equal share."""
+    """Environments of rank 0, fewer where overlap leaves it less time to step them, 0 where many ranks do; in whole-episode batches, its share of the episodes. Never changes the data. None: an equal share."""
     stop_after_iterations: int | None = None
     """End early, when so many iterations of the whole run are made; schedules stay those of total-steps."""
     checkpoint_every: int = 10
@@ -116,7 +116,7 @@ class RunOptions:
             steps_per_batch="[1, inf)",
             episodes_per_batch="[1, inf)",
             learner_threads="[1, inf)",
-            rank0_lanes="[1, inf)",
+            rank0_lanes="[0, inf)",
             stop_after_iterations="[1, inf)",
             checkpoint_every="[1, inf)",
             keep_checkpoints="[1, inf)",
@@ -148,7 +148,7 @@ class RunOptions:
         if self.num_envs < nworkers:
             raise ValueError(launch.too_many_ranks(nworkers, self.num_envs))
         most = self.num_envs - (nworkers - 1)
-        if self.rank0_lanes and nworkers > 1 and self.rank0_lanes > most:
+        if self.rank0_lanes is not None and nworkers > 1 and self.rank0_lanes > most:
             raise ValueError(
                 f"rank0_lanes must leave an environment for every other rank: got "
                 f"{self.rank0_lanes} of num_envs={self.num_envs} with {nworkers} ranks; at most "

@@ -6,7 +6,7 @@ episodes. So it is the same whichever rank collects it, and whatever else that r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +63,10 @@ class Rollout:
         lanes: numbers of this rank's lanes, in a job of any size.
         seed: the run's seed.
         steps: fixed-step batches: T, steps per lane and iteration.
-        episodes: whole-episode batches: the numbers of the episodes that this rank collects in
-            each iteration. Give either steps or episodes.
+        episodes: whole-episode batches: called in each iteration for the numbers of the episodes
+            that this rank collects in it. Give either steps or episodes.
+        at_once: of these episodes, how many are under way at the same time, at most. The fewer, the
+            shorter the longest wait of ranks that share them.
     """
 
     def __init__(
@@ -74,13 +76,17 @@ class Rollout:
         seed: int,
         *,
         steps: int = 0,
-        episodes: range = range(0),
+        episodes: Callable[[], Iterator[int]] | None = None,
+        at_once: int | None = None,
     ) -> None:
         """Make the environments."""
         self.lanes = [Lane(number, _make(make_env, number), i) for i, number in enumerate(lanes)]
-        self.spaces: Spaces = envs.describe(self.lanes[0].env)
-        self._first_choice = envs.first_choice(self.lanes[0].env)
-        self._seed, self._steps, self._episodes = seed, steps, episodes
+        env = self.lanes[0].env if lanes else _make(make_env, lanes.start)
+        self.spaces: Spaces = envs.describe(env)
+        self._first_choice = envs.first_choice(env)
+        if not lanes:
+            env.close()
+        self._seed, self._steps, self._episodes, self._at_once = seed, steps, episodes, at_once
         self._rows: Batch = {}  # name -> (lanes, capacity, ...)
         self._capacity = steps or _BLOCK
         self._obs = np.zeros((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
@@ -99,7 +105,9 @@ class Rollout:
             did: "unit", "return" and "length", each (E,).
         """
         self._finished = {"unit": [], "return": [], "length": []}
-        collect = self._collect_steps if self._steps else self._collect_episodes
+        collect = self._collect_episodes if self._episodes else self._collect_steps
+        if not self.lanes:
+            return [], {}
         try:
             fragments = collect(agent, iteration)
         except Exception as error:
@@ -116,16 +124,18 @@ class Rollout:
         """The episodes under way at an iteration boundary, for `Unfinished.add` on rank 0.
 
         Returns:
-            One row per lane: "episode", "steps" so far, "ret", the sum of their rewards, "obs" after
+            Nothing in whole-episode batches, where none is. Else one row per lane: "episode", "steps" so far, "ret", the sum of their rewards, "obs" after
             them, and "new", how many of the steps were made in this iteration; and their actions,
             "act", (sum of new, *act).
         """
         lanes, T = self.lanes, self._steps
+        if self._episodes or not lanes:
+            return {}
         new = np.minimum(self._length, T)
         act = self._rows["act"]
         return {
             "episode": np.array([lane.episode for lane in lanes], np.int64),
-            "steps": self._length.copy() if T else np.zeros(len(lanes), np.int64),
+            "steps": self._length.copy(),
             "ret": self._ret.copy(),
             "obs": self._obs.copy(),
             "new": new,
@@ -143,7 +153,7 @@ class Rollout:
         Returns:
             The lanes that begin their next episode instead, and why.
         """
-        if not self._steps:  # whole episodes are over at every boundary
+        if not lanes:  # whole episodes are over at every boundary
             return {}
         acts = np.split(lanes["act"], np.cumsum(lanes["kept"])[:-1])
         strays = {}
@@ -218,20 +228,23 @@ class Rollout:
 
     def _collect_episodes(self, agent: Agent, iteration: int) -> list[Fragment]:
         """Whole episodes; a lane that is through takes the next one."""
+        assert self._episodes is not None
         fragments: list[Fragment] = []
-        todo = list(reversed(self._episodes))
-        idle = list(reversed(self.lanes))
+        todo = self._episodes()
+        idle = list(reversed(self.lanes[: self._at_once]))
         active: list[Lane] = []
         draw: dict[int, Callable[[int], Array]] = {}
         noise = np.empty((len(self.lanes), _BLOCK, agent.noise[1]), np.float32)
-        while todo or active:
-            while todo and idle:
+        while True:
+            while idle and (number := next(todo, None)) is not None:
                 lane = idle.pop()
-                lane.unit = todo.pop()
+                lane.unit = number
                 draw[lane.row] = self._noise(agent, iteration, lane.unit)
                 seed = seeding.integer(self._seed, "reset", iteration, lane.unit)
                 self._begin(lane, seed)
                 active.append(lane)
+            if not active:
+                return sorted(fragments, key=lambda fragment: fragment.unit)
             rows = np.array([lane.row for lane in active])
             steps = self._length[rows]
             for row in rows[steps % _BLOCK == 0]:
@@ -244,7 +257,6 @@ class Rollout:
                 fragments.append(self._fragment(lane, length, [(length - 1, last_obs)], copy=True))
                 active.remove(lane)
                 idle.append(lane)
-        return sorted(fragments, key=lambda fragment: fragment.unit)
 
     def _step(
         self, agent: Agent, lanes: list[Lane], at: Any, noise: Array, unit: Array
@@ -381,6 +393,8 @@ class Unfinished:
 
     def add(self, gathered: Batch) -> None:
         """Take what the ranks' `Rollout.unfinished` gave, in order of lanes."""
+        if not gathered:
+            return
         gathered = dict(gathered)
         parts = np.split(gathered.pop("act"), np.cumsum(gathered["new"])[:-1])
         continued = gathered["steps"] > gathered.pop("new")

@@ -6,6 +6,7 @@ Rank 0 reads and checks everything, once; the other ranks are told what it found
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import os
 import sys
@@ -23,6 +24,8 @@ from rank0rl.run import Run
 from rank0rl.state import State
 from rank0rl.threads import set_threads
 from rank0rl.trainer import train
+
+_TURNS = 4  # in which a rank collects its episodes, for an even end; more give act fewer rows
 
 
 def run(argv: list[str], configs: Path | None) -> int:
@@ -46,8 +49,9 @@ def run(argv: list[str], configs: Path | None) -> int:
     agent = make_agent(options, agent_options, rollout.spaces)
     try:
         if isinstance(plan, Plan):
-            return _lead(plan, agent, rollout)
-        train(agent, rollout, options, None)
+            _lead(plan, agent, rollout)
+        else:
+            train(agent, rollout, options, None)
         return 0
     except Exception as error:
         if rollout.failed_at:
@@ -59,7 +63,7 @@ def run(argv: list[str], configs: Path | None) -> int:
         rollout.close()
 
 
-def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
+def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> None:
     """Rank 0's part: the run's files, and the words around the loop."""
     options, folder, nworkers = plan.options, plan.folder, comm.get_nworkers()
     logger = Logger(folder)
@@ -108,7 +112,6 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> int:
     if state.share_over() < 1:
         logger.print(f"stopped after iteration {kept.saved}, as asked; go on with: {go_on}")
     logger.print("  ".join(f"{name} {_short(value)}" for name, value in kept.summary().items()))
-    return 0
 
 
 def _short(value: Any) -> str:
@@ -122,18 +125,30 @@ def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent
 
 
 def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None = None) -> Rollout:
-    """The lanes of one rank; or the lane, or episode of each iteration, of this number only."""
+    """The lanes of one rank; or the lane, or episode of each iteration, of this number only.
+
+    Collective: every rank calls this.
+    """
     lanes = lanes_of(rank, nworkers, options.num_envs, options.rank0_lanes)
-    episodes = range(rank, options.episodes_per_batch or 0, nworkers)
+    episodes = at_once = None
     if only is not None:
         lanes = range(only, only + 1)
-        episodes = lanes if options.episodes_per_batch else range(0)
+        episodes = (lambda: iter([only])) if options.episodes_per_batch else None
+    elif options.episodes_per_batch:
+        tickets = comm.Tickets(options.episodes_per_batch)
+        most = None
+        if nworkers > 1:
+            at_once = max(1, options.episodes_per_batch // (nworkers * _TURNS))
+            if rank == 0 and options.rank0_lanes is not None:
+                most = options.episodes_per_batch * options.rank0_lanes // options.num_envs
+        episodes = functools.partial(tickets.round, most)
     return Rollout(
         lambda: envs.make(options.env_id, **options.env_kwargs),
         lanes,
         options.seed,
         steps=options.steps_per_env,
         episodes=episodes,
+        at_once=at_once,
     )
 
 

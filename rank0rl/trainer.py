@@ -71,7 +71,7 @@ def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) 
                 if run:
                     progress = run.state.share_over()
                     metrics = update(agent, gathered, options, phases, iteration, progress)
-                ready = gather(part, phases, state) if part else None
+                ready = gather(part, phases, state) if part is not None else None
                 if run:
                     with interrupts.held():
                         run.state.ahead = _plain(ready)
@@ -113,7 +113,7 @@ def roll(
         iteration: its number, which keys its random streams.
 
     Returns:
-        All that rank 0 is to know, for `gather`.
+        All that rank 0 is to know, for `gather`; {} if this rank had nothing to collect.
     """
     with phases("broadcast"):
         weights.rank0_bcast_wts(agent.modules())
@@ -126,6 +126,8 @@ def roll(
     if check:
         with phases("wait"):
             weights.chksum(agent.modules(), label="after act and process", before=before)
+    if not fragments:
+        return {}
     steps = {"steps": np.array([len(fragment.rew) for fragment in fragments], np.int64)}
     parts = {"rows": rows, "ended": ended, "lanes": rollout.unfinished(), "fragments": steps}
     return {f"{p}/{name}": array for p, batch in parts.items() for name, array in batch.items()}
@@ -154,7 +156,7 @@ def gather(part: Batch, phases: Phases, state: State | None = None) -> Gathered:
         ended = batches.in_order(ended, ended["unit"])
         steps = int(parts["fragments"]["steps"].sum())
     if state:
-        state.unfinished.add(parts["lanes"])
+        state.unfinished.add(parts.get("lanes", {}))
     with phases("hash"):
         return Gathered(batch, ended, steps, batches.sha256(batch))
 

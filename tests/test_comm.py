@@ -1,5 +1,6 @@
 """The ranks, and arrays between them: every collective at 1, 2, 3 ranks."""
 
+import itertools
 import resource
 import time
 
@@ -44,6 +45,54 @@ def on_rank_gather():
 @pytest.mark.parametrize("n", RANKS)
 def test_gather_is_the_concatenation_of_the_parts_on_rank_0_and_no_rows_elsewhere(n):
     assert on_ranks(n, "test_comm:on_rank_gather") == [[True, []]] * n
+
+
+def on_rank_nothing(absent):
+    """As a gather of zero rows by the ranks that are absent, but these do not know any name."""
+    batch = part(comm.rank)
+    if comm.rank in absent:
+        out = comm.rank0_accum_batches({})
+        batch = {name: array[:0] for name, array in batch.items()}
+    else:
+        out = comm.rank0_accum_batches(batch)
+    same = comm.rank0_accum_batches(batch)
+    return list(out) == list(same) and all(
+        (out[n].dtype, out[n].tobytes()) == (same[n].dtype, same[n].tobytes()) for n in same
+    )
+
+
+@pytest.mark.parametrize("absent", [[0], [2], [0, 1]])
+def test_a_rank_that_has_nothing_comes_with_nothing(absent):
+    assert on_ranks(3, "test_comm:on_rank_nothing", absent) == [True] * 3
+
+
+def on_rank_nothing_at_all():
+    return comm.rank0_accum_batches({})
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_nobody_has_anything(n):
+    assert on_ranks(n, "test_comm:on_rank_nothing_at_all") == [{}] * n
+
+
+def on_rank_tickets(most):
+    tickets = comm.Tickets(7)
+    rounds = []
+    for _ in range(4):
+        rounds.append(list(tickets.round(most if comm.rank == 0 else None)))
+        comm.barrier()
+    return rounds
+
+
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("most", [None, 0, 2])
+def test_every_ticket_goes_to_one_rank_in_every_round(n, most):
+    ranks = on_ranks(n, "test_comm:on_rank_tickets", most)
+    for numbers in zip(*ranks, strict=True):
+        if most is not None:
+            assert len(numbers[0]) <= most
+        if n > 1 or most is None:
+            assert sorted(itertools.chain(*numbers)) == list(range(7))
 
 
 WRONG = {

@@ -23,12 +23,13 @@ def test_the_same_curve_for_every_number_and_share_of_ranks_and_resumed(mode, tm
     train(tmp_path / "1", *args)
     train(tmp_path / "3", *args, nprocs=3)
     train(tmp_path / "share", *args, "--rank0-lanes", "1", nprocs=2)
+    train(tmp_path / "none", *args, "--rank0-lanes", "0", nprocs=2)
     train(tmp_path / "parts", *args, "--stop-after-iterations", "4", nprocs=2)
     resume(tmp_path / "parts", "--rank0-lanes", "2", nprocs=3)
     train(tmp_path / "off", *args[:-1])
     one = curve(tmp_path / "1")
     assert len(one) == 10
-    for other in ("3", "share", "parts"):
+    for other in ("3", "share", "none", "parts"):
         assert curve(tmp_path / other) == one
         assert sha(tmp_path / other) == sha(tmp_path / "1")
     off = curve(tmp_path / "off")
@@ -97,7 +98,7 @@ def test_shares_of_lanes():
 
 
 def test_wrong_shares(tmp_path):
-    for lanes, nprocs in (("0", 1), ("3", 3)):
+    for lanes, nprocs in (("-1", 1), ("3", 3)):
         done = train(tmp_path, *SMALL, "--rank0-lanes", lanes, nprocs=nprocs, expect=2)
         assert "rank0_lanes must" in done.stderr
 

@@ -13,8 +13,9 @@ from rank0rl.rollout import Rollout, Unfinished, lanes_of
 SEED = 5
 
 
-def make(lanes=range(2), *, steps=0, episodes=range(0), **kwargs):
-    return Rollout(lambda: toy_envs.Count(**kwargs), lanes, SEED, steps=steps, episodes=episodes)
+def make(lanes=range(2), *, steps=0, episodes=None, **kwargs):
+    draw = None if episodes is None else lambda: iter(episodes)
+    return Rollout(lambda: toy_envs.Count(**kwargs), lanes, SEED, steps=steps, episodes=draw)
 
 
 def under_way(rollout):
@@ -194,6 +195,28 @@ def test_whole_episodes_are_units_of_their_own_whatever_lanes_collect_them():
         assert fragment.terminated[-1]
         for name in ("obs", "act", "rew", "terminated", "end_obs"):
             assert getattr(fragment, name).tobytes() == getattr(twin, name).tobytes()
+
+
+def test_no_more_episodes_are_under_way_than_at_once():
+    drawn = iter(range(6))
+    rollout = Rollout(toy_envs.Count, range(4), SEED, episodes=lambda: drawn, at_once=2)
+    seen = []
+
+    class Watch(NoiseAgent):
+        def act(self, obs, noise, unit):
+            seen.append(unit.tolist())
+            return super().act(obs, noise, unit)
+
+    rollout.collect(Watch(), 1)
+    assert seen[::3] == [[0, 1], [2, 3], [4, 5]]  # of three steps each
+
+
+def test_a_rank_without_lanes_knows_the_spaces_and_collects_nothing():
+    rollout = make(range(0), steps=4)
+    assert repr(rollout.spaces) == repr(make(steps=4).spaces)
+    assert rollout.collect(NoiseAgent(), 1) == ([], {})
+    assert rollout.unfinished() == {}
+    rollout.close()
 
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])

@@ -2,15 +2,17 @@
 
 import json
 import sys
+import time
 
 import numpy as np
 import pytest
-from on_ranks import HERE, run
+from on_ranks import HERE, on_ranks, run
 from runs import SMALL, curve, sha, table, train
 from toy_envs import NoiseAgent
 
-from rank0rl import trainer
+from rank0rl import comm, trainer
 from rank0rl.config import RunOptions
+from rank0rl.session import make_rollout
 from rank0rl.timing import Phases
 from rank0rl.trainer import Gathered
 
@@ -47,6 +49,31 @@ def test_the_same_for_up_to_eight_ranks(env, mode, tmp_path):
     size = ["--steps-per-batch", "512"] if mode == "steps" else ["--episodes-per-batch", "10"]
     args = [env, "--num-envs", "8", "--total-steps", "100000", *size, "--drift-check-every", "1"]
     assert_same_curves(tmp_path, args, (1, 2, 3, 4, 8), 5)
+
+
+class SlowOnRank1(NoiseAgent):
+    def act(self, obs, noise, unit):
+        time.sleep(0.01 * comm.rank)
+        return super().act(obs, noise, unit)
+
+
+def on_rank_share(rank0_lanes):
+    options = RunOptions(
+        "toy_envs:Count-v0", num_envs=4, episodes_per_batch=40, rank0_lanes=rank0_lanes
+    )
+    rollout = make_rollout(options, comm.rank, comm.nworkers)
+    comm.barrier()
+    return [fragment.unit for fragment in rollout.collect(SlowOnRank1(), 1)[0]]
+
+
+@pytest.mark.parametrize("rank0_lanes", [None, 0, 1])
+def test_ranks_share_the_episodes_as_they_get_on(rank0_lanes):
+    mine, others = on_ranks(2, "test_trainer:on_rank_share", rank0_lanes)
+    assert sorted(mine + others) == list(range(40))
+    if rank0_lanes is None:
+        assert len(mine) > 2 * len(others)
+    else:
+        assert len(mine) == 10 * rank0_lanes
 
 
 DRIFTS = """

@@ -29,7 +29,7 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = "RANK0RL_JOB"
-TERMINAL = "RANK0RL_TERMINAL"  # columns of the supervisor's terminal, if it has one
+TERMINAL = "RANK0RL_TERMINAL"  # columns of the supervisor's terminal, or empty
 TIMEOUT = "RANK0RL_COLLECTIVE_TIMEOUT"  # seconds that a rank may wait in a collective, if limited
 RESUME = "RANK0RL_RESUME"  # the folder of the run that a restarted job goes on with
 END = "the end of the script"  # what a rank waits in that is through

@@ -112,8 +112,8 @@ def run_ranks(n: int, command: list[str], max_restarts: int = 0) -> int:
         The job's exit code.
     """
     env = {**_NOT_BOUND, **os.environ}
-    if sys.stdout.isatty():
-        env[jobs.TERMINAL] = str(shutil.get_terminal_size().columns)
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else ""
+    env[jobs.TERMINAL] = str(columns)  # Open MPI gives its ranks a terminal of its own, always
     code = 0
     for restart in range(max(0, max_restarts) + 1):
         with tempfile.TemporaryDirectory(prefix="rank0rl-", ignore_cleanup_errors=True) as name:

@@ -34,9 +34,9 @@ class Logger:
     def __init__(self, folder: Path, quiet: bool = False) -> None:
         """Open the console; the CSV opens with its first row."""
         self.folder = folder
-        columns = os.environ.get(TERMINAL)  # the supervisor's, if it has a terminal
+        columns = os.environ.get(TERMINAL)  # under a supervisor, what it has
         self.console = Console(
-            force_terminal=bool(columns) or None,
+            force_terminal=None if columns is None else bool(columns),
             width=int(columns) if columns else None,
             quiet=quiet,
             highlight=False,

@@ -16,6 +16,7 @@ def train(folder, *args, nprocs=1, expect=0, limit_s=120):
     command = [sys.executable, "train.py", *args, "--run-dir", str(folder)]
     done = run([*command, *(["--nprocs", str(nprocs)] if nprocs > 1 else [])], limit_s)
     assert done.returncode == expect, done.stdout + done.stderr
+    assert "\x1b" not in done.stdout  # no terminal to move the cursor of
     return done
 
 

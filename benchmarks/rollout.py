@@ -3,7 +3,7 @@
     python benchmarks/rollout.py Walker2d HalfCheetah Pendulum CartPole --nprocs 2
 
 Bare stepping is what Gymnasium itself costs: one environment per process, actions drawn before from
-the distribution of a new policy.
+the distribution of a new policy. Between the two, a loop that acts and steps and keeps nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import gc
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import rank0rl
@@ -31,52 +32,73 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent.parent))
     from table import alternate, ratio, show
 
+    from rank0rl.threads import set_threads
+
+    set_threads(1)
+    gc.freeze()  # as a run does, for all
+    for env_id in args.env_ids:
+        figures = alternate(ways(args, env_id), args.repeats)
+        stepped, both, rolled = figures.values()
+        figures["act and env.step alone / bare"] = ratio(both, stepped)
+        figures["rollout / bare"] = ratio(rolled, stepped)
+        if rank0rl.rank == 0:
+            title = f"{env_id}, ranks: {args.nprocs}, lanes a rank: {args.lanes}"
+            show(title, figures, args.out)
+
+
+def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]]:
+    import numpy as np
+
     from algos.ppo import PPO, PPOOptions
     from rank0rl import comm, envs, seeding
     from rank0rl.config import RunOptions
     from rank0rl.session import make_rollout
-    from rank0rl.threads import set_threads
 
-    set_threads(1)
-    gc.freeze()  # as a run does, for both
-    for env_id in args.env_ids:
-        lanes = args.lanes * args.nprocs
-        options = RunOptions(
-            envs.resolve(env_id), num_envs=lanes, steps_per_batch=lanes * args.steps
-        )
-        rollout = make_rollout(options, comm.get_rank(), comm.get_nworkers())
-        agent = PPO(rollout.spaces, PPOOptions(), seeding.stream(0, "init"))
-        env = envs.make(options.env_id)
-        env.action_space.seed(0)
-        actions = draw(env.action_space, args.lanes * args.steps)
-        turn = iter(range(1, 10_000))
+    lanes = args.lanes * args.nprocs
+    options = RunOptions(envs.resolve(env_id), num_envs=lanes, steps_per_batch=lanes * args.steps)
+    rollout = make_rollout(options, comm.get_rank(), comm.get_nworkers())
+    agent = PPO(rollout.spaces, PPOOptions(), seeding.stream(0, "init"))
+    env = envs.make(options.env_id)
+    env.action_space.seed(0)
+    actions = draw(env.action_space, args.lanes * args.steps)
+    turn = iter(range(1, 1_000_000))
 
-        def rate(what, total=lanes * args.steps) -> float:
-            comm.barrier()
-            start = time.perf_counter()
-            what()
-            comm.barrier()
-            return total / (time.perf_counter() - start)
+    def bare() -> None:
+        env.reset(seed=next(turn))
+        for action in actions:
+            step(env, action)
 
-        def bare(env=env, actions=actions, turn=turn) -> None:
-            env.reset(seed=next(turn))
-            for action in actions:
-                _, _, terminated, truncated, _ = env.step(action)
-                if terminated or truncated:
-                    env.reset()
+    def act_and_step() -> None:
+        every = [lane.env for lane in rollout.lanes]
+        obs = np.zeros((len(every), *rollout.spaces.obs.shape), rollout.spaces.obs.dtype)
+        noise = np.zeros((len(every), agent.noise[1]), np.float32)
+        for one in every:
+            one.reset(seed=next(turn))
+        for t in range(args.steps):
+            agent.act(obs, noise, np.arange(len(every)))
+            for one, action in zip(every, actions[t * len(every) :], strict=False):
+                step(one, action)
+        for lane in rollout.lanes:
+            lane.over = True  # the rollout begins with new episodes
 
-        def collect(rollout=rollout, agent=agent, turn=turn) -> None:
-            rollout.collect(agent, next(turn))
+    def rate(what: Callable[[], None]) -> float:
+        comm.barrier()
+        start = time.perf_counter()
+        what()
+        comm.barrier()
+        return lanes * args.steps / (time.perf_counter() - start)
 
-        ways = {
-            "bare env.step, steps/s": lambda rate=rate, bare=bare: rate(bare),
-            "rollout, steps/s": lambda rate=rate, collect=collect: rate(collect),
-        }
-        figures = alternate(ways, args.repeats)
-        figures["rollout / bare"] = ratio(*reversed(figures.values()))
-        if rank0rl.rank == 0:
-            title = f"{options.env_id}, ranks: {args.nprocs}, lanes a rank: {args.lanes}"
-            show(title, figures, args.out)
+    return {
+        "bare env.step, steps/s": lambda: rate(bare),
+        "act and env.step alone, steps/s": lambda: rate(act_and_step),
+        "rollout, steps/s": lambda: rate(lambda: rollout.collect(agent, next(turn)) and None),
+    }
+
+
+def step(env, action) -> None:
+    _, _, terminated, truncated, _ = env.step(action)
+    if terminated or truncated:
+        env.reset()
 
 
 def draw(space, count: int) -> list:

@@ -1,4 +1,4 @@
-"""End to end: whole iterations of PPO on Walker2d, beside stable-baselines3 and the bare `env.step`.
+"""End to end: whole iterations of PPO on Walker2d, beside others' and the bare `env.step`.
 
     python benchmarks/train.py                                             # needs the bench extra
     python benchmarks/train.py --steps-per-batch 20000 --minibatch-size 256 --iterations 4
@@ -15,7 +15,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,15 +30,12 @@ def main() -> None:
     parser.add_argument("--steps-per-batch", type=int, default=2048)
     parser.add_argument("--minibatch-size", type=int, default=64)
     parser.add_argument("--iterations", type=int, default=15)
-    parser.add_argument("--theirs", type=int, nargs="*", default=[1, 8], help="environments of sb3")
+    parser.add_argument("--sb3", type=int, nargs="*", default=[1, 8], help="its environments")
+    parser.add_argument("--single-file", type=int, nargs="*", default=[8], help="its environments")
     parser.add_argument("--beside", help='other options of train.py, such as "--overlap"')
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
-    parser.add_argument("--sb3", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.sb3:
-        print(stable_baselines(args, args.sb3))
-        return
     most = max(args.nprocs)
     phases: dict[str, list[float]] = {}
     ways = {f"bare env.step, processes: {most}": lambda: bare(most)}
@@ -49,10 +45,9 @@ def main() -> None:
         ways[f"rank0rl, ranks: {most}, {args.beside}"] = lambda: rank0rl(
             args, most, {}, shlex.split(args.beside)
         )
-    for n in args.theirs:
-        ways[f"stable-baselines3, environments: {n}"] = lambda n=n: run(
-            [__file__, *sys.argv[1:], "--sb3", str(n)]
-        )
+    for name, counts in (("stable-baselines3", args.sb3), ("single-file", args.single_file)):
+        for n in counts:
+            ways[f"{name}, environments: {n}"] = lambda name=name, n=n: other(args, name, n)
     figures = alternate(ways, args.repeats)
     limit, *rest = figures.values()
     ours, theirs = rest[: len(args.nprocs)], rest[len(args.nprocs) :]
@@ -61,7 +56,7 @@ def main() -> None:
     figures["rank0rl / bare"] = ratio(ours[-1], limit)
     if theirs:
         best = max(theirs, key=statistics.median)
-        figures["rank0rl / stable-baselines3's best"] = ratio(ours[-1], best)
+        figures["rank0rl / the best other"] = ratio(ours[-1], best)
     if len(ours) > 1:
         figures["speedup"] = ratio(ours[-1], ours[0])
         figures["ceiling that the phases imply"] = phases.pop("ceiling")
@@ -69,8 +64,10 @@ def main() -> None:
     show(f"Walker2d, {size}, steps/s and ms", {**figures, **phases}, args.out)
 
 
-def run(command: list[str]) -> float:
-    done = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
+def other(args: argparse.Namespace, name: str, environments: int) -> float:
+    sizes = environments, args.steps_per_batch, args.minibatch_size, max(3, args.iterations // 4)
+    command = [sys.executable, str(ROOT / "benchmarks" / "others.py"), name, *map(str, sizes)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
 
 
@@ -129,36 +126,6 @@ def rank0rl(
         other = each - sum(means.values())
         phases.setdefault("all else, ms", []).append(1000 * other)
     return args.steps_per_batch / each
-
-
-def stable_baselines(args: argparse.Namespace, environments: int) -> float:
-    import torch
-    from stable_baselines3 import PPO
-    from stable_baselines3.common.callbacks import BaseCallback
-    from stable_baselines3.common.env_util import make_vec_env
-
-    class Times(BaseCallback):
-        times: list[float] = []  # noqa: RUF012
-
-        def _on_rollout_start(self) -> None:
-            self.times.append(time.perf_counter())
-
-        def _on_step(self) -> bool:
-            return True
-
-    torch.set_num_threads(1)
-    env = make_vec_env("Walker2d-v5", environments)
-    model = PPO(
-        "MlpPolicy",
-        env,
-        n_steps=args.steps_per_batch // environments,
-        batch_size=args.minibatch_size,
-        device="cpu",
-    )
-    iterations = max(3, args.iterations // 4)
-    model.learn(args.steps_per_batch * iterations, callback=Times())
-    first, *_, last = Times.times
-    return args.steps_per_batch * (len(Times.times) - 1) / (last - first)
 
 
 if __name__ == "__main__":

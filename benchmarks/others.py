@@ -1,0 +1,122 @@
+"""What others run in one process, for benchmarks/train.py: steps per second of PPO on Walker2d.
+
+    python benchmarks/others.py stable-baselines3 8 2048 64 4
+
+The arguments: which, environments, steps a batch, rows a minibatch, iterations. Ten epochs, two
+64x64 tanh networks, one torch thread. `single-file` is a loop in the style of the one-file
+implementations: torch modules, Gymnasium's vector environment, autograd and torch's Adam.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+EPOCHS = 10
+
+
+def main() -> None:
+    which, *sizes = sys.argv[1:]
+    torch.set_num_threads(1)
+    begins = {"stable-baselines3": stable_baselines, "single-file": single_file}[which](
+        *map(int, sizes)
+    )
+    each = (begins[-1] - begins[0]) / (len(begins) - 1)
+    print(int(sizes[1]) / each)
+
+
+def stable_baselines(envs: int, batch: int, minibatch: int, iterations: int) -> list[float]:
+    """When each iteration began."""
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+
+    begins: list[float] = []
+
+    class Times(BaseCallback):
+        def _on_rollout_start(self) -> None:
+            begins.append(time.perf_counter())
+
+        def _on_step(self) -> bool:
+            return True
+
+    model = PPO(
+        "MlpPolicy",
+        make_vec_env("Walker2d-v5", envs),
+        n_steps=batch // envs,
+        batch_size=minibatch,
+        n_epochs=EPOCHS,
+        device="cpu",
+    )
+    model.learn(batch * iterations, callback=Times())
+    return begins
+
+
+def single_file(envs: int, batch: int, minibatch: int, iterations: int) -> list[float]:
+    """When each iteration began."""
+    vec = gym.vector.SyncVectorEnv([lambda: gym.make("Walker2d-v5") for _ in range(envs)])
+    n_obs, n_act = vec.single_observation_space.shape[0], vec.single_action_space.shape[0]
+    mean, value = network(n_obs, n_act), network(n_obs, 1)
+    log_std = nn.Parameter(torch.zeros(1, n_act))
+    params = [*mean.parameters(), *value.parameters(), log_std]
+    adam = torch.optim.Adam(params, lr=3e-4, eps=1e-5)
+    T = batch // envs
+    obs_, act_ = torch.zeros(T, envs, n_obs), torch.zeros(T, envs, n_act)
+    logp_, rew_, over_, val_ = (torch.zeros(T, envs) for _ in range(4))
+
+    def policy(x: Tensor) -> torch.distributions.Normal:
+        mu = mean(x)
+        return torch.distributions.Normal(mu, log_std.exp().expand_as(mu))
+
+    next_obs, over = torch.as_tensor(vec.reset(seed=0)[0]).float(), torch.zeros(envs)
+    begins = []
+    for _ in range(iterations):
+        begins.append(time.perf_counter())
+        for t in range(T):
+            obs_[t], over_[t] = next_obs, over
+            with torch.no_grad():
+                pi = policy(next_obs)
+                act_[t] = pi.sample()
+                logp_[t] = pi.log_prob(act_[t]).sum(1)
+                val_[t] = value(next_obs).flatten()
+            x, rew, terminated, truncated, _ = vec.step(act_[t].numpy())
+            rew_[t] = torch.as_tensor(rew)
+            next_obs = torch.as_tensor(x).float()
+            over = torch.as_tensor(terminated | truncated).float()
+        with torch.no_grad():
+            adv_, last, next_val, next_over = torch.zeros_like(rew_), 0, value(next_obs)[:, 0], over
+            for t in reversed(range(T)):
+                delta = rew_[t] + 0.99 * next_val * (1 - next_over) - val_[t]
+                adv_[t] = last = delta + 0.99 * 0.95 * (1 - next_over) * last
+                next_val, next_over = val_[t], over_[t]
+        rows = [x.reshape(batch, -1) for x in (obs_, act_, logp_, adv_, adv_ + val_)]
+        index = np.arange(batch)
+        for _ in range(EPOCHS):
+            np.random.shuffle(index)  # noqa: NPY002 - as these files do
+            for start in range(0, batch, minibatch):
+                obs, act, old, adv, ret = (x[index[start : start + minibatch]] for x in rows)
+                pi = policy(obs)
+                ratio = (pi.log_prob(act).sum(1) - old[:, 0]).exp()
+                adv = (adv[:, 0] - adv.mean()) / (adv.std() + 1e-8)
+                gain = torch.min(adv * ratio, adv * ratio.clamp(0.8, 1.2)).mean()
+                loss = 0.5 * (value(obs) - ret).square().mean() - gain
+                adam.zero_grad()
+                (loss - 0.0 * pi.entropy().sum(1).mean()).backward()
+                nn.utils.clip_grad_norm_(params, 0.5)
+                adam.step()
+    return [*begins, time.perf_counter()]
+
+
+def network(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
 from rank0rl.batch import Batch, minibatches
 from rank0rl.flat import Adam, flatten_
 from rank0rl.nets import ObsNormalizer, ValueFunction, make_policy
 from rank0rl.returns import explained_variance, gae
+from rank0rl.twin import Twin, joined
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class PPO(Agent):
     """Clipped PPO for box and discrete actions."""
 
     Options = PPOOptions
+    devices = ("cpu", "cuda")
 
     def __init__(self, spaces: Spaces, options: PPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and optimizer over one flat vector."""
@@ -85,6 +88,7 @@ class PPO(Agent):
         self.noise = self.policy.noise
         self.flat = flatten_(nn.ModuleList([self.policy, self.value, self.norm]))
         self.adam = Adam(self.flat, eps=1e-5)
+        self.twin: Twin | None = None  # on rank 0, where the update computes on a GPU
 
     def act(self, obs: Array, noise: Array, unit: Array) -> tuple[Array, Batch]:
         """Sample actions."""
@@ -127,20 +131,23 @@ class PPO(Agent):
             "ret": batch["ret"] / self.value.scale.numpy(),
         }
         self.flat.check()
+        step = self.step
+        if self.device != "cpu":
+            nets = nn.ModuleDict({"policy": self.policy, "value": self.value})
+            self.twin = self.twin or Twin(
+                nets, self.adam, self.loss, opt.max_grad_norm, self.device
+            )
+            rows, step = self.twin.begin(rows, opt.minibatch_size), self.twin.step
         epoch = 0
         while epoch < opt.epochs:
             epoch += 1
-            seen = []
-            for part in minibatches(rows, opt.minibatch_size, rng):
-                if opt.normalize == "minibatch":
-                    part["adv"] = _normalized(part["adv"])
-                seen.append(self.gradient(**part))
-                self.flat.clip_norm(opt.max_grad_norm)
-                self.adam.step(lr)
-            log_ratio, error, entropy = (np.concatenate(s) for s in zip(*seen, strict=True))
+            seen = [step(part, lr) for part in minibatches(rows, opt.minibatch_size, rng)]
+            log_ratio, error, entropy = (joined(parts) for parts in zip(*seen, strict=True))
             kl = float((np.expm1(log_ratio) - log_ratio).mean())  # unbiased and never negative
             if opt.target_kl is not None and kl > opt.target_kl:
                 break
+        if self.twin:
+            self.twin.end()
         self.norm.merge(batch["obs"])
         return {
             "kl": kl,
@@ -151,6 +158,16 @@ class PPO(Agent):
             "epochs": epoch,
             "lr": lr,
         }
+
+    def step(self, part: Batch, lr: float) -> tuple[Array, Array, Array]:
+        """One gradient step on a minibatch; what `gradient` gives."""
+        opt = self.options
+        if opt.normalize == "minibatch":
+            part["adv"] = _normalized(part["adv"])
+        seen = self.gradient(**part)
+        self.flat.clip_norm(opt.max_grad_norm)
+        self.adam.step(lr)
+        return seen
 
     def gradient(
         self, obs: Array, act: Array, old: Array, adv: Array, ret: Array
@@ -183,6 +200,25 @@ class PPO(Agent):
         error = val - ret
         value_pullback(2 * opt.value_coef / n * error)
         return log_ratio, error, np.array([entropy])
+
+    def loss(
+        self, nets: Any, obs: Tensor, act: Tensor, old: Tensor, adv: Tensor, ret: Tensor
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The loss whose gradient `gradient` gives, in torch, for autograd on any device; and the same to record."""
+        opt = self.options
+        if opt.normalize == "minibatch":
+            adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
+        logp, entropy = nets["policy"].evaluate(obs, act)
+        log_ratio = logp - old
+        ratio = torch.exp(log_ratio)
+        clipped = ratio.clamp(1 - opt.clip_ratio, 1 + opt.clip_ratio)
+        error = nets["value"](obs) - ret
+        loss = (
+            -torch.minimum(ratio * adv, clipped * adv).mean()
+            + opt.value_coef * error.square().mean()
+            - opt.entropy_coef * entropy
+        )
+        return loss, (log_ratio, error, entropy.reshape(1))
 
     def modules(self) -> dict[str, Any]:
         """All networks and statistics."""

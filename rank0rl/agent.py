@@ -99,6 +99,12 @@ class Agent:
     noise: tuple[str, int] = ("normal", 0)
     """What `act` draws per step: "normal" or "uniform" on [0, 1), and how many numbers, k."""
 
+    devices: tuple[str, ...] = ("cpu",)
+    """Kinds of devices that `update` can compute on: "cpu", "cuda"."""
+
+    device: str = "cpu"
+    """Where `update` is to compute. Rank 0 only; the modules always stay on the CPU."""
+
     def __init__(self, spaces: Spaces, options: Any, rng: np.random.Generator) -> None:
         """Build the networks and everything else that `act`, `process` and `update` need."""
         raise NotImplementedError

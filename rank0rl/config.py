@@ -79,6 +79,8 @@ class RunOptions:
     """Whole-episode batches, in place of steps-per-batch: episodes per iteration, at least one a rank."""
     learner_threads: int = 1
     """Cores that rank 0's update uses; the other ranks sleep meanwhile. Changes the last bits of the weights."""
+    device: str = "cpu"
+    """Where rank 0's update computes: cpu, cuda or cuda:1. All else is on CPUs."""
     overlap: bool = False
     """Let rank 0 update on a batch while the others collect the next one, with weights that are one update older: another curve, the same for every nprocs."""
     rank0_lanes: int | None = None

@@ -70,6 +70,14 @@ class Flat:
                 vector.grad.mul_(limit / norm)
         return norm
 
+    def limit_norm(self, limit: float) -> None:
+        """As `clip_norm`, but without waiting for the device; a norm that is not finite stays."""
+        grads = [v.grad for v in self.vectors if v.grad is not None]
+        norm = torch.sqrt(sum(torch.dot(g, g) for g in grads))  # type: ignore[arg-type]
+        scale = torch.clamp(limit / norm, max=1.0)
+        for grad in grads:
+            grad.mul_(scale)
+
     def check(self) -> None:
         """Make sure that parameters and gradients still are views.
 
@@ -112,10 +120,14 @@ class Adam:
         self._flat, self._eps = flat, eps
         self._first = [torch.zeros_like(v) for v in flat.vectors]
         self._second = [torch.zeros_like(v) for v in flat.vectors]
-        self._steps = [torch.zeros(()) for _ in flat.vectors]
+        self._steps = [torch.zeros((), device=v.device) for v in flat.vectors]
+
+    def over(self, flat: Flat) -> Adam:
+        """One like this over other vectors, with moments of 0."""
+        return Adam(flat, self._eps)
 
     @torch.no_grad()
-    def step(self, lr: float) -> None:
+    def step(self, lr: float | Tensor) -> None:
         """One step of size lr along the gradients."""
         for steps in self._steps:
             steps.add_(1)

@@ -21,6 +21,7 @@ import tyro
 from rank0rl import checkpoint, config, envs
 from rank0rl.agent import Agent
 from rank0rl.config import RunOptions
+from rank0rl.twin import check_device
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def prepare(
     options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
     options.check(nworkers)
     _check_environment(options)
+    _check_device(options)
     last = options.stop_after_iterations
     if last is not None and last < made:
         raise ValueError(
@@ -98,6 +100,16 @@ def _check_environment(options: RunOptions) -> None:
     envs.describe(env)
     envs.refuse_running_statistics(env)
     env.close()
+
+
+def _check_device(options: RunOptions) -> None:
+    check_device(options.device)
+    kinds = load_agent(options.algo).devices
+    if options.device.partition(":")[0] not in kinds:
+        raise ValueError(
+            f"{options.algo} computes on {' and '.join(kinds)} only: got device {options.device!r}; "
+            f"leave --device out"
+        )
 
 
 # What may differ when a run goes on: what does not change its curve, and how long it is.

@@ -74,6 +74,7 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> None:
         "nprocs": nworkers,
         "num_envs": options.num_envs,
     }
+    agent.device = options.device
     state = State(agent, options, config.settings(options, plan.agent))
     if options.resume:
         state.load(checkpoint.read(checkpoint.latest(folder)))

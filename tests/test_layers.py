@@ -25,6 +25,7 @@ ALLOWED = {
     "agent": ({"batch"}, {"numpy"}),
     "flat": (set(), {"torch"}),
     "nets": ({"agent"}, {"numpy", "torch"}),
+    "twin": ({"batch", "flat"}, {"numpy", "torch"}),
     "envs": ({"agent"}, {"numpy", "gymnasium"}),
     "rollout": ({"agent", "batch", "seeding", "envs"}, {"numpy"}),
     "weights": ({"comm"}, {"numpy", "torch"}),
@@ -55,7 +56,7 @@ ALLOWED = {
         },
         set(),
     ),
-    "plan": ({"agent", "envs", *TOOLS}, {"tyro"}),
+    "plan": ({"agent", "envs", "twin", *TOOLS}, {"tyro"}),
     "cli": ({"comm", "job", "launch", "session"}, set()),
 }
 ALGOS = ({"agent", "batch", "returns", "nets", "flat"}, {"numpy", "torch"})

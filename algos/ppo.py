@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rank0rl.actor_critic import ActorCritic, normalized
 from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
 from rank0rl.batch import Batch, minibatches
 from rank0rl.flat import Adam, flatten_
-from rank0rl.nets import ObsNormalizer, ValueFunction, make_policy
-from rank0rl.returns import explained_variance, gae
+from rank0rl.nets import ObsNormalizer, ValueFunction
+from rank0rl.policies import make_policy
+from rank0rl.returns import explained_variance
 from rank0rl.twin import Twin, joined
 
 
@@ -85,37 +87,21 @@ class PPO(Agent):
         self.norm = ObsNormalizer(spaces.obs.shape)
         self.policy = make_policy(size, spaces.act, options.hidden, rng, options.log_std)
         self.value = ValueFunction(size, options.hidden, rng)
+        self.nets = ActorCritic(self.norm, self.policy, self.value)
         self.noise = self.policy.noise
         self.flat = flatten_(nn.ModuleList([self.policy, self.value, self.norm]))
         self.adam = Adam(self.flat, eps=1e-5)
         self.twin: Twin | None = None  # on rank 0, where the update computes on a GPU
 
-    def act(self, obs: Array, noise: Array, unit: Array) -> tuple[Array, Batch]:
+    def act(
+        self, obs: Array, noise: Array, unit: Array, mask: Array | None = None
+    ) -> tuple[Array, Batch]:
         """Sample actions."""
-        return self.policy.act(self.norm.numpy(obs), noise), {}
+        return self.nets.act(obs, noise, mask)
 
     def process(self, fragment: Fragment) -> Batch:
-        """Log-probabilities, advantages and returns; a part that did not terminate ends with its value."""
-        opt = self.options
-        obs = self.norm.numpy(fragment.obs)
-        logp, _, _ = self.policy.numpy(obs, fragment.act)  # for all steps at once: act is quicker
-        val = self.value.predict(obs)
-        end_val = self.value.predict(self.norm.numpy(fragment.end_obs))
-        end_val[fragment.terminated[fragment.end]] = 0.0
-        adv = np.concatenate(
-            [
-                gae(fragment.rew[part], np.append(val[part], last), opt.gamma, opt.lam)
-                for part, last in zip(fragment.parts(), end_val, strict=True)
-            ]
-        ).astype(np.float32)
-        return {
-            "obs": fragment.obs,
-            "act": fragment.act,
-            "logp": logp,
-            "adv": adv,
-            "val": val,
-            "ret": adv + val,
-        }
+        """Log-probabilities, advantages and returns."""
+        return self.nets.process(fragment, self.options.gamma, self.options.lam)
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Epochs of minibatch gradient steps on the clipped objective and the value loss."""
@@ -127,8 +113,9 @@ class PPO(Agent):
             "obs": self.norm.numpy(batch["obs"]),
             "act": batch["act"],
             "old": batch["logp"],
-            "adv": _normalized(batch["adv"]),
+            "adv": normalized(batch["adv"]),
             "ret": batch["ret"] / self.value.scale.numpy(),
+            **{name: batch[name] for name in ("mask",) if name in batch},
         }
         self.flat.check()
         step = self.step
@@ -163,14 +150,20 @@ class PPO(Agent):
         """One gradient step on a minibatch; what `gradient` gives."""
         opt = self.options
         if opt.normalize == "minibatch":
-            part["adv"] = _normalized(part["adv"])
+            part["adv"] = normalized(part["adv"])
         seen = self.gradient(**part)
         self.flat.clip_norm(opt.max_grad_norm)
         self.adam.step(lr)
         return seen
 
     def gradient(
-        self, obs: Array, act: Array, old: Array, adv: Array, ret: Array
+        self,
+        obs: Array,
+        act: Array,
+        old: Array,
+        adv: Array,
+        ret: Array,
+        mask: Array | None = None,
     ) -> tuple[Array, Array, Array]:
         """Gradient of -E[min(r A, clip(r) A)] + c_v E[(V - R)^2] - c_e H, r the ratio of new to old probability.
 
@@ -182,6 +175,7 @@ class PPO(Agent):
             old: their log-probabilities when they were taken, (n,).
             adv: advantages, normalized, (n,).
             ret: returns in units of the value function's scale, (n,).
+            mask: which choices could be taken, (n, all choices), if not all.
 
         Returns:
             Log of r, (n,); error of the value, (n,); entropy, (1,).
@@ -189,7 +183,7 @@ class PPO(Agent):
         Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7 and 9.
         """
         opt, n = self.options, len(adv)
-        logp, entropy, policy_pullback = self.policy.numpy(obs, act)
+        logp, entropy, policy_pullback = self.policy.numpy(obs, act, mask)
         log_ratio = logp - old
         ratio = np.exp(log_ratio)
         pays = (ratio - 1) * np.sign(adv) < opt.clip_ratio
@@ -202,14 +196,23 @@ class PPO(Agent):
         return log_ratio, error, np.array([entropy])
 
     def loss(
-        self, nets: Any, obs: Tensor, act: Tensor, old: Tensor, adv: Tensor, ret: Tensor
+        self,
+        nets: Any,
+        obs: Tensor,
+        act: Tensor,
+        old: Tensor,
+        adv: Tensor,
+        ret: Tensor,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The loss whose gradient `gradient` gives, in torch, for autograd on any device; and the same to record."""
         opt = self.options
         if opt.normalize == "minibatch":
             adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
-        logp, entropy = nets["policy"].evaluate(obs, act)
-        log_ratio = logp - old
+        policy = nets["policy"]
+        now = policy.distribution(obs, mask)
+        entropy = policy.entropy(now)
+        log_ratio = policy.logp(now, act) - old
         ratio = torch.exp(log_ratio)
         clipped = ratio.clamp(1 - opt.clip_ratio, 1 + opt.clip_ratio)
         error = nets["value"](obs) - ret
@@ -222,7 +225,7 @@ class PPO(Agent):
 
     def modules(self) -> dict[str, Any]:
         """All networks and statistics."""
-        return {"policy": self.policy, "value": self.value, "norm": self.norm}
+        return self.nets.modules()
 
     def state(self) -> dict[str, Any]:
         """Adam's moments."""
@@ -231,10 +234,3 @@ class PPO(Agent):
     def load(self, state: dict[str, Any]) -> None:
         """Take back Adam's moments."""
         self.adam.load(state["adam"])
-
-
-def _normalized(adv: Array) -> Array:
-    """With mean 0 and standard deviation 1, (n,)."""
-    adv = adv - adv.sum() / np.float32(len(adv))
-    std = np.sqrt(adv @ adv / np.float32(len(adv)))
-    return adv / (std + np.float32(1e-8))  # type: ignore[no-any-return] # 1e-8: they may be equal

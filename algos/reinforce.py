@@ -7,7 +7,7 @@ import torch
 
 from rank0rl.agent import Agent, check_ranges
 from rank0rl.flat import Adam, flatten_
-from rank0rl.nets import make_policy
+from rank0rl.policies import make_policy
 from rank0rl.returns import discounted_sum
 
 
@@ -48,10 +48,8 @@ class Reinforce(Agent):
     def update(self, batch, rng, progress):
         ret = batch["ret"]
         adv = torch.from_numpy((ret - ret.mean()) / (ret.std() + 1e-8)).float()  # 1e-8: no variance
-        logp, _ = self.policy.evaluate(
-            torch.from_numpy(batch["obs"]), torch.from_numpy(batch["act"])
-        )
-        loss = -(logp * adv).mean()
+        now = self.policy.distribution(torch.from_numpy(batch["obs"]))
+        loss = -(self.policy.logp(now, torch.from_numpy(batch["act"])) * adv).mean()
         self.flat.zero_grad()
         loss.backward()
         self.flat.check()

@@ -16,7 +16,7 @@ import numpy as np
 
 from algos.ppo import PPO, PPOOptions
 from rank0rl import envs, seeding
-from rank0rl.nets import CategoricalPolicy
+from rank0rl.policies import CategoricalPolicy
 from rank0rl.rollout import Lane, Rollout
 from rank0rl.threads import set_threads
 

@@ -7,6 +7,7 @@ learns from a batch of rows. ``algos/reinforce.py`` is the one to copy.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,19 +17,23 @@ from rank0rl.batch import Batch
 
 Array = npt.NDArray[Any]
 
+NEVER = -1e8  # logit of a choice that may not be taken: exp gives 0, and 0 times it is no nan
+
 
 @dataclass(frozen=True, eq=False)
 class Space:
     """One space: the shape and dtype of its elements, and what bounds them."""
 
     kind: str
-    """"box": real numbers; "discrete": one of n choices, numbered from 0."""
+    """"box": numbers; "discrete": one choice, or several at once, each numbered from 0."""
     shape: tuple[int, ...]
-    """Of one element; () for a choice."""
+    """Of one element; () for a single choice."""
     dtype: str
     """As rows hold it."""
-    n: int = 0
-    """Number of choices of a discrete space."""
+    choices: tuple[int, ...] = ()
+    """Of a discrete space: how many there are, for each of the choices at once."""
+    masked: bool = False
+    """Whether the environment tells which choices may be taken, in info["action_mask"]."""
     low: Array | None = None
     """Of a box, with its shape: actions are clipped to it on the way to the environment."""
     high: Array | None = None
@@ -36,8 +41,12 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Numbers in one element, flattened; of a discrete space, its number of choices."""
-        return self.n if self.kind == "discrete" else int(np.prod(self.shape))
+        """Numbers in one element, flattened; of a discrete space, how many choices there are in all."""
+        return sum(self.choices) if self.choices else int(np.prod(self.shape))
+
+    def parts(self) -> list[slice]:
+        """Of a discrete space: the columns of each of the choices, where all stand in a row."""
+        return [slice(a, b) for a, b in pairwise(accumulate(self.choices, initial=0))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,13 +118,17 @@ class Agent:
         """Build the networks and everything else that `act`, `process` and `update` need."""
         raise NotImplementedError
 
-    def act(self, obs: Array, noise: Array, unit: Array) -> tuple[Array, Batch]:
+    def act(
+        self, obs: Array, noise: Array, unit: Array, mask: Array | None = None
+    ) -> tuple[Array, Batch]:
         """Choose actions. Every rank. A row must not depend on how many rows there are.
 
         Args:
             obs: (B, *obs).
             noise: (B, k), float32, drawn as `noise` says.
             unit: (B,), lane or episode number of each row.
+            mask: which choices may be taken, (B, all choices), bool. Given only where the
+                environment tells; the fragment then has it in extras, as "action_mask".
 
         Returns:
             Actions (B, *act), int64 for choices; and extras, name -> (B, ...), kept in the fragment.
@@ -155,6 +168,33 @@ class Agent:
 
     def load(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave. Rank 0 only; the modules are loaded already."""
+
+
+def choose(logits: Array, noise: Array, space: Space, mask: Array | None = None) -> Array:
+    """Draw choices whose probabilities are the softmax of logits. No row depends on the others.
+
+    Args:
+        logits: (B, all choices); overwritten.
+        noise: uniform on [0, 1), (B, number of choices at once).
+        space: of the actions, discrete.
+        mask: which may be taken, (B, all choices), bool; all of them by default.
+
+    Returns:
+        Choices, (B, *space.shape), int64.
+    """
+    if mask is not None:
+        logits[~mask] = NEVER
+    chosen = []
+    for i, part in enumerate(space.parts()):
+        some = logits[:, part]
+        some -= np.maximum.reduce(some, axis=1, keepdims=True)
+        cumulative = np.add.accumulate(np.exp(some), axis=1)
+        below = noise[:, i : i + 1] * cumulative[:, -1:] >= cumulative[:, :-1]
+        choice = np.add.reduce(below, axis=1, dtype=np.int64)
+        if mask is not None:  # rounding may have led past the last one that may be taken
+            choice = np.minimum(choice, below.shape[1] - mask[:, part][:, ::-1].argmax(axis=1))
+        chosen.append(choice)
+    return np.stack(chosen, axis=1).reshape(-1, *space.shape) if space.shape else chosen[0]
 
 
 def check_ranges(options: Any, **ranges: str) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import tyro
 
 from rank0rl import envs
-from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, check_ranges
+from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, check_ranges, choose
 from rank0rl.batch import Batch
 from rank0rl.config import Pairs
 from rank0rl.rollout import Rollout
@@ -110,12 +110,14 @@ class RandomAgent(Agent):
     def __init__(self, spaces: Spaces, options: NoOptions, rng: Any) -> None:
         """Nothing is learned."""
         self.space = spaces.act
-        self.noise = ("uniform", 1 if self.space.kind == "discrete" else self.space.size)
+        self.noise = ("uniform", len(self.space.choices) or self.space.size)
 
-    def act(self, obs: Array, noise: Array, unit: Array) -> tuple[Array, Batch]:
+    def act(
+        self, obs: Array, noise: Array, unit: Array, mask: Array | None = None
+    ) -> tuple[Array, Batch]:
         """Uniform between the bounds, or on [-1, 1] where there are none."""
-        if self.space.kind == "discrete":
-            return (noise[:, 0] * self.space.n).astype(np.int64), {}
+        if self.space.choices:
+            return choose(np.zeros((len(obs), self.space.size)), noise, self.space, mask), {}
         assert self.space.low is not None
         assert self.space.high is not None
         low = np.where(np.isfinite(self.space.low), self.space.low, -1).astype(np.float32)

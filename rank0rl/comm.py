@@ -37,6 +37,7 @@ nworkers: int
 
 _ARRIVE_S = 50e-6  # tests before the first sleep, while the other ranks may be long in coming
 _MOVE_S = 0.2  # the same, once all ranks are known to be there and only bytes are missing
+_TESTS = 4  # between two sleeps: one may complete no more than one step of a collective
 _MISMATCH_S = 8.0  # longer than the supervisor takes to find out
 _END_TAG = 32_000  # MPI promises tags up to 32,767
 _NUMBERS = 32  # that travel with the layout's hash, in one message
@@ -214,22 +215,23 @@ def agree(
         if problem:
             raise ValueError(f"{what}: {problem}")
         return np.array([numbers], np.int64)
-    mine = np.full(4 + _NUMBERS, -1, np.int64)  # of one length, whatever the layouts are
-    mine[0], mine[1] = _hash(what), _hash(sorted(layout.items()))
-    mine[2:4] = len(problem), -1 if or_nothing and not layout else len(numbers)
-    first, rest = np.split(np.array(numbers, np.int64), [_NUMBERS])
-    mine[4 : 4 + len(first)] = first
+    count = -1 if or_nothing and not layout else len(numbers)
+    head = [_hash(what), _hash(sorted(layout.items())), len(problem), count]
+    padding = [-1] * (_NUMBERS - len(numbers))  # to one length, whatever the layouts are
+    mine = np.array([*head, *numbers[:_NUMBERS], *padding], np.int64)
     everyone = np.empty((comm.size, mine.size), np.int64)
     _wait(comm, what, comm.Iallgather(mine, everyone), spin_s=_ARRIVE_S)
-    whats, layouts, problems, counts = everyone[:, :4].T
-    layouts = layouts[counts >= 0]
-    if (whats == whats[0]).all() and (layouts == layouts[:1]).all() and not problems.any():
-        count = counts.max(initial=0)
-        more = np.empty((comm.size, max(count - _NUMBERS, 0)), np.int64)
-        if more.size:
-            rest = rest if len(rest) else np.full(more.shape[1], -1)
-            _wait(comm, what, comm.Iallgather(rest, more), spin_s=_MOVE_S)
-        return np.concatenate([everyone[:, 4 : 4 + min(count, _NUMBERS)], more], axis=1)
+    heads = everyone[:, :4].tolist()
+    whats, layouts, problems, counts = zip(*heads, strict=True)
+    came = {layout for layout, n in zip(layouts, counts, strict=True) if n >= 0}
+    if len(set(whats)) == 1 and len(came) <= 1 and not any(problems):
+        count = max(0, *counts)
+        if count <= _NUMBERS:
+            return everyone[:, 4 : 4 + count]
+        rest = np.array(numbers[_NUMBERS:] or [-1] * (count - _NUMBERS), np.int64)
+        more = np.empty((comm.size, rest.size), np.int64)
+        _wait(comm, what, comm.Iallgather(rest, more), spin_s=_MOVE_S)
+        return np.concatenate([everyone[:, 4:], more], axis=1)
     parts = _everyones((what, dict(layout), problem), what, comm)
     raise ValueError(f"{what}: {_disagreement(parts, same, or_nothing)}")
 
@@ -420,7 +422,7 @@ def _wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
     while not (done := _test(pending)) and time.perf_counter() - begin < spin_s:
         os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
     pause = 20e-6
-    while not (done or _test(pending)):
+    while not (done or any(_test(pending) for _ in range(_TESTS))):
         time.sleep(pause)
         pause = min(2 * pause, 1e-3)
         if time.perf_counter() - begin > _timeout_s():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
+import math
 import re
 from typing import Any
 
@@ -55,15 +57,20 @@ def base(env_id: str) -> str:
 def make(env_id: str, **kwargs: Any) -> gym.Env[Any, Any]:
     """An environment with its time limit and without the checks that cost time every step.
 
+    Observations that are a dict, a tuple or choices are flattened: choices become one-hot.
+
     Raises:
         ValueError: if it cannot be made, with Gymnasium's reason.
     """
     try:
-        return gym.make(env_id, disable_env_checker=True, **kwargs)
+        env = gym.make(env_id, disable_env_checker=True, **kwargs)
     except Exception as error:  # whatever the environment's constructor raises
         raise ValueError(
             f"cannot make environment {env_id!r}: {type(error).__name__}: {error}"
         ) from error
+    space = env.observation_space
+    flat = not isinstance(space, gym.spaces.Box) and space.is_np_flattenable
+    return gym.wrappers.FlattenObservation(env) if flat else env
 
 
 def describe(env: gym.Env[Any, Any]) -> Spaces:
@@ -75,17 +82,19 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
     obs, act = env.observation_space, env.action_space
     if not isinstance(obs, gym.spaces.Box):
         raise ValueError(
-            f"observations must be a Box: {name(env)} has {obs}; wrap it with "
-            f"gymnasium.wrappers.FlattenObservation"
+            f"observations must be of fixed size, a Box or what can be flattened to one: "
+            f"{name(env)} has {obs}; wrap it with gymnasium.wrappers.TransformObservation"
         )
-    if not isinstance(act, gym.spaces.Box | gym.spaces.Discrete) or (
-        isinstance(act, gym.spaces.Box) and act.dtype.kind != "f"
+    choices = gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
+    if not (
+        isinstance(act, choices) or (isinstance(act, gym.spaces.Box) and act.dtype.kind == "f")
     ):
         raise ValueError(
-            f"actions must be a Box of floats or Discrete: {name(env)} has {act}; wrap it with "
-            f"gymnasium.wrappers.TransformAction"
+            f"actions must be a Box of floats, Discrete, MultiDiscrete or MultiBinary: {name(env)} "
+            f"has {act}; wrap it with gymnasium.wrappers.TransformAction"
         )
-    return Spaces(_describe(obs), _describe(act))
+    masked = isinstance(act, choices) and "action_mask" in env.reset(seed=0)[1]
+    return Spaces(_describe(obs), dataclasses.replace(_describe(act), masked=masked))
 
 
 def running_statistics(env: gym.Env[Any, Any]) -> list[str]:
@@ -116,14 +125,20 @@ def refuse_running_statistics(env: gym.Env[Any, Any]) -> None:
         )
 
 
-def first_choice(env: gym.Env[Any, Any]) -> int:
-    """What a discrete action space calls its choice 0."""
-    return int(getattr(env.action_space, "start", 0))
+def first_choice(env: gym.Env[Any, Any]) -> Any:
+    """What a discrete action space calls its choice 0: a number, or one for each of its choices."""
+    return getattr(env.action_space, "start", 0)
 
 
 def _describe(space: gym.Space[Any]) -> Space:
     if isinstance(space, gym.spaces.Discrete):
-        return Space("discrete", (), "int64", n=int(space.n))
+        return Space("discrete", (), "int64", choices=(int(space.n),))
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return Space(
+            "discrete", space.nvec.shape, "int64", choices=tuple(space.nvec.ravel().tolist())
+        )
+    if isinstance(space, gym.spaces.MultiBinary):
+        return Space("discrete", space.shape, "int64", choices=(2,) * math.prod(space.shape))
     assert isinstance(space, gym.spaces.Box)
     dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
     return Space(

@@ -138,7 +138,7 @@ class Adam:
             self._second,
             [],
             self._steps,
-            lr=lr,
+            lr=lr,  # type: ignore[arg-type] # or a number
             beta1=0.9,
             beta2=0.999,
             weight_decay=0.0,

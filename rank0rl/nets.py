@@ -1,4 +1,4 @@
-"""MLPs, policies, a value function, an observation normalizer.
+"""MLPs, a value function, an observation normalizer.
 
 Each network works over one memory in two ways: in torch, where autograd takes the gradient of any
 loss, and in NumPy, for acting and for gradients in closed form, a few times faster at these sizes.
@@ -11,21 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Space
-
 Array = npt.NDArray[Any]
-
-Pullback: TypeAlias = Callable[[Array, float], None]
-"""Takes d loss / d log-probability, (N,), and d loss / d entropy to gradients of the parameters."""
-
-_LOG_2PI = math.log(2 * math.pi)
 
 
 class MLP(nn.Module):
@@ -118,7 +111,7 @@ class MLP(nn.Module):
         return self._layers
 
 
-class _View:
+class View:
     """A tensor as a NumPy array, made anew when it has moved in memory: 0.1 us a time, not 2."""
 
     def __init__(self, owner: Mapping[str, Tensor | None], name: str) -> None:
@@ -126,6 +119,7 @@ class _View:
         self._address, self._array = 0, np.empty(0, np.float32)
 
     def __call__(self) -> Array:
+        """The array."""
         tensor = self._owner[self._name]
         assert tensor is not None
         if self._address != tensor.data_ptr():
@@ -184,20 +178,26 @@ class ObsNormalizer(nn.Module):
 
     `merge` is for rank 0, after the last gradient step: an iteration acts, evaluates and learns
     with the statistics that were broadcast before it.
+
+    Args:
+        shape: of an observation.
+        coarse: divide by 3 (std + 0.1) instead, which takes most of them to +-1, and those that
+            hardly vary to less.
     """
 
     shift: Tensor
     scale: Tensor
     limit = 10.0
 
-    def __init__(self, shape: Sequence[int]) -> None:
+    def __init__(self, shape: Sequence[int], coarse: bool = False) -> None:
         """Begin with mean 0 and variance 1."""
         super().__init__()
+        self._coarse = coarse
         size = math.prod(shape)
         self.moments = Moments((size,))
         self.register_buffer("shift", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
-        self._views = _View(self._buffers, "shift"), _View(self._buffers, "scale")
+        self._views = View(self._buffers, "shift"), View(self._buffers, "scale")
 
     def forward(self, obs: Tensor) -> Tensor:
         """(N, *shape) -> (N, size), float32."""
@@ -217,141 +217,10 @@ class ObsNormalizer(nn.Module):
         """Add the observations of a batch, (N, *shape)."""
         self.moments.merge(obs.reshape(len(obs), -1))
         self.shift.copy_(self.moments.mean)
-        self.scale.copy_(1 / torch.sqrt(self.moments.var + 1e-8))  # 1e-8: some never change
-
-
-class GaussianPolicy(nn.Module):
-    """Independent normal actions: the mean is an MLP of the input, the standard deviation a parameter.
-
-    Args:
-        size: numbers of inputs and of actions' components.
-        shape: of one action.
-        hidden: units of each hidden layer.
-        rng: for the weights.
-        log_std: initial log of the standard deviation.
-    """
-
-    def __init__(
-        self,
-        size: tuple[int, int],
-        shape: tuple[int, ...],
-        hidden: Sequence[int],
-        rng: np.random.Generator,
-        log_std: float = 0.0,
-    ) -> None:
-        """Draw the weights."""
-        super().__init__()
-        self.noise = ("normal", size[1])
-        self.shape = shape
-        self.mlp = MLP([size[0], *hidden, size[1]], rng, last_gain=0.01)
-        self.log_std = nn.Parameter(torch.full((size[1],), log_std))
-        self._log_std = _View(self._parameters, "log_std")
-
-    def act(self, x: Array, noise: Array) -> Array:
-        """Actions (B, *shape), of inputs (B, inputs) and noise (B, k). No row depends on B."""
-        act = self.mlp.numpy(x[:, None, :])[-1][:, 0]
-        act += np.exp(self._log_std()) * noise
-        return act.reshape(-1, *self.shape)  # type: ignore[no-any-return]
-
-    def evaluate(self, x: Tensor, act: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-densities (N,) of actions (N, *shape), and the entropy, (), in nats."""
-        z = (act.reshape(len(act), -1) - self.mlp(x)) * torch.exp(-self.log_std)
-        const = self.log_std.sum() + 0.5 * _LOG_2PI * len(self.log_std)
-        return -0.5 * z.square().sum(dim=1) - const, const + 0.5 * len(self.log_std)
-
-    def numpy(self, x: Array, act: Array) -> tuple[Array, float, Pullback]:
-        """As `evaluate`, on NumPy arrays, and how gradients come back."""
-        log_std = self._log_std()
-        layers = self.mlp.numpy(x)
-        inverse = np.exp(-log_std)
-        z = act.reshape(len(act), -1) - layers[-1]
-        z *= inverse
-        const = np.add.reduce(log_std).item() + 0.5 * _LOG_2PI * len(log_std)
-
-        def pullback(by_logp: Array, by_entropy: float) -> None:
-            by_mean = by_logp[:, None] * z
-            by_mean *= inverse
-            self.mlp.backward(layers, by_mean)
-            by_log_std = by_logp @ squares - (np.add.reduce(by_logp) - by_entropy)
-            assert self.log_std.grad is not None
-            self.log_std.grad.numpy()[:] = by_log_std
-
-        squares = z * z
-        logp = np.add.reduce(squares, axis=1)
-        logp *= -0.5
-        logp -= const
-        return logp, const + 0.5 * len(log_std), pullback
-
-
-class CategoricalPolicy(nn.Module):
-    """One of n choices, with probabilities that are the softmax of an MLP of the input.
-
-    Args:
-        size: numbers of inputs and of choices.
-        hidden: units of each hidden layer.
-        rng: for the weights.
-    """
-
-    noise = ("uniform", 1)
-
-    def __init__(
-        self, size: tuple[int, int], hidden: Sequence[int], rng: np.random.Generator
-    ) -> None:
-        """Draw the weights."""
-        super().__init__()
-        self.mlp = MLP([size[0], *hidden, size[1]], rng, last_gain=0.01)
-
-    def act(self, x: Array, noise: Array) -> Array:
-        """Choices (B,), int64, of inputs (B, inputs) and noise (B, 1). No row depends on B."""
-        logits = self.mlp.numpy(x[:, None, :])[-1][:, 0]
-        logits -= np.maximum.reduce(logits, axis=1, keepdims=True)
-        cumulative = np.add.accumulate(np.exp(logits), axis=1)
-        below = noise * cumulative[:, -1:] >= cumulative[:, :-1]
-        return np.add.reduce(below, axis=1, dtype=np.int64)  # type: ignore[no-any-return]
-
-    def evaluate(self, x: Tensor, act: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities (N,) of choices (N,), and the mean entropy, (), in nats."""
-        logp = torch.log_softmax(self.mlp(x), dim=1)
-        entropy = -(logp.exp() * logp).sum(dim=1).mean()
-        return logp.gather(1, act[:, None])[:, 0], entropy
-
-    def numpy(self, x: Array, act: Array) -> tuple[Array, float, Pullback]:
-        """As `evaluate`, on NumPy arrays, and how gradients come back."""
-        layers = self.mlp.numpy(x)
-        logp = layers[-1] - layers[-1].max(axis=1, keepdims=True)
-        logp -= np.log(np.exp(logp).sum(axis=1, keepdims=True))
-        probs = np.exp(logp)
-        entropy = -(probs * logp).sum(axis=1, keepdims=True)
-
-        def pullback(by_logp: Array, by_entropy: float) -> None:
-            by_logits = probs * -by_logp[:, None]
-            by_logits[np.arange(len(act)), act] += by_logp
-            if by_entropy:
-                by_logits -= by_entropy / len(act) * probs * (logp + entropy)
-            self.mlp.backward(layers, by_logits)
-
-        return logp[np.arange(len(act)), act], float(entropy.mean()), pullback
-
-
-def make_policy(
-    size: int,
-    act: Space,
-    hidden: Sequence[int],
-    rng: np.random.Generator,
-    log_std: float = 0.0,
-) -> GaussianPolicy | CategoricalPolicy:
-    """The policy for a space of actions: normal for a box, categorical for choices.
-
-    Args:
-        size: number of inputs.
-        act: the space of actions.
-        hidden: units of each hidden layer.
-        rng: for the weights.
-        log_std: initial log standard deviation of normal actions.
-    """
-    if act.kind == "discrete":
-        return CategoricalPolicy((size, act.n), hidden, rng)
-    return GaussianPolicy((size, act.size), act.shape, hidden, rng, log_std)
+        if self._coarse:
+            self.scale.copy_(1 / (3 * (torch.sqrt(self.moments.var) + 0.1)))
+        else:
+            self.scale.copy_(1 / torch.sqrt(self.moments.var + 1e-8))  # 1e-8: some never change
 
 
 class ValueFunction(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,28 @@ def gae(rew: Array, val: Array, gamma: float, lam: float) -> Array:
         )
     val = val.astype(np.float64)
     return discounted_sum(rew + gamma * val[1:] - val[:-1], gamma * lam)
+
+
+def advantages(
+    rew: Array, val: Array, end_val: Array, parts: Sequence[slice], gamma: float, lam: float
+) -> Array:
+    """`gae` over steps that are cut into parts of one episode each.
+
+    Args:
+        rew: rewards, shape (T,).
+        val: values of the states before each step, shape (T,).
+        end_val: values of the states after each part, shape (E,); 0 where it terminated.
+        parts: the steps of each part, in order.
+        gamma: discount in [0, 1].
+        lam: GAE mixing in [0, 1].
+
+    Returns:
+        Advantages, shape (T,), float64.
+    """
+    ends = zip(parts, end_val, strict=True)
+    return np.concatenate(
+        [gae(rew[part], np.append(val[part], last), gamma, lam) for part, last in ends]
+    )
 
 
 def explained_variance(pred: Array, target: Array) -> float:

@@ -6,7 +6,7 @@ episodes. So it is the same whichever rank collects it, and whatever else that r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,13 +83,16 @@ class Rollout:
         self.lanes = [Lane(number, _make(make_env, number), i) for i, number in enumerate(lanes)]
         env = self.lanes[0].env if lanes else _make(make_env, lanes.start)
         self.spaces: Spaces = envs.describe(env)
-        self._first_choice = envs.first_choice(env)
+        first = envs.first_choice(env)
+        self._first_choice = first if np.any(first) else None
         if not lanes:
             env.close()
         self._seed, self._steps, self._episodes, self._at_once = seed, steps, episodes, at_once
         self._rows: Batch = {}  # name -> (lanes, capacity, ...)
         self._capacity = steps or _BLOCK
         self._obs = np.zeros((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
+        masked = self.spaces.act.masked
+        self._mask = np.ones((len(lanes), self.spaces.act.size), bool) if masked else None
         self._ret = np.zeros(len(lanes), np.float64)  # of the episodes under way
         self._length = np.zeros(len(lanes), np.int64)
         self._finished: dict[str, list[float]] = {}
@@ -178,8 +181,10 @@ class Rollout:
     def _repeat(self, lane: Lane, act: Array) -> bool:
         """Take a lane through these actions; whether the episode goes on after them."""
         for action in self._to_env(act):
-            obs, rew, over, cut_off, _ = lane.env.step(action)
+            obs, rew, over, cut_off, info = lane.env.step(action)
             self._obs[lane.row] = obs
+            if self._mask is not None:
+                self._mask[lane.row] = _mask_of(info)
             self._ret[lane.row] += rew
             self._length[lane.row] += 1
             if over or cut_off:
@@ -268,13 +273,20 @@ class Rollout:
         """
         rows, obs = at[0], self._obs[at[0]]
         self._doing = lanes[0], agent
-        act, extras = agent.act(obs, noise, unit)
+        if self._mask is None:
+            act, extras = agent.act(obs, noise, unit)
+        else:
+            mask = self._mask[at[0]].copy()
+            act, extras = agent.act(obs, noise, unit, mask=mask)
+            extras = {**extras, "action_mask": mask}
         self._write(at, obs=obs, act=act, **extras)
         rewards, terminated, truncated, ended = [], [], [], []
         env_act = self._to_env(act)
         try:
             for lane, action in zip(lanes, env_act, strict=True):
-                self._obs[lane.row], reward, over, cut_off, _ = lane.env.step(action)
+                self._obs[lane.row], reward, over, cut_off, info = lane.env.step(action)
+                if self._mask is not None:
+                    self._mask[lane.row] = _mask_of(info)
                 rewards.append(reward)
                 terminated.append(over)
                 truncated.append(cut_off)
@@ -299,7 +311,7 @@ class Rollout:
     def _to_env(self, act: Array) -> Any:
         space = self.spaces.act
         if space.kind == "discrete":
-            return act + self._first_choice if self._first_choice else act
+            return act if self._first_choice is None else act + self._first_choice
         assert space.low is not None
         assert space.high is not None
         return np.minimum(np.maximum(act, space.low), space.high)  # half the time of np.clip
@@ -313,7 +325,9 @@ class Rollout:
         self._doing = lane, None
         lane.seed, lane.over = seed, False
         self._ret[lane.row], self._length[lane.row] = 0.0, 0
-        self._obs[lane.row], _ = lane.env.reset(seed=seed)
+        self._obs[lane.row], info = lane.env.reset(seed=seed)
+        if self._mask is not None:
+            self._mask[lane.row] = _mask_of(info)
 
     def _noise(self, agent: Agent, iteration: int, unit: int) -> Callable[[int], Array]:
         """Draws (T, k) numbers, and the next ones at the next call, from the unit's own stream."""
@@ -368,6 +382,12 @@ class Rollout:
             extras={name: array for name, array in rows.items() if name not in known},
             **{name: rows[name] for name in known},
         )
+
+
+def _mask_of(info: Mapping[str, Any]) -> Array:
+    """Which choices may be taken, (all choices,): of several at once, those of each in a row."""
+    mask = info["action_mask"]
+    return np.concatenate(mask) if isinstance(mask, tuple) else np.ravel(mask)
 
 
 def _make(make_env: Callable[[], Any], lane: int) -> Any:

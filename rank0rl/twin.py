@@ -113,7 +113,7 @@ class Twin:
         """Record one step. It trains, on nonsense: `begin` loads the weights afterwards."""
         self._inputs = {name: x.clone() for name, x in part.items()}
         self._lr.zero_()
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # as torch.cuda.graph asks for: some steps before it records
             for _ in range(3):

@@ -43,7 +43,7 @@ def test_double_precision_is_kept_as_single():
     assert (spaces.act.kind, spaces.act.size) == ("box", 6)
     assert spaces.act.low.tolist() == [-1.0] * 6
     spaces = envs.describe(envs.make("CartPole-v1"))
-    assert (spaces.act.kind, spaces.act.n, spaces.act.size) == ("discrete", 2, 2)
+    assert (spaces.act.kind, spaces.act.choices, spaces.act.size) == ("discrete", (2,), 2)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,10 @@ ALLOWED = {
     "interrupt": (set(), set()),
     "agent": ({"batch"}, {"numpy"}),
     "flat": (set(), {"torch"}),
-    "nets": ({"agent"}, {"numpy", "torch"}),
+    "nets": (set(), {"numpy", "torch"}),
+    "policies": ({"agent", "nets"}, {"numpy", "torch"}),
+    "actor_critic": ({"agent", "batch", "nets", "policies", "returns"}, {"numpy", "torch"}),
+    "regression": ({"batch", "flat", "nets"}, {"numpy"}),
     "twin": ({"batch", "flat"}, {"numpy", "torch"}),
     "envs": ({"agent"}, {"numpy", "gymnasium"}),
     "rollout": ({"agent", "batch", "seeding", "envs"}, {"numpy"}),
@@ -59,7 +62,13 @@ ALLOWED = {
     "plan": ({"agent", "envs", "twin", *TOOLS}, {"tyro"}),
     "cli": ({"comm", "job", "launch", "session"}, set()),
 }
-ALGOS = ({"agent", "batch", "returns", "nets", "flat"}, {"numpy", "torch"})
+ALGOS = (
+    {
+        *("agent", "batch", "returns", "flat", "nets", "policies", "actor_critic", "regression"),
+        "twin",
+    },
+    {"numpy", "torch"},
+)
 
 
 def imports(path):

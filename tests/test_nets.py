@@ -5,41 +5,19 @@ import copy
 import numpy as np
 import pytest
 import torch
+from test_policies import KINDS, policy_of
 from torch import nn
 
-from rank0rl.agent import Space
 from rank0rl.flat import flatten_
-from rank0rl.nets import (
-    MLP,
-    CategoricalPolicy,
-    GaussianPolicy,
-    Moments,
-    ObsNormalizer,
-    ValueFunction,
-    make_policy,
-)
+from rank0rl.nets import MLP, Moments, ObsNormalizer, ValueFunction
+from rank0rl.policies import GaussianPolicy
 
 
 def rng(seed=0):
     return np.random.default_rng(seed)
 
 
-def policies():
-    gauss = GaussianPolicy((5, 3), (3,), (16, 16), rng(), log_std=-0.3)
-    choice = CategoricalPolicy((5, 4), (16, 16), rng())
-    for policy in (gauss, choice):
-        with torch.no_grad():
-            policy.mlp.weights[-1] *= 100  # far from uniform
-    return [gauss, choice]
-
-
 OBS = rng(1).standard_normal((33, 5), dtype=np.float32)
-
-
-def noise_for(policy, rows, seed=2):
-    kind, k = policy.noise
-    draw = rng(seed).standard_normal if kind == "normal" else rng(seed).random
-    return draw((rows, k), dtype=np.float32)
 
 
 def test_numpy_and_torch_agree_and_stay_so_when_weights_change_or_move():
@@ -64,59 +42,6 @@ def test_numpy_and_torch_agree_and_stay_so_when_weights_change_or_move():
         mlp.weights[0] += 1
     same()
     assert np.abs(twin.numpy(OBS)[-1] - mlp.numpy(OBS)[-1]).max() > 0
-
-
-@pytest.mark.parametrize("policy", policies(), ids=["gaussian", "categorical"])
-def test_acting_does_not_depend_on_how_many_rows_there_are(policy):
-    noise = noise_for(policy, 33)
-    act = policy.act(OBS, noise)
-    for size in (1, 2, 3, 5, 8, 16, 17, 32):
-        for start in range(0, 33 - size, 5):
-            part = slice(start, start + size)
-            some = policy.act(OBS[part], noise[part])
-            assert some.tobytes() == act[part].tobytes()
-
-
-def test_gaussian_against_torch_distributions():
-    policy, _ = policies()
-    act = policy.act(OBS, noise_for(policy, 33))
-    x = torch.from_numpy(OBS)
-    oracle = torch.distributions.Normal(policy.mlp(x), policy.log_std.exp())
-    expected = oracle.log_prob(torch.from_numpy(act)).sum(dim=1)
-    evaluated, entropy = policy.evaluate(x, torch.from_numpy(act))
-    torch.testing.assert_close(evaluated, expected)
-    logp, _, _ = policy.numpy(OBS, act)
-    torch.testing.assert_close(torch.from_numpy(logp), expected.detach(), atol=1e-4, rtol=1e-4)
-    mean = torch.from_numpy(act) - policy.log_std.exp() * torch.from_numpy(noise_for(policy, 33))
-    torch.testing.assert_close(mean, policy.mlp(x), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(entropy, oracle.entropy().sum(dim=1).mean())
-
-
-def test_categorical_against_torch_distributions_and_its_own_frequencies():
-    _, policy = policies()
-    x = torch.from_numpy(OBS)
-    act = policy.act(OBS, noise_for(policy, 33))
-    oracle = torch.distributions.Categorical(logits=policy.mlp(x))
-    expected = oracle.log_prob(torch.from_numpy(act))
-    evaluated, entropy = policy.evaluate(x, torch.from_numpy(act))
-    torch.testing.assert_close(evaluated, expected)
-    logp, _, _ = policy.numpy(OBS, act)
-    torch.testing.assert_close(torch.from_numpy(logp), expected.detach(), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(entropy, oracle.entropy().mean())
-    draws = policy.act(np.repeat(OBS[:1], 20000, axis=0), noise_for(policy, 20000))
-    probs = oracle.probs[0].detach().numpy()
-    errors = np.sqrt(probs * (1 - probs) / 20000)
-    assert (np.abs(np.bincount(draws, minlength=4) / 20000 - probs) < 4 * errors + 1e-9).all()
-
-
-def test_make_policy_fits_the_space():
-    box = make_policy(5, Space("box", (2, 3), "float32"), (8,), rng())
-    act = box.act(OBS, noise_for(box, 33))
-    assert act.shape == (33, 2, 3)
-    choice = make_policy(5, Space("discrete", (), "int64", n=4), (8,), rng())
-    act = choice.act(OBS, noise_for(choice, 33))
-    assert act.shape == (33,)
-    assert act.dtype == np.int64
 
 
 def test_moments_of_parts_are_the_moments_of_the_whole():
@@ -155,22 +80,21 @@ PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
-@pytest.mark.parametrize("which", ["gaussian", "categorical", "value"])
+@pytest.mark.parametrize("which", ["value", *KINDS])
 def test_gradients_in_closed_form_are_those_of_autograd(which, dtype):
-    module = {
-        "gaussian": policies()[0],
-        "categorical": policies()[1],
-        "value": ValueFunction(5, (16, 16), rng()),
-    }[which].to(dtype)
+    module = ValueFunction(5, (16, 16), rng()) if which == "value" else policy_of(which)
+    module.to(dtype)
     flat = flatten_(module)
     x = rng(5).standard_normal((33, 5)).astype(str(dtype).removeprefix("torch."))
     weight = rng(6).standard_normal(33).astype(x.dtype)
-    act = rng(7).integers(0, 4, 33) if which == "categorical" else x[:, :3]
+    act = x[:, :3] if which in ("gaussian", "rows") else rng(7).integers(0, 2, (33, 3))
+    act = act[:, 0] if which == "categorical" else act
     flat.zero_grad()
     if which == "value":
         (module(torch.from_numpy(x)).square() * torch.from_numpy(weight)).sum().backward()
     else:
-        logp, entropy = module.evaluate(torch.from_numpy(x), torch.from_numpy(act))
+        now = module.distribution(torch.from_numpy(x))
+        logp, entropy = module.logp(now, torch.from_numpy(act)), module.entropy(now)
         ((logp.exp() * torch.from_numpy(weight)).sum() + 0.7 * entropy).backward()
     expected = [v.grad.clone() for v in flat.vectors if v.grad is not None]
     for vector in flat.vectors:

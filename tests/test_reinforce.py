@@ -29,7 +29,9 @@ def test_it_learns_in_both_batch_modes(tmp_path, batch):
 
 
 def test_it_takes_observations_of_any_type(tmp_path):
-    agent_spaces = Spaces(Space("box", (2, 2), "uint8"), Space("discrete", (), "int64", n=3))
+    agent_spaces = Spaces(
+        Space("box", (2, 2), "uint8"), Space("discrete", (), "int64", choices=(3,))
+    )
     agent = Reinforce(agent_spaces, ReinforceOptions(), np.random.default_rng(0))
     obs = np.ones((5, 2, 2), np.uint8)
     act, _ = agent.act(obs, np.zeros((5, 1), np.float32), np.arange(5))
@@ -38,7 +40,7 @@ def test_it_takes_observations_of_any_type(tmp_path):
 
 
 def test_state_and_load_give_the_same_next_update():
-    spaces = Spaces(Space("box", (2,), "float32"), Space("discrete", (), "int64", n=3))
+    spaces = Spaces(Space("box", (2,), "float32"), Space("discrete", (), "int64", choices=(3,)))
     rng = np.random.default_rng(0)
     batch = {
         "obs": rng.random((20, 2), np.float32),

@@ -12,7 +12,7 @@ from rank0rl.config import RunOptions
 from rank0rl.twin import check_device
 
 BOX = Space("box", (2,), "float32", low=-np.ones(2), high=np.ones(2))
-CHOICE = Space("discrete", (), "int64", n=3)
+CHOICE = Space("discrete", (), "int64", choices=(3,))
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 

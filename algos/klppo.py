@@ -1,0 +1,230 @@
+"""Proximal policy optimization with an adaptive KL penalty, and a value function that remembers a batch.
+
+Source: Heess et al. 2017, arXiv:1707.02286, appendix A; sizes, step sizes and servo as in Patrick
+Coady's public description of his agent for the MuJoCo tasks. Where that one takes every end of an
+episode for a terminal state and scales observations on every rank, this one does neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rank0rl.actor_critic import ActorCritic, normalized
+from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
+from rank0rl.batch import Batch
+from rank0rl.flat import Adam, flatten_
+from rank0rl.nets import ObsNormalizer, ValueFunction
+from rank0rl.policies import make_policy
+from rank0rl.regression import fit_value
+from rank0rl.returns import explained_variance
+
+
+@dataclass(frozen=True)
+class KLPPOOptions:
+    """Options of PPO with a KL penalty."""
+
+    gamma: float = 0.995
+    """Discount per step, usually 0.97 to 0.999."""
+    lam: float = 0.98
+    """GAE mixing, usually 0.9 to 0.98: 0 trusts the value function alone, 1 the returns alone."""
+    hidden: tuple[int, ...] | None = None
+    """Units of each hidden layer of the policy. None: 10 per observation, 10 per action, between them their geometric mean."""
+    value_hidden: tuple[int, ...] | None = None
+    """Units of each hidden layer of the value function. None: 10 per observation, 5, between them their geometric mean."""
+    target_kl: float = 0.003
+    """Mean KL divergence of one update that the penalty is steered to, in nats, usually 0.001 to 0.01."""
+    eta: float = 50.0
+    """Weight of the square of what the divergence exceeds twice its target by."""
+    epochs: int = 20
+    """Full-batch gradient steps of the policy in one update, usually 10 to 20."""
+    lr: float | None = None
+    """Adam's step size for the policy. None: 9e-4 over the root of its middle layer's units."""
+    value_lr: float | None = None
+    """Adam's step size for the value function. None: 1e-2 over the root of its middle layer's units."""
+    value_epochs: int = 10
+    """Passes of the value function over this batch and the one before it, usually 5 to 10."""
+    value_minibatch_size: int = 256
+    """Rows of one gradient step of the value function."""
+    log_std: float = -0.5
+    """Initial log standard deviation of continuous actions, usually -1 to 0."""
+
+    def __post_init__(self) -> None:
+        """Check each number alone."""
+        check_ranges(
+            self,
+            gamma="[0, 1]",
+            lam="[0, 1]",
+            hidden="[1, inf)",
+            value_hidden="[1, inf)",
+            target_kl="(0, inf)",
+            eta="[0, inf)",
+            epochs="[1, inf)",
+            lr="(0, inf)",
+            value_lr="(0, inf)",
+            value_epochs="[1, inf)",
+            value_minibatch_size="[1, inf)",
+        )
+
+
+class KLPPO(Agent):
+    """PPO with an adaptive KL penalty, for box and discrete actions."""
+
+    Options = KLPPOOptions
+
+    def __init__(self, spaces: Spaces, options: KLPPOOptions, rng: np.random.Generator) -> None:
+        """Build policy, value function and their optimizers."""
+        self.options = options
+        size, acts = spaces.obs.size, spaces.act.size
+        hidden = options.hidden or _sizes(10 * size, 10 * acts)
+        value_hidden = options.value_hidden or _sizes(10 * size, 5)
+        self.lr = options.lr or 9e-4 / _middle(hidden) ** 0.5
+        self.value_lr = options.value_lr or 1e-2 / _middle(value_hidden) ** 0.5
+        # The original adds (10 hid3) // 48 rows of log-variances: half as many of log standard
+        # deviations move as fast.
+        rows = max(1, 10 * hidden[-1] // 96)
+        self.norm = ObsNormalizer(spaces.obs.shape, coarse=True)
+        self.policy = make_policy(size, spaces.act, hidden, rng, options.log_std, rows)
+        self.value = ValueFunction(size, value_hidden, rng)
+        self.nets = ActorCritic(self.norm, self.policy, self.value)
+        self.noise = self.policy.noise
+        self.flat = flatten_(self.policy)
+        self.value_flat = flatten_(nn.ModuleList([self.value, self.norm]))
+        self.adam, self.value_adam = Adam(self.flat), Adam(self.value_flat)
+        self.beta, self.multiplier = 1.0, 1.0  # of the KL penalty; of the policy's step size
+        self.previous: Batch = {}
+
+    def act(
+        self, obs: Array, noise: Array, unit: Array, mask: Array | None = None
+    ) -> tuple[Array, Batch]:
+        """Sample actions."""
+        return self.nets.act(obs, noise, mask)
+
+    def process(self, fragment: Fragment) -> Batch:
+        """Log-probabilities, advantages and returns, of rewards times (1 - gamma)."""
+        opt = self.options
+        scale = 1 - opt.gamma if opt.gamma < 1 else 1.0
+        return self.nets.process(replace(fragment, rew=fragment.rew * scale), opt.gamma, opt.lam)
+
+    def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
+        """Full-batch steps of the policy, then epochs of the value function."""
+        opt = self.options
+        obs = self.norm.numpy(batch["obs"])
+        rows = {
+            "obs": obs,
+            "act": batch["act"],
+            "old": batch["logp"],
+            "adv": normalized(batch["adv"]),
+            **{name: batch[name] for name in ("mask",) if name in batch},
+        }
+        metrics = self.improve(**{name: torch.from_numpy(x) for name, x in rows.items()})
+        ev = explained_variance(batch["val"], batch["ret"])
+        self.value.merge(batch["ret"])
+        self.value_flat.check()
+        ret = batch["ret"]
+        if self.previous:
+            obs = np.concatenate([obs, self.norm.numpy(self.previous["obs"])])
+            ret = np.concatenate([ret, self.previous["ret"]])
+        loss = fit_value(
+            *(self.value, self.value_adam, obs, ret, rng),
+            lr=self.value_lr,
+            epochs=opt.value_epochs,
+            minibatch_size=opt.value_minibatch_size,
+        )
+        self.previous = {name: batch[name] for name in ("obs", "ret")}
+        self.norm.merge(batch["obs"])
+        return {**metrics, "value_loss": loss, "explained_variance": ev}
+
+    def improve(
+        self, obs: Tensor, act: Tensor, old: Tensor, adv: Tensor, mask: Tensor | None = None
+    ) -> dict[str, float]:
+        """Full-batch steps on the loss, until the divergence exceeds four times its target.
+
+        Args:
+            obs: normalized, (N, inputs).
+            act: actions, (N, *act).
+            old: their log-probabilities when they were taken, (N,).
+            adv: advantages, normalized, (N,).
+            mask: which choices could be taken, (N, all choices), if not all.
+
+        Returns:
+            For the record.
+        """
+        opt, policy = self.options, self.policy
+        self.flat.check()
+        with torch.no_grad():
+            was = policy.distribution(obs, mask)
+        for epoch in range(opt.epochs + 1):
+            now = policy.distribution(obs, mask)
+            kl = policy.kl(was, now).mean()
+            moved = kl.item()
+            if epoch == opt.epochs or moved > 4 * opt.target_kl:
+                break
+            loss = self.loss(policy.logp(now, act) - old, adv, kl)
+            self.flat.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.adam.step(self.lr * self.multiplier)
+        beta, multiplier = self.beta, self.multiplier
+        self.steer(moved)
+        return {
+            "kl": moved,
+            "entropy": float(policy.entropy(was)),
+            "beta": beta,
+            "lr": self.lr * multiplier,
+            "epochs": epoch,
+        }
+
+    def loss(self, log_ratio: Tensor, adv: Tensor, kl: Tensor) -> Tensor:
+        """-E[r A] + beta KL + eta max(0, KL - 2 target)^2, r the ratio of new to old probability.
+
+        Source: Heess et al. 2017, arXiv:1707.02286, appendix A.
+        """
+        opt = self.options
+        excess = torch.relu(kl - 2 * opt.target_kl)
+        return self.beta * kl + opt.eta * excess.square() - (torch.exp(log_ratio) * adv).mean()
+
+    def steer(self, kl: float) -> None:
+        """Move the penalty's weight towards the target; at its ends, the step size follows."""
+        target = self.options.target_kl
+        if kl > 2 * target:
+            self.beta = min(35.0, 1.5 * self.beta)
+            if self.beta > 30 and self.multiplier > 0.1:
+                self.multiplier /= 1.5
+        elif kl < target / 2:
+            self.beta = max(1 / 35, self.beta / 1.5)
+            if self.beta < 1 / 30 and self.multiplier < 10:
+                self.multiplier *= 1.5
+
+    def modules(self) -> dict[str, Any]:
+        """All networks and statistics."""
+        return self.nets.modules()
+
+    def state(self) -> dict[str, Any]:
+        """Adam's moments, the servo, and the batch before."""
+        return {
+            "adam": self.adam.state(),
+            "value_adam": self.value_adam.state(),
+            "beta": self.beta,
+            "multiplier": self.multiplier,
+            "previous": self.previous,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""
+        self.adam.load(state["adam"])
+        self.value_adam.load(state["value_adam"])
+        self.beta, self.multiplier = state["beta"], state["multiplier"]
+        self.previous = {name: np.asarray(x) for name, x in state["previous"].items()}
+
+
+def _sizes(first: int, last: int) -> tuple[int, ...]:
+    """Three layers, the middle one the geometric mean of the others."""
+    return first, int((first * last) ** 0.5), last
+
+
+def _middle(hidden: tuple[int, ...]) -> int:
+    return hidden[len(hidden) // 2]

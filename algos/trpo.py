@@ -1,0 +1,242 @@
+"""Trust region policy optimization: the largest natural-gradient step that keeps the policy close.
+
+Source: Schulman et al. 2015, arXiv:1502.05477; advantages as in Schulman et al. 2016,
+arXiv:1506.02438.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rank0rl.actor_critic import ActorCritic, normalized
+from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
+from rank0rl.batch import Batch
+from rank0rl.flat import Adam, flatten_
+from rank0rl.nets import ObsNormalizer, ValueFunction
+from rank0rl.policies import make_policy
+from rank0rl.regression import fit_value
+from rank0rl.returns import explained_variance
+
+
+@dataclass(frozen=True)
+class TRPOOptions:
+    """Options of TRPO."""
+
+    gamma: float = 0.99
+    """Discount per step, usually 0.97 to 0.999."""
+    lam: float = 0.97
+    """GAE mixing, usually 0.9 to 0.98: 0 trusts the value function alone, 1 the returns alone."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Units of each hidden layer, of the policy and of the value function."""
+    target_kl: float = 0.01
+    """Mean KL divergence from the acting policy that a step may reach, in nats, usually 0.005 to 0.05."""
+    damping: float = 0.1
+    """Added to the diagonal of the Fisher matrix, usually 0.01 to 0.1."""
+    cg_iterations: int = 10
+    """Of conjugate gradient, usually 10 to 20."""
+    fisher_stride: int = 5
+    """The Fisher matrix is that of every so many rows of the batch."""
+    backtracks: int = 10
+    """How often the line search shortens the step before it gives up. 0: no line search, the natural gradient as it is."""
+    backtrack_ratio: float = 0.8
+    """Of a step to the one before it, usually 0.5 to 0.8."""
+    value_lr: float = 1e-3
+    """Adam's step size for the value function, usually 3e-4 to 3e-3."""
+    value_epochs: int = 5
+    """Passes over the batch of the value function, usually 3 to 10."""
+    value_minibatch_size: int = 256
+    """Rows of one gradient step of the value function."""
+    log_std: float = 0.0
+    """Initial log standard deviation of continuous actions, usually -1 to 0."""
+
+    def __post_init__(self) -> None:
+        """Check each number alone."""
+        check_ranges(
+            self,
+            gamma="[0, 1]",
+            lam="[0, 1]",
+            hidden="[1, inf)",
+            target_kl="(0, inf)",
+            damping="[0, inf)",
+            cg_iterations="[1, inf)",
+            fisher_stride="[1, inf)",
+            backtracks="[0, inf)",
+            backtrack_ratio="(0, 1)",
+            value_lr="(0, inf)",
+            value_epochs="[1, inf)",
+            value_minibatch_size="[1, inf)",
+        )
+
+
+class TRPO(Agent):
+    """TRPO for box and discrete actions."""
+
+    Options = TRPOOptions
+
+    def __init__(self, spaces: Spaces, options: TRPOOptions, rng: np.random.Generator) -> None:
+        """Build policy, value function and its optimizer."""
+        self.options = options
+        size = spaces.obs.size
+        self.norm = ObsNormalizer(spaces.obs.shape)
+        self.policy = make_policy(size, spaces.act, options.hidden, rng, options.log_std)
+        self.value = ValueFunction(size, options.hidden, rng)
+        self.nets = ActorCritic(self.norm, self.policy, self.value)
+        self.noise = self.policy.noise
+        self.flat = flatten_(self.policy)
+        self.value_flat = flatten_(nn.ModuleList([self.value, self.norm]))
+        self.adam = Adam(self.value_flat)
+
+    def act(
+        self, obs: Array, noise: Array, unit: Array, mask: Array | None = None
+    ) -> tuple[Array, Batch]:
+        """Sample actions."""
+        return self.nets.act(obs, noise, mask)
+
+    def process(self, fragment: Fragment) -> Batch:
+        """Log-probabilities, advantages and returns."""
+        return self.nets.process(fragment, self.options.gamma, self.options.lam)
+
+    def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
+        """One step of the policy, then some epochs of the value function."""
+        opt = self.options
+        obs = self.norm.numpy(batch["obs"])
+        rows = {
+            "obs": obs,
+            "act": batch["act"],
+            "old": batch["logp"],
+            "adv": normalized(batch["adv"]),
+            **{name: batch[name] for name in ("mask",) if name in batch},
+        }
+        metrics = self.improve(**{name: torch.from_numpy(x) for name, x in rows.items()})
+        ev = explained_variance(batch["val"], batch["ret"])
+        self.value.merge(batch["ret"])
+        self.value_flat.check()
+        loss = fit_value(
+            *(self.value, self.adam, obs, batch["ret"], rng),
+            lr=opt.value_lr,
+            epochs=opt.value_epochs,
+            minibatch_size=opt.value_minibatch_size,
+        )
+        self.norm.merge(batch["obs"])
+        return {**metrics, "value_loss": loss, "explained_variance": ev}
+
+    def improve(
+        self, obs: Tensor, act: Tensor, old: Tensor, adv: Tensor, mask: Tensor | None = None
+    ) -> dict[str, float]:
+        """Maximize E[r A], r the ratio of new to old probability, within E[KL] <= target.
+
+        The step is s = sqrt(2 target / (x' F x)) x with F x = g, g the gradient and F the Fisher
+        matrix; it is shortened until it does raise the objective and stays within the region.
+
+        Args:
+            obs: normalized, (N, inputs).
+            act: actions, (N, *act).
+            old: their log-probabilities when they were taken, (N,).
+            adv: advantages, normalized, (N,).
+            mask: which choices could be taken, (N, all choices), if not all.
+
+        Returns:
+            For the record.
+
+        Source: Schulman et al. 2015, arXiv:1502.05477, appendix C.
+        """
+        opt, policy = self.options, self.policy
+        theta = self.flat.vectors[0]
+        self.flat.check()
+        before = policy.distribution(obs, mask)
+        was = tuple(part.detach() for part in before)
+
+        def objective(of: tuple[Tensor, ...]) -> Tensor:
+            return (torch.exp(policy.logp(of, act) - old) * adv).mean()
+
+        self.flat.zero_grad()
+        gain = objective(before)
+        gain.backward()  # type: ignore[no-untyped-call]
+        gradient = theta.grad.clone()  # type: ignore[union-attr]
+        some = slice(None, None, opt.fisher_stride)
+        fisher = self.fisher(obs[some], None if mask is None else mask[some])
+        direction = conjugate_gradient(fisher, gradient, opt.cg_iterations)
+        curvature = float(direction @ fisher(direction))
+        step = direction * (2 * opt.target_kl / curvature) ** 0.5 if curvature > 0 else 0 * gradient
+        start, taken = theta.detach().clone(), 0.0
+        with torch.no_grad():
+            for tries in range(opt.backtracks + 1):
+                share = opt.backtrack_ratio**tries
+                theta.copy_(start + share * step)
+                now = policy.distribution(obs, mask)
+                kl, gained = float(policy.kl(was, now).mean()), float(objective(now) - gain)
+                if not opt.backtracks or (gained > 0 and kl <= 1.5 * opt.target_kl):
+                    taken = share
+                    break
+            else:
+                theta.copy_(start)
+                kl = gained = 0.0
+        return {
+            "kl": kl,
+            "entropy": float(policy.entropy(was)),
+            "gain": gained,
+            "step_taken": taken,
+            "step_norm": float(step.norm()) * taken,
+        }
+
+    def fisher(self, obs: Tensor, mask: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        """F v + damping v for any v, F the mean Hessian of KL(pi || pi') at pi' = pi: the Fisher matrix."""
+        params = list(self.policy.parameters())
+        now = self.policy.distribution(obs, mask)
+        kl = self.policy.kl(tuple(part.detach() for part in now), now).mean()
+        gradient = _flat(torch.autograd.grad(kl, params, create_graph=True))
+
+        def product(v: Tensor) -> Tensor:
+            hessian_v = _flat(torch.autograd.grad(gradient @ v, params, retain_graph=True))
+            return hessian_v + self.options.damping * v
+
+        return product
+
+    def modules(self) -> dict[str, Any]:
+        """All networks and statistics."""
+        return self.nets.modules()
+
+    def state(self) -> dict[str, Any]:
+        """Adam's moments."""
+        return {"adam": self.adam.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take back Adam's moments."""
+        self.adam.load(state["adam"])
+
+
+def conjugate_gradient(
+    product: Callable[[Tensor], Tensor], b: Tensor, iterations: int, tolerance: float = 1e-10
+) -> Tensor:
+    """Solve A x = b for a positive definite matrix A.
+
+    Args:
+        product: v -> A v.
+        b: shape (n,).
+        iterations: at most; n of them are exact.
+        tolerance: squared norm of the residual at which it ends, relative to that of b.
+
+    Source: Nocedal and Wright 2006, algorithm 5.2.
+    """
+    x, residual, direction = torch.zeros_like(b), b.clone(), b.clone()
+    square = begun = residual @ residual
+    for _ in range(iterations):
+        if square <= tolerance * begun:
+            break
+        along = product(direction)
+        alpha = square / (direction @ along)
+        x += alpha * direction
+        residual -= alpha * along
+        square, last = residual @ residual, square
+        direction = residual + square / last * direction
+    return x
+
+
+def _flat(tensors: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([t.reshape(-1) for t in tensors])

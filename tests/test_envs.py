@@ -49,8 +49,12 @@ def test_double_precision_is_kept_as_single():
 @pytest.mark.parametrize(
     ("obs", "act", "message"),
     [
-        (gym.spaces.Discrete(3), gym.spaces.Discrete(2), "observations must be a Box: .*Discrete"),
-        (gym.spaces.Box(0, 1), gym.spaces.MultiBinary(2), "actions must be .*MultiBinary"),
+        (
+            gym.spaces.Sequence(gym.spaces.Discrete(3)),
+            gym.spaces.Discrete(2),
+            "observations must be of fixed size, .*Sequence.*TransformObservation",
+        ),
+        (gym.spaces.Box(0, 1), gym.spaces.Text(2), "actions must be .*Text.*TransformAction"),
         (gym.spaces.Box(0, 1), gym.spaces.Box(0, 3, (2,), np.int64), "actions must be a Box of fl"),
     ],
 )

@@ -150,7 +150,7 @@ def test_state_and_load_give_the_same_next_update():
 
 
 def test_it_learns(tmp_path):
-    options = KLPPOOptions(gamma=0.0, target_kl=0.05, lr=1e-2)
-    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4, "total_steps": 20000}
+    options = KLPPOOptions(gamma=0.0, target_kl=0.05, lr=3e-3)
+    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4, "total_steps": 60000}
     _, run = train_here(KLPPO, options, tmp_path, episodes_per_batch=40, **kwargs)
     assert mean_return(run) > 8  # of 10; chance is 2.5

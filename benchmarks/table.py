@@ -1,4 +1,7 @@
-"""What every benchmark here shares: ways that alternate in one run, their medians, one CSV."""
+"""What every benchmark here shares: ways that alternate in one run, their medians, one CSV.
+
+python benchmarks/table.py performance.csv       # its rows as the tables of docs/performance.md
+"""
 
 from __future__ import annotations
 
@@ -54,6 +57,22 @@ def show(title: str, figures: Mapping[str, list[float]], out: str | None = None)
             writer.writerows([(title, *row, machine(), command) for row in rows])
 
 
+def markdown(out: str) -> None:
+    """Print a CSV in results/ as tables."""
+    titles: dict[tuple[str, str], list[dict[str, str]]] = {}
+    with (RESULTS / out).open(newline="") as file:
+        for row in csv.DictReader(file):
+            titles.setdefault((row["title"], row["command"]), []).append(row)
+    for (title, command), rows in titles.items():
+        shown = command.replace(f" --out {out}", "")
+        print(f"\n**{title}** (`{shown}`, {rows[0]['repeats']} runs)\n")
+        print("| | median | min | max |\n|---|---|---|---|")
+        for row in rows:
+            numbers = [float(row[name]) for name in ("median", "min", "max")]
+            digits = 0 if numbers[0] >= 1000 else 1 if numbers[0] >= 10 else 3
+            print(f"| {row['what']} | {' | '.join(f'{x:,.{digits}f}' for x in numbers)} |")
+
+
 def machine() -> str:
     cpu = platform.processor() or platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines() if os.name == "posix" else []:
@@ -61,3 +80,7 @@ def machine() -> str:
             cpu = line.partition(":")[2].strip()
             break
     return f"{cpu}, {os.cpu_count()} cores"
+
+
+if __name__ == "__main__":
+    markdown(sys.argv[1])

@@ -37,6 +37,8 @@ class Options:
     """Environments that run beside the first one in the last comparison."""
     seed: int = 0
     """Of episodes and actions."""
+    wrappers: tuple[str, ...] = ()
+    """Wrappers, as in training."""
     env_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the environment, such as healthy_reward=0.5; values are JSON."""
 
@@ -48,7 +50,7 @@ def main(argv: list[str]) -> int:
         check_ranges(given, steps="[1, inf)", others="[1, inf)", seed="[0, inf)")
         env_id = envs.resolve(given.env_id)
         findings = check(
-            lambda: envs.make(env_id, **given.env_kwargs),
+            lambda: envs.make(env_id, given.wrappers, **given.env_kwargs),
             steps=given.steps,
             others=given.others,
             seed=given.seed,

@@ -222,9 +222,9 @@ def agree(
     everyone = np.empty((comm.size, mine.size), np.int64)
     _wait(comm, what, comm.Iallgather(mine, everyone), spin_s=_ARRIVE_S)
     heads = everyone[:, :4].tolist()
-    whats, layouts, problems, counts = zip(*heads, strict=True)
+    calls, layouts, problems, counts = zip(*heads, strict=True)
     came = {layout for layout, n in zip(layouts, counts, strict=True) if n >= 0}
-    if len(set(whats)) == 1 and len(came) <= 1 and not any(problems):
+    if len(set(calls)) == 1 and len(came) <= 1 and not any(problems):
         count = max(0, *counts)
         if count <= _NUMBERS:
             return everyone[:, 4 : 4 + count]

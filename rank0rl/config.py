@@ -52,7 +52,7 @@ class RunOptions:
     """What every run has, whatever the agent."""
 
     env_id: tyro.conf.Positional[str] = ""
-    """Environment: Walker2d (newest version), Walker2d-v4, or module:EnvId-v0."""
+    """Environment: Walker2d (newest version), Walker2d-v4, module:EnvId-v0, or module:function."""
     algo: str = "ppo"
     """Agent: a name in algos/, file.py:Class, or package.module:Class."""
     nprocs: int | None = None
@@ -95,6 +95,8 @@ class RunOptions:
     """Resume repeats an unfinished episode of up to so many steps; the environment of a longer one begins a new one."""
     drift_check_every: int = 100
     """Iterations between checks that all ranks have the same weights, bit for bit."""
+    wrappers: tuple[str, ...] = ()
+    """Of gymnasium.wrappers, or module:Class, the innermost first, such as TimeAwareObservation or "FrameStackObservation(stack_size=4)"."""
     env_kwargs: Pairs = field(default_factory=dict)
     """Arguments of the environment, such as healthy_reward=0.5; values are JSON."""
     config: str | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import importlib
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -20,7 +22,8 @@ def resolve(env_id: str) -> str:
 
     Args:
         env_id: a name without version ("Walker2d": the newest registered one), a full id
-            ("Walker2d-v4"), or "module:EnvId-v0" with a module that registers it.
+            ("Walker2d-v4"), "module:EnvId-v0" with a module that registers it, or
+            "module:function" with one that makes it.
 
     Raises:
         ValueError: if there is none of this id, naming the nearest ones.
@@ -33,6 +36,8 @@ def resolve(env_id: str) -> str:
             raise ValueError(
                 f"environment {env_id!r}: cannot import {module!r} ({error})"
             ) from None
+        if _factory(env_id):
+            return env_id
     prefix = f"{module}:" if module else ""  # every rank has to import it
     if name in gym.registry:
         return prefix + name
@@ -45,7 +50,7 @@ def resolve(env_id: str) -> str:
     raise ValueError(
         f"no environment {env_id!r} is registered"
         + (f"; did you mean {' or '.join(close)}?" if close else "")
-        + " An environment of your own is named as module:EnvId-v0"
+        + " An environment of your own is named as module:EnvId-v0 or module:function"
     )
 
 
@@ -54,23 +59,66 @@ def base(env_id: str) -> str:
     return re.sub(r"-v\d+$", "", env_id.rpartition(":")[2])
 
 
-def make(env_id: str, **kwargs: Any) -> gym.Env[Any, Any]:
+def make(env_id: str, wrappers: Sequence[str] = (), **kwargs: Any) -> gym.Env[Any, Any]:
     """An environment with its time limit and without the checks that cost time every step.
 
     Observations that are a dict, a tuple or choices are flattened: choices become one-hot.
 
+    Args:
+        env_id: as `resolve` gives it.
+        wrappers: the innermost first, as `wrap` takes them.
+        kwargs: of the environment.
+
     Raises:
         ValueError: if it cannot be made, with Gymnasium's reason.
     """
+    factory = _factory(env_id)
     try:
-        env = gym.make(env_id, disable_env_checker=True, **kwargs)
+        env = factory(**kwargs) if factory else gym.make(env_id, disable_env_checker=True, **kwargs)
     except Exception as error:  # whatever the environment's constructor raises
         raise ValueError(
             f"cannot make environment {env_id!r}: {type(error).__name__}: {error}"
         ) from error
+    for wrapper in wrappers:
+        env = wrap(env, wrapper)
     space = env.observation_space
     flat = not isinstance(space, gym.spaces.Box) and space.is_np_flattenable
     return gym.wrappers.FlattenObservation(env) if flat else env
+
+
+def wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
+    """An environment in a wrapper.
+
+    Args:
+        env: to be wrapped.
+        wrapper: name of one of `gymnasium.wrappers`, or "module:Class"; with arguments, if it has
+            any, such as "FrameStackObservation(stack_size=4)".
+
+    Raises:
+        ValueError: if there is none of this name, or it does not take these arguments or this
+            environment.
+    """
+    where, _, arguments = wrapper.partition("(")
+    module, _, name = where.strip().rpartition(":")
+    try:
+        cls = getattr(importlib.import_module(module or "gymnasium.wrappers"), name)
+        call = ast.parse(f"f({arguments or ')'}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise TypeError("arguments must have names")
+        kwargs = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+        return cls(env, **kwargs)  # type: ignore[no-any-return]
+    except Exception as error:  # whatever the wrapper's constructor raises
+        raise ValueError(
+            f"cannot wrap {name_of(env)} in {wrapper!r}: {type(error).__name__}: {error}; expected the "
+            f"name of one of gymnasium.wrappers, or module:Class, with keyword arguments in brackets"
+        ) from error
+
+
+def _factory(env_id: str) -> Any:
+    """The function that "module:function" names, None for an id."""
+    module, _, name = env_id.rpartition(":")
+    made = getattr(importlib.import_module(module), name, None) if module else None
+    return made if callable(made) else None
 
 
 def describe(env: gym.Env[Any, Any]) -> Spaces:
@@ -83,14 +131,14 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
     if not isinstance(obs, gym.spaces.Box):
         raise ValueError(
             f"observations must be of fixed size, a Box or what can be flattened to one: "
-            f"{name(env)} has {obs}; wrap it with gymnasium.wrappers.TransformObservation"
+            f"{name_of(env)} has {obs}; wrap it with gymnasium.wrappers.TransformObservation"
         )
     choices = gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
     if not (
         isinstance(act, choices) or (isinstance(act, gym.spaces.Box) and act.dtype.kind == "f")
     ):
         raise ValueError(
-            f"actions must be a Box of floats, Discrete, MultiDiscrete or MultiBinary: {name(env)} "
+            f"actions must be a Box of floats, Discrete, MultiDiscrete or MultiBinary: {name_of(env)} "
             f"has {act}; wrap it with gymnasium.wrappers.TransformAction"
         )
     masked = isinstance(act, choices) and "action_mask" in env.reset(seed=0)[1]
@@ -119,7 +167,7 @@ def refuse_running_statistics(env: gym.Env[Any, Any]) -> None:
     found = running_statistics(env)
     if found:
         raise ValueError(
-            f"{name(env)} is wrapped in {' and '.join(found)}, whose running statistics would be "
+            f"{name_of(env)} is wrapped in {' and '.join(found)}, whose running statistics would be "
             f"another on every rank: leave the wrapper out; the agents here normalize observations "
             f"and scale values themselves, with statistics of all ranks"
         )
@@ -146,6 +194,6 @@ def _describe(space: gym.Space[Any]) -> Space:
     )
 
 
-def name(env: gym.Env[Any, Any]) -> str:
+def name_of(env: gym.Env[Any, Any]) -> str:
     """The id of an environment, or its class if it was not made by one."""
     return env.spec.id if env.spec else type(env.unwrapped).__name__

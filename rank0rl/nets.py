@@ -207,6 +207,8 @@ class ObsNormalizer(nn.Module):
     def numpy(self, obs: Array) -> Array:
         """The same on NumPy arrays."""
         shift, scale = self._views
+        if obs.dtype != np.float32:  # integers would make numbers of double precision
+            obs = obs.astype(np.float32)
         x = obs.reshape(len(obs), -1) - shift()
         x *= scale()
         np.minimum(x, self.limit, out=x)  # half the time of np.clip

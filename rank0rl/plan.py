@@ -96,7 +96,7 @@ def prepare(
 
 
 def _check_environment(options: RunOptions) -> None:
-    env = envs.make(options.env_id, **options.env_kwargs)
+    env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
     envs.describe(env)
     envs.refuse_running_statistics(env)
     env.close()

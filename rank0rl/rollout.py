@@ -171,7 +171,9 @@ class Rollout:
                 and self._obs[lane.row].tobytes() == lanes["obs"][lane.number].tobytes()
                 and self._ret[lane.row] == lanes["ret"][lane.number]
             ):
-                why = f"{envs.name(lane.env)} does not repeat an episode from its seed and actions"
+                why = (
+                    f"{envs.name_of(lane.env)} does not repeat an episode from its seed and actions"
+                )
             else:
                 continue
             strays[lane.number] = why
@@ -202,7 +204,7 @@ class Rollout:
         if isinstance(action, Agent):
             what = f"the agent acts in {step} of this unit and others"
         error.add_note(
-            f"In unit {lane.unit} of iteration {iteration}: {envs.name(lane.env)}, episode of seed "
+            f"In unit {lane.unit} of iteration {iteration}: {envs.name_of(lane.env)}, episode of seed "
             f"{lane.seed}, {what}."
         )
 

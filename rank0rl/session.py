@@ -144,7 +144,7 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
                 most = options.episodes_per_batch * options.rank0_lanes // options.num_envs
         episodes = functools.partial(tickets.round, most)
     return Rollout(
-        lambda: envs.make(options.env_id, **options.env_kwargs),
+        lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
         lanes,
         options.seed,
         steps=options.steps_per_env,

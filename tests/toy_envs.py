@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from dataclasses import dataclass
 
@@ -131,7 +132,72 @@ class Breaks(Endless):
         return super().step(action)
 
 
-for env in (Count, Identity, Forever, Odd, Endless, Moody, Latent, Restless, Breaks):
+OBS_SPACES = {
+    "box": gym.spaces.Box(-1, 1, (3,)),
+    "box2d": gym.spaces.Box(-1, 1, (2, 3), np.float64),
+    "image": gym.spaces.Box(0, 255, (12, 12, 3), np.uint8),
+    "scalar": gym.spaces.Box(-1, 1, ()),
+    "discrete": gym.spaces.Discrete(4, start=1),
+    "multi": gym.spaces.MultiDiscrete([3, 2]),
+    "binary": gym.spaces.MultiBinary(3),
+    "dict": gym.spaces.Dict(a=gym.spaces.Box(-1, 1, (2,)), b=gym.spaces.Discrete(3)),
+    "tuple": gym.spaces.Tuple((gym.spaces.Discrete(2), gym.spaces.Box(-1, 1, (1, 2)))),
+}
+ACT_SPACES = {
+    "box": gym.spaces.Box(-0.5, 0.5, (2,)),
+    "box2d": gym.spaces.Box(-np.inf, np.inf, (2, 2), np.float64),
+    "scalar": gym.spaces.Box(-1, 1, ()),
+    "discrete": gym.spaces.Discrete(3, start=-1),
+    "multi": gym.spaces.MultiDiscrete([3, 2], start=[1, 0]),
+    "multi2d": gym.spaces.MultiDiscrete([[3, 2], [2, 2]]),
+    "binary": gym.spaces.MultiBinary(3),
+}
+
+
+class Spaced(gym.Env):
+    """Shows samples of one space and refuses what is not in another, or not allowed."""
+
+    def __init__(self, obs="box", act="discrete", masked=False):
+        self.observation_space = copy.deepcopy(OBS_SPACES[obs])
+        self.action_space = copy.deepcopy(ACT_SPACES[act])
+        self.masked = masked
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        self.t = 0
+        return self.observation_space.sample(), self._info()
+
+    def step(self, action):
+        if self.action_space.shape == () and isinstance(self.action_space, gym.spaces.Box):
+            action = np.asarray(action)
+        assert self.action_space.contains(action), action
+        if self.masked:
+            start = getattr(self.action_space, "start", 0)
+            chosen = np.atleast_1d(np.ravel(action - start))
+            masks = self.mask if isinstance(self.mask, tuple) else (self.mask,)
+            assert all(mask[a] for mask, a in zip(masks, chosen, strict=True))
+        self.t += 1
+        obs, rew = self.observation_space.sample(), float(self.np_random.random())
+        return obs, rew, self.t == 7, False, self._info()
+
+    def _info(self):
+        if not self.masked:
+            return {}
+        space = self.action_space
+        sizes = [space.n] if isinstance(space, gym.spaces.Discrete) else np.ravel(space.nvec)
+        masks = [self.np_random.integers(0, 2, n, dtype=np.int8) for n in sizes]
+        for mask in masks:
+            mask[self.np_random.integers(len(mask))] = 1
+        self.mask = masks[0] if isinstance(space, gym.spaces.Discrete) else tuple(masks)
+        return {"action_mask": self.mask}
+
+
+def make_count(length=3):
+    return Count(length)
+
+
+for env in (Count, Identity, Forever, Odd, Endless, Moody, Latent, Restless, Breaks, Spaced):
     gym.register(f"{env.__name__}-v0", f"toy_envs:{env.__name__}")
 gym.register("Normalized-v0", normalized)
 

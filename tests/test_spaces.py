@@ -1,0 +1,175 @@
+"""Every common space: agents train on it, and the same on any number of ranks."""
+
+import sys
+
+import numpy as np
+import pytest
+from in_process import train_here
+from on_ranks import HERE, run
+from runs import curve, sha, table, train
+from toy_envs import ACT_SPACES, OBS_SPACES
+
+from algos.cem import CEM, CEMOptions
+from algos.klppo import KLPPO, KLPPOOptions
+from algos.ppo import PPO, PPOOptions
+from algos.reinforce import Reinforce, ReinforceOptions
+from algos.trpo import TRPO, TRPOOptions
+from rank0rl import check, envs
+
+AGENTS = {
+    "ppo": (PPO, PPOOptions(hidden=(8,), epochs=1)),
+    "trpo": (TRPO, TRPOOptions(hidden=(8,), value_epochs=1)),
+    "klppo": (KLPPO, KLPPOOptions(hidden=(8, 8), value_hidden=(8, 8), epochs=2)),
+    "reinforce": (Reinforce, ReinforceOptions(hidden=(8,))),
+    "cem": (CEM, CEMOptions(population=4)),
+}
+MASKED = ("discrete", "multi", "multi2d")
+
+
+def two_iterations(algo, folder, **env_kwargs):
+    agent, run_of = train_here(
+        *AGENTS[algo],
+        folder,
+        env_id="toy_envs:Spaced-v0",
+        env_kwargs=env_kwargs,
+        num_envs=4,
+        steps_per_batch=64,
+        total_steps=128,
+    )
+    assert run_of.state.progress.iteration == 2
+    return agent
+
+
+@pytest.mark.parametrize("act", ACT_SPACES)
+@pytest.mark.parametrize("obs", OBS_SPACES)
+def test_agents_train_on_every_space(obs, act, tmp_path):
+    two_iterations("ppo", tmp_path, obs=obs, act=act)
+
+
+@pytest.mark.parametrize("act", ACT_SPACES)
+@pytest.mark.parametrize("algo", ["trpo", "klppo", "reinforce"])
+def test_other_agents_train_on_every_space_of_actions(algo, act, tmp_path):
+    two_iterations(algo, tmp_path, obs="dict", act=act)
+
+
+@pytest.mark.parametrize("act", ["box", "box2d", "scalar", "discrete"])
+def test_cem_trains_on_boxes_and_single_choices(act, tmp_path):
+    two_iterations("cem", tmp_path, obs="tuple", act=act)
+
+
+@pytest.mark.parametrize("act", MASKED)
+@pytest.mark.parametrize("algo", ["ppo", "trpo", "klppo"])
+def test_what_may_not_be_chosen_is_not_chosen(algo, act, tmp_path):
+    two_iterations(algo, tmp_path, act=act, masked=True)  # the environment refuses it
+
+
+@pytest.mark.parametrize("act", ["discrete", "multi"])
+def test_episodes_with_masks_repeat(act):
+    made = lambda: envs.make("toy_envs:Spaced-v0", act=act, masked=True)  # noqa: E731
+    findings = check.check(made, steps=50)
+    assert not any(findings.values()), findings
+
+
+def test_flattened_observations_are_gymnasiums():
+    env = envs.make("toy_envs:Spaced-v0", obs="dict")
+    obs, _ = env.reset(seed=3)
+    space = OBS_SPACES["dict"]
+    assert env.observation_space.shape == (5,)
+    assert sorted(obs[2:].tolist()) == [0, 0, 1]  # one-hot
+    assert envs.describe(env).obs.shape == (5,)
+    assert set(space.spaces) == {"a", "b"}
+
+
+@pytest.mark.parametrize("kwargs", [["obs=dict", "act=multi", "masked=true"]])
+def test_a_dict_with_masks_is_the_same_for_every_number_of_ranks_and_resumed(kwargs, tmp_path):
+    args = ["toy_envs:Spaced-v0", "--env-kwargs", *kwargs, "--num-envs", "6", "--hidden", "8"]
+    args += ["--steps-per-batch", "60", "--total-steps", "300", "--checkpoint-every", "2"]
+    env = {"PYTHONPATH": str(HERE)}
+    for n in (1, 2, 3):
+        command = [sys.executable, "train.py", *args, "--run-dir", str(tmp_path / str(n))]
+        done = run([*command, *(["--nprocs", str(n)] if n > 1 else [])], 60, env=env)
+        assert done.returncode == 0, done.stderr
+    command = [sys.executable, "train.py", *args, "--run-dir", str(tmp_path / "parts")]
+    done = run([*command, "--stop-after-iterations", "2", "--nprocs", "2"], 60, env=env)
+    command = [sys.executable, "train.py", "--resume", str(tmp_path / "parts")]
+    assert run([*command, "--nprocs", "3"], 60, env=env).returncode == 0
+    for other in ("2", "3", "parts"):
+        assert curve(tmp_path / other) == curve(tmp_path / "1")
+        assert sha(tmp_path / other) == sha(tmp_path / "1")
+
+
+def test_wrappers_by_name(tmp_path):
+    wrappers = ["TimeAwareObservation", "FrameStackObservation(stack_size=3)"]
+    env = envs.make("CartPole-v1", wrappers)
+    assert env.observation_space.shape == (3, 5)
+    train(
+        *(tmp_path, "CartPole", "--wrappers", *wrappers, "--num-envs", "2"),
+        *("--steps-per-batch", "32", "--total-steps", "64"),
+    )
+    assert len(table(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "reason"),
+    [
+        ("Nope", "no attribute 'Nope'"),
+        ("no_such_module:X", "No module named"),
+        ("FrameStackObservation(4)", "arguments must have names"),
+        ("FrameStackObservation(size=4)", "unexpected keyword argument 'size'"),
+        ("FrameStackObservation(stack_size=4", "never closed"),
+        ("FrameStackObservation(stack_size=exit())", "malformed"),
+    ],
+)
+def test_a_wrong_wrapper_is_named(wrapper, reason):
+    with pytest.raises(ValueError, match=rf"cannot wrap CartPole-v1 in .*{reason}"):
+        envs.make("CartPole-v1", [wrapper])
+
+
+def test_an_environment_that_a_function_makes():
+    assert envs.resolve("toy_envs:make_count") == "toy_envs:make_count"
+    env = envs.make("toy_envs:make_count", length=9)
+    assert env.base == 9
+    with pytest.raises(ValueError, match="unexpected keyword argument 'size'"):
+        envs.make("toy_envs:make_count", size=9)
+    with pytest.raises(ValueError, match="module:EnvId-v0 or module:function"):
+        envs.resolve("toy_envs:no_such_function")
+
+
+SCRIPT = """
+import gymnasium as gym
+from rank0rl.cli import main
+from toy_envs import Count
+gym.register("Mine-v0", Count)
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_an_environment_that_is_registered_in_a_script_only(nprocs, tmp_path):
+    (tmp_path / "mine.py").write_text(SCRIPT)
+    command = [sys.executable, str(tmp_path / "mine.py"), "Mine", "--nprocs", str(nprocs)]
+    args = ["--num-envs", "2", "--steps-per-batch", "8", "--total-steps", "16"]
+    path = {"PYTHONPATH": f"{HERE}:{HERE.parent}"}
+    done = run([*command, *args, "--run-dir", str(tmp_path / "r")], 60, env=path)
+    assert done.returncode == 0, done.stderr
+    assert len(table(tmp_path / "r")) == 2
+
+
+def test_extra_names_reach_process_and_update(tmp_path):
+    class Costs(PPO):
+        def act(self, obs, noise, unit, mask=None):
+            act, _ = super().act(obs, noise, unit, mask)
+            return act, {"cost": unit.astype(np.float32)}
+
+        def process(self, fragment):
+            cost = fragment.extras["cost"]
+            return {**super().process(fragment), "cost": cost, "hidden": np.ones((len(cost), 2, 3))}
+
+        def update(self, batch, rng, progress):
+            assert batch["cost"].tolist() == batch["unit"].tolist()
+            assert batch["hidden"].shape == (len(batch["cost"]), 2, 3)
+            return super().update(batch, rng, progress)
+
+    size = {"num_envs": 3, "steps_per_batch": 30, "total_steps": 60}
+    train_here(Costs, PPOOptions(), tmp_path, env_id="toy_envs:Count-v0", **size)

@@ -310,4 +310,20 @@ def load_agent(algo: str) -> type[Agent]:
             f"{algo!r} does not name one agent: expected file.py:Class or module:Class with one of "
             f"{sorted(agents)}"
         )
-    return agents[name] if name else next(iter(agents.values()))
+    agent = agents[name] if name else next(iter(agents.values()))
+    missing = [m for m in _METHODS if getattr(agent, m) is getattr(Agent, m)]
+    if missing:
+        raise ValueError(
+            f"agent {agent.__name__} has no {' and no '.join(missing)}: expected "
+            f"{', '.join(_METHODS[m] for m in missing)}; rank0rl/agent.py says what each gives"
+        )
+    return agent
+
+
+_METHODS = {
+    "__init__": "__init__(self, spaces, options, rng)",
+    "act": "act(self, obs, noise, unit)",
+    "process": "process(self, fragment)",
+    "update": "update(self, batch, rng, progress)",
+    "modules": "modules(self)",
+}

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import batch as batches
-from rank0rl import comm, job, seeding, weights
+from rank0rl import comm, contract, job, seeding, weights
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch
 from rank0rl.config import RunOptions
@@ -188,30 +188,11 @@ def update(
     try:
         with phases("update"), using_threads(options.learner_threads):
             metrics = agent.update(gathered.batch, rng, progress)
-        _check_learned(agent, metrics)
+        contract.check_learned(agent, metrics)
     except Exception as error:
         error.add_note(f"In update, of iteration {iteration}; resuming the run repeats it.")
         raise
     return metrics
-
-
-def _check_learned(agent: Agent, metrics: Any) -> None:
-    """Make sure that an update has left what the next iteration can go on with.
-
-    Raises:
-        TypeError: if what it returns cannot be recorded.
-        FloatingPointError: if weights are no numbers any more: nan.
-    """
-    if not isinstance(metrics, Mapping) or not all(np.ndim(x) == 0 for x in metrics.values()):
-        raise TypeError(
-            f"update must return a dict of name -> number, for the record: got {metrics!r:.100}"
-        )
-    for name, tensor in weights.named_tensors(agent.modules()).items():
-        if tensor.isnan().any():  # infinities may be meant, as in masks
-            raise FloatingPointError(
-                f"{name!r} holds nan: a lower learning rate, or rewards and observations of smaller "
-                f"size, may help; the run's last checkpoint is from before it"
-            )
 
 
 def _begin(rollout: Rollout, run: Run | None) -> int:
@@ -237,6 +218,7 @@ def _process(agent: Agent, fragments: list[Fragment], rollout: Rollout, iteratio
     for fragment in fragments:
         try:
             part = agent.process(fragment)
+            contract.check_processed(part)
         except Exception as error:
             rollout.failed_at = iteration, fragment.unit
             error.add_note(f"In process, of unit {fragment.unit} in iteration {iteration}.")

@@ -40,6 +40,7 @@ ALLOWED = {
     "state": ({"agent", "batch", "rollout", "weights", *TOOLS}, set()),
     "run": ({"state", "weights", *TOOLS}, {"numpy"}),
     "provenance": (set(), set()),
+    "contract": ({"agent", "batch", "weights"}, {"numpy"}),
     "check": ({"agent", "batch", "config", "envs", "rollout"}, {"numpy", "tyro"}),
     "replay": ({"batch", "plan", "rollout", "session", "state", "trainer", *TOOLS}, {"tyro"}),
     "doctor": ({"launch"}, {"tyro"}),
@@ -47,8 +48,8 @@ ALLOWED = {
     "__main__": (set(), set()),
     "trainer": (
         {
-            *("agent", "batch", "comm", "job", "rollout", "run", "seeding", "state", "weights"),
-            *TOOLS,
+            *("agent", "batch", "comm", "contract", "job", "rollout", "run", "seeding", "state"),
+            *("weights", *TOOLS),
         },
         {"numpy"},
     ),

@@ -8,6 +8,7 @@ import sys
 _TOOLS = {
     "doctor": "whether ranks can be started here, and what to do if not",
     "check": "whether an environment gives the same curve for every number of ranks",
+    "evaluate": "mean return of a run's policy over episodes of their own",
     "replay": "one lane of one iteration of a run again, alone",
 }
 

@@ -11,7 +11,14 @@ from functools import lru_cache
 import numpy as np
 
 _BLOCK = 64
-_PURPOSES = ("init", "reset", "act", "update", "script")  # append only: the position is the key
+_PURPOSES = (
+    "init",
+    "reset",
+    "act",
+    "update",
+    "script",
+    "evaluate",
+)  # append only: the position is the key
 
 
 def stream(seed: int, purpose: str, *unit: int) -> np.random.Generator:
@@ -19,7 +26,7 @@ def stream(seed: int, purpose: str, *unit: int) -> np.random.Generator:
 
     Args:
         seed: the run's seed, at least 0.
-        purpose: "init", "reset", "act", "update" or "script".
+        purpose: "init", "reset", "act", "update", "script" or "evaluate".
         unit: what else tells streams apart, such as (iteration, lane); each at least 0.
 
     Source: `SeedSequence` with a spawn key, numpy.org/doc/stable/reference/random/parallel.html.

@@ -43,6 +43,10 @@ ALLOWED = {
     "contract": ({"agent", "batch", "weights"}, {"numpy"}),
     "check": ({"agent", "batch", "config", "envs", "rollout"}, {"numpy", "tyro"}),
     "replay": ({"batch", "plan", "rollout", "session", "state", "trainer", *TOOLS}, {"tyro"}),
+    "evaluate": (
+        {"agent", "batch", "envs", "plan", "rollout", "seeding", "session", "state", *TOOLS},
+        {"numpy", "tyro"},
+    ),
     "doctor": ({"launch"}, {"tyro"}),
     "_echo": ({"comm", "launch"}, {"numpy"}),
     "__main__": (set(), set()),

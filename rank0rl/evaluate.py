@@ -1,0 +1,101 @@
+"""python -m rank0rl evaluate RUN: the policy of a run's last checkpoint, on episodes of its own.
+
+Whole episodes with seeds that training does not use; nothing in the run's folder is changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tyro
+
+from rank0rl import checkpoint, envs, plan, seeding
+from rank0rl.agent import Agent, check_ranges
+from rank0rl.batch import Batch
+from rank0rl.rollout import Rollout
+from rank0rl.session import make_agent
+from rank0rl.state import State
+from rank0rl.threads import set_threads
+
+_LANES = 16  # at most: what acts on them all costs little more than on one
+
+
+@dataclass(frozen=True)
+class Options:
+    """Mean return of a run's policy over some episodes, with the noise that it trained with."""
+
+    run: tyro.conf.Positional[Path]
+    """Folder of the run; nothing in it is changed."""
+    episodes: int = 100
+    """How many."""
+    seed: int = 0
+    """Of the episodes: others than those of training, whatever its seed was."""
+    deterministic: bool = False
+    """Take the mean of normal actions. Choices are drawn as ever."""
+
+
+def main(argv: list[str]) -> int:
+    """Exit code: 0, or 2 for a wrong use."""
+    given = tyro.cli(Options, args=argv, prog="python -m rank0rl evaluate")
+    set_threads(1)
+    try:
+        check_ranges(given, episodes="[1, inf)", seed="[0, inf)")
+        ended = evaluate(given.run, given.episodes, given.seed, given.deterministic)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    ret, length = ended["return"], ended["length"]
+    print(
+        f"{len(ret)} episodes: return {ret.mean():.6g} (standard deviation {ret.std():.4g}, from "
+        f"{ret.min():.6g} to {ret.max():.6g}), length {length.mean():.4g}"
+    )
+    return 0
+
+
+def evaluate(run: Path, episodes: int, seed: int = 0, deterministic: bool = False) -> Batch:
+    """Whole episodes of a run's environment with the policy of its last checkpoint.
+
+    Args:
+        run: its folder.
+        episodes: how many.
+        seed: of them.
+        deterministic: act without noise, where it is normal.
+
+    Returns:
+        "return" and "length" of each, (episodes,).
+
+    Raises:
+        ValueError: if there is no such run, or its checkpoint is damaged.
+    """
+    saved = checkpoint.read(checkpoint.latest(run))
+    options, agent_options = plan.read([], saved["settings"], str(run))
+    rollout = Rollout(
+        lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
+        range(min(episodes, _LANES)),
+        seeding.integer(seed, "evaluate", 0, 0),
+        episodes=lambda: iter(range(episodes)),
+    )
+    agent = make_agent(options, agent_options, rollout.spaces)
+    State(agent, options, saved["settings"]).load(saved)
+    _, ended = rollout.collect(_WithoutNoise(agent) if deterministic else agent, 1)
+    rollout.close()
+    order = np.argsort(ended["unit"])
+    return {name: ended[name][order] for name in ("return", "length")}
+
+
+class _WithoutNoise(Agent):
+    """An agent that acts as another one does on average."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent, self.noise = agent, agent.noise
+
+    def act(
+        self, obs: npt.NDArray[Any], noise: npt.NDArray[Any], *args: Any, **kwargs: Any
+    ) -> tuple[npt.NDArray[Any], Batch]:
+        quiet = np.zeros_like(noise) if self.noise[0] == "normal" else noise
+        return self._agent.act(obs, quiet, *args, **kwargs)

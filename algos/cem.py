@@ -42,13 +42,13 @@ class CEM(Agent):
         return (out.argmax(1) if self.space.choices else out.reshape(-1, *self.space.shape)), {}
 
     def process(self, fragment):
-        return {"ret": np.array([fragment.rew.sum() / len(fragment.end)])}
+        candidate = self.candidates[[fragment.unit % self.options.population]]
+        return {"ret": np.array([fragment.rew.sum() / len(fragment.end)]), "candidate": candidate}
 
     def update(self, batch, rng, progress):
-        best = np.argsort(-batch["ret"], kind="stable")[
-            : max(1, int(self.options.elite * len(batch["ret"])))
-        ]
-        elite = self.candidates[batch["unit"][best] % self.options.population].astype(np.float64)
+        count = max(1, int(self.options.elite * len(batch["ret"])))
+        best = np.argsort(-batch["ret"], kind="stable")[:count]
+        elite = batch["candidate"][best].astype(np.float64)
         self.mean, self.std = elite.mean(0), elite.std(0)
         self.draw(rng, progress)
         return {"elite_return": batch["ret"][best].mean(), "std": self.std.mean()}

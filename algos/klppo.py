@@ -18,7 +18,7 @@ from rank0rl.actor_critic import ActorCritic, normalized
 from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
 from rank0rl.batch import Batch
 from rank0rl.flat import Adam, flatten_
-from rank0rl.nets import ObsNormalizer, ValueFunction
+from rank0rl.nets import ValueFunction, normalizer
 from rank0rl.policies import make_policy
 from rank0rl.regression import fit_value
 from rank0rl.returns import explained_variance
@@ -69,6 +69,8 @@ class KLPPOOptions:
             value_epochs="[1, inf)",
             value_minibatch_size="[1, inf)",
         )
+        if () in (self.hidden, self.value_hidden):
+            raise ValueError("networks here have hidden layers: got none; leave out --hidden")
 
 
 class KLPPO(Agent):
@@ -79,17 +81,17 @@ class KLPPO(Agent):
     def __init__(self, spaces: Spaces, options: KLPPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and their optimizers."""
         self.options = options
-        size, acts = spaces.obs.size, spaces.act.size
-        hidden = options.hidden or _sizes(10 * size, 10 * acts)
+        self.norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype, coarse=True)
+        size = inputs[0] if len(inputs) == 1 else 12  # of an image there are too many
+        hidden = options.hidden or _sizes(10 * size, 10 * spaces.act.size)
         value_hidden = options.value_hidden or _sizes(10 * size, 5)
         self.lr = options.lr or 9e-4 / _middle(hidden) ** 0.5
         self.value_lr = options.value_lr or 1e-2 / _middle(value_hidden) ** 0.5
         # The original adds (10 hid3) // 48 rows of log-variances: half as many of log standard
         # deviations move as fast.
         rows = max(1, 10 * hidden[-1] // 96)
-        self.norm = ObsNormalizer(spaces.obs.shape, coarse=True)
-        self.policy = make_policy(size, spaces.act, hidden, rng, options.log_std, rows)
-        self.value = ValueFunction(size, value_hidden, rng)
+        self.policy = make_policy(inputs, spaces.act, hidden, rng, options.log_std, rows)
+        self.value = ValueFunction(inputs, value_hidden, rng)
         self.nets = ActorCritic(self.norm, self.policy, self.value)
         self.noise = self.policy.noise
         self.flat = flatten_(self.policy)

@@ -17,7 +17,7 @@ from rank0rl.actor_critic import ActorCritic, normalized
 from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
 from rank0rl.batch import Batch, minibatches
 from rank0rl.flat import Adam, flatten_
-from rank0rl.nets import ObsNormalizer, ValueFunction
+from rank0rl.nets import ConvNet, ValueFunction, normalizer
 from rank0rl.policies import make_policy
 from rank0rl.returns import explained_variance
 from rank0rl.twin import Twin, joined
@@ -83,15 +83,16 @@ class PPO(Agent):
     def __init__(self, spaces: Spaces, options: PPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and optimizer over one flat vector."""
         self.options = options
-        size = spaces.obs.size
-        self.norm = ObsNormalizer(spaces.obs.shape)
-        self.policy = make_policy(size, spaces.act, options.hidden, rng, options.log_std)
-        self.value = ValueFunction(size, options.hidden, rng)
+        self.norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype)
+        self.policy = make_policy(inputs, spaces.act, options.hidden, rng, options.log_std)
+        self.value = ValueFunction(inputs, options.hidden, rng)
         self.nets = ActorCritic(self.norm, self.policy, self.value)
         self.noise = self.policy.noise
         self.flat = flatten_(nn.ModuleList([self.policy, self.value, self.norm]))
         self.adam = Adam(self.flat, eps=1e-5)
-        self.twin: Twin | None = None  # on rank 0, where the update computes on a GPU
+        self.twin: Twin | None = (
+            None  # on rank 0, where autograd takes the gradient: on a GPU, or of images
+        )
 
     def act(
         self, obs: Array, noise: Array, unit: Array, mask: Array | None = None
@@ -119,7 +120,7 @@ class PPO(Agent):
         }
         self.flat.check()
         step = self.step
-        if self.device != "cpu":
+        if self.device != "cpu" or isinstance(self.value.mlp, ConvNet):
             nets = nn.ModuleDict({"policy": self.policy, "value": self.value})
             self.twin = self.twin or Twin(
                 nets, self.adam, self.loss, opt.max_grad_norm, self.device

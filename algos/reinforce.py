@@ -33,7 +33,7 @@ class Reinforce(Agent):
 
     def __init__(self, spaces, options, rng):
         self.options = options
-        self.policy = make_policy(spaces.obs.size, spaces.act, options.hidden, rng)
+        self.policy = make_policy((spaces.obs.size,), spaces.act, options.hidden, rng)
         self.noise = self.policy.noise
         self.flat = flatten_(self.policy)
         self.adam = Adam(self.flat)

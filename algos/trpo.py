@@ -18,7 +18,7 @@ from rank0rl.actor_critic import ActorCritic, normalized
 from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
 from rank0rl.batch import Batch
 from rank0rl.flat import Adam, flatten_
-from rank0rl.nets import ObsNormalizer, ValueFunction
+from rank0rl.nets import ValueFunction, normalizer
 from rank0rl.policies import make_policy
 from rank0rl.regression import fit_value
 from rank0rl.returns import explained_variance
@@ -35,7 +35,7 @@ class TRPOOptions:
     hidden: tuple[int, ...] = (64, 64)
     """Units of each hidden layer, of the policy and of the value function."""
     target_kl: float = 0.01
-    """Mean KL divergence from the acting policy that a step may reach, in nats, usually 0.005 to 0.05."""
+    """Mean KL divergence from the acting policy that a step is made for, in nats, usually 0.005 to 0.05."""
     damping: float = 0.1
     """Added to the diagonal of the Fisher matrix, usually 0.01 to 0.1."""
     cg_iterations: int = 10
@@ -82,10 +82,9 @@ class TRPO(Agent):
     def __init__(self, spaces: Spaces, options: TRPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and its optimizer."""
         self.options = options
-        size = spaces.obs.size
-        self.norm = ObsNormalizer(spaces.obs.shape)
-        self.policy = make_policy(size, spaces.act, options.hidden, rng, options.log_std)
-        self.value = ValueFunction(size, options.hidden, rng)
+        self.norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype)
+        self.policy = make_policy(inputs, spaces.act, options.hidden, rng, options.log_std)
+        self.value = ValueFunction(inputs, options.hidden, rng)
         self.nets = ActorCritic(self.norm, self.policy, self.value)
         self.noise = self.policy.noise
         self.flat = flatten_(self.policy)
@@ -129,10 +128,12 @@ class TRPO(Agent):
     def improve(
         self, obs: Tensor, act: Tensor, old: Tensor, adv: Tensor, mask: Tensor | None = None
     ) -> dict[str, float]:
-        """Maximize E[r A], r the ratio of new to old probability, within E[KL] <= target.
+        """Maximize E[r A], r the ratio of new to old probability, within E[KL] of about the target.
 
         The step is s = sqrt(2 target / (x' F x)) x with F x = g, g the gradient and F the Fisher
-        matrix; it is shortened until it does raise the objective and stays within the region.
+        matrix; it is shortened until it does raise the objective and E[KL] <= 1.5 target. (By the
+        matrix it is the target; 1.5 leaves room for what a quadratic misses, as in OpenAI's
+        baselines.)
 
         Args:
             obs: normalized, (N, inputs).

@@ -10,7 +10,7 @@ from torch import nn
 
 from rank0rl.agent import Fragment
 from rank0rl.batch import Batch
-from rank0rl.nets import ObsNormalizer, ValueFunction
+from rank0rl.nets import ObsNormalizer, PixelScale, ValueFunction
 from rank0rl.policies import Policy
 from rank0rl.returns import advantages
 
@@ -26,7 +26,9 @@ class ActorCritic:
         value: of normalized observations.
     """
 
-    def __init__(self, norm: ObsNormalizer, policy: Policy, value: ValueFunction) -> None:
+    def __init__(
+        self, norm: ObsNormalizer | PixelScale, policy: Policy, value: ValueFunction
+    ) -> None:
         """Put them together."""
         self.norm, self.policy, self.value = norm, policy, value
         self.noise = policy.noise

@@ -112,7 +112,7 @@ class Agent:
     """Kinds of devices that `update` can compute on: "cpu", "cuda"."""
 
     device: str = "cpu"
-    """Where `update` is to compute. Rank 0 only; the modules always stay on the CPU."""
+    """Where `update` is to compute; the modules always stay on the CPU."""
 
     def __init__(self, spaces: Spaces, options: Any, rng: np.random.Generator) -> None:
         """Build the networks and everything else that `act`, `process` and `update` need."""
@@ -146,7 +146,8 @@ class Agent:
         """Learn from a batch. Rank 0 only.
 
         Args:
-            batch: rows of all fragments in order of units, and "unit", the unit of each row.
+            batch: rows of all fragments in order of units, and "unit", the unit of each row. With
+                overlap, they were collected and processed with the modules before the last update.
             rng: this iteration's random numbers, such as for the order of minibatches.
             progress: share of the run that is over, in [0, 1), for schedules.
 

@@ -295,12 +295,13 @@ class Tickets:
         if self._comm:
             from mpi4py import MPI
 
+            barrier(self._comm)  # to make a window is a wait that does not sleep
             self._window = MPI.Win.Allocate(16 * (self._comm.rank == 0), 8, comm=self._comm)
             self._add, self._replace = MPI.SUM, MPI.REPLACE
             _windows.append(self._window)
             self._window.Lock_all()
-            if self._comm.rank == 0:
-                self._fetch(0, self._replace, 0)
+            for counter in range(2 * (self._comm.rank == 0)):
+                self._fetch(counter, self._replace, 0)
             barrier(self._comm)
 
     def round(self, most: int | None = None) -> Iterator[int]:

@@ -39,7 +39,7 @@ def check_learned(agent: Agent, metrics: Any) -> None:
         TypeError: if what it returns cannot be recorded.
         FloatingPointError: if weights are no numbers any more: nan.
     """
-    if not isinstance(metrics, Mapping) or not all(np.ndim(x) == 0 for x in metrics.values()):
+    if not isinstance(metrics, Mapping) or not all(map(_is_number, metrics.values())):
         raise TypeError(
             f"update must return a dict of name -> number, for the record: got {metrics!r:.100}"
         )
@@ -49,3 +49,11 @@ def check_learned(agent: Agent, metrics: Any) -> None:
                 f"{name!r} holds nan: a lower learning rate, or rewards and observations of smaller "
                 f"size, may help; the run's last checkpoint is from before it"
             )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return np.ndim(value) == 0

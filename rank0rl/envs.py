@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import difflib
 import importlib
 import math
@@ -36,14 +35,14 @@ def resolve(env_id: str) -> str:
             raise ValueError(
                 f"environment {env_id!r}: cannot import {module!r} ({error})"
             ) from None
-        if _factory(env_id):
-            return env_id
     prefix = f"{module}:" if module else ""  # every rank has to import it
     if name in gym.registry:
         return prefix + name
     versions = [spec for spec in gym.registry.values() if base(spec.id) == name]
     if versions:
         return prefix + max(versions, key=lambda spec: spec.version or 0).id
+    if _factory(env_id):
+        return env_id
     known = sorted({*gym.registry, *(base(env_id) for env_id in gym.registry)})
     lower = {k.lower(): k for k in known}
     close = [lower[k] for k in difflib.get_close_matches(name.lower(), lower, n=3)]
@@ -79,6 +78,8 @@ def make(env_id: str, wrappers: Sequence[str] = (), **kwargs: Any) -> gym.Env[An
         raise ValueError(
             f"cannot make environment {env_id!r}: {type(error).__name__}: {error}"
         ) from error
+    if not isinstance(env, gym.Env):
+        raise ValueError(f"{env_id} must give a gymnasium.Env: got {env!r:.100}")
     for wrapper in wrappers:
         env = wrap(env, wrapper)
     space = env.observation_space
@@ -141,8 +142,14 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
             f"actions must be a Box of floats, Discrete, MultiDiscrete or MultiBinary: {name_of(env)} "
             f"has {act}; wrap it with gymnasium.wrappers.TransformAction"
         )
-    masked = isinstance(act, choices) and "action_mask" in env.reset(seed=0)[1]
-    return Spaces(_describe(obs), dataclasses.replace(_describe(act), masked=masked))
+    return Spaces(_describe(obs), _describe(act))
+
+
+def masks(env: gym.Env[Any, Any]) -> bool:
+    """Whether an environment tells which choices may be taken. It is used up: reset and closed."""
+    _, info = env.reset(seed=0)
+    env.close()
+    return "action_mask" in info
 
 
 def running_statistics(env: gym.Env[Any, Any]) -> list[str]:

@@ -117,7 +117,7 @@ _MAY_CHANGE = {
     *("nprocs", "mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),
     *("resume", "stop_after_iterations", "rank0_lanes"),
     *("checkpoint_every", "keep_checkpoints", "drift_check_every"),
-    *("total_steps", "num_episodes"),
+    *("total_steps", "num_episodes", "device"),
 }
 
 
@@ -142,7 +142,8 @@ def _check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) -
 
 def _schedule_notes(new: RunOptions, old: RunOptions) -> list[str]:
     """What it means that a run goes on to another length than the one it began with."""
-    return [
+    moved = f"updates compute on {new.device} and no longer on {old.device}: other last bits"
+    return [moved] * (new.device != old.device) + [
         f"the schedule changes: {name} was {getattr(old, name)} and is now {getattr(new, name)}, so "
         f"from here on the curve may not be that of a run that began with it"
         for name in ("total_steps", "num_episodes")

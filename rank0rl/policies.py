@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.agent import NEVER, Space, choose
-from rank0rl.nets import MLP, View
+from rank0rl.nets import View, network
 
 Array = npt.NDArray[Any]
 
@@ -30,11 +30,11 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 class GaussianPolicy(nn.Module):
-    """Independent normal actions: the mean is an MLP of the input, the standard deviation a parameter.
+    """Independent normal actions: the mean is a network's output, the standard deviation a parameter.
 
     Args:
-        size: numbers of inputs and of actions' components.
-        shape: of one action.
+        inputs: their shape: (number,), or that of an image.
+        space: of the actions, a box.
         hidden: units of each hidden layer.
         rng: for the weights.
         log_std: initial log of the standard deviation.
@@ -44,8 +44,8 @@ class GaussianPolicy(nn.Module):
 
     def __init__(
         self,
-        size: tuple[int, int],
-        shape: tuple[int, ...],
+        inputs: Sequence[int],
+        space: Space,
         hidden: Sequence[int],
         rng: np.random.Generator,
         log_std: float = 0.0,
@@ -53,10 +53,10 @@ class GaussianPolicy(nn.Module):
     ) -> None:
         """Draw the weights."""
         super().__init__()
-        self.noise = ("normal", size[1])
-        self.shape = shape
-        self.mlp = MLP([size[0], *hidden, size[1]], rng, last_gain=0.01)
-        one = torch.full((size[1],), log_std)
+        self.noise = ("normal", space.size)
+        self.shape = space.shape
+        self.mlp = network(inputs, hidden, space.size, rng, last_gain=0.01)
+        one = torch.full((space.size,), log_std)
         self.log_std = nn.Parameter(one if rows == 1 else one.repeat(rows, 1) / rows)
         self._view = View(self._parameters, "log_std")
 
@@ -123,11 +123,11 @@ class GaussianPolicy(nn.Module):
 class CategoricalPolicy(nn.Module):
     """One of n choices, or several such choices at once, independent of each other.
 
-    The probabilities are the softmax of an MLP of the input. Where a mask (N, all choices) tells
+    The probabilities are the softmax of a network's output. Where a mask (N, all choices) tells
     which choices may be taken, the others have probability 0.
 
     Args:
-        inputs: number of inputs.
+        inputs: their shape: (number,), or that of an image.
         space: of the actions, discrete.
         hidden: units of each hidden layer.
         rng: for the weights.
@@ -135,7 +135,7 @@ class CategoricalPolicy(nn.Module):
 
     def __init__(
         self,
-        inputs: int,
+        inputs: Sequence[int],
         space: Space,
         hidden: Sequence[int],
         rng: np.random.Generator,
@@ -144,7 +144,7 @@ class CategoricalPolicy(nn.Module):
         super().__init__()
         self.noise = ("uniform", len(space.choices))
         self.space = space
-        self.mlp = MLP([inputs, *hidden, space.size], rng, last_gain=0.01)
+        self.mlp = network(inputs, hidden, space.size, rng, last_gain=0.01)
         self._parts = space.parts()
 
     def act(self, x: Array, noise: Array, mask: Array | None = None) -> Array:
@@ -211,7 +211,7 @@ Policy: TypeAlias = GaussianPolicy | CategoricalPolicy
 
 
 def make_policy(
-    size: int,
+    inputs: Sequence[int],
     act: Space,
     hidden: Sequence[int],
     rng: np.random.Generator,
@@ -221,7 +221,7 @@ def make_policy(
     """The policy for a space of actions: normal for a box, categorical for choices.
 
     Args:
-        size: number of inputs.
+        inputs: their shape: (number,), or that of an image.
         act: the space of actions.
         hidden: units of each hidden layer.
         rng: for the weights.
@@ -229,5 +229,5 @@ def make_policy(
         rows: of parameters, whose sum it is.
     """
     if act.choices:
-        return CategoricalPolicy(size, act, hidden, rng)
-    return GaussianPolicy((size, act.size), act.shape, hidden, rng, log_std, rows)
+        return CategoricalPolicy(inputs, act, hidden, rng)
+    return GaussianPolicy(inputs, act, hidden, rng, log_std, rows)

@@ -1,4 +1,4 @@
-"""Fit a value function to returns by minibatch gradient steps, in closed form."""
+"""Fit a value function to returns by minibatch gradient steps."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from rank0rl.batch import minibatches
 from rank0rl.flat import Adam
-from rank0rl.nets import ValueFunction
+from rank0rl.nets import ConvNet, ValueFunction
 
 Array = npt.NDArray[Any]
 
@@ -40,14 +41,30 @@ def fit_value(
     Returns:
         The mean squared error over the last epoch, as it went.
     """
+    gradient = _by_autograd if isinstance(value.mlp, ConvNet) else _in_closed_form
     rows = {"x": x, "ret": ret / value.scale.numpy()}
     errors: list[Array] = []
     for _ in range(epochs):
         errors.clear()
         for part in minibatches(rows, minibatch_size, rng):
-            val, pullback = value.numpy(part["x"])
-            error = val - part["ret"]
-            pullback(np.float32(2 / len(error)) * error)
+            errors.append(gradient(value, **part))
             adam.step(lr)
-            errors.append(error)
     return float(np.square(np.concatenate(errors)).mean())
+
+
+def _in_closed_form(value: ValueFunction, x: Array, ret: Array) -> Array:
+    """Errors (n,) of a minibatch; their mean square's gradient is left in place."""
+    val, pullback = value.numpy(x)
+    error: Array = val - ret
+    pullback(np.float32(2 / len(error)) * error)
+    return error
+
+
+def _by_autograd(value: ValueFunction, x: Array, ret: Array) -> Array:
+    """The same for any network."""
+    for parameter in value.parameters():
+        assert parameter.grad is not None
+        parameter.grad.zero_()
+    error = value(torch.from_numpy(x)) - torch.from_numpy(ret)
+    error.square().mean().backward()
+    return error.detach().numpy()  # type: ignore[no-any-return]

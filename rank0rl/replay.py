@@ -23,6 +23,7 @@ from rank0rl.state import State
 from rank0rl.threads import set_threads
 from rank0rl.timing import Phases
 from rank0rl.trainer import Gathered, collect, update
+from rank0rl.twin import check_device
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def replay(run: Path, iteration: int, lane: int) -> bool:
         if file:
             start = checkpoint.read(file)
             options, agent_options = plan.read([], start["settings"], str(run))
+        check_device(options.device)
     except ValueError as error:
         raise CannotReplayError(error) from None
     units = options.episodes_per_batch or options.num_envs

@@ -6,8 +6,9 @@ episodes. So it is the same whichever rank collects it, and whatever else that r
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,9 @@ class Rollout:
         self.lanes = [Lane(number, _make(make_env, number), i) for i, number in enumerate(lanes)]
         env = self.lanes[0].env if lanes else _make(make_env, lanes.start)
         self.spaces: Spaces = envs.describe(env)
+        if self.spaces.act.choices:
+            act = replace(self.spaces.act, masked=envs.masks(_make(make_env, lanes.start)))
+            self.spaces = replace(self.spaces, act=act)
         first = envs.first_choice(env)
         self._first_choice = first if np.any(first) else None
         if not lanes:
@@ -93,6 +97,7 @@ class Rollout:
         self._obs = np.zeros((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
         masked = self.spaces.act.masked
         self._mask = np.ones((len(lanes), self.spaces.act.size), bool) if masked else None
+        self._takes_mask = False
         self._ret = np.zeros(len(lanes), np.float64)  # of the episodes under way
         self._length = np.zeros(len(lanes), np.int64)
         self._finished: dict[str, list[float]] = {}
@@ -110,7 +115,10 @@ class Rollout:
         self._finished = {"unit": [], "return": [], "length": []}
         collect = self._collect_episodes if self._episodes else self._collect_steps
         if not self.lanes:
+            if self._episodes:
+                self._episodes()  # every rank takes part in the round
             return [], {}
+        self._takes_mask = "mask" in inspect.signature(agent.act).parameters
         try:
             fragments = collect(agent, iteration)
         except Exception as error:
@@ -186,7 +194,7 @@ class Rollout:
             obs, rew, over, cut_off, info = lane.env.step(action)
             self._obs[lane.row] = obs
             if self._mask is not None:
-                self._mask[lane.row] = _mask_of(info)
+                self._mask[lane.row] = _mask_of(info, self.spaces.act.size)
             self._ret[lane.row] += rew
             self._length[lane.row] += 1
             if over or cut_off:
@@ -275,7 +283,7 @@ class Rollout:
         """
         rows, obs = at[0], self._obs[at[0]]
         self._doing = lanes[0], agent
-        if self._mask is None:
+        if self._mask is None or not self._takes_mask:
             act, extras = agent.act(obs, noise, unit)
         else:
             mask = self._mask[at[0]].copy()
@@ -288,7 +296,7 @@ class Rollout:
             for lane, action in zip(lanes, env_act, strict=True):
                 self._obs[lane.row], reward, over, cut_off, info = lane.env.step(action)
                 if self._mask is not None:
-                    self._mask[lane.row] = _mask_of(info)
+                    self._mask[lane.row] = _mask_of(info, self.spaces.act.size)
                 rewards.append(reward)
                 terminated.append(over)
                 truncated.append(cut_off)
@@ -329,7 +337,7 @@ class Rollout:
         self._ret[lane.row], self._length[lane.row] = 0.0, 0
         self._obs[lane.row], info = lane.env.reset(seed=seed)
         if self._mask is not None:
-            self._mask[lane.row] = _mask_of(info)
+            self._mask[lane.row] = _mask_of(info, self.spaces.act.size)
 
     def _noise(self, agent: Agent, iteration: int, unit: int) -> Callable[[int], Array]:
         """Draws (T, k) numbers, and the next ones at the next call, from the unit's own stream."""
@@ -386,10 +394,24 @@ class Rollout:
         )
 
 
-def _mask_of(info: Mapping[str, Any]) -> Array:
-    """Which choices may be taken, (all choices,): of several at once, those of each in a row."""
-    mask = info["action_mask"]
-    return np.concatenate(mask) if isinstance(mask, tuple) else np.ravel(mask)
+def _mask_of(info: Mapping[str, Any], size: int) -> Array:
+    """Which choices may be taken, (all choices,): of several at once, those of each in a row.
+
+    Raises:
+        ValueError: if the environment has told it once, and does not any more.
+    """
+    mask = info.get("action_mask")
+    if mask is None:
+        raise ValueError(
+            f'info["action_mask"] came with the first reset: it must come with every reset and every '
+            f"step; this info has {sorted(info)}"
+        )
+    mask = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else mask
+    if np.size(mask) != size:
+        raise ValueError(
+            f'info["action_mask"] must have one entry for each of {size} choices: got {np.shape(mask)}'
+        )
+    return np.ravel(mask)
 
 
 def _make(make_env: Callable[[], Any], lane: int) -> Any:

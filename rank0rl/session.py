@@ -74,7 +74,6 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> None:
         "nprocs": nworkers,
         "num_envs": options.num_envs,
     }
-    agent.device = options.device
     state = State(agent, options, config.settings(options, plan.agent))
     if options.resume:
         state.load(checkpoint.read(checkpoint.latest(folder)))
@@ -122,7 +121,9 @@ def _short(value: Any) -> str:
 def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent:
     """The agent with its initial weights."""
     rng = seeding.stream(options.seed, "init")
-    return load_agent(options.algo)(spaces, agent_options, rng)
+    agent = load_agent(options.algo)(spaces, agent_options, rng)
+    agent.device = options.device
+    return agent
 
 
 def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None = None) -> Rollout:

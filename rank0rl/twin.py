@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,10 @@ class Twin:
 
     def begin(self, rows: Batch, minibatch_size: int) -> dict[str, Tensor]:
         """Take the weights from home, and move a batch: once for all of its epochs."""
+        with self._current():
+            return self._begin(rows, minibatch_size)
+
+    def _begin(self, rows: Batch, minibatch_size: int) -> dict[str, Tensor]:
         on_device = {name: torch.from_numpy(x).to(self._device) for name, x in rows.items()}
         if self._device.type == "cuda":
             first = {name: x[:minibatch_size] for name, x in on_device.items()}
@@ -88,6 +93,10 @@ class Twin:
         Returns:
             What the loss gives to record.
         """
+        with self._current():
+            return self._replay(part, lr)
+
+    def _replay(self, part: dict[str, Tensor], lr: float) -> tuple[Tensor, ...]:
         self._lr.fill_(lr)
         if self._graph is None or _shapes(part) != _shapes(self._inputs):
             return self._step(part)
@@ -100,6 +109,11 @@ class Twin:
         """Give weights and Adam's moments back."""
         self._home.load_state_dict(self._module.state_dict())
         self._home_adam.load(self._adam.state())
+
+    def _current(self) -> AbstractContextManager[Any]:
+        """What makes streams and graphs those of this device, where there are several."""
+        on_gpu = self._device.type == "cuda"
+        return torch.cuda.device(self._device) if on_gpu else nullcontext()
 
     def _step(self, part: dict[str, Tensor]) -> tuple[Tensor, ...]:
         loss, seen = self._loss(self._module, **part)

@@ -8,6 +8,7 @@ from rank0rl.logger import Logger
 from rank0rl.run import Run
 from rank0rl.session import make_rollout
 from rank0rl.state import State
+from rank0rl.threads import set_threads
 from rank0rl.trainer import train
 
 
@@ -15,6 +16,7 @@ def train_here(agent_class, agent_options, folder, **options):
     """The agent, and what rank 0 kept, after a run."""
     run_options = RunOptions(**options)
     run_options = RunOptions(**{**options, "env_id": envs.resolve(run_options.env_id)})
+    set_threads(1)
     rollout = make_rollout(run_options, 0, 1)
     rng = seeding.stream(run_options.seed, "init")
     agent = agent_class(rollout.spaces, agent_options, rng)

@@ -73,6 +73,13 @@ def test_a_copied_agent_runs_unchanged_and_learns(algo, nprocs, tmp_path):
     assert float(table(tmp_path / "r")[-1]["return_mean"]) > expected
 
 
+@pytest.mark.slow
+def test_cem_learns_with_overlap(tmp_path):
+    args, expected = LEARNS["cem"]
+    train(tmp_path / "r", "CartPole", "--algo", "cem", *args, "--overlap", nprocs=2, limit_s=300)
+    assert float(table(tmp_path / "r")[-1]["return_mean"]) > expected
+
+
 def test_agents_have_their_sections_in_the_same_order():
     """Options, class, __init__, act, process, update, what is its own, modules, state, load."""
     order = ["__init__", "act", "process", "update", "modules", "state", "load"]

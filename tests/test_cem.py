@@ -34,7 +34,7 @@ def test_the_next_candidates_are_drawn_around_the_best():
     cem = CEM(spaces, CEMOptions(population=8, extra_std=0.5), np.random.default_rng(0))
     before = cem.candidates.copy()
     ret = np.array([0.0, 5, 1, 2, 9, 3, 4, 1])
-    cem.update({"ret": ret, "unit": np.arange(8)}, np.random.default_rng(0), 0.25)
+    cem.update({"ret": ret, "candidate": before}, np.random.default_rng(0), 0.25)
     np.testing.assert_allclose(cem.mean, (before[4] + before[1]) / 2, rtol=1e-6)
     np.testing.assert_allclose(cem.std, abs(before[4] - before[1]) / 2, rtol=1e-5)
     noise = np.random.default_rng(0).standard_normal(before.shape)

@@ -38,7 +38,7 @@ def test_flat_parameters_train_as_separate_ones_do():
 
 
 def test_flat_keeps_its_views_when_a_state_is_loaded_and_holds_buffers_and_dtypes():
-    module = nn.ModuleList([ValueFunction(5, (8,), rng()), ObsNormalizer((5,))])
+    module = nn.ModuleList([ValueFunction((5,), (8,), rng()), ObsNormalizer((5,))])
     flat = flatten_(module)
     module.load_state_dict(copy.deepcopy(module.state_dict()))
     flat.check()

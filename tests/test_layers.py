@@ -27,7 +27,7 @@ ALLOWED = {
     "nets": (set(), {"numpy", "torch"}),
     "policies": ({"agent", "nets"}, {"numpy", "torch"}),
     "actor_critic": ({"agent", "batch", "nets", "policies", "returns"}, {"numpy", "torch"}),
-    "regression": ({"batch", "flat", "nets"}, {"numpy"}),
+    "regression": ({"batch", "flat", "nets"}, {"numpy", "torch"}),
     "twin": ({"batch", "flat"}, {"numpy", "torch"}),
     "envs": ({"agent"}, {"numpy", "gymnasium"}),
     "rollout": ({"agent", "batch", "seeding", "envs"}, {"numpy"}),
@@ -42,7 +42,10 @@ ALLOWED = {
     "provenance": (set(), set()),
     "contract": ({"agent", "batch", "weights"}, {"numpy"}),
     "check": ({"agent", "batch", "config", "envs", "rollout"}, {"numpy", "tyro"}),
-    "replay": ({"batch", "plan", "rollout", "session", "state", "trainer", *TOOLS}, {"tyro"}),
+    "replay": (
+        {"batch", "plan", "rollout", "session", "state", "trainer", "twin", *TOOLS},
+        {"tyro"},
+    ),
     "evaluate": (
         {"agent", "batch", "envs", "plan", "rollout", "seeding", "session", "state", *TOOLS},
         {"numpy", "tyro"},

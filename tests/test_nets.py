@@ -8,9 +8,22 @@ import torch
 from test_policies import KINDS, policy_of
 from torch import nn
 
+from rank0rl.agent import Space
 from rank0rl.flat import flatten_
-from rank0rl.nets import MLP, Moments, ObsNormalizer, ValueFunction
+from rank0rl.nets import (
+    MLP,
+    Moments,
+    ObsNormalizer,
+    ValueFunction,
+    is_image,
+    network,
+    normalizer,
+)
 from rank0rl.policies import GaussianPolicy
+
+
+def box(n):
+    return Space("box", (n,), "float32")
 
 
 def rng(seed=0):
@@ -66,7 +79,7 @@ def test_the_normalizer_begins_as_the_identity_and_then_scales():
 
 
 def test_new_returns_change_the_scale_of_values_and_not_the_values():
-    value = ValueFunction(5, (8,), rng())
+    value = ValueFunction((5,), (8,), rng())
     before = value.predict(OBS)
     value.merge(rng().normal(0, 50, 1000).astype(np.float32))
     assert value.scale == pytest.approx(50, rel=0.1)
@@ -82,7 +95,7 @@ PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("which", ["value", *KINDS])
 def test_gradients_in_closed_form_are_those_of_autograd(which, dtype):
-    module = ValueFunction(5, (16, 16), rng()) if which == "value" else policy_of(which)
+    module = ValueFunction((5,), (16, 16), rng()) if which == "value" else policy_of(which)
     module.to(dtype)
     flat = flatten_(module)
     x = rng(5).standard_normal((33, 5)).astype(str(dtype).removeprefix("torch."))
@@ -121,7 +134,7 @@ def test_gradients_need_a_place():
 
 @pytest.mark.parametrize("hidden", [8, 64, 128, 256, 1024])
 def test_a_copy_acts_with_its_own_weights(hidden):
-    policy, norm = GaussianPolicy((5, 2), (2,), (hidden,), rng()), ObsNormalizer((5,))
+    policy, norm = GaussianPolicy((5,), box(2), (hidden,), rng()), ObsNormalizer((5,))
     flatten_(nn.ModuleList([policy, norm]))
     noise = np.ones((33, 2), np.float32)
     before = policy.act(norm.numpy(OBS), noise)
@@ -139,3 +152,35 @@ def test_a_copy_acts_with_its_own_weights(hidden):
     state = {name: tensor + 1 for name, tensor in norm.state_dict().items()}
     norm.load_state_dict(state, assign=True)
     np.testing.assert_allclose(norm.numpy(OBS), norm(torch.from_numpy(OBS)), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(12, 10, 3), (4, 12, 10)], ids=["last", "first"])
+def test_a_convolution_gives_a_row_the_same_bits_whatever_rows_there_are(shape):
+    net = network(shape, (8,), 3, rng(), 1.0)
+    x = rng(2).random((9, 1, np.prod(shape)), dtype=np.float32)
+    [out] = net.numpy(x)
+    assert out.shape == (9, 1, 3)
+    for size in (1, 2, 5):
+        assert net.numpy(x[:size])[0].tobytes() == out[:size].tobytes()
+    np.testing.assert_allclose(net(torch.from_numpy(x[:, 0])).detach(), out[:, 0], atol=1e-5)
+    channels = torch.from_numpy(x[:, 0]).reshape(9, *shape)
+    channels = channels.permute(0, 3, 1, 2) if shape[2] == 3 else channels
+    for kernel, shift in zip(net.kernels, net.shifts, strict=True):
+        layer = nn.Conv2d(kernel.shape[1], kernel.shape[0], 3, stride=2, padding=1)
+        layer.load_state_dict({"weight": kernel, "bias": shift})
+        channels = torch.relu(layer(channels))
+    expected = net.mlp(channels.flatten(1)).detach()
+    np.testing.assert_allclose(expected, out[:, 0], atol=1e-5)
+    with pytest.raises(NotImplementedError, match="autograd"):
+        net.backward([], out)
+
+
+def test_what_is_an_image():
+    assert is_image((84, 84, 3), "uint8")
+    assert is_image((4, 84, 84), "uint8")
+    for shape, dtype in (((84, 84, 3), "float32"), ((84, 84), "uint8"), ((3, 3, 3), "uint8")):
+        assert not is_image(shape, dtype)
+    norm, inputs = normalizer((8, 8, 1), "uint8")
+    assert inputs == (8, 8, 1)
+    pixels = np.array([0, 51, 255] + [0] * 61, np.uint8).reshape(1, 8, 8, 1)
+    np.testing.assert_allclose(norm.numpy(pixels)[0, :3], [0, 0.2, 1])

@@ -14,6 +14,10 @@ SEVERAL = Space("discrete", (3,), "int64", choices=(4, 2, 3))
 KINDS = ["gaussian", "rows", "categorical", "several"]
 
 
+def box(n):
+    return Space("box", (n,), "float32")
+
+
 def rng(seed=0):
     return np.random.default_rng(seed)
 
@@ -24,10 +28,10 @@ X = torch.from_numpy(OBS)
 
 def policy_of(kind, seed=0):
     policy = {
-        "gaussian": lambda: GaussianPolicy((5, 3), (3,), (16, 16), rng(seed), log_std=-0.3),
-        "rows": lambda: GaussianPolicy((5, 3), (3,), (16, 16), rng(seed), log_std=-0.3, rows=4),
-        "categorical": lambda: CategoricalPolicy(5, CHOICE, (16, 16), rng(seed)),
-        "several": lambda: CategoricalPolicy(5, SEVERAL, (16, 16), rng(seed)),
+        "gaussian": lambda: GaussianPolicy((5,), box(3), (16, 16), rng(seed), log_std=-0.3),
+        "rows": lambda: GaussianPolicy((5,), box(3), (16, 16), rng(seed), log_std=-0.3, rows=4),
+        "categorical": lambda: CategoricalPolicy((5,), CHOICE, (16, 16), rng(seed)),
+        "several": lambda: CategoricalPolicy((5,), SEVERAL, (16, 16), rng(seed)),
     }[kind]()
     with torch.no_grad():
         policy.mlp.weights[-1] *= 100  # far from uniform
@@ -177,7 +181,7 @@ def test_rows_move_as_many_times_as_fast():
 
     moved = []
     for rows in (1, 4):
-        policy = GaussianPolicy((5, 3), (3,), (8,), rng(), log_std=-0.5, rows=rows)
+        policy = GaussianPolicy((5,), box(3), (8,), rng(), log_std=-0.5, rows=rows)
         flat = flatten_(policy)
         before = policy.distribution(X)[1].detach().clone()
         policy.entropy(policy.distribution(X)).backward()
@@ -187,10 +191,10 @@ def test_rows_move_as_many_times_as_fast():
 
 
 def test_make_policy_fits_the_space():
-    box = make_policy(5, Space("box", (2, 3), "float32"), (8,), rng())
+    box = make_policy((5,), Space("box", (2, 3), "float32"), (8,), rng())
     assert box.act(OBS, noise_for(box, 33)).shape == (33, 2, 3)
     for space, shape in ((CHOICE, (33,)), (SEVERAL, (33, 3))):
-        choice = make_policy(5, space, (8,), rng())
+        choice = make_policy((5,), space, (8,), rng())
         act = choice.act(OBS, noise_for(choice, 33))
         assert act.shape == shape
         assert act.dtype == np.int64

@@ -7,7 +7,7 @@ import pytest
 from in_process import train_here
 from on_ranks import HERE, run
 from runs import curve, sha, table, train
-from toy_envs import ACT_SPACES, OBS_SPACES
+from toy_envs import ACT_SPACES, OBS_SPACES, Spaced
 
 from algos.cem import CEM, CEMOptions
 from algos.klppo import KLPPO, KLPPOOptions
@@ -61,6 +61,30 @@ def test_cem_trains_on_boxes_and_single_choices(act, tmp_path):
 @pytest.mark.parametrize("algo", ["ppo", "trpo", "klppo"])
 def test_what_may_not_be_chosen_is_not_chosen(algo, act, tmp_path):
     two_iterations(algo, tmp_path, act=act, masked=True)  # the environment refuses it
+
+
+class Unmasked(PPO):
+    def act(self, obs, noise, unit):
+        return super().act(obs, noise, unit)
+
+
+def test_an_agent_that_takes_no_mask_is_given_none(tmp_path):
+    size = {"num_envs": 2, "steps_per_batch": 8, "total_steps": 16}
+    kwargs = {"env_id": "toy_envs:Spaced-v0", "env_kwargs": {"masked": True, "strict": False}}
+    train_here(Unmasked, PPOOptions(hidden=(8,)), tmp_path, **kwargs, **size)
+
+
+@pytest.mark.parametrize(
+    ("info", "said"),
+    [
+        ({}, "must come with every reset and every step; this info has "),
+        ({"action_mask": np.ones(2)}, r"one entry for each of 3 choices: got \(2,\)"),
+    ],
+)
+def test_a_wrong_mask_is_told(info, said, monkeypatch, tmp_path):
+    monkeypatch.setattr(Spaced, "step", lambda self, action: (np.ones(3), 0.0, False, False, info))
+    with pytest.raises(ValueError, match=said):
+        two_iterations("ppo", tmp_path, masked=True)
 
 
 @pytest.mark.parametrize("act", ["discrete", "multi"])
@@ -133,6 +157,9 @@ def test_an_environment_that_a_function_makes():
         envs.make("toy_envs:make_count", size=9)
     with pytest.raises(ValueError, match="module:EnvId-v0 or module:function"):
         envs.resolve("toy_envs:no_such_function")
+    with pytest.raises(ValueError, match=r"must give a gymnasium.Env: got \("):
+        envs.make("toy_envs:noise_of", agent=check)
+    assert envs.resolve("toy_envs:Count") == "toy_envs:Count-v0"  # registered, before its class
 
 
 SCRIPT = """

@@ -76,6 +76,25 @@ def test_ranks_share_the_episodes_as_they_get_on(rank0_lanes):
         assert len(mine) == 10 * rank0_lanes
 
 
+def on_rank_rounds(rank0_lanes):
+    options = RunOptions(
+        "toy_envs:Count-v0", num_envs=4, episodes_per_batch=9, rank0_lanes=rank0_lanes
+    )
+    rollout = make_rollout(options, comm.rank, comm.nworkers)
+    units = []
+    for iteration in range(1, 6):
+        fragments, _ = rollout.collect(NoiseAgent(), iteration)
+        units.append([fragment.unit for fragment in fragments])
+        comm.barrier()
+    return units
+
+
+@pytest.mark.parametrize("rank0_lanes", [None, 0, 2])
+def test_ranks_share_the_episodes_in_every_iteration(rank0_lanes):
+    for mine, others in zip(*on_ranks(2, "test_trainer:on_rank_rounds", rank0_lanes), strict=True):
+        assert sorted(mine + others) == list(range(9))
+
+
 DRIFTS = """
 from algos.ppo import PPO
 from rank0rl import comm
@@ -220,6 +239,8 @@ def test_whole_runs_with_two_seeds_differ(tmp_path):
     [
         (None, 0.0, "update must return a dict of name -> number, for the record: got None"),
         ({"loss": np.zeros(2)}, 0.0, "update must return a dict of name -> number"),
+        ({"loss": None}, 0.0, "update must return a dict of name -> number"),
+        ({"loss": "x,y"}, 0.0, "update must return a dict of name -> number"),
         ({"loss": 0.0}, np.nan, "'none' holds nan"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_step_that_leaves_the_region_is_shortened_unless_there_is_no_line_sear
     assert taken[0]["kl"] > 0.015
     assert taken[0]["step_taken"] == 1
     assert taken[10]["kl"] <= 0.015
-    assert 0 <= taken[10]["step_taken"] < 1
+    assert 0 < taken[10]["step_taken"] < 1
 
 
 def test_state_and_load_give_the_same_next_update():

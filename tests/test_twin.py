@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from runs import SMALL, curve, train
+from runs import SMALL, curve, resume, train
+from test_replay import replay
 
 from algos.ppo import PPO, PPOOptions
 from rank0rl import plan
@@ -85,6 +86,15 @@ def test_a_wrong_device_ends_the_run_before_it_begins(tmp_path):
     done = train(tmp_path / "r", *SMALL, "--device", "tpu", nprocs=2, expect=2)
     assert done.stderr.count("device must be cpu, cuda") == 1
     assert not (tmp_path / "r" / "config.toml").exists()
+
+
+def test_a_run_on_another_device_is_replayed_and_goes_on_elsewhere(tmp_path):
+    device = "cuda" if torch.cuda.is_available() else "cpu:0"
+    args = [*SMALL, "--total-steps", "256", "--device", device, "--stop-after-iterations", "3"]
+    train(tmp_path, *args)
+    assert replay(tmp_path, 3, 1).stdout.count("the same data") == 2
+    done = resume(tmp_path, "--device", "cpu")
+    assert f"updates compute on cpu and no longer on {device}" in done.stdout
 
 
 def test_a_run_on_another_device_is_the_same_for_every_number_of_ranks(tmp_path):

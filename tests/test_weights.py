@@ -13,7 +13,7 @@ from rank0rl.nets import ObsNormalizer, ValueFunction
 
 def build(rank, flat):
     rng = np.random.default_rng(rank)
-    net = nn.ModuleDict({"v": ValueFunction(3, (4,), rng), "n": ObsNormalizer((3,))})
+    net = nn.ModuleDict({"v": ValueFunction((3,), (4,), rng), "n": ObsNormalizer((3,))})
     net["n"].merge(rng.normal(size=(9, 3)))
     if flat:
         flatten_(net)
@@ -73,7 +73,7 @@ def test_the_hash_sees_names_dtypes_shapes_and_values():
 
 
 def on_rank_chksum(rank, value):
-    net = nn.ModuleDict({"v": ValueFunction(3, (4,), np.random.default_rng(0))})
+    net = nn.ModuleDict({"v": ValueFunction((3,), (4,), np.random.default_rng(0))})
     same = weights.chksum(net, {"array": np.arange(3)})
     if comm.rank == rank:
         net["v"].mlp.biases[0].data[1] += value

@@ -157,7 +157,8 @@ ACT_SPACES = {
 class Spaced(gym.Env):
     """Shows samples of one space and refuses what is not in another, or not allowed."""
 
-    def __init__(self, obs="box", act="discrete", masked=False):
+    def __init__(self, obs="box", act="discrete", masked=False, strict=True):
+        self.strict = strict
         self.observation_space = copy.deepcopy(OBS_SPACES[obs])
         self.action_space = copy.deepcopy(ACT_SPACES[act])
         self.masked = masked
@@ -172,7 +173,7 @@ class Spaced(gym.Env):
         if self.action_space.shape == () and isinstance(self.action_space, gym.spaces.Box):
             action = np.asarray(action)
         assert self.action_space.contains(action), action
-        if self.masked:
+        if self.masked and self.strict:
             start = getattr(self.action_space, "start", 0)
             chosen = np.atleast_1d(np.ravel(action - start))
             masks = self.mask if isinstance(self.mask, tuple) else (self.mask,)
@@ -191,6 +192,10 @@ class Spaced(gym.Env):
             mask[self.np_random.integers(len(mask))] = 1
         self.mask = masks[0] if isinstance(space, gym.spaces.Discrete) else tuple(masks)
         return {"action_mask": self.mask}
+
+
+def noise_of(agent):
+    return (agent, "no environment")
 
 
 def make_count(length=3):

@@ -32,8 +32,6 @@ class Space:
     """As rows hold it."""
     choices: tuple[int, ...] = ()
     """Of a discrete space: how many there are, for each of the choices at once."""
-    masked: bool = False
-    """Whether the environment tells which choices may be taken, in info["action_mask"]."""
     low: Array | None = None
     """Of a box, with its shape: actions are clipped to it on the way to the environment."""
     high: Array | None = None
@@ -128,7 +126,8 @@ class Agent:
             noise: (B, k), float32, drawn as `noise` says.
             unit: (B,), lane or episode number of each row.
             mask: which choices may be taken, (B, all choices), bool. Given only where the
-                environment tells; the fragment then has it in extras, as "action_mask".
+                environment tells, in info["action_mask"], and `act` has this argument; the fragment
+                then has it in extras, as "action_mask".
 
         Returns:
             Actions (B, *act), int64 for choices; and extras, name -> (B, ...), kept in the fragment.

@@ -145,13 +145,6 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
     return Spaces(_describe(obs), _describe(act))
 
 
-def masks(env: gym.Env[Any, Any]) -> bool:
-    """Whether an environment tells which choices may be taken. It is used up: reset and closed."""
-    _, info = env.reset(seed=0)
-    env.close()
-    return "action_mask" in info
-
-
 def running_statistics(env: gym.Env[Any, Any]) -> list[str]:
     """The wrappers of an environment that normalize with statistics of what it has shown so far.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -84,9 +84,6 @@ class Rollout:
         self.lanes = [Lane(number, _make(make_env, number), i) for i, number in enumerate(lanes)]
         env = self.lanes[0].env if lanes else _make(make_env, lanes.start)
         self.spaces: Spaces = envs.describe(env)
-        if self.spaces.act.choices:
-            act = replace(self.spaces.act, masked=envs.masks(_make(make_env, lanes.start)))
-            self.spaces = replace(self.spaces, act=act)
         first = envs.first_choice(env)
         self._first_choice = first if np.any(first) else None
         if not lanes:
@@ -95,8 +92,7 @@ class Rollout:
         self._rows: Batch = {}  # name -> (lanes, capacity, ...)
         self._capacity = steps or _BLOCK
         self._obs = np.zeros((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
-        masked = self.spaces.act.masked
-        self._mask = np.ones((len(lanes), self.spaces.act.size), bool) if masked else None
+        self._mask: Array | None = None  # of each lane, once an environment has told one
         self._takes_mask = False
         self._ret = np.zeros(len(lanes), np.float64)  # of the episodes under way
         self._length = np.zeros(len(lanes), np.int64)
@@ -336,6 +332,8 @@ class Rollout:
         lane.seed, lane.over = seed, False
         self._ret[lane.row], self._length[lane.row] = 0.0, 0
         self._obs[lane.row], info = lane.env.reset(seed=seed)
+        if self._mask is None and self.spaces.act.choices and "action_mask" in info:
+            self._mask = np.ones((len(self.lanes), self.spaces.act.size), bool)
         if self._mask is not None:
             self._mask[lane.row] = _mask_of(info, self.spaces.act.size)
 
@@ -403,7 +401,7 @@ def _mask_of(info: Mapping[str, Any], size: int) -> Array:
     mask = info.get("action_mask")
     if mask is None:
         raise ValueError(
-            f'info["action_mask"] came with the first reset: it must come with every reset and every '
+            f'info["action_mask"] came with a reset before: it must come with every reset and every '
             f"step; this info has {sorted(info)}"
         )
     mask = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else mask

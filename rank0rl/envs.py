@@ -83,8 +83,8 @@ def make(env_id: str, wrappers: Sequence[str] = (), **kwargs: Any) -> gym.Env[An
     for wrapper in wrappers:
         env = wrap(env, wrapper)
     space = env.observation_space
-    flat = not isinstance(space, gym.spaces.Box) and space.is_np_flattenable
-    return gym.wrappers.FlattenObservation(env) if flat else env
+    flatten = not isinstance(space, gym.spaces.Box) and _flattens(space)
+    return gym.wrappers.FlattenObservation(env) if flatten else env
 
 
 def wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
@@ -113,6 +113,16 @@ def wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
             f"cannot wrap {name_of(env)} in {wrapper!r}: {type(error).__name__}: {error}; expected the "
             f"name of one of gymnasium.wrappers, or module:Class, with keyword arguments in brackets"
         ) from error
+
+
+def _flattens(space: gym.Space[Any]) -> bool:
+    """Whether all of a space is numbers and choices."""
+    if isinstance(space, gym.spaces.Dict):
+        return all(map(_flattens, space.spaces.values()))
+    if isinstance(space, gym.spaces.Tuple):
+        return all(map(_flattens, space.spaces))
+    numbers = gym.spaces.Box | gym.spaces.Discrete
+    return isinstance(space, numbers | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary)
 
 
 def _factory(env_id: str) -> Any:

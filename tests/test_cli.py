@@ -22,7 +22,7 @@ WRONG = [
     (["Walker2d", "--nprocs", "x"], "--nprocs"),
     (["Walker2d", "--num-envs", "1", "--nprocs", "2"], "raise --num-envs or lower --nprocs"),
     (["toy_envs:Normalized-v0"], "Normalized-v0 is wrapped in NormalizeObservation"),
-    (["toy_envs:Odd-v0"], "observations must be a Box: Odd-v0 has Text"),
+    (["toy_envs:Odd-v0"], "Odd-v0 has Text(1, 5, charset"),
     (["Wolker2d"], "did you mean Walker2d"),
     (["Walker2d", "--algo", "pop"], "no agent 'pop'"),
     (["Walker2d", "--config", "none.toml"], "cannot read config none.toml"),

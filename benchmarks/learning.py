@@ -91,14 +91,20 @@ def draw() -> None:
     from matplotlib import pyplot as plt
 
     groups = results()
-    figure, axes = plt.subplots(1, len(groups), figsize=(4 * len(groups), 3.2), squeeze=False)
-    for axis, ((env_id, algo), runs) in zip(axes[0], groups.items(), strict=True):
-        for run in runs:
-            steps = [int(row["steps"]) for row in run["curve"]]
+    environments = sorted({env_id for env_id, _ in groups})
+    agents = sorted({algo for _, algo in groups})
+    figure, axes = plt.subplots(
+        1, len(environments), figsize=(3.2 * len(environments), 3.2), squeeze=False
+    )
+    for (env_id, algo), runs in groups.items():
+        axis = axes[0][environments.index(env_id)]
+        for i, run in enumerate(runs):
+            steps = [int(row["steps"]) / 1e6 for row in run["curve"]]
             returns = [float(row["return_mean"]) for row in run["curve"]]
-            axis.plot(steps, returns, label=f"seed {run['seed']}", linewidth=1.2)
-        axis.set_title(f"{env_id}, {algo}")
-        axis.set_xlabel("environment steps")
+            label = algo.replace("--", ", ") if i == 0 else None
+            axis.plot(steps, returns, color=f"C{agents.index(algo)}", label=label, linewidth=1)
+        axis.set_title(env_id)
+        axis.set_xlabel("million steps")
         axis.legend(frameon=False)
     axes[0][0].set_ylabel("mean return, last 100 episodes")
     figure.tight_layout()

@@ -23,7 +23,7 @@ SIZES = {
     "cem": ["--population", "6"],
 }
 BATCHES = {"steps": ["--steps-per-batch", "60"], "episodes": ["--episodes-per-batch", "6"]}
-FAST = {("trpo", "CartPole", "steps"), ("klppo", "CartPole", "episodes")}
+FAST = {("trpo", "CartPole", "episodes")}
 CASES = [
     pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow)
     for case in itertools.product(SIZES, ("CartPole", "Hopper"), BATCHES)

@@ -17,7 +17,8 @@ SIZES = {
 SLOW = ["--algo", f"{HERE}/slow.py:SlowPPO"]
 
 
-@pytest.mark.parametrize("mode", ["steps", pytest.param("episodes", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", SIZES)
 def test_the_same_curve_for_every_number_and_share_of_ranks_and_resumed(mode, tmp_path):
     args = ["CartPole", "--num-envs", "4", "--minibatch-size", "32", *SIZES[mode], "--overlap"]
     train(tmp_path / "1", *args)

@@ -18,7 +18,7 @@ def files(folder):
     return {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
-@pytest.mark.parametrize("mode", ["steps", "episodes"])
+@pytest.mark.parametrize("mode", ["steps", pytest.param("episodes", marks=pytest.mark.slow)])
 def test_a_lane_of_a_run_on_two_ranks_is_the_same_alone(mode, tmp_path):
     size = ["--episodes-per-batch", "4"] if mode == "episodes" else ["--steps-per-batch", "256"]
     args = ["CartPole", "--num-envs", "4", "--minibatch-size", "32", *size]
@@ -58,6 +58,7 @@ def test_a_failure_says_how_to_repeat_it_and_is_repeated(tmp_path, monkeypatch):
     replay(tmp_path / "r", 1, 1)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_run_keeps_its_traceback(tmp_path):
     agent = tmp_path / "mine.py"
     agent.write_text(
@@ -85,6 +86,7 @@ def test_iterations_before_a_changed_schedule_are_replayed_with_their_own(tmp_pa
     assert replay(tmp_path, 9, 0).stdout.count("the same data") == 2
 
 
+@pytest.mark.slow
 def test_a_changed_schedule_is_replayed_where_its_checkpoints_are(tmp_path):
     args = ["--total-steps", "640", "--stop-after-iterations", "3", "--keep-checkpoints", "1"]
     train(tmp_path, *SMALL, *args)

@@ -49,6 +49,7 @@ def test_a_rank_that_dies_once_changes_nothing(what, said, tmp_path):
     assert sha(tmp_path / "r") == sha(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_restarts_come_to_an_end_and_wrong_use_is_not_tried_again(tmp_path):
     (tmp_path / "dies.py").write_text(DIES.format(what="once.unlink(); raise ZeroDivisionError"))
     args = [*SMALL, "--algo", f"{tmp_path / 'dies.py'}:Dies", "--max-restarts", "1"]

@@ -66,7 +66,7 @@ def on_rank_share(rank0_lanes):
     return [fragment.unit for fragment in rollout.collect(SlowOnRank1(), 1)[0]]
 
 
-@pytest.mark.parametrize("rank0_lanes", [None, 0, 1])
+@pytest.mark.parametrize("rank0_lanes", [None, 1])
 def test_ranks_share_the_episodes_as_they_get_on(rank0_lanes):
     mine, others = on_ranks(2, "test_trainer:on_rank_share", rank0_lanes)
     assert sorted(mine + others) == list(range(40))
@@ -89,7 +89,7 @@ def on_rank_rounds(rank0_lanes):
     return units
 
 
-@pytest.mark.parametrize("rank0_lanes", [None, 0, 2])
+@pytest.mark.parametrize("rank0_lanes", [0])
 def test_ranks_share_the_episodes_in_every_iteration(rank0_lanes):
     for mine, others in zip(*on_ranks(2, "test_trainer:on_rank_rounds", rank0_lanes), strict=True):
         assert sorted(mine + others) == list(range(9))

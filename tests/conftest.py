@@ -2,6 +2,8 @@
 
 import signal
 
-# Where tests are started in the background of a shell, Ctrl-C is ignored, and so it would be in all
-# that they start.
+# Where tests are started in the background of a shell, or under nohup, these are ignored, and so they
+# would be in all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -110,14 +110,8 @@ class PPO(Agent):
         lr = opt.lr * (1 - progress) if opt.anneal else opt.lr
         ev = explained_variance(batch["val"], batch["ret"])
         self.value.merge(batch["ret"])
-        rows = {
-            "obs": self.norm.numpy(batch["obs"]),
-            "act": batch["act"],
-            "old": batch["logp"],
-            "adv": normalized(batch["adv"]),
-            "ret": batch["ret"] / self.value.scale.numpy(),
-            **{name: batch[name] for name in ("mask",) if name in batch},
-        }
+        rows = self.nets.learned_from(batch)
+        rows["ret"] = batch["ret"] / self.value.scale.numpy()
         self.flat.check()
         step = self.step
         if self.device != "cpu" or isinstance(self.value.mlp, ConvNet):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rank0rl.actor_critic import ActorCritic, normalized
+from rank0rl.actor_critic import ActorCritic
 from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
 from rank0rl.batch import Batch
 from rank0rl.flat import Adam, flatten_
@@ -104,14 +104,8 @@ class TRPO(Agent):
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """One step of the policy, then some epochs of the value function."""
         opt = self.options
-        obs = self.norm.numpy(batch["obs"])
-        rows = {
-            "obs": obs,
-            "act": batch["act"],
-            "old": batch["logp"],
-            "adv": normalized(batch["adv"]),
-            **{name: batch[name] for name in ("mask",) if name in batch},
-        }
+        rows = self.nets.learned_from(batch)
+        obs = rows["obs"]
         metrics = self.improve(**{name: torch.from_numpy(x) for name, x in rows.items()})
         ev = explained_variance(batch["val"], batch["ret"])
         self.value.merge(batch["ret"])

@@ -67,6 +67,21 @@ class ActorCritic:
         adv = adv.astype(np.float32)
         return {**rows, "logp": logp, "adv": adv, "val": val, "ret": adv + val}
 
+    def learned_from(self, batch: Batch) -> Batch:
+        """What a policy's objective takes of a batch of such rows, (N, ...) each.
+
+        Returns:
+            "obs", normalized, "act", "old", log-probabilities when they were taken, "adv",
+            normalized, and "mask", where the environment gives them.
+        """
+        rows = {
+            "obs": self.norm.numpy(batch["obs"]),
+            "act": batch["act"],
+            "old": batch["logp"],
+            "adv": normalized(batch["adv"]),
+        }
+        return {**rows, "mask": batch["mask"]} if "mask" in batch else rows
+
 
 def normalized(adv: Array) -> Array:
     """Advantages with mean 0 and standard deviation 1, (N,), float32."""

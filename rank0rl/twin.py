@@ -1,7 +1,7 @@
 """Gradient steps on a GPU: a twin of the modules there, and one minibatch as a CUDA graph.
 
 The modules at home, on the CPU, stay what acts, is broadcast and is saved; the twin takes their
-weights at the begin of an update, and gives them back at its end.
+weights at the beginning of an update, and gives them back at its end.
 """
 
 from __future__ import annotations

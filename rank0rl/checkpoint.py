@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 _FORMAT = "rank0rl checkpoint"
-_VERSION = 3
+_VERSION = 4
 
 
 class NotSaved(Exception):
@@ -84,7 +84,22 @@ def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int) -> None
     Raises:
         NotSaved: if it cannot be written, as on a full disk.
     """
-    path = _folder(run) / f"{iteration:08d}.pt"
+    _save(run, f"{iteration:08d}.pt", state)
+    for old in _files(run)[:-keep]:
+        old.unlink()
+
+
+def save_best(run: Path, state: Mapping[str, Any]) -> None:
+    """Write the state of the boundary at which the run's evaluation was best so far.
+
+    Raises:
+        NotSaved: if it cannot be written.
+    """
+    _save(run, "best.pt", state)
+
+
+def _save(run: Path, name: str, state: Mapping[str, Any]) -> None:
+    path = _folder(run) / name
     try:
         path.parent.mkdir(exist_ok=True)
         write(path, state)
@@ -92,16 +107,16 @@ def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int) -> None
         before = _files(run)
         there = f"the last complete one is {before[-1]}" if before else "there is none before it"
         raise NotSaved(f"cannot write checkpoint {path}: {error.strerror}; {there}") from error
-    for old in _files(run)[:-keep]:
-        old.unlink()
 
 
 def latest(run: Path) -> Path:
-    """The file of a run's last boundary.
+    """The file of a run's last boundary; if `run` is a file, that one.
 
     Raises:
         ValueError: if there is none.
     """
+    if run.is_file():
+        return run
     files = _files(run)
     if not files:
         raise ValueError(

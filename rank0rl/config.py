@@ -87,6 +87,14 @@ class RunOptions:
     """Environments of rank 0, fewer where overlap leaves it less time to step them, 0 where many ranks do; in whole-episode batches, its share of the episodes. Never changes the data. None: an equal share."""
     stop_after_iterations: int | None = None
     """End early, when so many iterations of the whole run are made; schedules stay those of total-steps."""
+    stop_after_seconds: float | None = None
+    """End early, with the iteration in which so many seconds of this start are over."""
+    eval_every: int | None = None
+    """Iterations between evaluations, on episodes that training does not see, the same ones every time. None: none."""
+    eval_episodes: int = 10
+    """Episodes of an evaluation, over all ranks; no rank has more than 16 environments for them."""
+    eval_deterministic: bool = True
+    """Evaluate with the mean of normal actions. Choices are drawn as ever."""
     checkpoint_every: int = 10
     """Iterations between checkpoints on disk; one is always written at the end."""
     keep_checkpoints: int = 3
@@ -101,6 +109,12 @@ class RunOptions:
     """Arguments of the environment, such as healthy_reward=0.5; values are JSON."""
     config: str | None = None
     """TOML file of settings. None: the one in configs/ that names agent and environment, if there is one."""
+    quiet: bool = False
+    """Print nothing but errors."""
+    tensorboard: bool = False
+    """Write an events file for TensorBoard too (pip install tensorboard)."""
+    wandb: str | None = None
+    """Project of Weights & Biases to send the record to (pip install wandb)."""
     run_dir: str | None = None
     """Folder of the run's files. None: a new one under runs/."""
     resume: str | None = None
@@ -122,6 +136,9 @@ class RunOptions:
             learner_threads="[1, inf)",
             rank0_lanes="[0, inf)",
             stop_after_iterations="[1, inf)",
+            stop_after_seconds="(0, inf)",
+            eval_every="[1, inf)",
+            eval_episodes="[1, inf)",
             checkpoint_every="[1, inf)",
             keep_checkpoints="[1, inf)",
             max_replay_steps="[0, inf)",
@@ -181,7 +198,7 @@ class RunOptions:
 # What a file may not set: where, on how many ranks and how far is said when a run is started.
 _NOT_IN_FILES = (
     *("nprocs", "mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),
-    *("config", "run_dir", "resume", "stop_after_iterations"),
+    *("config", "run_dir", "resume", "stop_after_iterations", "stop_after_seconds", "quiet"),
 )
 
 
@@ -279,17 +296,20 @@ def _words(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
 
-def write(path: Path, options: tuple[Any, ...], record: Mapping[str, Any]) -> dict[str, Any]:
+def write(
+    path: Path, options: tuple[Any, ...], record: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
     """Write all settings that are not None, as a file that `--config` takes, and what else was so.
 
     That is a table [[record]] for every start of the run, the first one first.
 
     Returns:
-        The record of the start before this one; empty if this is the first.
+        The records of all starts, this one the last.
     """
     kept = {k: v for k, v in settings(*options).items() if v is not None}  # TOML has no None
-    records = tomllib.loads(path.read_text())["record"] if path.exists() else []
+    before = tomllib.loads(path.read_text())["record"] if path.exists() else []
+    records = [*before, record]
     temporary = path.with_suffix(".tmp")
-    temporary.write_text(tomli_w.dumps({**kept, "record": [*records, dict(record)]}))
+    temporary.write_text(tomli_w.dumps({**kept, "record": records}))
     temporary.replace(path)
-    return records[-1] if records else {}
+    return records

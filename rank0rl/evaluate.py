@@ -8,21 +8,17 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tyro
 
-from rank0rl import checkpoint, envs, plan, seeding
-from rank0rl.agent import Agent, check_ranges
+from rank0rl import checkpoint, envs, plan
+from rank0rl.agent import check_ranges
 from rank0rl.batch import Batch
-from rank0rl.rollout import Rollout
+from rank0rl.evaluation import Evaluation
 from rank0rl.session import make_agent
 from rank0rl.state import State
 from rank0rl.threads import set_threads
-
-_LANES = 16  # at most: what acts on them all costs little more than on one
 
 
 @dataclass(frozen=True)
@@ -30,11 +26,11 @@ class Options:
     """Mean return of a run's policy over some episodes, with the noise that it trained with."""
 
     run: tyro.conf.Positional[Path]
-    """Folder of the run; nothing in it is changed."""
+    """Folder of the run, or one of its checkpoints, such as checkpoints/best.pt; nothing in it is changed."""
     episodes: int = 100
     """How many."""
-    seed: int = 0
-    """Of the episodes: others than those of training, whatever its seed was."""
+    seed: int | None = None
+    """Of the episodes: others than those of training, whatever its seed was. None: the run's, so that these are the episodes of its own evaluations."""
     deterministic: bool = False
     """Take the mean of normal actions. Choices are drawn as ever."""
 
@@ -57,13 +53,15 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def evaluate(run: Path, episodes: int, seed: int = 0, deterministic: bool = False) -> Batch:
+def evaluate(
+    run: Path, episodes: int, seed: int | None = None, deterministic: bool = False
+) -> Batch:
     """Whole episodes of a run's environment with the policy of its last checkpoint.
 
     Args:
-        run: its folder.
+        run: its folder, or one of its checkpoints.
         episodes: how many.
-        seed: of them.
+        seed: of them; by default the run's.
         deterministic: act without noise, where it is normal.
 
     Returns:
@@ -74,28 +72,15 @@ def evaluate(run: Path, episodes: int, seed: int = 0, deterministic: bool = Fals
     """
     saved = checkpoint.read(checkpoint.latest(run))
     options, agent_options = plan.read([], saved["settings"], str(run))
-    rollout = Rollout(
+    evaluation = Evaluation(
         lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
-        range(min(episodes, _LANES)),
-        seeding.integer(seed, "evaluate", 0, 0),
-        episodes=lambda: iter(range(episodes)),
+        episodes,
+        options.seed if seed is None else seed,
+        deterministic=deterministic,
     )
-    agent = make_agent(options, agent_options, rollout.spaces)
+    agent = make_agent(options, agent_options, evaluation.rollout.spaces)
     State(agent, options, saved["settings"]).load(saved)
-    _, ended = rollout.collect(_WithoutNoise(agent) if deterministic else agent, 1)
-    rollout.close()
+    ended = evaluation(agent)
+    evaluation.close()
     order = np.argsort(ended["unit"])
     return {name: ended[name][order] for name in ("return", "length")}
-
-
-class _WithoutNoise(Agent):
-    """An agent that acts as another one does on average."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent, self.noise = agent, agent.noise
-
-    def act(
-        self, obs: npt.NDArray[Any], noise: npt.NDArray[Any], *args: Any, **kwargs: Any
-    ) -> tuple[npt.NDArray[Any], Batch]:
-        quiet = np.zeros_like(noise) if self.noise[0] == "normal" else noise
-        return self._agent.act(obs, quiet, *args, **kwargs)

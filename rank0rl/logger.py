@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.live import Live
 
 from rank0rl.job import TERMINAL
+from rank0rl.sinks import Sink
 
 _PLAIN_S = 2.0  # between plain lines, where there is no terminal
 
@@ -29,9 +30,10 @@ class Logger:
     Args:
         folder: the run's.
         quiet: no console lines.
+        sinks: which take every row besides.
     """
 
-    def __init__(self, folder: Path, quiet: bool = False) -> None:
+    def __init__(self, folder: Path, quiet: bool = False, sinks: Iterable[Sink] = ()) -> None:
         """Open the console; the CSV opens with its first row."""
         self.folder = folder
         columns = os.environ.get(TERMINAL)  # under a supervisor, what it has
@@ -42,6 +44,7 @@ class Logger:
             highlight=False,
         )
         self._csv: Any = None
+        self._sinks = list(sinks)
         self._names: list[str] = []
         self._printed = -math.inf
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
@@ -70,8 +73,15 @@ class Logger:
             csv.writer(file).writerows([rows[0], *kept])
         temporary.replace(path)
 
-    def row(self, values: Mapping[str, float | str]) -> None:
-        """Write a row; the first one's names are the header."""
+    def row(self, groups: Mapping[str, Mapping[str, float | str]], step: int) -> None:
+        """Write a row; the first one's names are the header.
+
+        Args:
+            groups: group -> name -> value. The names are the CSV's columns; other sinks take the
+                numbers as group/name.
+            step: environment steps so far.
+        """
+        values = {name: value for group in groups.values() for name, value in group.items()}
         if self._csv is None:
             self._open(list(values))
         if list(values) != self._names:
@@ -81,6 +91,14 @@ class Logger:
             )
         csv.writer(self._csv).writerow([_short(value) for value in values.values()])
         self._csv.flush()
+        numbers = {
+            f"{group}/{name}": value
+            for group, each in groups.items()
+            for name, value in each.items()
+            if not isinstance(value, str) and not math.isnan(value)
+        }
+        for sink in self._sinks:
+            sink.row(numbers, step)
 
     def show(self, line: str, stays: bool = False) -> None:
         """Show the state of the run: in place on a terminal, else as a line every few seconds.
@@ -114,6 +132,8 @@ class Logger:
         if self._csv is not None:
             with contextlib.suppress(OSError):  # of a full disk: the row's own error says so
                 self._csv.close()
+        while self._sinks:
+            self._sinks.pop().close()
 
     def _open(self, names: list[str]) -> None:
         path = self.folder / "progress.csv"

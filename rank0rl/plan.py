@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from rank0rl import checkpoint, config, envs
+from rank0rl import checkpoint, config, envs, sinks
 from rank0rl.agent import Agent
 from rank0rl.config import RunOptions
 from rank0rl.twin import check_device
@@ -79,6 +79,7 @@ def prepare(
     options.check(nworkers)
     _check_environment(options)
     _check_device(options)
+    sinks.check(tensorboard=options.tensorboard, wandb=bool(options.wandb))
     last = options.stop_after_iterations
     if last is not None and last < made:
         raise ValueError(
@@ -115,7 +116,8 @@ def _check_device(options: RunOptions) -> None:
 # What may differ when a run goes on: what does not change its curve, and how long it is.
 _MAY_CHANGE = {
     *("nprocs", "mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),
-    *("resume", "stop_after_iterations", "rank0_lanes"),
+    *("resume", "stop_after_iterations", "stop_after_seconds", "rank0_lanes"),
+    *("quiet", "tensorboard", "wandb"),
     *("checkpoint_every", "keep_checkpoints", "drift_check_every"),
     *("total_steps", "num_episodes", "device"),
 }

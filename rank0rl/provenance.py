@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import platform
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -24,8 +26,15 @@ def record(nprocs: int, mpi: str) -> dict[str, Any]:
         "machine": platform.machine(),
         "cpu": _cpu(),
         "mpi": mpi,
+        "commit": _commit(),
         "versions": {"python": platform.python_version(), **dict(_versions())},
     }
+
+
+def key(folder: Path, first_start: Mapping[str, Any]) -> str:
+    """A name for a run that no other one has, from its folder and the record of its first start."""
+    what = f"{first_start['host']} {folder.resolve()} {first_start['started']}"
+    return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -39,6 +48,31 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for name in {**old, **new}
         if old.get(name) != new.get(name)
     ]
+
+
+def _commit() -> str:
+    """Of the script that runs, with what is not committed as -dirty; "unknown" outside of git."""
+    where = Path(sys.argv[0]).resolve().parent
+    try:
+        done = subprocess.run(
+            [
+                "git",
+                "-C",
+                str(where),
+                "describe",
+                "--always",
+                "--dirty",
+                "--abbrev=40",
+                "--exclude=*",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip()
 
 
 def _versions() -> list[tuple[str, str]]:

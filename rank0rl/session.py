@@ -10,17 +10,20 @@ import functools
 import gc
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rank0rl import checkpoint, comm, config, envs, job, provenance, seeding
 from rank0rl.agent import Agent, Spaces
 from rank0rl.config import RunOptions
+from rank0rl.evaluation import Evaluation
 from rank0rl.interrupt import Interrupted
 from rank0rl.logger import Logger
 from rank0rl.plan import Plan, load_agent, prepare
 from rank0rl.rollout import Rollout, lanes_of
 from rank0rl.run import Run
+from rank0rl.sinks import Sink, TensorBoard, WandB
 from rank0rl.state import State
 from rank0rl.threads import set_threads
 from rank0rl.trainer import train
@@ -47,11 +50,12 @@ def run(argv: list[str], configs: Path | None) -> int:
     agent_options = load_agent(options.algo).Options(**shared["agent"])
     rollout = make_rollout(options, comm.get_rank(), comm.get_nworkers())
     agent = make_agent(options, agent_options, rollout.spaces)
+    evaluation = make_evaluation(options, comm.get_nworkers())
     try:
         if isinstance(plan, Plan):
-            _lead(plan, agent, rollout)
+            _lead(plan, agent, rollout, evaluation)
         else:
-            train(agent, rollout, options, None)
+            train(agent, rollout, options, None, evaluation)
         return 0
     except Exception as error:
         if rollout.failed_at:
@@ -61,12 +65,13 @@ def run(argv: list[str], configs: Path | None) -> int:
         raise
     finally:
         rollout.close()
+        if evaluation:
+            evaluation.close()
 
 
-def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> None:
+def _lead(plan: Plan, agent: Agent, rollout: Rollout, evaluation: Evaluation | None) -> None:
     """Rank 0's part: the run's files, and the words around the loop."""
     options, folder, nworkers = plan.options, plan.folder, comm.get_nworkers()
-    logger = Logger(folder)
     about = {
         "env_id": options.env_id,
         "algo": options.algo,
@@ -79,21 +84,22 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> None:
         state.load(checkpoint.read(checkpoint.latest(folder)))
     if plan.notes:
         state.progress.same_schedule_since = state.progress.iteration
-    kept = Run(state, options, about, logger)
     record = provenance.record(nworkers, comm.mpi_version())
-    before = config.write(folder / "config.toml", (options, plan.agent), record)
+    starts = config.write(folder / "config.toml", (options, plan.agent), record)
+    logger = Logger(folder, options.quiet, _sinks(plan, state, starts[0]))
+    kept = Run(state, options, about, logger)
     logger.print(
         f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}; settings: "
         f"{plan.source}; run folder: {folder}"
     )
     for note in plan.notes:
         logger.print(f"note: {note}")
-    for difference in provenance.differences(before, record) if before else ():
+    for difference in provenance.differences(*starts[-2:]) if len(starts) > 1 else ():
         logger.print(f"note: {difference}: the last bits of the curve may differ")
     go_on = f"python {sys.argv[0]} --resume {folder}"
     go_on += f" --nprocs {nworkers}" * (nworkers > 1)
     try:
-        train(agent, rollout, options, kept)
+        train(agent, rollout, options, kept, evaluation)
     except BaseException as error:
         logger.close()
         said = f"saved iteration {kept.saved}; go on with: {go_on}"
@@ -112,6 +118,15 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout) -> None:
     if state.share_over() < 1:
         logger.print(f"stopped after iteration {kept.saved}, as asked; go on with: {go_on}")
     logger.print("  ".join(f"{name} {_short(value)}" for name, value in kept.summary().items()))
+
+
+def _sinks(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterator[Sink]:
+    """Where the record goes besides the run's folder, as was asked for."""
+    options, folder = plan.options, plan.folder
+    if options.tensorboard:
+        yield TensorBoard(folder, state.progress.steps)
+    if options.wandb:
+        yield WandB(options.wandb, folder, state.settings, provenance.key(folder, first_start))
 
 
 def _short(value: Any) -> str:
@@ -151,6 +166,23 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
         steps=options.steps_per_env,
         episodes=episodes,
         at_once=at_once,
+    )
+
+
+def make_evaluation(options: RunOptions, nworkers: int) -> Evaluation | None:
+    """This rank's part of the run's evaluations, if it has any.
+
+    Collective: every rank calls this.
+    """
+    if options.eval_every is None:
+        return None
+    return Evaluation(
+        lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
+        options.eval_episodes,
+        options.seed,
+        deterministic=options.eval_deterministic,
+        mine=comm.Tickets(options.eval_episodes).round,
+        lanes=-(-options.eval_episodes // nworkers),
     )
 
 

@@ -24,6 +24,8 @@ class Progress:
     steps: int = 0
     episodes: int = 0
     seconds: float = 0.0
+    best_eval: float | None = None
+    """The highest mean return of an evaluation so far."""
     same_schedule_since: int = 0
     """Iteration at which a resume last changed the length of the run."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
@@ -45,7 +47,7 @@ class Progress:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` gave."""
-        for name in ("iteration", "steps", "episodes", "seconds", "same_schedule_since"):
+        for name in vars(self).keys() - {"returns", "lengths"}:
             setattr(self, name, state[name])
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import batch as batches
-from rank0rl import comm, contract, job, seeding, weights
+from rank0rl import comm, contract, job, memory, seeding, weights
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch
 from rank0rl.config import RunOptions
+from rank0rl.evaluation import Evaluation
 from rank0rl.interrupt import Interrupts
 from rank0rl.rollout import Rollout
 from rank0rl.run import Run
@@ -39,7 +40,13 @@ class Gathered:
     """Of the batch, to compare runs."""
 
 
-def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) -> None:
+def train(
+    agent: Agent,
+    rollout: Rollout,
+    options: RunOptions,
+    run: Run | None,
+    evaluation: Evaluation | None = None,
+) -> None:
     """Iterate until the run is over.
 
     Collective: every rank calls this.
@@ -49,6 +56,7 @@ def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) 
         rollout: this rank's lanes.
         options: of the run, the same on every rank.
         run: on rank 0 what it keeps of the run, None on the others.
+        evaluation: this rank's part of it, every `options.eval_every` iterations.
 
     Raises:
         Interrupted: on rank 0 after SIGINT or SIGTERM, when the last boundary's state is on disk.
@@ -59,11 +67,11 @@ def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) 
         with interrupts.held():
             iteration = _begin(rollout, run)
             ready = _ready(run)
+        phases = run.phases if run else Phases()
+        last = time.perf_counter()
         try:
             while comm.share(run is not None and not run.over()):
                 iteration += 1
-                start = time.perf_counter()
-                phases = run.phases if run else Phases()
                 gathered = ready or collect(agent, rollout, options, phases, iteration, state)
                 part = None
                 if options.overlap and comm.share(run is not None and not _is_last(gathered, run)):
@@ -72,11 +80,16 @@ def train(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) 
                     progress = run.state.share_over()
                     metrics = update(agent, gathered, options, phases, iteration, progress)
                 ready = gather(part, phases, state) if part is not None else None
+                evaluated = None
+                if evaluation and iteration % (options.eval_every or 1) == 0:
+                    evaluated = evaluate(agent, evaluation, phases, iteration)
                 if run:
-                    with interrupts.held():
+                    now = time.perf_counter()  # of recording too: it is in the next row's seconds
+                    with interrupts.held(), phases("record"):
                         run.state.ahead = _plain(ready)
                         run.state.progress.add(gathered.steps, gathered.ended)
-                        run.record(time.perf_counter() - start, gathered.sha256, metrics)
+                        run.record(now - last, gathered.sha256, metrics, evaluated)
+                    last = now
         finally:
             if run:
                 with interrupts.held():
@@ -117,19 +130,25 @@ def roll(
     """
     with phases("broadcast"):
         weights.rank0_bcast_wts(agent.modules())
+    start = time.perf_counter()
     check = (iteration - 1) % options.drift_check_every == 0
     before = weights.hashes(agent.modules()) if check else None
     with phases("collect"):
         fragments, ended = rollout.collect(agent, iteration)
     with phases("process"):
         rows = _process(agent, fragments, rollout, iteration)
+        rank = {
+            "took_s": np.array([time.perf_counter() - start]),
+            "peak_mb": np.array([memory.peak_mb()]),
+        }
     if check:
         with phases("wait"):
             weights.chksum(agent.modules(), label="after act and process", before=before)
     if not fragments:
         return {}
     steps = {"steps": np.array([len(fragment.rew) for fragment in fragments], np.int64)}
-    parts = {"rows": rows, "ended": ended, "lanes": rollout.unfinished(), "fragments": steps}
+    lanes = rollout.unfinished()
+    parts = {"rows": rows, "ended": ended, "lanes": lanes, "fragments": steps, "rank": rank}
     return {f"{p}/{name}": array for p, batch in parts.items() for name, array in batch.items()}
 
 
@@ -140,7 +159,7 @@ def gather(part: Batch, phases: Phases, state: State | None = None) -> Gathered:
 
     Args:
         part: of this rank, from `roll`.
-        phases: takes the seconds of "wait", "gather" and "hash".
+        phases: takes the seconds of "wait", "gather" and "hash", and what ranks tell of themselves.
         state: on rank 0, takes the episodes under way.
     """
     with phases("wait"):
@@ -155,6 +174,7 @@ def gather(part: Batch, phases: Phases, state: State | None = None) -> Gathered:
         batch = batches.in_order(rows, rows["unit"])
         ended = batches.in_order(ended, ended["unit"])
         steps = int(parts["fragments"]["steps"].sum())
+    phases.of_ranks = parts["rank"]
     if state:
         state.unfinished.add(parts.get("lanes", {}))
     with phases("hash"):
@@ -193,6 +213,36 @@ def update(
         error.add_note(f"In update, of iteration {iteration}; resuming the run repeats it.")
         raise
     return metrics
+
+
+def evaluate(agent: Agent, evaluation: Evaluation, phases: Phases, iteration: int) -> Batch:
+    """Episodes of rank 0's new weights, which nobody learns from.
+
+    Collective: every rank calls this.
+
+    Args:
+        agent: on every rank.
+        evaluation: this rank's part.
+        phases: takes the seconds of "evaluate".
+        iteration: after which.
+
+    Returns:
+        On rank 0 "unit", "return" and "length", (episodes,), in order; elsewhere no rows.
+
+    Raises:
+        ValueError: the same on every rank, if acting has changed weights.
+    """
+    with phases("evaluate"):
+        weights.rank0_bcast_wts(agent.modules())
+        before = weights.hashes(agent.modules())
+        try:
+            ended = evaluation(agent)
+        except Exception as error:
+            error.add_note(f"In evaluation, after iteration {iteration}.")
+            raise
+        weights.chksum(agent.modules(), label="after evaluation", before=before)
+        ended = comm.rank0_accum_batches(ended)
+        return batches.in_order(ended, ended["unit"])
 
 
 def _begin(rollout: Rollout, run: Run | None) -> int:

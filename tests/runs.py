@@ -8,7 +8,7 @@ import time
 
 from on_ranks import HERE, run
 
-TIMES = ("seconds", "steps_per_s", "mpi_loaded")
+TIMES = ("seconds", "steps_per_s", "memory_mb", "mpi_loaded")
 SMALL = ["CartPole", "--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32"]
 
 

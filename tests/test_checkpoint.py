@@ -85,7 +85,7 @@ def test_a_newer_format_is_named(tmp_path):
     path = tmp_path / "c.pt"
     path.write_bytes(b"rank0rl checkpoint 7\n...")
     with pytest.raises(
-        ValueError, match="has format 7, and this version of rank0rl reads format 3"
+        ValueError, match="has format 7, and this version of rank0rl reads format 4"
     ):
         checkpoint.read(path)
 

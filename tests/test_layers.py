@@ -36,9 +36,12 @@ ALLOWED = {
     "threads": (set(), {"torch", "threadpoolctl"}),
     "checkpoint": (set(), {"numpy", "torch"}),
     "config": ({"agent", "launch"}, {"tyro", "tomli_w"}),
-    "logger": ({"job"}, {"rich"}),
+    "logger": ({"job", "sinks"}, {"rich"}),
+    "sinks": (set(), {"torch", "wandb"}),
+    "memory": (set(), set()),
+    "evaluation": ({"agent", "batch", "rollout", "seeding"}, {"numpy"}),
     "state": ({"agent", "batch", "rollout", "weights", *TOOLS}, set()),
-    "run": ({"state", "weights", *TOOLS}, {"numpy"}),
+    "run": ({"batch", "state", "weights", *TOOLS}, {"numpy"}),
     "provenance": (set(), set()),
     "contract": ({"agent", "batch", "weights"}, {"numpy"}),
     "check": ({"agent", "batch", "config", "envs", "rollout"}, {"numpy", "tyro"}),
@@ -47,7 +50,7 @@ ALLOWED = {
         {"tyro"},
     ),
     "evaluate": (
-        {"agent", "batch", "envs", "plan", "rollout", "seeding", "session", "state", *TOOLS},
+        {"agent", "batch", "envs", "evaluation", "plan", "session", "state", *TOOLS},
         {"numpy", "tyro"},
     ),
     "doctor": ({"launch"}, {"tyro"}),
@@ -55,19 +58,19 @@ ALLOWED = {
     "__main__": (set(), set()),
     "trainer": (
         {
-            *("agent", "batch", "comm", "contract", "job", "rollout", "run", "seeding", "state"),
-            *("weights", *TOOLS),
+            *("agent", "batch", "comm", "contract", "evaluation", "job", "memory", "rollout"),
+            *("run", "seeding", "state", "weights", *TOOLS),
         },
         {"numpy"},
     ),
     "session": (
         {
-            *("agent", "comm", "envs", "job", "plan", "provenance", "rollout", "run", "seeding"),
-            *("state", "trainer", *TOOLS),
+            *("agent", "comm", "envs", "evaluation", "job", "plan", "provenance", "rollout", "run"),
+            *("seeding", "sinks", "state", "trainer", *TOOLS),
         },
         set(),
     ),
-    "plan": ({"agent", "envs", "twin", *TOOLS}, {"tyro"}),
+    "plan": ({"agent", "envs", "sinks", "twin", *TOOLS}, {"tyro"}),
     "cli": ({"comm", "job", "launch", "session"}, set()),
 }
 ALGOS = (

@@ -13,29 +13,29 @@ def lines(folder):
 
 def test_rows_are_on_disk_as_soon_as_they_are_written(tmp_path):
     logger = Logger(tmp_path, quiet=True)
-    logger.row({"iteration": 1, "x": 0.123456789, "n": 12345678})
+    logger.row({"a": {"iteration": 1, "x": 0.123456789}, "b": {"n": 12345678}}, 1)
     assert lines(tmp_path) == ["iteration,x,n", "1,0.123457,12345678"]
 
 
 def test_a_row_with_other_names_is_an_error(tmp_path):
     logger = Logger(tmp_path, quiet=True)
-    logger.row({"iteration": 1, "x": 0.0})
+    logger.row({"a": {"iteration": 1, "x": 0.0}}, 1)
     with pytest.raises(ValueError, match="update must always return the same"):
-        logger.row({"iteration": 2, "y": 0.0})
+        logger.row({"a": {"iteration": 2, "y": 0.0}}, 1)
 
 
 def test_going_on_drops_later_rows_and_keeps_one_header(tmp_path):
     first = Logger(tmp_path, quiet=True)
     for iteration in range(1, 5):
-        first.row({"iteration": iteration, "x": 1.0})
+        first.row({"a": {"iteration": iteration, "x": 1.0}}, 1)
     first.close()
     second = Logger(tmp_path, quiet=True)
     second.go_on_after(2)
-    second.row({"iteration": 3, "x": 2.0})
+    second.row({"a": {"iteration": 3, "x": 2.0}}, 1)
     assert lines(tmp_path) == ["iteration,x", "1,1", "2,1", "3,2"]
     third = Logger(tmp_path, quiet=True)
     with pytest.raises(ValueError, match="the same names"):
-        third.row({"iteration": 4, "z": 2.0})
+        third.row({"a": {"iteration": 4, "z": 2.0}}, 1)
 
 
 def test_going_on_before_the_first_row(tmp_path):

@@ -13,7 +13,7 @@ from toy_envs import NoiseAgent
 from rank0rl import comm, trainer
 from rank0rl.config import RunOptions
 from rank0rl.session import make_rollout
-from rank0rl.timing import Phases
+from rank0rl.timing import PHASES, Phases
 from rank0rl.trainer import Gathered
 
 MODES = {
@@ -122,18 +122,23 @@ def test_the_files_of_a_run(tmp_path):
     done = train(tmp_path, *SMALL, "--total-steps", "640", "--seed", "3", nprocs=2)
     rows = table(tmp_path)
     wanted = (
-        "iteration steps episodes seconds return_mean length_mean steps_per_s collect_s process_s "
-        "gather_s update_s broadcast_s wait_s"
+        "iteration steps episodes seconds return_mean return_std return_min return_max length_mean "
+        "steps_per_s collect_s process_s wait_s gather_s hash_s update_s broadcast_s evaluate_s "
+        "record_s slowest_s fastest_s memory_mb batch_sha256 weights_sha256"
     )
-    assert list(rows[0])[:13] == wanted.split()
+    assert list(rows[0])[:24] == wanted.split()
     assert [int(row["iteration"]) for row in rows] == list(range(1, 11))
     assert [int(row["steps"]) for row in rows] == list(range(64, 641, 64))
     for row in rows:
-        phases = sum(
-            float(row[f"{p}_s"])
-            for p in ("collect", "process", "gather", "update", "broadcast", "wait")
-        )
-        assert 0 < phases * float(row["steps_per_s"]) <= 64.1  # no second is counted twice
+        phases = sum(float(row[f"{phase}_s"]) for phase in PHASES)
+        assert phases * float(row["steps_per_s"]) <= 64.1  # no second is counted twice
+        took = float(row["collect_s"]) + float(row["process_s"])
+        assert 0 < float(row["fastest_s"]) <= 1.01 * took < 1.5 * float(row["slowest_s"]) + 1e-3
+    named = sum(float(row[f"{phase}_s"]) for row in rows for phase in PHASES)
+    assert named > 0.8 * float(rows[-1]["seconds"])  # and hardly one is left out
+    assert sum(64 / float(row["steps_per_s"]) for row in rows) == pytest.approx(
+        float(rows[-1]["seconds"]), rel=1e-3
+    )
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert {k: summary[k] for k in ("env_id", "algo", "seed", "nprocs", "num_envs")} == {
         "env_id": "CartPole-v1",

@@ -62,6 +62,14 @@ class Identity(gym.Env):
         return np.eye(4, dtype=np.float32)[self.shown]
 
 
+class Paid(Count):
+    """Rewards its action."""
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, float(action[0]), *rest
+
+
 class Forever(gym.Env):
     """Rewards 1 at every step and is cut off after 20: the value is 1 / (1 - gamma)."""
 
@@ -202,7 +210,7 @@ def make_count(length=3):
     return Count(length)
 
 
-for env in (Count, Identity, Forever, Odd, Endless, Moody, Latent, Restless, Breaks, Spaced):
+for env in (Count, Identity, Paid, Forever, Odd, Endless, Moody, Latent, Restless, Breaks, Spaced):
     gym.register(f"{env.__name__}-v0", f"toy_envs:{env.__name__}")
 gym.register("Normalized-v0", normalized)
 

@@ -9,6 +9,7 @@ _TOOLS = {
     "doctor": "whether ranks can be started here, and what to do if not",
     "check": "whether an environment gives the same curve for every number of ranks",
     "evaluate": "mean return of a run's policy over episodes of their own",
+    "speedup": "steps per second for several numbers of ranks, and what bounds them",
     "replay": "one lane of one iteration of a run again, alone",
 }
 

@@ -1,4 +1,4 @@
-"""Find and make environments, and describe their spaces. The only file that imports gymnasium."""
+"""Find and make environments, and describe their spaces. Gymnasium is spoken to here."""
 
 from __future__ import annotations
 

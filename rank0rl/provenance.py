@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
 import platform
 import shlex
 import subprocess
@@ -48,6 +49,22 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for name in {**old, **new}
         if old.get(name) != new.get(name)
     ]
+
+
+def cores() -> int:
+    """Physical cores that this process may use; threads of one core count once."""
+    mine = (
+        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    )
+    found = set()
+    for cpu in mine:
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        try:
+            ids = [(topology / name).read_text() for name in ("physical_package_id", "core_id")]
+        except OSError:
+            ids = [str(cpu)]
+        found.add(tuple(ids))
+    return len(found)
 
 
 def _commit() -> str:

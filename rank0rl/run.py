@@ -83,6 +83,7 @@ class Run:
             "episodes": {
                 **_spread("return", progress.returns),
                 "length_mean": _mean(progress.lengths),
+                "length_max": max(progress.lengths, default=float("nan")),
             },
             "evaluation": _evaluation(evaluated) if self._options.eval_every else {},
             "speed": {

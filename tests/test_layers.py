@@ -53,6 +53,13 @@ ALLOWED = {
         {"agent", "batch", "envs", "evaluation", "plan", "session", "state", *TOOLS},
         {"numpy", "tyro"},
     ),
+    "scaling": ({"timing"}, set()),
+    "speedup": (
+        {"_bare", "agent", "provenance", "rollout", "scaling", "speedup_table", *TOOLS},
+        {"tyro"},
+    ),
+    "speedup_table": ({"scaling", "timing"}, {"matplotlib"}),
+    "_bare": ({"envs"}, {"gymnasium", "numpy"}),
     "doctor": ({"launch"}, {"tyro"}),
     "_echo": ({"comm", "launch"}, {"numpy"}),
     "__main__": (set(), set()),

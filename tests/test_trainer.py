@@ -123,10 +123,11 @@ def test_the_files_of_a_run(tmp_path):
     rows = table(tmp_path)
     wanted = (
         "iteration steps episodes seconds return_mean return_std return_min return_max length_mean "
+        "length_max "
         "steps_per_s collect_s process_s wait_s gather_s hash_s update_s broadcast_s evaluate_s "
         "record_s slowest_s fastest_s memory_mb batch_sha256 weights_sha256"
     )
-    assert list(rows[0])[:24] == wanted.split()
+    assert list(rows[0])[:25] == wanted.split()
     assert [int(row["iteration"]) for row in rows] == list(range(1, 11))
     assert [int(row["steps"]) for row in rows] == list(range(64, 641, 64))
     for row in rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 from dataclasses import dataclass
 
 import gymnasium as gym
@@ -140,6 +141,22 @@ class Breaks(Endless):
         return super().step(action)
 
 
+class Sleeps(Endless):
+    """Takes a time for a step in which other processes can work; lane 1 of seed 0 may take longer."""
+
+    def __init__(self, step_s=0.005, slow=1):
+        super().__init__()
+        self.step_s, self.slow = step_s, slow
+
+    def reset(self, *, seed=None, options=None):
+        self.times = self.slow if seed == seeding.integer(0, "reset", 1, 0) else 1
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        time.sleep(self.times * self.step_s)
+        return super().step(action)
+
+
 OBS_SPACES = {
     "box": gym.spaces.Box(-1, 1, (3,)),
     "box2d": gym.spaces.Box(-1, 1, (2, 3), np.float64),
@@ -210,7 +227,20 @@ def make_count(length=3):
     return Count(length)
 
 
-for env in (Count, Identity, Paid, Forever, Odd, Endless, Moody, Latent, Restless, Breaks, Spaced):
+for env in (
+    Count,
+    Identity,
+    Paid,
+    Sleeps,
+    Forever,
+    Odd,
+    Endless,
+    Moody,
+    Latent,
+    Restless,
+    Breaks,
+    Spaced,
+):
     gym.register(f"{env.__name__}-v0", f"toy_envs:{env.__name__}")
 gym.register("Normalized-v0", normalized)
 

@@ -1,0 +1,235 @@
+"""python -m rank0rl speedup Walker2d --nprocs 1 2 4 8: how a run gets faster with ranks, and why not more.
+
+Every figure is a run of its own; all numbers of ranks take turns, so that a drifting machine favours
+none, and the first iteration, which warms up, does not count.
+"""
+
+from __future__ import annotations
+
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from rank0rl import _bare, provenance, scaling, speedup_table
+from rank0rl.agent import check_ranges
+from rank0rl.logger import read_rows
+from rank0rl.rollout import lanes_of
+from rank0rl.scaling import Row
+from rank0rl.timing import PHASES
+
+_BARE_S = 2.0  # of bare stepping, for every number of ranks in every round
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train with several numbers of ranks in turn, and tell what bounds the speedup. All else on the command line, such as the environment, goes to the training script."""
+
+    nprocs: tuple[int, ...] = (1, 2)
+    """Numbers of ranks; the first is what the others are compared with."""
+    repeats: int = 3
+    """Runs of each."""
+    iterations: int = 10
+    """Of each run, beside a first one that does not count."""
+    seconds: float | None = None
+    """Of each run, in place of iterations; the returns are those of the last common iteration."""
+    script: Path = Path("train.py")
+    """The training script; one of your own that calls rank0rl.cli.main will do."""
+    out: Path | None = None
+    """Folder of the study: speedup.md, .csv, .json and .png, and its runs. None: a new one under runs/."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One run, as its folder tells."""
+
+    nprocs: int
+    settings: dict[str, Any]
+    rows: list[dict[str, str]]
+
+    def mean(self, column: str) -> float:
+        """Over all iterations but the first."""
+        return statistics.mean(float(row[column]) for row in self.rows[1:])
+
+    def most(self, column: str) -> float:
+        return max(float(row[column]) for row in self.rows)
+
+    def difference(self, column: str) -> float:
+        """Between the end of the first iteration and that of the last."""
+        return float(self.rows[-1][column]) - float(self.rows[0][column])
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.difference("steps") / self.difference("seconds")
+
+
+class FailedError(Exception):
+    """A run of the study has failed; the message has what it said."""
+
+
+def main(argv: list[str]) -> int:
+    """Exit code: 0; 1 if a run failed; 2 for a wrong use."""
+    given, rest = tyro.cli(
+        Options, args=argv, prog="python -m rank0rl speedup", return_unknown_args=True
+    )
+    try:
+        check_ranges(
+            given, nprocs="[1, inf)", repeats="[1, inf)", iterations="[1, inf)", seconds="(0, inf)"
+        )
+        if not given.script.is_file():
+            raise ValueError(
+                f"no training script {given.script}: start this where train.py is, or name --script"
+            )
+        if not rest or rest[0].startswith("-"):
+            raise ValueError(
+                "name an environment first, such as: python -m rank0rl speedup Walker2d --nprocs 1 2"
+            )
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    out = given.out or Path(
+        "runs",
+        f"speedup-{rest[0]}-{time.strftime('%Y%m%d-%H%M%S')}".replace("/", "-").replace(":", "-"),
+    )
+    try:
+        speedup_table.write(out, *study(given, rest, out))
+    except FailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{(out / 'speedup.md').read_text()}\nin {out}: speedup.md, .csv, .json, .png")
+    return 0
+
+
+def study(given: Options, rest: Sequence[str], out: Path) -> tuple[list[Row], dict[str, Any]]:
+    """Train, in rounds.
+
+    Args:
+        given: which runs.
+        rest: of the command line, for the script.
+        out: folder of the runs.
+
+    Returns:
+        A row for each number of ranks; and "command", "machine", "notes", "settings".
+
+    Raises:
+        FailedError: if a run does.
+    """
+    runs: dict[int, list[_Run]] = {n: [] for n in given.nprocs}
+    bare: dict[int, list[float]] = {n: [] for n in given.nprocs}
+    for repeat in range(1, given.repeats + 1):
+        for n in given.nprocs:
+            run = _train(given, rest, n, out / "runs" / f"{n}-{repeat}")
+            runs[n].append(run)
+            bare[n].append(_bare.rate(run.settings, n, _BARE_S, given.script.resolve().parent))
+            print(
+                f"round {repeat} of {given.repeats}, {n} ranks: {run.steps_per_s:,.0f} steps/s, "
+                f"bare env.step {bare[n][-1]:,.0f}",
+                flush=True,
+            )
+    settings = runs[given.nprocs[0]][0].settings
+    last = min(len(run.rows) for these in runs.values() for run in these)
+    rows = [_row(runs[n], bare[n], last) for n in given.nprocs]
+    scaling.compare(rows, bool(settings.get("overlap")))
+    notes = [_same_curve([run for these in runs.values() for run in these], last)]
+    notes += scaling.advice(rows, bool(settings.get("overlap")), "episodes_per_batch" in settings)
+    notes += _learner_threads(given, rest, rows, out)
+    record = runs[given.nprocs[-1]][0].settings["record"][0]
+    machine = {name: record[name] for name in ("cpu", "machine", "mpi", "commit", "started")}
+    machine |= {"cores": provenance.cores(), **record["versions"]}
+    return rows, {
+        "command": shlex.join(["python", "-m", "rank0rl", "speedup", *sys.argv[2:]]),
+        "machine": machine,
+        "notes": notes,
+        "settings": {k: v for k, v in settings.items() if k != "record"},
+    }
+
+
+def _train(given: Options, rest: Sequence[str], nprocs: int, folder: Path, *more: str) -> _Run:
+    """One run.
+
+    Raises:
+        FailedError: if it does, or is over before its second iteration.
+    """
+    stop = ["--stop-after-iterations", str(given.iterations + 1)]
+    if given.seconds is not None:
+        stop = ["--stop-after-seconds", str(given.seconds)]
+    command = [sys.executable, str(given.script), *rest, *more, "--nprocs", str(nprocs)]
+    command += [*stop, "--keep-checkpoints", "1", "--run-dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FailedError(f"{shlex.join(command)} failed:\n{done.stdout[-500:]}{done.stderr}")
+    rows = read_rows(folder)
+    if len(rows) < 2:
+        raise FailedError(
+            f"a run made {len(rows)} iterations, and the first does not count: more --seconds, "
+            f"--iterations or --total-steps"
+        )
+    return _Run(nprocs, tomllib.loads((folder / "config.toml").read_text()), rows)
+
+
+def _row(runs: Sequence[_Run], bare: Sequence[float], last: int) -> Row:
+    """Medians of one number of ranks."""
+    nprocs, settings = runs[0].nprocs, runs[0].settings
+
+    def median(column: str) -> float:
+        return statistics.median(run.mean(column) for run in runs)
+
+    rates = [run.steps_per_s for run in runs]
+    longest = None
+    if episodes := settings.get("episodes_per_batch"):
+        longest = median("length_max") / (episodes * median("length_mean"))
+    lanes = [
+        len(lanes_of(rank, nprocs, settings["num_envs"], settings.get("rank0_lanes")))
+        for rank in range(nprocs)
+    ]
+    return Row(
+        nprocs=nprocs,
+        steps_per_s=statistics.median(rates),
+        steps_per_s_min=min(rates),
+        steps_per_s_max=max(rates),
+        seconds=statistics.median(run.difference("seconds") / (len(run.rows) - 1) for run in runs),
+        phases={phase: median(f"{phase}_s") for phase in PHASES},
+        slowest_s=median("slowest_s"),
+        fastest_s=median("fastest_s"),
+        bare_steps_per_s=statistics.median(bare),
+        return_mean=float(runs[0].rows[last - 1]["return_mean"]),
+        memory_mb=max(run.most("memory_mb") for run in runs),
+        largest_share=scaling.largest_share(nprocs, lanes, longest),
+        oversubscribed=nprocs > provenance.cores(),
+    )
+
+
+def _same_curve(runs: Sequence[_Run], last: int) -> str:
+    """Whether all runs are the same one, as far as all of them have come."""
+    hashes = {run.rows[last - 1]["weights_sha256"] for run in runs}
+    if len(hashes) == 1:
+        return f"the curve is the same in all {len(runs)} runs: weights {hashes.pop()} after {last} iterations"
+    return f"the curve is NOT the same in all runs: {len(hashes)} different weights after {last} iterations"
+
+
+def _learner_threads(
+    given: Options, rest: Sequence[str], rows: Sequence[Row], out: Path
+) -> Iterator[str]:
+    """Whether more threads make the update of the most ranks within the cores shorter: one run more."""
+    row = [row for row in rows if not row.oversubscribed or row is rows[0]][-1]
+    threads = min(row.nprocs, provenance.cores())
+    if threads == 1 or row.share("update") < 0.1 or any("learner" in word for word in rest):
+        return
+    more = ["--learner-threads", str(threads)]
+    run = _train(replace(given, seconds=None), rest, row.nprocs, out / "runs" / "threads", *more)
+    ratio = run.mean("update_s") / row.phases["update"]
+    if ratio < 0.9:
+        yield (
+            f"--learner-threads {threads} makes the update {1 - ratio:.0%} shorter here (it changes "
+            f"the last bits, the same for every nprocs)"
+        )
+    else:
+        yield f"--learner-threads {threads} does not pay here: the update takes {ratio:.2f} times as long"

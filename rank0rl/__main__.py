@@ -10,6 +10,7 @@ _TOOLS = {
     "check": "whether an environment gives the same curve for every number of ranks",
     "evaluate": "mean return of a run's policy over episodes of their own",
     "speedup": "steps per second for several numbers of ranks, and what bounds them",
+    "plot": "learning curves of runs, their seeds together, as a picture",
     "replay": "one lane of one iteration of a run again, alone",
 }
 

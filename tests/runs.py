@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import tomli_w
 from on_ranks import HERE, run
 
 TIMES = ("seconds", "steps_per_s", "memory_mb", "mpi_loaded")
@@ -25,6 +26,38 @@ def resume(folder, *args, nprocs=1, expect=0, limit_s=120):
     done = run([*command, "--nprocs", str(nprocs)], limit_s)
     assert done.returncode == expect, done.stdout + done.stderr
     return done
+
+
+def recorded(folder, returns, seconds=3600.0, nprocs=1, columns=None, **settings):
+    """The record of a run that was never made: an iteration of 1000 steps for each return."""
+    settings = {"env_id": "Walker2d-v5", "algo": "ppo", "seed": 0, "total_steps": 9000, **settings}
+    start = {"nprocs": nprocs, "command": "python train.py", "versions": {"numpy": "2.4.6"}}
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text(tomli_w.dumps({**settings, "record": [start]}))
+    rows = [
+        {
+            "iteration": i,
+            "steps": 1000 * i,
+            "episodes": 10 * i,
+            "seconds": i * seconds,
+            "return_mean": ret,
+            "length_mean": 5,
+            "steps_per_s": 1000 / seconds,
+            "collect_s": seconds / 4,
+            "update_s": seconds / 2,
+            "wait_s": 0.0,
+            **{name: values[i - 1] for name, values in (columns or {}).items()},
+            "batch_sha256": "ab",
+            "weights_sha256": "cd",
+            "kl": 0.125 / i,
+        }
+        for i, ret in enumerate(returns, 1)
+    ]
+    with (folder / "progress.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else ["iteration"])
+        writer.writeheader()
+        writer.writerows(rows)
+    return folder
 
 
 def table(folder):

@@ -1,0 +1,82 @@
+"""The look of all pictures, and pictures as a part of an HTML page. Needs matplotlib."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import io
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.2,
+    "grid.color": "#000000",
+    "axes.axisbelow": True,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "text.parse_math": False,  # a setting with two $ is no formula
+    "svg.fonttype": "none",  # text stays text, in the page's font
+    "svg.hashsalt": "rank0rl",  # the same picture is the same file
+}
+# matplotlib's cycle of colors, C0 to C9, and its black: the page's, light or dark.
+_CYCLE = (
+    *("1f77b4", "ff7f0e", "2ca02c", "d62728", "9467bd"),
+    *("8c564b", "e377c2", "7f7f7f", "bcbd22", "17becf"),
+)
+_COLORS = {
+    **{f"#{color}": f"var(--c{i})" for i, color in enumerate(_CYCLE)},
+    "#000000": "currentColor",
+}
+
+
+@contextlib.contextmanager
+def style() -> Iterator[type[Figure]]:
+    """Give matplotlib's Figure; what is drawn and saved in here has the same look.
+
+    Raises:
+        ValueError: if matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ValueError(
+            "pictures need matplotlib, which is in the extra plot: pip install -e '.[plot]'"
+        ) from None
+    with mpl.rc_context(_STYLE):
+        yield Figure
+
+
+def short_numbers() -> Any:
+    """A formatter of an axis: 20k, 1.5M."""
+    from matplotlib.ticker import EngFormatter
+
+    return EngFormatter(sep="")
+
+
+def inline_svg(figure: Figure, name: str, alt: str) -> str:
+    """A figure as an element of an HTML page, in the page's colors.
+
+    Args:
+        figure: what is drawn.
+        name: of this figure alone, so that no two on a page share an id.
+        alt: what it shows, for those who do not see it.
+    """
+    file = io.StringIO()
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    svg = file.getvalue()
+    svg = svg[svg.index("<svg ") :]
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
+    svg = re.sub("|".join(_COLORS), lambda found: _COLORS[found[0]], svg)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(alt)}" ', 1)

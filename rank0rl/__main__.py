@@ -11,6 +11,7 @@ _TOOLS = {
     "evaluate": "mean return of a run's policy over episodes of their own",
     "speedup": "steps per second for several numbers of ranks, and what bounds them",
     "plot": "learning curves of runs, their seeds together, as a picture",
+    "report": "a run, or a study of speedup, as one HTML page",
     "replay": "one lane of one iteration of a run again, alone",
 }
 

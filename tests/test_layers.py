@@ -63,6 +63,8 @@ ALLOWED = {
     "recorded": ({"config", "logger"}, {"numpy"}),
     "figures": (set(), {"matplotlib"}),
     "plot": ({"config", "figures", "recorded"}, {"numpy", "tyro"}),
+    "page": (set(), set()),
+    "report": ({"figures", "page", "recorded"}, {"numpy", "tyro"}),
     "doctor": ({"launch"}, {"tyro"}),
     "_echo": ({"comm", "launch"}, {"numpy"}),
     "__main__": (set(), set()),

@@ -18,6 +18,10 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+
+from rank0rl import plot
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "learning"
 KEPT = ("iteration", "steps", "episodes", "return_mean", "length_mean")
@@ -85,30 +89,16 @@ def table() -> None:
 
 
 def draw() -> None:
-    import matplotlib as mpl
+    groups = {
+        (env_id, algo.replace("--", ", ")): plot.on_grid([curve(run) for run in runs])
+        for (env_id, algo), runs in results().items()
+    }
+    plot.draw(groups, ROOT / "docs" / "learning.png")
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
 
-    groups = results()
-    environments = sorted({env_id for env_id, _ in groups})
-    agents = sorted({algo for _, algo in groups})
-    figure, axes = plt.subplots(
-        1, len(environments), figsize=(3.2 * len(environments), 3.2), squeeze=False
-    )
-    for (env_id, algo), runs in groups.items():
-        axis = axes[0][environments.index(env_id)]
-        for i, run in enumerate(runs):
-            steps = [int(row["steps"]) / 1e6 for row in run["curve"]]
-            returns = [float(row["return_mean"]) for row in run["curve"]]
-            label = algo.replace("--", ", ") if i == 0 else None
-            axis.plot(steps, returns, color=f"C{agents.index(algo)}", label=label, linewidth=1)
-        axis.set_title(env_id)
-        axis.set_xlabel("million steps")
-        axis.legend(frameon=False)
-    axes[0][0].set_ylabel("mean return, last 100 episodes")
-    figure.tight_layout()
-    figure.savefig(ROOT / "docs" / "learning.png", dpi=110)
+def curve(run: dict) -> tuple[np.ndarray, np.ndarray]:
+    steps, returns = ([float(row[key]) for row in run["curve"]] for key in ("steps", "return_mean"))
+    return np.array(steps), np.array(returns)
 
 
 if __name__ == "__main__":

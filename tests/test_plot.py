@@ -65,6 +65,8 @@ def test_interquartile_means_by_hand():
     for mean, low, high in means.values():
         assert low < mean < high
     assert means == plot.interquartile_means(groups)
+    # Neither with seeds of one agent alone, nor in another order.
+    assert means == plot.interquartile_means({("C", "good"): curves([0, 5], [0, 6]), **groups})
 
 
 def test_the_interval_is_that_of_a_plain_loop():
@@ -112,6 +114,7 @@ def test_the_picture_and_the_table(tmp_path, capsys):
     for text in ("A-v1", "B-v1", "ppo", "my_$x$_agent", "interquartile mean", "2k"):
         assert f">{text}<" in picture, text
     assert "band: lowest to highest seed" in picture
+    assert picture.count("fill-opacity: 0.2") == 4
 
 
 @pytest.mark.parametrize(("suffix", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
@@ -125,6 +128,7 @@ def test_one_seed_has_no_band(tmp_path):
     out = tmp_path / "x.svg"
     assert plot.main([str(recorded(tmp_path / "a", [1, 2])), "--out", str(out)]) == 0
     assert "band" not in out.read_text()
+    assert "fill-opacity" not in out.read_text()
     assert ">ppo<" in out.read_text()
 
 
@@ -162,7 +166,7 @@ def test_wrong_use(tmp_path, capsys, monkeypatch):
 def test_a_row_that_is_being_written_is_left_out(tmp_path):
     run = recorded(tmp_path / "a", [1, 2])
     with (run / "progress.csv").open("a") as file:
-        file.write("3,3000,30")
+        file.write("3,3000,30,90,7")  # of 70.5
     (of_run,) = plot.group([run]).values()
     assert of_run.x[-1] == 2000
 

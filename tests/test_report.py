@@ -48,6 +48,8 @@ def page(folder, *args):
     assert report.main([str(folder), *map(str, args)]) == 0
     html = (folder / "report.html").read_text()
     found = Page(html)
+    assert "var(--c0)" in html or "svg" not in found.tags
+    assert not {"#1f77b4", "#000000", "#ffffff"} & set(re.findall("#[0-9a-f]{6}", html[5000:]))
     assert not re.findall(r"https?://(?!www\.w3\.org/)", html)  # names of SVG's own
     assert not {"script", "link", "iframe", "object"} & set(found.tags)
     assert not [name for name, _ in found.attributes if name.startswith("on")]
@@ -104,6 +106,37 @@ def test_episodes_one_iteration_and_no_return_yet(tmp_path):
     assert "Mean return by steps: no values" in found.of("aria-label")
 
 
+def test_one_iteration_is_a_dot(tmp_path):
+    for returns, dots in (([3], 4), ([3, 4], 0)):  # return, length, speed, kl
+        run = recorded(tmp_path / str(dots), returns)
+        page(run)
+        html = (run / "report.html").read_text()
+        assert len(re.findall(r"<use xlink:href=\"#(?!phases)[^>]*fill: var\(--c0\)", html)) == dots
+
+
+def test_a_share_of_time_is_drawn_over_the_steps_that_it_was_of(tmp_path, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(
+        report.figures, "inline_svg", lambda f, name, alt: drawn.setdefault(name, f) and alt
+    )
+    columns = {"collect_s": [50, 25], "update_s": [50, 50]}
+    report.of_run(recorded(tmp_path / "r", [1, 2], seconds=100, columns=columns))
+    (axis,) = drawn["phases"].axes
+    collect, update = (
+        {tuple(point) for point in patch.get_paths()[0].vertices.round(6).tolist()}
+        for patch in axis.collections
+    )
+    assert {point for point in collect if point[1]} == {
+        *((0, 0.5), (1000, 0.5)),
+        *((1000, 0.25), (2000, 0.25)),
+    }
+    assert update == {point for point in collect if point[1]} | {
+        *((0, 1.0), (1000, 1.0)),
+        *((1000, 0.75), (2000, 0.75)),
+    }
+    assert all(figure.axes[0].get_xlim() == (0, 2000) for figure in drawn.values())
+
+
 def test_what_users_write_is_text(tmp_path):
     run = recorded(
         tmp_path / "<b>r",
@@ -111,18 +144,20 @@ def test_what_users_write_is_text(tmp_path):
         env_id=f'a"{EVIL}',
         algo="my:<i>&amp;",
         env_kwargs={"name": EVIL, "$x$": "$y$"},
-        columns={f"<u>{EVIL}": [1, 2]},
+        **{EVIL: 1},
     )
-    path = run / "progress.csv"  # a name of the agent's
-    path.write_text(
-        path.read_text().replace(",kl\n", ',"<u>$kl$"\n').replace(",kl\r", ",<u>$kl$\r")
-    )
+    path = run / "progress.csv"
+    path.write_text(path.read_text().replace(",kl\n", ',"<u>""$kl$"\n'))
     found = page(run)
     assert not {"b", "i", "u"} & set(found.tags)
     assert f'a"{EVIL}, my:<i>&amp;, seed 0' in found.text
     assert json.dumps({"name": EVIL, "$x$": "$y$"}) in found.text
     assert "<b>r: 2 iterations" in found.text
-    assert "<u>$kl$" in found.text
+    assert f"{EVIL} 1" in found.text
+    assert '<u>"$kl$' in found.text
+    assert '<u>"$kl$ by steps: 0.125 at first, 0.0625 at last, from 0.0625 to 0.125' in found.of(
+        "aria-label"
+    )
 
 
 def test_long_runs_are_thinned_to_means(tmp_path):
@@ -167,9 +202,12 @@ def test_a_study(tmp_path):
     about = {"command": f"speedup {EVIL}", "machine": {"cpu": EVIL, "cores": 2}, "notes": [EVIL]}
     (folder / "speedup.json").write_text(json.dumps(about))
     (folder / "speedup.png").write_bytes(b"\x89PNG picture")
+    table = folder / "speedup.csv"
+    table.write_text(table.read_text().replace("True", "<b>True</b>"))
     found = page(folder)
     assert (
-        "nprocs steps / s speedup oversubscribed 1 2,787 1 False 2 3,726 1.337 True" in found.text
+        "nprocs steps / s speedup oversubscribed 1 2,787 1 False 2 3,726 1.337 <b>True</b>"
+        in found.text
     )
     assert "Seconds of an iteration nprocs collect 1 0.5 2 0.25" in found.text
     assert f"Advice {EVIL} Speedup" in found.text

@@ -98,6 +98,7 @@ def test_numbers_curves_and_spread(tmp_path):
     plain = page(recorded(tmp_path / "plain", [10, 20]))
     assert "standard deviation" not in plain.text
     assert "evaluation" not in plain.text
+    assert "A point is" not in plain.text
 
 
 def test_episodes_one_iteration_and_no_return_yet(tmp_path):
@@ -203,10 +204,12 @@ def test_a_study(tmp_path):
     (folder / "speedup.json").write_text(json.dumps(about))
     (folder / "speedup.png").write_bytes(b"\x89PNG picture")
     table = folder / "speedup.csv"
-    table.write_text(table.read_text().replace("True", "<b>True</b>"))
+    table.write_text(
+        table.read_text().replace("True", "<b>True</b>").replace("1.337", '"""1.337"""')
+    )
     found = page(folder)
     assert (
-        "nprocs steps / s speedup oversubscribed 1 2,787 1 False 2 3,726 1.337 <b>True</b>"
+        'nprocs steps / s speedup oversubscribed 1 2,787 1 False 2 3,726 "1.337" <b>True</b>'
         in found.text
     )
     assert "Seconds of an iteration nprocs collect 1 0.5 2 0.25" in found.text
@@ -215,7 +218,7 @@ def test_a_study(tmp_path):
     assert f"speedup {EVIL}" in found.text
     (source,) = found.of("src")
     assert base64.b64decode(source.removeprefix("data:image/png;base64,")) == b"\x89PNG picture"
-    assert found.of("alt") == ["Speedup by number of processes: 1 with 1, 1.337 with 2"]
+    assert found.of("alt") == ['Speedup by number of processes: 1 with 1, "1.337" with 2']
 
 
 def test_a_study_that_is_under_way(tmp_path):

@@ -9,13 +9,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import tyro
 
 from rank0rl import checkpoint, envs, plan
-from rank0rl.agent import check_ranges
+from rank0rl.agent import Agent, check_ranges
 from rank0rl.batch import Batch
-from rank0rl.evaluation import Evaluation
+from rank0rl.config import RunOptions
+from rank0rl.episodes import quiet, whole_episodes
 from rank0rl.session import make_agent
 from rank0rl.state import State
 from rank0rl.threads import set_threads
@@ -70,17 +70,25 @@ def evaluate(
     Raises:
         ValueError: if there is no such run, or its checkpoint is damaged.
     """
-    saved = checkpoint.read(checkpoint.latest(run))
-    options, agent_options = plan.read([], saved["settings"], str(run))
-    evaluation = Evaluation(
+    agent, options = last_agent(run)
+    return whole_episodes(
+        quiet(agent) if deterministic else agent,
         lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
         episodes,
         options.seed if seed is None else seed,
-        deterministic=deterministic,
     )
-    agent = make_agent(options, agent_options, evaluation.rollout.spaces)
+
+
+def last_agent(run: Path) -> tuple[Agent, RunOptions]:
+    """The agent of a run's last checkpoint, and the run's options.
+
+    Raises:
+        ValueError: if there is no such run, or its checkpoint is damaged.
+    """
+    saved = checkpoint.read(checkpoint.latest(run))
+    options, agent_options = plan.read([], saved["settings"], str(run))
+    env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
+    agent = make_agent(options, agent_options, envs.describe(env))
+    env.close()
     State(agent, options, saved["settings"]).load(saved)
-    ended = evaluation(agent)
-    evaluation.close()
-    order = np.argsort(ended["unit"])
-    return {name: ended[name][order] for name in ("return", "length")}
+    return agent, options

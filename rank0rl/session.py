@@ -17,7 +17,7 @@ from typing import Any
 from rank0rl import checkpoint, comm, config, envs, job, provenance, seeding
 from rank0rl.agent import Agent, Spaces
 from rank0rl.config import RunOptions
-from rank0rl.evaluation import Evaluation
+from rank0rl.episodes import LANES, Part
 from rank0rl.interrupt import Interrupted
 from rank0rl.logger import Logger
 from rank0rl.plan import Plan, load_agent, prepare
@@ -69,7 +69,7 @@ def run(argv: list[str], configs: Path | None) -> int:
             evaluation.close()
 
 
-def _lead(plan: Plan, agent: Agent, rollout: Rollout, evaluation: Evaluation | None) -> None:
+def _lead(plan: Plan, agent: Agent, rollout: Rollout, evaluation: Part | None) -> None:
     """Rank 0's part: the run's files, and the words around the loop."""
     options, folder, nworkers = plan.options, plan.folder, comm.get_nworkers()
     about = {
@@ -169,20 +169,19 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
     )
 
 
-def make_evaluation(options: RunOptions, nworkers: int) -> Evaluation | None:
+def make_evaluation(options: RunOptions, nworkers: int) -> Part | None:
     """This rank's part of the run's evaluations, if it has any.
 
     Collective: every rank calls this.
     """
     if options.eval_every is None:
         return None
-    return Evaluation(
+    return Part(
         lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
         options.eval_episodes,
         options.seed,
-        deterministic=options.eval_deterministic,
-        mine=comm.Tickets(options.eval_episodes).round,
-        lanes=-(-options.eval_episodes // nworkers),
+        comm.Tickets(options.eval_episodes).round,
+        min(LANES, -(-options.eval_episodes // nworkers)),
     )
 
 

@@ -15,7 +15,7 @@ from rank0rl import comm, contract, job, memory, seeding, weights
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch
 from rank0rl.config import RunOptions
-from rank0rl.evaluation import Evaluation
+from rank0rl.episodes import Part, quiet
 from rank0rl.interrupt import Interrupts
 from rank0rl.rollout import Rollout
 from rank0rl.run import Run
@@ -45,7 +45,7 @@ def train(
     rollout: Rollout,
     options: RunOptions,
     run: Run | None,
-    evaluation: Evaluation | None = None,
+    evaluation: Part | None = None,
 ) -> None:
     """Iterate until the run is over.
 
@@ -82,7 +82,8 @@ def train(
                 ready = gather(part, phases, state) if part is not None else None
                 evaluated = None
                 if evaluation and iteration % (options.eval_every or 1) == 0:
-                    evaluated = evaluate(agent, evaluation, phases, iteration)
+                    acting = quiet(agent) if options.eval_deterministic else agent
+                    evaluated = evaluate(agent, acting, evaluation, phases, iteration)
                 if run:
                     now = time.perf_counter()  # of recording too: it is in the next row's seconds
                     with interrupts.held(), phases("record"):
@@ -215,13 +216,16 @@ def update(
     return metrics
 
 
-def evaluate(agent: Agent, evaluation: Evaluation, phases: Phases, iteration: int) -> Batch:
+def evaluate(
+    agent: Agent, acting: Agent, evaluation: Part, phases: Phases, iteration: int
+) -> Batch:
     """Episodes of rank 0's new weights, which nobody learns from.
 
     Collective: every rank calls this.
 
     Args:
         agent: on every rank.
+        acting: the agent itself, or as it acts without noise.
         evaluation: this rank's part.
         phases: takes the seconds of "evaluate".
         iteration: after which.
@@ -236,7 +240,7 @@ def evaluate(agent: Agent, evaluation: Evaluation, phases: Phases, iteration: in
         weights.rank0_bcast_wts(agent.modules())
         before = weights.hashes(agent.modules())
         try:
-            ended = evaluation(agent)
+            ended = evaluation(acting)
         except Exception as error:
             error.add_note(f"In evaluation, after iteration {iteration}.")
             raise

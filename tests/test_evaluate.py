@@ -51,3 +51,11 @@ def test_wrong_use(tmp_path):
 def test_any_agent(algo, tmp_path):
     train(tmp_path, *SMALL[:-2], "--algo", algo, "--population", "4", "--total-steps", "128")
     assert len(evaluate(tmp_path, 5)["length"]) == 5
+
+
+def test_without_noise_masks_hold_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    args = ["toy_envs:Spaced-v0", "--env-kwargs", "masked=1", *SMALL[1:], "-n", "20"]
+    train(tmp_path, *args)
+    ended = evaluate(tmp_path, 20, deterministic=True)  # the environment refuses what it forbids
+    assert ended["length"].tolist() == [7] * 20

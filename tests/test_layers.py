@@ -39,7 +39,6 @@ ALLOWED = {
     "logger": ({"job", "sinks"}, {"rich"}),
     "sinks": (set(), {"torch", "wandb"}),
     "memory": (set(), set()),
-    "evaluation": ({"agent", "batch", "rollout", "seeding"}, {"numpy"}),
     "state": ({"agent", "batch", "rollout", "weights", *TOOLS}, set()),
     "run": ({"batch", "state", "weights", *TOOLS}, {"numpy"}),
     "provenance": (set(), set()),
@@ -49,9 +48,10 @@ ALLOWED = {
         {"batch", "plan", "rollout", "session", "state", "trainer", "twin", *TOOLS},
         {"tyro"},
     ),
+    "episodes": ({"agent", "batch", "rollout", "seeding"}, {"numpy"}),
     "evaluate": (
-        {"agent", "batch", "envs", "evaluation", "plan", "session", "state", *TOOLS},
-        {"numpy", "tyro"},
+        {"agent", "batch", "envs", "episodes", "plan", "session", "state", *TOOLS},
+        {"tyro"},
     ),
     "scaling": ({"timing"}, set()),
     "speedup": (
@@ -70,14 +70,14 @@ ALLOWED = {
     "__main__": (set(), set()),
     "trainer": (
         {
-            *("agent", "batch", "comm", "contract", "evaluation", "job", "memory", "rollout"),
+            *("agent", "batch", "comm", "contract", "episodes", "job", "memory", "rollout"),
             *("run", "seeding", "state", "weights", *TOOLS),
         },
         {"numpy"},
     ),
     "session": (
         {
-            *("agent", "comm", "envs", "evaluation", "job", "plan", "provenance", "rollout", "run"),
+            *("agent", "comm", "envs", "episodes", "job", "plan", "provenance", "rollout", "run"),
             *("seeding", "sinks", "state", "trainer", *TOOLS),
         },
         set(),

@@ -12,6 +12,7 @@ _TOOLS = {
     "speedup": "steps per second for several numbers of ranks, and what bounds them",
     "plot": "learning curves of runs, their seeds together, as a picture",
     "report": "a run, or a study of speedup, as one HTML page",
+    "play": "a run's policy in a window, or as an mp4",
     "replay": "one lane of one iteration of a run again, alone",
 }
 

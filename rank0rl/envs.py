@@ -7,7 +7,7 @@ import difflib
 import importlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -113,6 +113,32 @@ def wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
             f"cannot wrap {name_of(env)} in {wrapper!r}: {type(error).__name__}: {error}; expected the "
             f"name of one of gymnasium.wrappers, or module:Class, with keyword arguments in brackets"
         ) from error
+
+
+class Watched(gym.Wrapper[Any, Any, Any, Any]):
+    """Calls a function with the environment after every reset and every step.
+
+    Args:
+        env: to be watched.
+        look: the function.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], look: Callable[[gym.Env[Any, Any]], None]) -> None:
+        """Nothing is called yet."""
+        super().__init__(env)
+        self._look = look
+
+    def reset(self, **kwargs: Any) -> Any:
+        """As the environment does."""
+        result = self.env.reset(**kwargs)
+        self._look(self.env)
+        return result
+
+    def step(self, action: Any) -> Any:
+        """As the environment does."""
+        result = self.env.step(action)
+        self._look(self.env)
+        return result
 
 
 def _flattens(space: gym.Space[Any]) -> bool:

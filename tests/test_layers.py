@@ -49,6 +49,7 @@ ALLOWED = {
         {"tyro"},
     ),
     "episodes": ({"agent", "batch", "rollout", "seeding"}, {"numpy"}),
+    "film": ({"agent", "batch", "config", "envs", "episodes"}, {"numpy", "imageio_ffmpeg"}),
     "evaluate": (
         {"agent", "batch", "envs", "episodes", "plan", "session", "state", *TOOLS},
         {"tyro"},
@@ -65,6 +66,7 @@ ALLOWED = {
     "plot": ({"config", "figures", "recorded"}, {"numpy", "tyro"}),
     "page": (set(), set()),
     "report": ({"figures", "page", "recorded"}, {"numpy", "tyro"}),
+    "play": ({"agent", "batch", "envs", "episodes", "evaluate", "film", *TOOLS}, {"tyro"}),
     "doctor": ({"launch"}, {"tyro"}),
     "_echo": ({"comm", "launch"}, {"numpy"}),
     "__main__": (set(), set()),

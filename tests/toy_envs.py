@@ -6,6 +6,7 @@ import copy
 import random
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -40,6 +41,38 @@ class Count(gym.Env):
 
     def _obs(self):
         return np.array([self.first % 1000, self.t], np.float64)
+
+
+class Drawn(Count):
+    """Rewards the action; its picture, of odd sides, is as bright as its step. Fails as it is told."""
+
+    metadata: ClassVar = {"render_modes": ["rgb_array", "human"], "render_fps": 20}
+    closed = 0
+
+    def __init__(self, render_mode=None, fails="", **kwargs):
+        super().__init__(**kwargs)
+        self.render_mode, self.fails = render_mode, fails
+
+    def reset(self, **kwargs):
+        if self.render_mode == "human":
+            print("a window")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        if self.fails == "step" and self.t == 3:
+            raise ZeroDivisionError("on purpose")
+        obs, _, *rest = super().step(action)
+        return obs, float(action[0]), *rest
+
+    def render(self):
+        if self.fails == "render":
+            raise ZeroDivisionError("on purpose")
+        side = 40 if self.fails == "size" and self.t == 2 else 33
+        dtype = np.float32 if self.fails == "dtype" else np.uint8
+        return np.full((side, 47, 3), 20 * self.t, dtype, order="F")
+
+    def close(self):
+        Drawn.closed += 1
 
 
 class Identity(gym.Env):
@@ -227,8 +260,9 @@ def make_count(length=3):
     return Count(length)
 
 
-for env in (
+_ALL = (
     Count,
+    Drawn,
     Identity,
     Paid,
     Sleeps,
@@ -240,7 +274,8 @@ for env in (
     Restless,
     Breaks,
     Spaced,
-):
+)
+for env in _ALL:
     gym.register(f"{env.__name__}-v0", f"toy_envs:{env.__name__}")
 gym.register("Normalized-v0", normalized)
 

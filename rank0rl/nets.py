@@ -50,7 +50,7 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, inputs) -> (N, outputs)."""
-        *hidden, last = self._parts
+        *hidden, last = zip(self.weights, self.biases, strict=True)
         for weight, bias in hidden:
             x = torch.tanh(torch.addmm(bias, x, weight))
         return torch.addmm(last[1], x, last[0])
@@ -158,7 +158,7 @@ class ConvNet(nn.Module):
             x = x.permute(0, 3, 1, 2)
         for kernel, shift in zip(self.kernels, self.shifts, strict=True):
             x = torch.relu(nn.functional.conv2d(x, kernel, shift, stride=2, padding=1))
-        return self.mlp(x.reshape(len(x), -1))  # type: ignore[no-any-return]
+        return self.mlp(x.flatten(1))  # type: ignore[no-any-return]
 
     def numpy(self, x: Array) -> list[Array]:
         """The same on NumPy arrays, (N, inputs) or (B, 1, inputs); the outputs alone, in a list."""
@@ -292,7 +292,7 @@ class ObsNormalizer(nn.Module):
 
     def forward(self, obs: Tensor) -> Tensor:
         """(N, *shape) -> (N, size), float32."""
-        flat = obs.reshape(len(obs), -1)
+        flat = obs.reshape(obs.shape[0], -1)  # len is a constant to torch.export
         return ((flat - self.shift) * self.scale).clamp_(-self.limit, self.limit)
 
     def numpy(self, obs: Array) -> Array:
@@ -319,8 +319,12 @@ class ObsNormalizer(nn.Module):
 class PixelScale(nn.Module):
     """Bytes to numbers from 0 to 1, flattened: in the place of `ObsNormalizer`, for images."""
 
-    def numpy(self, obs: Array) -> Array:
+    def forward(self, obs: Tensor) -> Tensor:
         """(N, *shape) -> (N, size), float32."""
+        return obs.reshape(obs.shape[0], -1) * (1 / 255)
+
+    def numpy(self, obs: Array) -> Array:
+        """The same on NumPy arrays."""
         return obs.reshape(len(obs), -1) * np.float32(1 / 255)  # type: ignore[no-any-return]
 
     def merge(self, obs: Array) -> None:

@@ -216,6 +216,10 @@ class KLPPO(Agent):
         self.beta, self.multiplier = state["beta"], state["multiplier"]
         self.previous = {name: np.asarray(x) for name, x in state["previous"].items()}
 
+    def most_probable(self) -> nn.Module:
+        """Means, or the most probable choices."""
+        return self.nets.most_probable()
+
 
 def _sizes(first: int, last: int) -> tuple[int, ...]:
     """Three layers, the middle one the geometric mean of the others."""

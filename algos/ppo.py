@@ -229,3 +229,7 @@ class PPO(Agent):
     def load(self, state: dict[str, Any]) -> None:
         """Take back Adam's moments."""
         self.adam.load(state["adam"])
+
+    def most_probable(self) -> nn.Module:
+        """Means, or the most probable choices."""
+        return self.nets.most_probable()

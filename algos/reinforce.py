@@ -7,7 +7,7 @@ import torch
 
 from rank0rl.agent import Agent, check_ranges
 from rank0rl.flat import Adam, flatten_
-from rank0rl.policies import make_policy
+from rank0rl.policies import MostProbable, make_policy
 from rank0rl.returns import discounted_sum
 
 
@@ -64,6 +64,9 @@ class Reinforce(Agent):
 
     def load(self, state):
         self.adam.load(state["adam"])
+
+    def most_probable(self):
+        return MostProbable(self.policy)
 
 
 def inputs(obs):

@@ -205,6 +205,10 @@ class TRPO(Agent):
         """Take back Adam's moments."""
         self.adam.load(state["adam"])
 
+    def most_probable(self) -> nn.Module:
+        """Means, or the most probable choices."""
+        return self.nets.most_probable()
+
 
 def conjugate_gradient(
     product: Callable[[Tensor], Tensor], b: Tensor, iterations: int, tolerance: float = 1e-10

@@ -13,6 +13,7 @@ _TOOLS = {
     "plot": "learning curves of runs, their seeds together, as a picture",
     "report": "a run, or a study of speedup, as one HTML page",
     "play": "a run's policy in a window, or as an mp4",
+    "export": "a run's policy in one file, for torch alone",
     "replay": "one lane of one iteration of a run again, alone",
 }
 

@@ -11,7 +11,7 @@ from torch import nn
 from rank0rl.agent import Fragment
 from rank0rl.batch import Batch
 from rank0rl.nets import ObsNormalizer, PixelScale, ValueFunction
-from rank0rl.policies import Policy
+from rank0rl.policies import MostProbable, Policy
 from rank0rl.returns import advantages
 
 Array = npt.NDArray[Any]
@@ -36,6 +36,10 @@ class ActorCritic:
     def modules(self) -> dict[str, nn.Module]:
         """For an agent's `modules`."""
         return {"policy": self.policy, "value": self.value, "norm": self.norm}
+
+    def most_probable(self) -> nn.Module:
+        """For an agent's `most_probable`."""
+        return MostProbable(self.policy, self.norm)
 
     def act(self, obs: Array, noise: Array, mask: Array | None = None) -> tuple[Array, Batch]:
         """For an agent's `act`: actions, and no extras."""

@@ -169,6 +169,22 @@ class Agent:
     def load(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave. Rank 0 only; the modules are loaded already."""
 
+    def most_probable(self) -> Any:
+        """What `export` writes, for agents that have it.
+
+        Returns:
+            A torch module that takes observations, flattened to float32, (N, numbers), to the most
+            probable actions, as `act` gives them, (N, *act); and after the observations the mask,
+            (N, all choices), bool, if `act` does. torch.export must be able to follow it.
+
+        Raises:
+            ValueError: if the agent has none.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has nothing to export: give it a method most_probable(self) that "
+            f"returns a torch module; rank0rl/agent.py says which"
+        )
+
 
 def choose(logits: Array, noise: Array, space: Space, mask: Array | None = None) -> Array:
     """Draw choices whose probabilities are the softmax of logits. No row depends on the others.

@@ -141,6 +141,11 @@ class Watched(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
 
+def is_flattened(env: gym.Env[Any, Any]) -> bool:
+    """Whether `make` has flattened the observations."""
+    return isinstance(env, gym.wrappers.FlattenObservation)
+
+
 def _flattens(space: gym.Space[Any]) -> bool:
     """Whether all of a space is numbers and choices."""
     if isinstance(space, gym.spaces.Dict):

@@ -71,6 +71,10 @@ class GaussianPolicy(nn.Module):
         log_std = self.log_std.clone() if self.log_std.ndim == 1 else self.log_std.sum(dim=0)
         return self.mlp(x), log_std
 
+    def most_probable(self, x: Tensor, mask: Any = None) -> Tensor:
+        """Means (N, *shape) for inputs (N, inputs)."""
+        return self.mlp(x).reshape(-1, *self.shape)  # type: ignore[no-any-return]
+
     @staticmethod
     def logp(of: Parameters, act: Tensor) -> Tensor:
         """Log-densities (N,) of actions (N, *shape)."""
@@ -158,6 +162,11 @@ class CategoricalPolicy(nn.Module):
             logits = logits.masked_fill(~mask, NEVER)
         return tuple(torch.log_softmax(logits[:, part], dim=1) for part in self._parts)
 
+    def most_probable(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Choices (N, *shape), int64, for inputs (N, inputs)."""
+        each = [logp.argmax(dim=1) for logp in self.distribution(x, mask)]
+        return torch.stack(each, dim=1).reshape(-1, *self.space.shape)
+
     @staticmethod
     def logp(of: Parameters, act: Tensor) -> Tensor:
         """Log-probabilities (N,) of choices (N, *shape)."""
@@ -208,6 +217,24 @@ class CategoricalPolicy(nn.Module):
 
 
 Policy: TypeAlias = GaussianPolicy | CategoricalPolicy
+
+
+class MostProbable(nn.Module):
+    """The most probable actions of a policy: for an agent's `most_probable`.
+
+    Args:
+        policy: of normalized observations.
+        norm: of observations, if they are.
+    """
+
+    def __init__(self, policy: Policy, norm: nn.Module | None = None) -> None:
+        """Put them together."""
+        super().__init__()
+        self.policy, self.norm = policy, norm or nn.Identity()
+
+    def forward(self, obs: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Actions (N, *act), of flattened observations (N, numbers), float32."""
+        return self.policy.most_probable(self.norm(obs), mask)
 
 
 def make_policy(

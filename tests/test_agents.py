@@ -81,13 +81,13 @@ def test_cem_learns_with_overlap(tmp_path):
 
 
 def test_agents_have_their_sections_in_the_same_order():
-    """Options, class, __init__, act, process, update, what is its own, modules, state, load."""
-    order = ["__init__", "act", "process", "update", "modules", "state", "load"]
+    """Options, class, __init__, act, process, update, what is its own, modules, state, load, most_probable."""
+    order = ["__init__", "act", "process", "update", "modules", "state", "load", "most_probable"]
     for algo in ALGOS:
         text = Path(HERE.parent / "algos" / f"{algo}.py").read_text()
         body = text[text.index("(Agent):") :]
         found = [name for name in re.findall(r"    def (\w+)\(", body) if name in order]
-        assert found == order, algo
+        assert found == (order[:-1] if algo == "cem" else order), algo
         assert text.index("Options:\n    ") < text.index("(Agent):")
 
 

@@ -67,6 +67,7 @@ ALLOWED = {
     "page": (set(), set()),
     "report": ({"figures", "page", "recorded"}, {"numpy", "tyro"}),
     "play": ({"agent", "batch", "envs", "episodes", "evaluate", "film", *TOOLS}, {"tyro"}),
+    "export": ({"agent", "envs", "evaluate", *TOOLS}, {"numpy", "torch", "tyro"}),
     "doctor": ({"launch"}, {"tyro"}),
     "_echo": ({"comm", "launch"}, {"numpy"}),
     "__main__": (set(), set()),

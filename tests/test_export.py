@@ -58,7 +58,9 @@ def test_actions_are_those_of_the_numpy_path(algo, obs, act):
     env = envs.make("toy_envs:Spaced-v0", obs=obs, act=act)
     env.observation_space.seed(0)
     agent = untrained(algo, env)
-    policy = exported(agent, env).module()
+    program = exported(agent, env)
+    assert not program.constants  # weights are parameters, and there once
+    policy = program.module()
     for n in (1, 7, 300):
         obs = observations(env, n)
         expected = in_numpy(agent, env, obs)

@@ -22,6 +22,8 @@ import numpy as np
 
 from rank0rl import plot
 
+from rank0rl.evaluate import evaluate
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "learning"
 KEPT = ("iteration", "steps", "episodes", "return_mean", "length_mean")
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("--total-steps", type=int, default=1_000_000)
     parser.add_argument("--nprocs", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
+    parser.add_argument("--evaluate", type=int, default=0, help="episodes of the final policy")
     parser.add_argument("--options", default="", help='more of train.py\'s, as "--overlap"')
     args = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
@@ -63,6 +66,9 @@ def train(args: argparse.Namespace, env_id: str, seed: int) -> None:
             writer.writeheader()
             writer.writerows(rows)
         summary = {**json.loads(Path(folder, "summary.json").read_text()), "algo": label}
+        if args.evaluate:
+            ended = evaluate(Path(folder), args.evaluate, deterministic=True)
+            summary["evaluation"] = float(ended["return"].mean())
         (RESULTS / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(name, summary["return_mean"], flush=True)
 
@@ -82,10 +88,20 @@ def table() -> None:
     print("| environment | agent | steps | mean return of the last 100 episodes, by seed | mean |")
     print("|---|---|---|---|---|")
     for (env_id, algo), runs in results().items():
-        means = [run["return_mean"] for run in runs]
-        each = ", ".join(f"{mean:.0f}" for mean in means)
-        steps = f"{runs[0]['steps']:,}"
-        print(f"| {env_id} | {algo} | {steps} | {each} | {statistics.mean(means):.0f} |")
+        steps = max(run["steps"] for run in runs)
+        figures = {steps: [run["return_mean"] for run in runs]}
+        if steps > 1.5e6:
+            figures = {1_000_000: [after(run["curve"], 1_000_000) for run in runs], **figures}
+        if "evaluation" in runs[0]:
+            figures[f"{steps:,}, evaluated"] = [run["evaluation"] for run in runs]
+        for when, means in figures.items():
+            each = ", ".join(f"{mean:.0f}" for mean in means)
+            label = f"{when:,}" if isinstance(when, int) else when
+            print(f"| {env_id} | {algo} | {label} | {each} | {statistics.mean(means):.0f} |")
+
+
+def after(curve: list[dict[str, str]], steps: int) -> float:
+    return next(float(row["return_mean"]) for row in curve if int(row["steps"]) >= steps)
 
 
 def draw() -> None:

@@ -21,7 +21,6 @@ from pathlib import Path
 import numpy as np
 
 from rank0rl import plot
-
 from rank0rl.evaluate import evaluate
 
 ROOT = Path(__file__).parent.parent

@@ -109,6 +109,8 @@ class RunOptions:
     """Arguments of the environment, such as healthy_reward=0.5; values are JSON."""
     config: str | None = None
     """TOML file of settings. None: the one in configs/ that names agent and environment, if there is one."""
+    video_every: int | None = None
+    """Iterations between films of one episode, as evaluated, in the run's folder; all other ranks wait meanwhile. None: none."""
     quiet: bool = False
     """Print nothing but errors."""
     tensorboard: bool = False
@@ -139,6 +141,7 @@ class RunOptions:
             stop_after_seconds="(0, inf)",
             eval_every="[1, inf)",
             eval_episodes="[1, inf)",
+            video_every="[1, inf)",
             checkpoint_every="[1, inf)",
             keep_checkpoints="[1, inf)",
             max_replay_steps="[0, inf)",

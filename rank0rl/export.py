@@ -29,7 +29,7 @@ class Options:
     """Write a run's policy, without its noise, to a file that torch loads without rank0rl."""
 
     run: tyro.conf.Positional[Path]
-    """Folder of the run; nothing in it is changed."""
+    """Folder of the run, or one of its checkpoints; nothing in it is changed."""
     out: Path = Path("policy.pt2")
     """The file."""
 

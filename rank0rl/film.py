@@ -44,18 +44,34 @@ def film(agent: Agent, options: RunOptions, path: Path, seed: int = 0, episodes:
     """
     camera = _Camera(path)
     _do_without_display()
-
-    def make_env() -> Any:
-        kwargs = {**options.env_kwargs, "render_mode": "rgb_array"}
-        return envs.Watched(envs.make(options.env_id, options.wrappers, **kwargs), camera.shoot)
-
     try:
-        ended = whole_episodes(agent, make_env, episodes, seed, lanes=1)
+        ended = whole_episodes(
+            agent, lambda: envs.Watched(_make(options), camera.shoot), episodes, seed, lanes=1
+        )
     finally:
         camera.close()
     if not path.exists():
         raise ValueError(f"ffmpeg has written nothing to {path}; what it says stands above")
     return ended
+
+
+def check(options: RunOptions) -> None:
+    """Find out whether the environment of a run can be filmed here, before there is a run.
+
+    Raises:
+        ValueError: if not, saying why.
+    """
+    _ffmpeg()
+    _do_without_display()
+    env = _make(options)
+    env.reset(seed=0)
+    _drawn(env)
+    env.close()
+
+
+def _make(options: RunOptions) -> Any:
+    kwargs = {**options.env_kwargs, "render_mode": "rgb_array"}
+    return envs.make(options.env_id, options.wrappers, **kwargs)
 
 
 def has_display() -> bool:
@@ -82,6 +98,17 @@ def _do_without_display() -> None:
             return
 
 
+def _ffmpeg() -> Any:
+    try:
+        import imageio_ffmpeg
+    except ImportError as error:
+        raise ValueError(
+            f'a video needs the extra "video" ({error}): pip install -e ".[video]", or '
+            f"pip install imageio-ffmpeg"
+        ) from None
+    return imageio_ffmpeg
+
+
 class _Camera:
     """Pictures of one size, in a file.
 
@@ -90,20 +117,14 @@ class _Camera:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            import imageio_ffmpeg
-        except ImportError as error:
-            raise ValueError(
-                f'a video needs the extra "video" ({error}): pip install -e ".[video]", or '
-                f"pip install imageio-ffmpeg"
-            ) from None
+        open_ = _ffmpeg().write_frames
         if path.suffix != ".mp4":
             raise ValueError(f"a video must be named something.mp4: got {path}")
         try:
             path.open("ab").close()
         except OSError as error:
             raise ValueError(f"cannot write the video: {error}") from None
-        self._path, self._open = path, imageio_ffmpeg.write_frames
+        self._path, self._open = path, open_
         self._writer: Any = None
         self._shape: tuple[int, ...] = ()
 

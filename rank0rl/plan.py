@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from rank0rl import checkpoint, config, envs, sinks
+from rank0rl import checkpoint, config, envs, film, sinks
 from rank0rl.agent import Agent
 from rank0rl.config import RunOptions
 from rank0rl.twin import check_device
@@ -79,6 +79,8 @@ def prepare(
     options.check(nworkers)
     _check_environment(options)
     _check_device(options)
+    if options.video_every is not None:
+        film.check(options)
     sinks.check(tensorboard=options.tensorboard, wandb=bool(options.wandb))
     last = options.stop_after_iterations
     if last is not None and last < made:
@@ -117,7 +119,7 @@ def _check_device(options: RunOptions) -> None:
 _MAY_CHANGE = {
     *("nprocs", "mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),
     *("resume", "stop_after_iterations", "stop_after_seconds", "rank0_lanes"),
-    *("quiet", "tensorboard", "wandb"),
+    *("video_every", "quiet", "tensorboard", "wandb"),
     *("checkpoint_every", "keep_checkpoints", "drift_check_every"),
     *("total_steps", "num_episodes", "device"),
 }

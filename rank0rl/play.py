@@ -25,11 +25,11 @@ class Options:
     """Watch a run's policy in a window, or film it, with the noise that it trained with."""
 
     run: tyro.conf.Positional[Path]
-    """Folder of the run; nothing in it is changed."""
+    """Folder of the run, or one of its checkpoints; nothing in it is changed."""
     episodes: int = 1
     """How many."""
-    seed: int = 0
-    """Of the episodes: evaluate has the same ones with the same seed."""
+    seed: int | None = None
+    """Of the episodes: evaluate has the same ones with the same seed. None: the run's."""
     deterministic: bool = False
     """Take the mean of normal actions. Choices are drawn as ever."""
     video: Path | None = None
@@ -54,16 +54,16 @@ def main(argv: list[str]) -> int:
 def play(
     run: Path,
     episodes: int = 1,
-    seed: int = 0,
+    seed: int | None = None,
     deterministic: bool = False,
     video: Path | None = None,
 ) -> Batch:
     """Show whole episodes of a run's environment with the policy of its last checkpoint.
 
     Args:
-        run: its folder.
+        run: its folder, or one of its checkpoints.
         episodes: how many.
-        seed: of them.
+        seed: of them; by default the run's.
         deterministic: act without noise, where it is normal.
         video: an mp4 to write, in place of a window.
 
@@ -80,6 +80,7 @@ def play(
         )
     agent, options = last_agent(run)
     agent = quiet(agent) if deterministic else agent
+    seed = options.seed if seed is None else seed
     if video is not None:
         return film(agent, options, video, seed, episodes)
     kwargs = {**options.env_kwargs, "render_mode": "human"}

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import batch as batches
-from rank0rl import comm, contract, job, memory, seeding, weights
+from rank0rl import comm, contract, film, job, memory, seeding, weights
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch
 from rank0rl.config import RunOptions
@@ -80,10 +80,15 @@ def train(
                     progress = run.state.share_over()
                     metrics = update(agent, gathered, options, phases, iteration, progress)
                 ready = gather(part, phases, state) if part is not None else None
+                acting = quiet(agent) if options.eval_deterministic else agent
                 evaluated = None
                 if evaluation and iteration % (options.eval_every or 1) == 0:
-                    acting = quiet(agent) if options.eval_deterministic else agent
                     evaluated = evaluate(agent, acting, evaluation, phases, iteration)
+                if run and options.video_every and iteration % options.video_every == 0:
+                    with phases("evaluate"):
+                        path = run.folder / "videos" / f"{iteration:08d}.mp4"
+                        path.parent.mkdir(exist_ok=True)
+                        film.film(acting, options, path, options.seed)
                 if run:
                     now = time.perf_counter()  # of recording too: it is in the next row's seconds
                     with interrupts.held(), phases("record"):

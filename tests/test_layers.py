@@ -73,7 +73,7 @@ ALLOWED = {
     "__main__": (set(), set()),
     "trainer": (
         {
-            *("agent", "batch", "comm", "contract", "episodes", "job", "memory", "rollout"),
+            *("agent", "batch", "comm", "contract", "episodes", "film", "job", "memory", "rollout"),
             *("run", "seeding", "state", "weights", *TOOLS),
         },
         {"numpy"},
@@ -85,7 +85,7 @@ ALLOWED = {
         },
         set(),
     ),
-    "plan": ({"agent", "envs", "sinks", "twin", *TOOLS}, {"tyro"}),
+    "plan": ({"agent", "envs", "film", "sinks", "twin", *TOOLS}, {"tyro"}),
     "cli": ({"comm", "job", "launch", "session"}, set()),
 }
 ALGOS = (

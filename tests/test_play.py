@@ -8,7 +8,7 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 from on_ranks import HERE, run
-from runs import train
+from runs import curve, train
 from toy_envs import Drawn, NoiseAgent
 
 from rank0rl import envs, film, play
@@ -187,3 +187,25 @@ def test_walker2d_without_a_display(tmp_path):
     assert about["fps"] == envs.make("Walker2d-v5").metadata["render_fps"]
     assert len(shown) == ended["length"][0] + 1
     assert min(shown) > 20  # not black
+
+
+def test_films_of_a_training_leave_it_what_it_is(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    args = [DRAWN, "--env-kwargs", "vary=1", "--num-envs", "2", "--hidden", "8", "--seed", "3"]
+    args += ["--steps-per-batch", "8", "--total-steps", "40"]
+    train(tmp_path / "without", *args)
+    train(tmp_path / "r", *args, "--video-every", "2", "--checkpoint-every", "1", nprocs=2)
+    assert curve(tmp_path / "r") == curve(tmp_path / "without")
+    films = sorted((tmp_path / "r" / "videos").iterdir())
+    assert [path.name for path in films] == ["00000002.mp4", "00000004.mp4"]
+    saved = tmp_path / "r" / "checkpoints" / "00000004.pt"
+    length = evaluate(saved, 1, deterministic=True)["length"][0]
+    assert len(pictures(films[1])[1]) == length + 1
+
+
+def test_what_cannot_be_filmed_is_found_out_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    args = ["toy_envs:Count-v0", "--num-envs", "2", "--video-every", "2"]
+    done = train(tmp_path / "r", *args, nprocs=2, expect=2)
+    assert "cannot" in done.stderr
+    assert not (tmp_path / "r").exists()

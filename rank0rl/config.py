@@ -198,6 +198,12 @@ class RunOptions:
             )
 
 
+# Settings that leave the curve of a run what it is.
+SAME_CURVE = {
+    *("checkpoint_every", "keep_checkpoints", "drift_check_every", "rank0_lanes"),
+    *("eval_every", "eval_episodes", "eval_deterministic", "video_every", "tensorboard", "wandb"),
+}
+
 # What a file may not set: where, on how many ranks and how far is said when a run is started.
 _NOT_IN_FILES = (
     *("nprocs", "mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),

@@ -116,13 +116,11 @@ def _check_device(options: RunOptions) -> None:
 
 
 # What may differ when a run goes on: what does not change its curve, and how long it is.
-_MAY_CHANGE = {
+_MAY_CHANGE = config.SAME_CURVE - {"eval_every", "eval_episodes", "eval_deterministic"} | {
     *("nprocs", "mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),
-    *("resume", "stop_after_iterations", "stop_after_seconds", "rank0_lanes"),
-    *("video_every", "quiet", "tensorboard", "wandb"),
-    *("checkpoint_every", "keep_checkpoints", "drift_check_every"),
+    *("resume", "stop_after_iterations", "stop_after_seconds", "quiet"),
     *("total_steps", "num_episodes", "device"),
-}
+}  # but evaluations, which are columns of the record, and have a best one
 
 
 def _check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) -> None:

@@ -16,18 +16,14 @@ from typing import Any, Literal
 import numpy as np
 import tyro
 
-from rank0rl import figures, recorded
-from rank0rl.config import short
+from rank0rl import config, figures, recorded
 from rank0rl.recorded import Array, Recorded
 
 _POINTS = 500  # of a curve: more than an axis has pixels
 _RESAMPLES = 2000
 _KINDS = (".png", ".svg", ".pdf")
-# Settings that do not make another curve.
-_SAME_CURVE = {
-    *("env_id", "algo", "seed", "checkpoint_every", "keep_checkpoints", "drift_check_every"),
-    *("max_replay_steps", "rank0_lanes"),
-}
+# Settings that do not make a curve of its own.
+_SAME_CURVE = {*config.SAME_CURVE, "env_id", "algo", "seed", "max_replay_steps"}
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ def group(folders: Sequence[Path], x: str = "steps") -> dict[tuple[str, str], Cu
         raise ValueError("name a run's folder, such as runs/Walker2d-v5-ppo-seed0-...")
     named: dict[tuple[str, str], list[Recorded]] = {}
     for run in map(recorded.read, folders):
-        name = run.settings["env_id"], short(run.settings["algo"])
+        name = run.settings["env_id"], config.short(run.settings["algo"])
         named.setdefault(name, []).append(run)
     seeds: dict[tuple[str, str], dict[int, Recorded]] = {}
     for (env_id, algo), runs in named.items():

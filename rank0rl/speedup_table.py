@@ -45,16 +45,13 @@ def write(out: Path, rows: Sequence[Row], about: dict[str, Any]) -> None:
 
 
 def _columns(row: Row) -> dict[str, Any]:
-    plain = {
-        name: getattr(row, name)
-        for name in (
-            *("nprocs", "steps_per_s", "steps_per_s_min", "steps_per_s_max"),
-            *("bare_steps_per_s", "return_mean", "memory_mb", "oversubscribed"),
-            *("seconds", "slowest_s", "fastest_s"),
-        )
-    }
+    names = (
+        *("steps_per_s", "steps_per_s_min", "steps_per_s_max", "bare_steps_per_s", "return_mean"),
+        *("memory_mb", "oversubscribed", "seconds", "slowest_s", "fastest_s"),
+    )
+    figures = {name: getattr(row, name) for name in names}
     phases = {f"{phase}_s": row.phases[phase] for phase in PHASES}
-    every = {**plain, **row.columns, **phases}
+    every = {"nprocs": row.nprocs, **row.columns, **figures, **phases}
     return {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in every.items()}
 
 
@@ -84,7 +81,7 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
             cells += [f"{steps_per_s:,}", f"{ratio:.2f}"] if steps_per_s else ["", ""]
         yield f"| {' | '.join(cells)} |"
     yield "\nMilliseconds of an iteration on rank 0, and their share:\n"
-    phases = [phase for phase in PHASES if any(row.phases[phase] for row in rows)]
+    phases = _phases(rows)
     yield f"| ranks | iteration | {' | '.join(phases)} | in no phase |"
     yield f"|{'---|' * (len(phases) + 3)}"
     for row in rows:
@@ -93,6 +90,11 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
         yield f"| {row.nprocs} | {1000 * row.seconds:.1f} | {' | '.join(each)} | {rest} |"
     yield ""
     yield from (f"- {note}" for note in about["notes"])
+
+
+def _phases(rows: Sequence[Row]) -> list[str]:
+    """Those that took any time."""
+    return [phase for phase in PHASES if any(row.phases[phase] for row in rows)]
 
 
 def _draw(path: Path, rows: Sequence[Row], title: str) -> None:
@@ -121,7 +123,7 @@ def _draw(path: Path, rows: Sequence[Row], title: str) -> None:
     left.legend(frameon=False)
     bottom = [0.0] * len(rows)
     labels = [str(x) for x in n]
-    for i, phase in enumerate(PHASES):
+    for i, phase in enumerate(_phases(rows)):
         seconds = [row.phases[phase] for row in rows]
         right.bar(labels, seconds, bottom=bottom, color=f"C{i}", label=phase)
         bottom = [a + b for a, b in zip(bottom, seconds, strict=True)]

@@ -3,7 +3,8 @@
     python benchmarks/rollout.py Walker2d HalfCheetah Pendulum CartPole --nprocs 2
 
 Bare stepping is what Gymnasium itself costs: one environment per process, actions drawn before from
-the distribution of a new policy. Between the two, a loop that acts and steps and keeps nothing.
+the distribution of a new policy. Between the two, loops that keep nothing: over the environments of all lanes
+in turn; the same with the products and tanhs of a policy and nothing else; the same with `act`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import rank0rl
@@ -38,9 +40,9 @@ def main() -> None:
     gc.freeze()  # as a run does, for all
     for env_id in args.env_ids:
         figures = alternate(ways(args, env_id), args.repeats)
-        stepped, both, rolled = figures.values()
-        figures["act and env.step alone / bare"] = ratio(both, stepped)
-        figures["rollout / bare"] = ratio(rolled, stepped)
+        bare, *rest = figures.items()
+        for name, rates in rest:
+            figures[f"{name.removesuffix(', steps/s')} / bare"] = ratio(rates, bare[1])
         if rank0rl.rank == 0:
             title = f"{env_id}, ranks: {args.nprocs}, lanes a rank: {args.lanes}"
             show(title, figures, args.out)
@@ -68,14 +70,14 @@ def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]
         for action in actions:
             step(env, action)
 
-    def act_and_step() -> None:
+    def all_step(choose: Callable) -> None:
         every = [lane.env for lane in rollout.lanes]
         obs = np.zeros((len(every), *rollout.spaces.obs.shape), rollout.spaces.obs.dtype)
         noise = np.zeros((len(every), agent.noise[1]), np.float32)
         for one in every:
             one.reset(seed=next(turn))
         for t in range(args.steps):
-            agent.act(obs, noise, np.arange(len(every)))
+            choose(obs, noise)
             for one, action in zip(every, actions[t * len(every) :], strict=False):
                 step(one, action)
         for lane in rollout.lanes:
@@ -88,11 +90,36 @@ def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]
         comm.barrier()
         return lanes * args.steps / (time.perf_counter() - start)
 
+    forward = products(rollout.spaces.obs.size, rollout.spaces.act.size)
     return {
         "bare env.step, steps/s": lambda: rate(bare),
-        "act and env.step alone, steps/s": lambda: rate(act_and_step),
+        "env.step of all lanes alone, steps/s": lambda: rate(lambda: all_step(lambda *_: None)),
+        "products, tanh and env.step alone, steps/s": lambda: rate(
+            lambda: all_step(lambda obs, _: forward(obs))
+        ),
+        "act and env.step alone, steps/s": lambda: rate(
+            lambda: all_step(lambda obs, noise: agent.act(obs, noise, np.arange(len(obs))))
+        ),
         "rollout, steps/s": lambda: rate(lambda: rollout.collect(agent, next(turn)) and None),
     }
+
+
+def products(inputs: int, outputs: int) -> Callable:
+    """A policy of two layers of 64 with nothing around: no noise, no scaling, no promise of bits."""
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    sizes = [inputs, 64, 64, outputs]
+    weights = [rng.standard_normal(s, dtype=np.float32) for s in pairwise(sizes)]
+    biases = [np.zeros(n, np.float32) for n in sizes[1:]]
+
+    def forward(obs) -> None:
+        x = obs.astype(np.float32)
+        for w, b in zip(weights[:-1], biases, strict=False):
+            x = np.tanh(x @ w + b)
+        x @ weights[-1] + biases[-1]
+
+    return forward
 
 
 def step(env, action) -> None:

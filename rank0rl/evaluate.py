@@ -30,7 +30,7 @@ class Options:
     episodes: int = 100
     """How many."""
     seed: int | None = None
-    """Of the episodes: others than those of training, whatever its seed was. None: the run's, so that these are the episodes of its own evaluations."""
+    """Of the episodes: others than those of training. None: the run's, so that these are the episodes of its own evaluations."""
     deterministic: bool = False
     """Take the mean of normal actions. Choices are drawn as ever."""
 

@@ -11,27 +11,20 @@ from pathlib import Path
 
 import tyro
 
-from rank0rl import envs
+from rank0rl import envs, evaluate
 from rank0rl.agent import check_ranges
 from rank0rl.batch import Batch
 from rank0rl.episodes import quiet, whole_episodes
-from rank0rl.evaluate import last_agent
 from rank0rl.film import film, has_display
 from rank0rl.threads import set_threads
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(evaluate.Options):
     """Watch a run's policy in a window, or film it, with the noise that it trained with."""
 
-    run: tyro.conf.Positional[Path]
-    """Folder of the run, or one of its checkpoints; nothing in it is changed."""
     episodes: int = 1
     """How many."""
-    seed: int | None = None
-    """Of the episodes: evaluate has the same ones with the same seed. None: the run's."""
-    deterministic: bool = False
-    """Take the mean of normal actions. Choices are drawn as ever."""
     video: Path | None = None
     """An mp4 to write, without a display. None: a window."""
 
@@ -78,7 +71,7 @@ def play(
             "there is no display here ($DISPLAY and $WAYLAND_DISPLAY are not set): give --video "
             "out.mp4"
         )
-    agent, options = last_agent(run)
+    agent, options = evaluate.last_agent(run)
     agent = quiet(agent) if deterministic else agent
     seed = options.seed if seed is None else seed
     if video is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -28,6 +29,9 @@ def rate(settings: Mapping[str, Any], processes: int, seconds: float, path: Path
         processes: how many.
         seconds: for which they step.
         path: where the environment's module may be found.
+
+    Returns:
+        nan where they cannot make the environment, or step it with any action that is allowed.
     """
     what = {name: settings[name] for name in ("env_id", "wrappers", "env_kwargs")}
     command = [sys.executable, "-m", "rank0rl._bare", json.dumps({**what, "seconds": seconds})]
@@ -48,9 +52,14 @@ def rate(settings: Mapping[str, Any], processes: int, seconds: float, path: Path
             pass
     for process in these:  # all at once
         assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    return sum(float(process.communicate()[0].split()[-1]) for process in these)
+        with contextlib.suppress(OSError):  # it has failed
+            process.stdin.write("go\n")
+            process.stdin.flush()
+    said = [process.communicate()[0].split() for process in these]
+    return sum(
+        float(words[-1]) if words and process.returncode == 0 else float("nan")
+        for words, process in zip(said, these, strict=True)
+    )
 
 
 def main() -> None:
@@ -65,15 +74,17 @@ def main() -> None:
     ):  # as a new policy acts: how a robot moves decides the cost
         drawn = np.random.default_rng(0).standard_normal((_DRAWN, *space.shape), dtype=np.float32)
         actions = list(np.clip(drawn, space.low, space.high))
-    env.reset(seed=0)
+    _, info = env.reset(seed=0)
     print("ready", flush=True)
     sys.stdin.readline()
     steps, took, begin = 0, 0.0, time.perf_counter()
     for action in itertools.cycle(actions):
-        _, _, terminated, truncated, _ = env.step(action)
+        if "action_mask" in info:
+            action = space.sample(info["action_mask"])  # noqa: PLW2901 - only some are allowed
+        _, _, terminated, truncated, info = env.step(action)
         steps += 1
         if terminated or truncated:
-            env.reset()
+            _, info = env.reset()
         took = time.perf_counter() - begin
         if took > what["seconds"]:
             break

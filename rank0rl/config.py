@@ -88,7 +88,7 @@ class RunOptions:
     stop_after_iterations: int | None = None
     """End early, when so many iterations of the whole run are made; schedules stay those of total-steps."""
     stop_after_seconds: float | None = None
-    """End early, with the iteration in which so many seconds of this start are over."""
+    """End early, with the iteration in which so many seconds of this start, or restart, are over."""
     eval_every: int | None = None
     """Iterations between evaluations, on episodes that training does not see, the same ones every time. None: none."""
     eval_episodes: int = 10

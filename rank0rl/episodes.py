@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ from rank0rl import seeding
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
 from rank0rl.rollout import Rollout
+
+Array = npt.NDArray[Any]
 
 LANES = 16  # at most: what acts on them all costs little more than on one
 
@@ -83,9 +86,9 @@ def quiet(agent: Agent) -> Agent:
 
 class _Quiet(Agent):
     def __init__(self, agent: Agent) -> None:
-        self._agent, self.noise = agent, agent.noise
+        @functools.wraps(agent.act)  # whether it takes a mask is seen by its signature
+        def act(obs: Array, noise: Array, *args: Any, **kwargs: Any) -> tuple[Array, Batch]:
+            return agent.act(obs, np.zeros_like(noise), *args, **kwargs)
 
-    def act(
-        self, obs: npt.NDArray[Any], noise: npt.NDArray[Any], *args: Any, **kwargs: Any
-    ) -> tuple[npt.NDArray[Any], Batch]:
-        return self._agent.act(obs, np.zeros_like(noise), *args, **kwargs)
+        self.noise = agent.noise
+        self.act = act  # type: ignore[method-assign]

@@ -92,7 +92,7 @@ class Logger:
         csv.writer(self._csv).writerow([_short(value) for value in values.values()])
         self._csv.flush()
         numbers = {
-            f"{group}/{name}": value
+            f"{group}/{name}": float(value)
             for group, each in groups.items()
             for name, value in each.items()
             if not isinstance(value, str) and not math.isnan(value)

@@ -56,12 +56,13 @@ def prepare(
         SystemExit: when help was asked for, or an argument is wrong, after tyro has printed it.
     """
     if restart:
-        stop = _option(argv, "--stop-after-iterations")
-        argv = ["--resume", restart, *(["--stop-after-iterations", stop] if stop else [])]
+        argv = ["--resume", restart, *_of_this_start(argv)]
     resume, source = (_path(argv, name) for name in ("--resume", "--config"))
     settings: dict[str, Any] = {}
     made = 0
     if resume:
+        if resume.is_file():
+            raise ValueError(f"a run goes on in its folder: got the file {resume}; name the folder")
         source = checkpoint.latest(resume)
         state = checkpoint.read(source)
         settings, made = state["settings"], state["progress"]["iteration"]
@@ -191,6 +192,13 @@ def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[Run
     if where.endswith(".py"):  # the run may go on from another folder
         where = str(Path(where).resolve())
     return dataclasses.replace(parsed.run, algo=f"{where}{colon}{name}"), parsed.agent
+
+
+def _of_this_start(argv: list[str]) -> list[str]:
+    """What of a command line a checkpoint does not hold, and a rank needs."""
+    ends = ("--stop-after-iterations", "--stop-after-seconds")
+    words = [word for name in ends if (value := _option(argv, name)) for word in (name, value)]
+    return [*words, *(["--quiet"] if "--quiet" in argv else [])]
 
 
 def _path(argv: list[str], name: str) -> Path | None:

@@ -19,10 +19,10 @@ from rank0rl.config import RunOptions
 from rank0rl.logger import read_rows
 from rank0rl.rollout import Rollout
 from rank0rl.session import make_agent, make_rollout
-from rank0rl.state import State
+from rank0rl.state import Gathered, State
 from rank0rl.threads import set_threads
 from rank0rl.timing import Phases
-from rank0rl.trainer import Gathered, collect, update
+from rank0rl.trainer import collect, update
 from rank0rl.twin import check_device
 
 

@@ -12,7 +12,7 @@ from rank0rl import checkpoint, weights
 from rank0rl.batch import Batch
 from rank0rl.config import RunOptions
 from rank0rl.logger import Logger
-from rank0rl.state import State
+from rank0rl.state import Gathered, State
 from rank0rl.timing import PHASES, Phases
 
 _HASH = 16  # digits of a hash in the CSV: 64 bits tell any two apart
@@ -55,7 +55,7 @@ class Run:
     def record(
         self,
         seconds: float,
-        batch_sha256: str,
+        gathered: Gathered,
         metrics: Mapping[str, float],
         evaluated: Batch | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class Run:
 
         Args:
             seconds: that it took, with the recording of the one before it.
-            batch_sha256: hash of what it learned from.
+            gathered: what it learned from.
             metrics: what the agent records.
             evaluated: "return" and "length" of the episodes of an evaluation, (E,), if it had one.
         """
@@ -83,16 +83,16 @@ class Run:
             "episodes": {
                 **_spread("return", progress.returns),
                 "length_mean": _mean(progress.lengths),
-                "length_max": max(progress.lengths, default=float("nan")),
+                "longest": float(max(gathered.ended["length"], default=np.nan)),
             },
             "evaluation": _evaluation(evaluated) if self._options.eval_every else {},
             "speed": {
                 "steps_per_s": steps_per_s,
                 **{f"{phase}_s": phases.get(phase, 0.0) for phase in PHASES},
-                **_of_ranks(self.phases.of_ranks),
+                **_of_ranks(gathered.ranks),
             },
             "hashes": {
-                "batch_sha256": batch_sha256[:_HASH],
+                "batch_sha256": gathered.sha256[:_HASH],
                 "weights_sha256": weights.sha256(boundary["weights"])[:_HASH],
             },
             "update": metrics,
@@ -150,9 +150,9 @@ class Run:
         if evaluated is None:
             return False
         ret, progress = _mean(evaluated["return"]), self.state.progress
-        better = progress.best_eval is None or ret > progress.best_eval
+        better = ret > (-np.inf if progress.best_eval is None else progress.best_eval)
         progress.best_eval = ret if better else progress.best_eval
-        return better
+        return bool(better)
 
     def _line(self, seconds: float, steps_per_s: float, phases: Mapping[str, float]) -> str:
         """The state of the run for the console."""

@@ -1,12 +1,13 @@
 """What a run's phases imply for more ranks: ceilings, and what to change to come beyond them.
 
 An iteration on n ranks is what all ranks share, collecting and processing, and what rank 0 does while
-the others sleep. The ceiling is Amdahl's, with the largest share that a rank can have to do: lanes and
-whole episodes cannot be cut in two.
+the others sleep (or, with overlap, collect). The ceiling is Amdahl's, with the share that a rank has to
+do at the least: lanes and whole episodes cannot be cut in two.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,8 +17,20 @@ SHARED = ("collect", "process")  # phases that all ranks have a part in
 
 
 @dataclass(frozen=True)
+class Work:
+    """How a run spreads its work."""
+
+    overlap: bool = False
+    """Whether rank 0 updates while the other ranks collect."""
+    rank0_lanes: bool = False
+    """Whether rank 0's share was asked for."""
+    episodes: bool = False
+    """Whether batches are whole episodes, which ranks share as they get on."""
+
+
+@dataclass(frozen=True)
 class Row:
-    """A number of ranks, as it was measured: medians over the repeats."""
+    """A number of ranks, as it was measured."""
 
     nprocs: int
     steps_per_s: float
@@ -32,12 +45,12 @@ class Row:
     fastest_s: float
     """The same of the fastest."""
     bare_steps_per_s: float
-    """What so many processes make that only call `env.step`, over all of them."""
+    """What so many processes make that only call `env.step`, over all of them; nan if unknown."""
     return_mean: float
     memory_mb: float
     """Peak of all ranks together."""
-    largest_share: float
-    """Of an iteration's steps, the most that one rank has to make, at the least."""
+    shares: tuple[float, float]
+    """Of an iteration's steps: rank 0's, and the most that another rank has to make."""
     oversubscribed: bool = False
     """Whether there are more ranks than cores."""
     columns: dict[str, float] = field(default_factory=dict)
@@ -48,8 +61,10 @@ class Row:
         return sum(self.phases[phase] for phase in phases) / self.seconds
 
 
-def largest_share(nprocs: int, lanes: Sequence[int], longest_episode: float | None = None) -> float:
-    """The largest share of an iteration that one rank must have, in (0, 1].
+def shares(
+    nprocs: int, lanes: Sequence[int], longest_episode: float | None = None
+) -> tuple[float, float]:
+    """Of an iteration's steps, the share of rank 0, and the largest of another rank.
 
     Args:
         nprocs: number of ranks.
@@ -58,11 +73,12 @@ def largest_share(nprocs: int, lanes: Sequence[int], longest_episode: float | No
             ranks share them out as they get on, and somebody has to make that one.
     """
     if longest_episode is not None:
-        return max(1 / nprocs, min(1.0, longest_episode))
-    return max(lanes) / sum(lanes)
+        least = max(1 / nprocs, min(1.0, longest_episode))
+        return least, least
+    return lanes[0] / sum(lanes), max(lanes[1:], default=0) / sum(lanes)
 
 
-def compare(rows: Sequence[Row], overlap: bool) -> None:
+def compare(rows: Sequence[Row], work: Work) -> None:
     """Fill in the columns of all rows, the first one being what the others are compared with.
 
     Speedup is the ratio of steps per second; efficiency, speedup per rank. The ceiling follows from
@@ -71,78 +87,89 @@ def compare(rows: Sequence[Row], overlap: bool) -> None:
 
     Args:
         rows: in order of nprocs.
-        overlap: whether rank 0 updates while the other ranks collect.
+        work: how it is spread.
     """
     first = rows[0]
-    shared = sum(first.phases[phase] for phase in SHARED)
-    alone = first.seconds - shared
+    shared = first.slowest_s / max(first.shares)
+    alone = first.seconds * (1 - first.share(*SHARED, "wait"))
+    total = _seconds(first, alone, shared, work)
     for row in rows:
-        part = row.largest_share / first.largest_share
-        slower = max(part, first.bare_steps_per_s / row.bare_steps_per_s)
-        total = {
-            name: max(alone, (alone + shared) * p)
-            if overlap and row is not first
-            else alone + shared * p
-            for name, p in (("ceiling", part), ("expected", slower))
-        }
+        # Of the steps that each of n processes makes alone, what they make beside each other.
+        pace = row.bare_steps_per_s / first.bare_steps_per_s * first.nprocs / row.nprocs
+        slower = 1.0 if math.isnan(pace) else max(1.0, 1 / pace)
         speedup = row.steps_per_s / first.steps_per_s
         row.columns.update(
             speedup=speedup,
             efficiency=speedup * first.nprocs / row.nprocs,
-            **{name: first.seconds / seconds for name, seconds in total.items()},
+            ceiling=total / _seconds(row, alone, shared, work),
+            expected=total / _seconds(row, alone, shared * slower, work),
         )
 
 
-def advice(rows: Sequence[Row], overlap: bool, episodes: bool) -> list[str]:
+def _seconds(row: Row, alone: float, shared: float, work: Work) -> float:
+    """Of an iteration: of work that rank 0 does alone, and of work that is shared, on one rank."""
+    mine, others = row.shares
+    if not work.overlap or row.nprocs == 1:
+        return alone + shared * max(mine, others)
+    if work.episodes and not work.rank0_lanes:  # rank 0 takes as few as it has time for
+        return max((alone + shared) / row.nprocs, shared * others)
+    return max(alone + shared * mine, shared * others)
+
+
+def advice(rows: Sequence[Row], work: Work) -> list[str]:
     """What bounds the speedup, and what would raise it, a sentence each, the largest first.
 
     Args:
         rows: as `compare` left them.
-        overlap: whether rank 0 updates while the other ranks collect.
-        episodes: whether batches are whole episodes.
+        work: how it is spread.
     """
-    within = [row for row in rows if not row.oversubscribed] or rows[:1]
-    row = within[-1]
-    found: list[tuple[float, str]] = []
-    if row.nprocs > 1:
-        even = 1 / row.nprocs
-        uneven = row.largest_share - even
-        if uneven > 0.1 * even:
-            what = (
-                "one episode is longer than an equal share: more --episodes-per-batch"
-                if episodes
-                else "lanes do not divide evenly: a --num-envs that is a multiple of nprocs"
+    row = ([row for row in rows if not row.oversubscribed] or rows[:1])[-1]
+    found = [*_shared_badly(row, work), *_alone(row, work)]
+    beyond = [other for other in rows if other.oversubscribed]
+    if beyond and max(rows, key=lambda each: each.steps_per_s) not in beyond:
+        found.append((0.0, f"more ranks than cores do not pay here: {_ranks(row)} are the most"))
+    if not found:
+        found.append((0.0, "nothing stands out: more ranks, where there are more cores"))
+    return [text for _, text in sorted(found, key=lambda each: -each[0])]
+
+
+def _shared_badly(row: Row, work: Work) -> list[tuple[float, str]]:
+    """Where ranks wait for each other: the share of the time that it costs, and what to do."""
+    even = 1 / row.nprocs
+    uneven = max(row.shares) - even
+    if uneven > 0.1 * even and not work.rank0_lanes:
+        cost = row.share(*SHARED) * uneven / max(row.shares)
+        if work.episodes:
+            return [(cost, "one episode is longer than an equal share: more --episodes-per-batch")]
+        return [(cost, "lanes do not divide evenly: a --num-envs that is a multiple of --nprocs")]
+    idle = (row.slowest_s - row.fastest_s) / row.seconds
+    if idle > 0.1 and row.fastest_s < 0.8 * row.slowest_s and not work.overlap:
+        remedy = "fewer ranks"
+        if not work.episodes:
+            remedy = (
+                "batches of whole episodes (--episodes-per-batch), which ranks share as they get "
+                "on, or fewer ranks"
             )
-            found.append((row.share(*SHARED) * uneven / row.largest_share, what))
-        idle = (row.slowest_s - row.fastest_s) / row.seconds
-        if (
-            idle > 0.1
-            and row.fastest_s < 0.8 * row.slowest_s
-            and uneven <= 0.1 * even
-            and not overlap
-        ):
-            found.append(
-                (
-                    idle,
-                    f"imbalance: the slowest rank works {row.slowest_s / row.fastest_s:.1f} times as "
-                    f"long as the fastest, which waits; its environments step slower, or its core "
-                    f"is not its own: "
-                    + (
-                        "fewer ranks"
-                        if episodes
-                        else "batches of whole episodes (--episodes-per-batch), which ranks share "
-                        "as they get on, or fewer ranks"
-                    ),
-                )
-            )
+        what = (
+            f"imbalance: the slowest rank works {row.slowest_s / row.fastest_s:.1f} times as long as "
+            f"the fastest, which waits; its environments step slower, or its core is not its own: "
+        )
+        return [(idle, what + remedy)]
+    return []
+
+
+def _alone(row: Row, work: Work) -> list[tuple[float, str]]:
+    """Where the other ranks wait for rank 0."""
+    found = []
     update, moving = row.share("update"), row.share("gather", "hash", "broadcast")
     if update > 0.15:
+        other = "--overlap with fewer --rank0-lanes, which collects meanwhile"
+        other = "fewer --rank0-lanes, so that rank 0 has the time" if work.overlap else other
         found.append(
             (
                 update,
                 f"rank 0's update takes {update:.0%} of the time on {_ranks(row)}: fewer epochs or "
-                f"larger minibatches in it, more steps per batch"
-                + ("" if overlap else ", or --overlap, which collects meanwhile"),
+                f"larger minibatches in it, more steps per batch, or {other}",
             )
         )
     if moving > 0.1:
@@ -152,12 +179,7 @@ def advice(rows: Sequence[Row], overlap: bool, episodes: bool) -> list[str]:
                 f"moving data takes {moving:.0%} of the time: fewer ranks, or smaller observations",
             )
         )
-    beyond = [other for other in rows if other.oversubscribed]
-    if beyond and max(rows, key=lambda each: each.steps_per_s) not in beyond:
-        found.append((0.0, f"more ranks than cores do not pay here: {_ranks(row)} are the most"))
-    if not found:
-        found.append((0.0, "nothing stands out: more ranks, where there are more cores"))
-    return [text for _, text in sorted(found, key=lambda each: -each[0])]
+    return found
 
 
 def unaccounted(row: Row) -> float:

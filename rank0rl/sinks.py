@@ -49,7 +49,7 @@ class TensorBoard:
         """Open it."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=after + 1 if after else None)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(folder), purge_step=after + 1)  # type: ignore[no-untyped-call]
 
     def row(self, values: Mapping[str, float], step: int) -> None:
         """Write a row."""

@@ -6,6 +6,7 @@ none, and the first iteration, which warms up, does not count.
 
 from __future__ import annotations
 
+import math
 import shlex
 import statistics
 import subprocess
@@ -15,7 +16,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import tyro
 
@@ -23,8 +24,10 @@ from rank0rl import _bare, provenance, scaling, speedup_table
 from rank0rl.agent import check_ranges
 from rank0rl.logger import read_rows
 from rank0rl.rollout import lanes_of
-from rank0rl.scaling import Row
+from rank0rl.scaling import Row, Work
 from rank0rl.timing import PHASES
+
+About: TypeAlias = dict[str, Any]
 
 _BARE_S = 2.0  # of bare stepping, for every number of ranks in every round
 
@@ -34,7 +37,7 @@ class Options:
     """Train with several numbers of ranks in turn, and tell what bounds the speedup. All else on the command line, such as the environment, goes to the training script."""
 
     nprocs: tuple[int, ...] = (1, 2)
-    """Numbers of ranks; the first is what the others are compared with."""
+    """Numbers of ranks; the least is what the others are compared with."""
     repeats: int = 3
     """Runs of each."""
     iterations: int = 10
@@ -54,6 +57,10 @@ class _Run:
     nprocs: int
     settings: dict[str, Any]
     rows: list[dict[str, str]]
+
+    def until(self, last: int) -> _Run:
+        """The same run, as far as this iteration."""
+        return replace(self, rows=self.rows[:last])
 
     def mean(self, column: str) -> float:
         """Over all iterations but the first."""
@@ -100,15 +107,19 @@ def main(argv: list[str]) -> int:
         f"speedup-{rest[0]}-{time.strftime('%Y%m%d-%H%M%S')}".replace("/", "-").replace(":", "-"),
     )
     try:
-        speedup_table.write(out, *study(given, rest, out))
+        for rows, about in study(given, rest, out):
+            speedup_table.write(out, rows, about)
     except FailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"interrupted: the rounds that were whole are in {out}", file=sys.stderr)
+        return 130
     print(f"{(out / 'speedup.md').read_text()}\nin {out}: speedup.md, .csv, .json, .png")
     return 0
 
 
-def study(given: Options, rest: Sequence[str], out: Path) -> tuple[list[Row], dict[str, Any]]:
+def study(given: Options, rest: Sequence[str], out: Path) -> Iterator[tuple[list[Row], About]]:
     """Train, in rounds.
 
     Args:
@@ -116,40 +127,53 @@ def study(given: Options, rest: Sequence[str], out: Path) -> tuple[list[Row], di
         rest: of the command line, for the script.
         out: folder of the runs.
 
-    Returns:
-        A row for each number of ranks; and "command", "machine", "notes", "settings".
+    Yields:
+        After every round, a row for each number of ranks so far; and "command", "machine", "notes"
+        and "settings".
 
     Raises:
         FailedError: if a run does.
     """
-    runs: dict[int, list[_Run]] = {n: [] for n in given.nprocs}
-    bare: dict[int, list[float]] = {n: [] for n in given.nprocs}
+    counts = sorted(set(given.nprocs))
+    runs: dict[int, list[_Run]] = {n: [] for n in counts}
+    bare: dict[int, list[float]] = {n: [] for n in counts}
+    notes: list[str] = []
     for repeat in range(1, given.repeats + 1):
-        for n in given.nprocs:
+        for n in reversed(counts):  # what cannot be is found out with the most ranks, first
             run = _train(given, rest, n, out / "runs" / f"{n}-{repeat}")
             runs[n].append(run)
             bare[n].append(_bare.rate(run.settings, n, _BARE_S, given.script.resolve().parent))
             print(
-                f"round {repeat} of {given.repeats}, {n} ranks: {run.steps_per_s:,.0f} steps/s, "
-                f"bare env.step {bare[n][-1]:,.0f}",
+                f"round {repeat} of {given.repeats}, {n} rank{'s' * (n > 1)}: "
+                f"{run.steps_per_s:,.0f} steps/s, bare env.step {bare[n][-1]:,.0f}",
                 flush=True,
             )
-    settings = runs[given.nprocs[0]][0].settings
-    last = min(len(run.rows) for these in runs.values() for run in these)
-    rows = [_row(runs[n], bare[n], last) for n in given.nprocs]
-    scaling.compare(rows, bool(settings.get("overlap")))
-    notes = [_same_curve([run for these in runs.values() for run in these], last)]
-    notes += scaling.advice(rows, bool(settings.get("overlap")), "episodes_per_batch" in settings)
-    notes += _learner_threads(given, rest, rows, out)
-    record = runs[given.nprocs[-1]][0].settings["record"][0]
-    machine = {name: record[name] for name in ("cpu", "machine", "mpi", "commit", "started")}
-    machine |= {"cores": provenance.cores(), **record["versions"]}
-    return rows, {
-        "command": shlex.join(["python", "-m", "rank0rl", "speedup", *sys.argv[2:]]),
-        "machine": machine,
-        "notes": notes,
-        "settings": {k: v for k, v in settings.items() if k != "record"},
-    }
+        settings = run.settings
+        work = Work(
+            bool(settings.get("overlap")),
+            "rank0_lanes" in settings,
+            "episodes_per_batch" in settings,
+        )
+        every = [run for these in runs.values() for run in these]
+        last = min(len(run.rows) for run in every)
+        rows = [_row(runs[n], bare[n], last) for n in counts]
+        scaling.compare(rows, work)
+        notes = [_same_curve(every, last), *scaling.advice(rows, work)]
+        if repeat == given.repeats:
+            notes += _learner_threads(given, rest, rows, last, out)
+        if math.isnan(rows[0].bare_steps_per_s):
+            notes.append("env.step could not be measured alone: what is expected is the ceiling")
+        record = runs[counts[-1]][0].settings["record"][0]
+        machine = {name: record[name] for name in ("cpu", "machine", "mpi", "commit", "started")}
+        yield (
+            rows,
+            {
+                "command": shlex.join(["python", "-m", "rank0rl", "speedup", *sys.argv[2:]]),
+                "machine": {**machine, "cores": provenance.cores(), **record["versions"]},
+                "notes": notes,
+                "settings": {k: v for k, v in settings.items() if k != "record"},
+            },
+        )
 
 
 def _train(given: Options, rest: Sequence[str], nprocs: int, folder: Path, *more: str) -> _Run:
@@ -176,33 +200,36 @@ def _train(given: Options, rest: Sequence[str], nprocs: int, folder: Path, *more
 
 
 def _row(runs: Sequence[_Run], bare: Sequence[float], last: int) -> Row:
-    """Medians of one number of ranks."""
-    nprocs, settings = runs[0].nprocs, runs[0].settings
+    """One number of ranks: all of the run of the median rate, so that its phases add up.
 
-    def median(column: str) -> float:
-        return statistics.median(run.mean(column) for run in runs)
-
-    rates = [run.steps_per_s for run in runs]
+    Args:
+        runs: the repeats.
+        bare: rates of bare stepping beside them.
+        last: iteration up to which is counted.
+    """
+    runs = sorted((run.until(last) for run in runs), key=lambda run: run.steps_per_s)
+    run = runs[(len(runs) - 1) // 2]
+    nprocs, settings = run.nprocs, run.settings
     longest = None
-    if episodes := settings.get("episodes_per_batch"):
-        longest = median("length_max") / (episodes * median("length_mean"))
+    if "episodes_per_batch" in settings:
+        longest = run.mean("longest") * (last - 1) / run.difference("steps")
     lanes = [
         len(lanes_of(rank, nprocs, settings["num_envs"], settings.get("rank0_lanes")))
         for rank in range(nprocs)
     ]
     return Row(
         nprocs=nprocs,
-        steps_per_s=statistics.median(rates),
-        steps_per_s_min=min(rates),
-        steps_per_s_max=max(rates),
-        seconds=statistics.median(run.difference("seconds") / (len(run.rows) - 1) for run in runs),
-        phases={phase: median(f"{phase}_s") for phase in PHASES},
-        slowest_s=median("slowest_s"),
-        fastest_s=median("fastest_s"),
+        steps_per_s=run.steps_per_s,
+        steps_per_s_min=runs[0].steps_per_s,
+        steps_per_s_max=runs[-1].steps_per_s,
+        seconds=run.difference("seconds") / (last - 1),
+        phases={phase: run.mean(f"{phase}_s") for phase in PHASES},
+        slowest_s=run.mean("slowest_s"),
+        fastest_s=run.mean("fastest_s"),
         bare_steps_per_s=statistics.median(bare),
-        return_mean=float(runs[0].rows[last - 1]["return_mean"]),
-        memory_mb=max(run.most("memory_mb") for run in runs),
-        largest_share=scaling.largest_share(nprocs, lanes, longest),
+        return_mean=float(run.rows[-1]["return_mean"]),
+        memory_mb=run.most("memory_mb"),
+        shares=scaling.shares(nprocs, lanes, longest),
         oversubscribed=nprocs > provenance.cores(),
     )
 
@@ -216,7 +243,7 @@ def _same_curve(runs: Sequence[_Run], last: int) -> str:
 
 
 def _learner_threads(
-    given: Options, rest: Sequence[str], rows: Sequence[Row], out: Path
+    given: Options, rest: Sequence[str], rows: Sequence[Row], last: int, out: Path
 ) -> Iterator[str]:
     """Whether more threads make the update of the most ranks within the cores shorter: one run more."""
     row = [row for row in rows if not row.oversubscribed or row is rows[0]][-1]
@@ -224,7 +251,12 @@ def _learner_threads(
     if threads == 1 or row.share("update") < 0.1 or any("learner" in word for word in rest):
         return
     more = ["--learner-threads", str(threads)]
-    run = _train(replace(given, seconds=None), rest, row.nprocs, out / "runs" / "threads", *more)
+    given = replace(given, seconds=None, iterations=last - 1)
+    try:
+        run = _train(given, rest, row.nprocs, out / "runs" / "threads", *more)
+    except FailedError as error:
+        yield f"--learner-threads {threads} could not be tried: {error}"
+        return
     ratio = run.mean("update_s") / row.phases["update"]
     if ratio < 0.9:
         yield (

@@ -53,6 +53,22 @@ class Progress:
         self.lengths.extend(state["lengths"])
 
 
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """What all ranks have collected in one iteration: on rank 0 everything, elsewhere no rows."""
+
+    batch: Batch
+    """Rows of all fragments in order of units, and "unit", the unit of each."""
+    ended: Batch
+    """The episodes that ended, in order of units: "unit", "return", "length"."""
+    steps: int
+    """Environment steps of all."""
+    sha256: str = ""
+    """Of the batch, to compare runs."""
+    ranks: Batch = field(default_factory=dict)
+    """What each rank tells of its part: "took_s" that it worked, "peak_mb" of memory so far, (ranks,)."""
+
+
 class State:
     """Agent, progress, and the episodes under way. Random streams are keyed: they have no state.
 

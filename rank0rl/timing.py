@@ -5,10 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 PHASES = (
-    *("collect", "process", "wait", "gather", "hash", "update", "broadcast", "evaluate", "record"),
+    "collect",
+    "process",
+    "wait",
+    "gather",
+    "hash",
+    "update",
+    "broadcast",
+    "evaluate",
+    "record",
 )
 """Of an iteration, on rank 0. All else takes microseconds: their seconds add up to the iteration's."""
 
@@ -19,8 +26,8 @@ class Phases:
     def __init__(self) -> None:
         """Start with nothing measured."""
         self._seconds: dict[str, float] = {}
-        self.of_ranks: dict[str, Any] = {}
-        """What the ranks told of their last part, name -> (ranks that had one,)."""
+        self.took_s = 0.0
+        """What this rank's last part of a batch took."""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,25 +18,11 @@ from rank0rl.episodes import Part, quiet
 from rank0rl.interrupt import Interrupts
 from rank0rl.rollout import Rollout
 from rank0rl.run import Run
-from rank0rl.state import State
+from rank0rl.state import Gathered, State
 from rank0rl.threads import set_threads, using_threads
 from rank0rl.timing import Phases
 
 Array = npt.NDArray[Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Gathered:
-    """What all ranks have collected in one iteration: on rank 0 everything, elsewhere no rows."""
-
-    batch: Batch
-    """Rows of all fragments in order of units, and "unit", the unit of each."""
-    ended: Batch
-    """The episodes that ended, in order of units: "unit", "return", "length"."""
-    steps: int
-    """Environment steps of all."""
-    sha256: str = ""
-    """Of the batch, to compare runs."""
 
 
 def train(
@@ -94,7 +79,7 @@ def train(
                     with interrupts.held(), phases("record"):
                         run.state.ahead = _plain(ready)
                         run.state.progress.add(gathered.steps, gathered.ended)
-                        run.record(now - last, gathered.sha256, metrics, evaluated)
+                        run.record(now - last, gathered, metrics, evaluated)
                     last = now
         finally:
             if run:
@@ -128,7 +113,7 @@ def roll(
         agent: on every rank.
         rollout: this rank's lanes.
         options: of the run.
-        phases: takes the seconds of "broadcast", "collect" and "process".
+        phases: takes the seconds of "broadcast", "collect" and "process", and of the part as a whole.
         iteration: its number, which keys its random streams.
 
     Returns:
@@ -143,18 +128,14 @@ def roll(
         fragments, ended = rollout.collect(agent, iteration)
     with phases("process"):
         rows = _process(agent, fragments, rollout, iteration)
-        rank = {
-            "took_s": np.array([time.perf_counter() - start]),
-            "peak_mb": np.array([memory.peak_mb()]),
-        }
+    phases.took_s = time.perf_counter() - start
     if check:
         with phases("wait"):
             weights.chksum(agent.modules(), label="after act and process", before=before)
     if not fragments:
         return {}
     steps = {"steps": np.array([len(fragment.rew) for fragment in fragments], np.int64)}
-    lanes = rollout.unfinished()
-    parts = {"rows": rows, "ended": ended, "lanes": lanes, "fragments": steps, "rank": rank}
+    parts = {"rows": rows, "ended": ended, "lanes": rollout.unfinished(), "fragments": steps}
     return {f"{p}/{name}": array for p, batch in parts.items() for name, array in batch.items()}
 
 
@@ -165,7 +146,7 @@ def gather(part: Batch, phases: Phases, state: State | None = None) -> Gathered:
 
     Args:
         part: of this rank, from `roll`.
-        phases: takes the seconds of "wait", "gather" and "hash", and what ranks tell of themselves.
+        phases: takes the seconds of "wait", "gather" and "hash"; knows how long this rank's part took.
         state: on rank 0, takes the episodes under way.
     """
     with phases("wait"):
@@ -180,11 +161,12 @@ def gather(part: Batch, phases: Phases, state: State | None = None) -> Gathered:
         batch = batches.in_order(rows, rows["unit"])
         ended = batches.in_order(ended, ended["unit"])
         steps = int(parts["fragments"]["steps"].sum())
-    phases.of_ranks = parts["rank"]
+        told = {"took_s": np.array([phases.took_s]), "peak_mb": np.array([memory.peak_mb()])}
+        ranks = comm.rank0_accum_batches(told)
     if state:
         state.unfinished.add(parts.get("lanes", {}))
     with phases("hash"):
-        return Gathered(batch, ended, steps, batches.sha256(batch))
+        return Gathered(batch, ended, steps, batches.sha256(batch), ranks)
 
 
 def update(
@@ -247,7 +229,10 @@ def evaluate(
         try:
             ended = evaluation(acting)
         except Exception as error:
-            error.add_note(f"In evaluation, after iteration {iteration}.")
+            error.add_note(
+                f"In evaluation, after iteration {iteration}: the unit above is one of its episodes, "
+                f"and python -m rank0rl evaluate has the same ones."
+            )
             raise
         weights.chksum(agent.modules(), label="after evaluation", before=before)
         ended = comm.rank0_accum_batches(ended)

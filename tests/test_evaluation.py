@@ -1,13 +1,16 @@
 """Evaluation in training: on all ranks, without a trace in what is trained."""
 
+import inspect
 import json
 
 import numpy as np
 import pytest
 from on_ranks import HERE
 from runs import SMALL, curve, resume, sha, table, train
+from toy_envs import NoiseAgent
 
 from rank0rl import checkpoint
+from rank0rl.episodes import quiet
 from rank0rl.evaluate import evaluate
 
 EVAL = ["--eval-every", "2", "--eval-episodes", "5"]
@@ -89,3 +92,14 @@ def test_acting_that_changes_weights_is_found_out(tmp_path):
     args += ["--steps-per-batch", "64", "--eval-every", "1"]
     done = train(tmp_path / "r", *args, nprocs=2, expect=1)
     assert "after evaluation: rank 0: 'value.mlp.biases.0' has changed" in done.stderr
+
+
+def test_an_agent_without_noise_takes_masks_as_it_does_with_noise():
+    class Masked(NoiseAgent):
+        def act(self, obs, noise, unit, mask=None):
+            return noise + mask, {}
+
+    for agent in (Masked(), NoiseAgent()):
+        same = inspect.signature(quiet(agent).act) == inspect.signature(agent.act)
+        assert same
+    assert quiet(Masked()).act(0, np.ones(2), 0, mask=3)[0].tolist() == [3, 3]

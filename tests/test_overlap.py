@@ -120,3 +120,12 @@ def test_a_longer_run_is_replayed_where_the_shorter_one_ended(tmp_path):
     resume(tmp_path, "--total-steps", "960")
     for iteration in (9, 11, 12):
         assert replay(tmp_path, iteration, 1).stdout.count("the same data") == 2
+
+
+def test_a_run_that_was_stopped_before_its_last_iteration_can_be_finished(tmp_path):
+    args = [*SMALL, "--overlap", "--total-steps", "320"]
+    train(tmp_path / "whole", *args)
+    train(tmp_path / "r", *args, "--stop-after-iterations", "4", nprocs=2)
+    resume(tmp_path / "r", nprocs=3)
+    assert curve(tmp_path / "r") == curve(tmp_path / "whole")
+    assert {row["slowest_s"] for row in table(tmp_path / "r")[3:]} != {"0"}

@@ -172,6 +172,8 @@ def test_sigterm_at_any_time_and_changed_settings(tmp_path):
     args = arguments("CartPole", "steps")
     train(whole, *args)
     interrupt(parts, [*args, *SLOW], 2, signal.SIGTERM, after=6)
+    file = next((parts / "checkpoints").iterdir())
+    assert "name the folder" in resume(file, expect=2).stderr
     refused = resume(parts, "--seed", "1", "--lr", "0.1", expect=2)
     assert "got lr 0.1 in place of 0.0003, seed 1 in place of 0" in refused.stderr
     resume(parts, nprocs=3)

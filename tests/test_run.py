@@ -1,12 +1,15 @@
 """The record of a run: what a row says of episodes, ranks and memory, and what the console shows."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from on_ranks import HERE
 from runs import SMALL, resume, table, train
 
 from rank0rl import memory
-from rank0rl.run import _clock
+from rank0rl.run import Run, _clock
+from rank0rl.state import Progress
 
 COUNT = ["toy_envs:Count-v0", "--num-envs", "4", "--steps-per-batch", "64", "--hidden", "8"]
 
@@ -96,3 +99,31 @@ def test_no_rank_grows(mode, tmp_path, monkeypatch):
         assert len(pages) >= 5
         grown = (pages[4] - pages[1]) * 4096 / 2**20  # over 300 iterations, after 200 to warm up
         assert grown < 3
+
+
+def test_every_rank_is_counted_also_one_without_lanes(tmp_path):
+    args = [*SMALL, "--total-steps", "64"]
+    train(tmp_path / "1", *args)
+    for lanes in ("0", "1"):
+        train(tmp_path / lanes / "3", *args, "--rank0-lanes", lanes, nprocs=3)
+    [one], [none], [some] = (table(tmp_path / name) for name in ("1", "0/3", "1/3"))
+    assert float(none["memory_mb"]) > 1.5 * float(one["memory_mb"])
+    assert float(none["memory_mb"]) == pytest.approx(float(some["memory_mb"]), rel=0.15)
+    assert float(none["fastest_s"]) < 0.2 * float(none["slowest_s"])
+
+
+def test_memory_that_processes_share_counts_once():
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    assert memory.peak_mb() < peak - 5  # torch's code and more is mapped by others, too
+
+
+def test_an_evaluation_that_is_no_number_is_never_the_best():
+    run = object.__new__(Run)
+    run.state = SimpleNamespace(progress=Progress())
+    returns = (float("nan"), 1.0, float("nan"), 0.5, 2.0)
+    best = [run._is_best({"return": np.array([ret])}) for ret in returns]
+    assert best == [False, True, False, False, True]
+    assert run.state.progress.best_eval == 2.0
+    assert not run._is_best(None)

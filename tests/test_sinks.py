@@ -43,6 +43,25 @@ def test_one_events_file_one_header_and_steps_that_grow(tmp_path):
     assert not any(tag.startswith("hashes") for tag in events.Tags()["scalars"])
 
 
+def test_what_an_earlier_start_wrote_beyond_the_checkpoint_is_hidden(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for after in (0, 0, 2):
+        board = sinks.TensorBoard(tmp_path, after)
+        for step in range(after + 1, after + 4):
+            board.row({"a/b": after}, step)
+        board.close()
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("a/b")
+    assert [(event.step, event.value) for event in events] == [
+        (1, 0),
+        (2, 0),
+        (3, 2),
+        (4, 2),
+        (5, 2),
+    ]
+
+
 def test_one_run_of_wandb_goes_on_in_a_resume(tmp_path, monkeypatch):
     (tmp_path / "wandb.py").write_text(WANDB)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{HERE}")

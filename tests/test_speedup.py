@@ -7,81 +7,112 @@ import sys
 import pytest
 from on_ranks import HERE, run
 
-from rank0rl import provenance, scaling, speedup_table
-from rank0rl.scaling import Row, advice, compare, largest_share
+from rank0rl import provenance, scaling, speedup, speedup_table
+from rank0rl.scaling import Row, Work, advice, compare, shares
 from rank0rl.timing import PHASES
 
-ENV = {"PYTHONPATH": str(HERE)}
+ENV = {"PYTHONPATH": f"{HERE}:{HERE.parent}"}
+PLAIN = Work()
 SLEEPS = ["toy_envs:Sleeps-v0", "--num-envs", "4", "--hidden", "8", "--epochs", "1"]
 
 
-def row(nprocs, steps_per_s=1000.0, share=None, bare=None, slowest=None, fastest=1.0, **phases):
+def row(nprocs, steps_per_s=1000.0, shares=None, bare=None, slowest=None, fastest=None, **phases):
     """Of an iteration of a second, unless its phases say otherwise."""
     every = {phase: phases.get(phase, 0.0) for phase in PHASES}
     seconds = sum(every.values())
+    slowest = slowest or every["collect"] + every["process"]
     return Row(
-        *(
-            nprocs,
-            steps_per_s,
-            steps_per_s,
-            steps_per_s,
-            seconds,
-            every,
-            slowest or fastest,
-            fastest,
-        ),
+        *(nprocs, steps_per_s, steps_per_s, steps_per_s, seconds, every),
+        *(slowest, slowest if fastest is None else fastest),
         bare_steps_per_s=bare or 5000.0 * nprocs,
         return_mean=1.0,
         memory_mb=1.0,
-        largest_share=share or 1 / nprocs,
+        shares=shares or (1 / nprocs, 1 / nprocs),
         oversubscribed=nprocs > 4,
     )
 
 
+def columns(name, rows, work=PLAIN):
+    compare(rows, work)
+    return [r.columns[name] for r in rows]
+
+
 def test_the_ceiling_is_amdahls_with_the_largest_share():
     first = row(1, collect=0.7, process=0.1, update=0.2)
-    rows = [first, row(2, 1500.0, collect=0.4, update=0.2), row(4, 2000.0, 0.375, collect=0.3)]
-    compare(rows, overlap=False)
-    assert [r.columns["ceiling"] for r in rows] == pytest.approx([1, 1 / 0.6, 1 / (0.2 + 0.3)])
-    assert [r.columns["expected"] for r in rows] == pytest.approx([1, 1 / 0.6, 1 / (0.2 + 0.3)])
-    assert [r.columns["speedup"] for r in rows] == pytest.approx([1, 1.5, 2])
-    assert [r.columns["efficiency"] for r in rows] == pytest.approx([1, 0.75, 0.5])
+    rows = [first, row(2, 1500.0, collect=0.4, update=0.2), row(4, 2000.0, (0.2, 0.375), wait=1.0)]
+    for name in ("ceiling", "expected"):
+        assert columns(name, rows) == pytest.approx([1, 1 / 0.6, 1 / (0.2 + 0.3)])
+    assert columns("speedup", rows) == pytest.approx([1, 1.5, 2])
+    assert columns("efficiency", rows) == pytest.approx([1, 0.75, 0.5])
 
 
 def test_what_is_expected_takes_in_that_processes_slow_each_other_down():
-    rows = [row(1, collect=0.8, update=0.2), row(2, bare=8000.0, collect=0.4, update=0.2)]
-    compare(rows, overlap=False)
-    assert rows[1].columns["ceiling"] == pytest.approx(1 / 0.6)
-    assert rows[1].columns["expected"] == pytest.approx(1 / (0.2 + 0.8 * 5 / 8))
+    for bare, share in ((8000.0, 0.5), (12000.0, 0.4), (float("nan"), 0.4)):
+        rows = [row(1, collect=0.8, update=0.2), row(2, bare=bare, collect=0.4, update=0.2)]
+        assert columns("ceiling", rows)[1] == pytest.approx(1 / 0.6)
+        assert columns("expected", rows)[1] == pytest.approx(1 / (0.2 + share))
 
 
-def test_with_overlap_the_update_is_shared_work():
-    rows = [row(1, collect=0.6, update=0.4), row(2, collect=0.5), row(4, collect=0.5)]
-    compare(rows, overlap=True)
-    assert [r.columns["ceiling"] for r in rows] == pytest.approx([1, 2, 2.5])
+def test_two_ranks_may_be_what_the_others_are_compared_with():
+    rows = [row(2, collect=0.3, wait=0.1, slowest=0.4, update=0.6), row(4, collect=1.0)]
+    assert columns("ceiling", rows) == pytest.approx([1, 1 / 0.8])
 
 
-def test_the_largest_share():
-    assert largest_share(4, [3, 3, 2, 2]) == 0.3
-    assert largest_share(4, [3, 3, 2, 2], longest_episode=0.1) == 0.25
-    assert largest_share(4, [3, 3, 2, 2], longest_episode=0.5) == 0.5
+def test_with_overlap_rank_0_learns_while_the_others_collect():
+    one = row(1, collect=0.6, update=0.4)
+    lanes = [one, row(2, shares=(11 / 32, 21 / 32), wait=1.0), row(2, shares=(0.0, 1.0), wait=1.0)]
+    asked = Work(overlap=True, rank0_lanes=True)
+    slowest = [1.0, 0.4 + 0.6 * 11 / 32, 0.6]
+    assert columns("ceiling", lanes, asked) == pytest.approx([1 / s for s in slowest])
+    equal = [one, row(2, collect=0.3, update=0.4)]
+    assert columns("ceiling", equal, Work(overlap=True)) == pytest.approx([1, 1 / 0.7])
+    episodes = Work(overlap=True, episodes=True)
+    assert columns("ceiling", equal, episodes) == pytest.approx([1, 2])
 
 
+def test_the_shares():
+    assert shares(4, [3, 3, 2, 2]) == (0.3, 0.3)
+    assert shares(4, [2, 3, 3, 2]) == (0.2, 0.3)
+    assert shares(1, [8]) == (1, 0)
+    assert shares(4, [3, 3, 2, 2], longest_episode=0.1) == (0.25, 0.25)
+    assert shares(4, [3, 3, 2, 2], longest_episode=0.5) == (0.5, 0.5)
+
+
+SLOW = {"slowest": 0.9, "fastest": 0.3, "collect": 0.5, "wait": 0.5}
 CASES = {
-    "the update": (row(2, collect=0.5, update=0.5), "rank 0's update takes 50% of the time on 2 r"),
-    "moving": (row(2, collect=0.8, gather=0.2), "moving data takes 20%"),
-    "lanes": (row(4, share=0.4, collect=1.0), "--num-envs that is a multiple"),
-    "imbalance": (row(2, slowest=0.9, fastest=0.3, collect=0.5, wait=0.5), "imbalance: the slow"),
-    "nothing": (row(2, collect=1.0), "nothing stands out"),
+    "the update": (row(2, collect=0.5, update=0.5), PLAIN, "rank 0's update takes 50% of the"),
+    "overlap": (row(2, collect=0.5, update=0.5), PLAIN, "or --overlap with fewer --rank0-lanes"),
+    "its lanes": (
+        row(2, (1000.0), (0.4, 0.6), collect=0.5, update=0.5),
+        Work(overlap=True, rank0_lanes=True),
+        "or fewer --rank0-lanes, so that",
+    ),
+    "moving": (row(2, collect=0.8, gather=0.2), PLAIN, "moving data takes 20%"),
+    "lanes": (row(4, shares=(0.2, 0.4), collect=1.0), PLAIN, "--num-envs that is a multiple"),
+    "asked for": (
+        row(4, shares=(0.1, 0.3), collect=1.0),
+        Work(rank0_lanes=True),
+        "nothing stands out",
+    ),
+    "episodes": (
+        row(4, shares=(0.5, 0.5), collect=1.0),
+        Work(episodes=True),
+        "more --episodes-per-batch",
+    ),
+    "imbalance": (row(2, **SLOW), PLAIN, "(--episodes-per-batch), which ranks share"),
+    "slow ranks": (row(2, **SLOW), Work(episodes=True), "is not its own: fewer ranks"),
+    "meanwhile": (row(2, **SLOW), Work(overlap=True), "nothing stands out"),
+    "a little": (row(2, collect=1.0, fastest=0.85), PLAIN, "nothing stands out"),
+    "nothing": (row(2, collect=1.0), PLAIN, "nothing stands out"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_advice_names_what_bounds_the_speedup(case):
-    last, wanted = CASES[case]
+    last, work, wanted = CASES[case]
     rows = [row(1, collect=1.0), last]
-    compare(rows, overlap=False)
-    said = advice(rows, overlap=False, episodes=False)
+    compare(rows, work)
+    said = advice(rows, work)
     assert len(said) == 1
     assert wanted in said[0]
 
@@ -89,12 +120,70 @@ def test_advice_names_what_bounds_the_speedup(case):
 def test_advice_begins_with_the_largest_and_speaks_of_ranks_within_the_cores():
     rows = [row(1, collect=1.0), row(4, 3000.0, collect=0.5, update=0.3, gather=0.2)]
     rows.append(row(8, 2000.0, collect=0.1, update=0.9))
-    compare(rows, overlap=False)
-    said = advice(rows, overlap=True, episodes=False)
+    compare(rows, PLAIN)
+    said = advice(rows, PLAIN)
     assert ["update takes 30%" in said[0], "moving" in said[1], "4 ranks are the most" in said[2]]
-    assert "--overlap" not in said[0]
-    longer = row(4, share=0.5, collect=1.0)
-    assert "--episodes-per-batch" in advice([longer], overlap=False, episodes=True)[0]
+    only = row(8, collect=0.5, update=0.5)
+    assert "on 8 ranks" in advice([only, row(16, collect=1.0)], PLAIN)[0]
+
+
+def run_of(seconds, updates, hashes="same"):
+    """Its rows: the first does not count."""
+    rows = [
+        {
+            "steps": str(100 * (i + 1)),
+            "seconds": str(seconds * i),
+            "return_mean": str(i),
+            **{f"{phase}_s": "0" for phase in PHASES},
+            "update_s": str(update),
+            "collect_s": str(seconds - update),
+            "slowest_s": "0.1",
+            "fastest_s": "0.1",
+            "memory_mb": str(i),
+            "longest": "20",
+            "weights_sha256": hashes + str(i),
+        }
+        for i, update in enumerate(updates)
+    ]
+    return speedup._Run(2, {"num_envs": 4, "episodes_per_batch": 20}, rows)
+
+
+def test_all_figures_are_of_the_median_run_as_far_as_all_have_come():
+    runs = [run_of(0.6, [9, 0.1, 0.1]), run_of(0.6, [9, 0.5, 0.5, 9]), run_of(0.8, [9, 0.4, 0.4])]
+    found = speedup._row([*runs, run_of(0.4, [9, 0.2, 0.2])], [1.0, 2.0, 9.0], 3)
+    assert found.seconds == pytest.approx(0.6)
+    assert scaling.unaccounted(found) == pytest.approx(0)
+    assert (found.steps_per_s_min, found.steps_per_s_max) == pytest.approx((125, 250))
+    assert found.bare_steps_per_s == 2
+    assert (found.return_mean, found.memory_mb) == (2, 2)
+    assert found.shares == (0.5, 0.5)
+
+
+def test_another_curve_is_said_aloud():
+    same = [run_of(1, [1, 1]), run_of(2, [1, 1, 1])]
+    assert "is the same in all 2 runs" in speedup._same_curve(same, 2)
+    other = [*same, run_of(1, [1, 1], "other")]
+    assert "NOT the same in all runs: 2 different" in speedup._same_curve(other, 2)
+
+
+def test_more_threads_are_tried_where_the_update_takes_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(provenance, "cores", lambda: 2)
+    given = speedup.Options(seconds=3.0)
+    for update, wanted in ((0.1, "80% shorter"), (0.6, "takes 1.20 times as long")):
+        tried = []
+
+        def train(given, rest, nprocs, folder, *more, update=update, tried=tried):
+            tried.append((given.iterations, given.seconds, nprocs, more))
+            return run_of(1, [9, update, update])
+
+        monkeypatch.setattr(speedup, "_train", train)
+        rows = [row(1, collect=1.0), row(2, collect=0.5, update=0.5), row(8, collect=1.0)]
+        [said] = speedup._learner_threads(given, ["CartPole"], rows, 5, tmp_path)
+        assert wanted in said
+        assert tried == [(4, None, 2, ("--learner-threads", "2"))]
+    assert not [*speedup._learner_threads(given, ["--learner-threads", "2"], rows, 5, tmp_path)]
+    rows = [row(1, collect=1.0), row(2, collect=0.95, update=0.05)]
+    assert not [*speedup._learner_threads(given, [], rows, 5, tmp_path)]
 
 
 def test_cores_are_counted_once():
@@ -103,7 +192,7 @@ def test_cores_are_counted_once():
 
 def test_the_table(tmp_path):
     rows = [row(1, 500.0, collect=0.8, update=0.199, record=0.001), row(2, 900.0, collect=0.5)]
-    compare(rows, overlap=False)
+    compare(rows, PLAIN)
     settings = {"env_id": "Walker2d-v5", "algo": "klppo", "episodes_per_batch": 20}
     about = {"command": "python ...", "machine": {"cores": 2}, "notes": ["a note"]}
     speedup_table.write(tmp_path, rows, {**about, "settings": settings})
@@ -117,7 +206,7 @@ def test_the_table(tmp_path):
     assert "1,040" not in (tmp_path / "speedup.md").read_text()
 
 
-def speedup(*args, expect=0):
+def study(*args, expect=0):
     command = [sys.executable, "-m", "rank0rl", "speedup", *map(str, args)]
     done = run(command, 200, env=ENV)
     assert done.returncode == expect, done.stdout + done.stderr
@@ -131,7 +220,7 @@ def rows_of(folder):
 
 def test_a_study(tmp_path):
     args = [*SLEEPS, "--steps-per-batch", "80", "--nprocs", 1, 4, "--iterations", 3]
-    done = speedup(*args, "--repeats", 1, "--out", tmp_path / "s")
+    done = study(*args, "--repeats", 1, "--out", tmp_path / "s")
     one, four = rows_of(tmp_path / "s")
     assert four["return_mean"] == one["return_mean"]
     for each in (one, four):
@@ -147,7 +236,7 @@ def test_a_study(tmp_path):
 @pytest.mark.slow
 def test_four_ranks_on_environments_that_wait(tmp_path):
     args = [*SLEEPS, "--steps-per-batch", "400", "--nprocs", 1, 4, "--iterations", 4]
-    speedup(*args, "--repeats", 1, "--out", tmp_path / "s")
+    study(*args, "--repeats", 1, "--out", tmp_path / "s")
     one, four = rows_of(tmp_path / "s")
     assert float(four["speedup"]) >= 3.6
     assert float(four["bare_steps_per_s"]) > 3.6 * float(one["bare_steps_per_s"])
@@ -156,7 +245,7 @@ def test_four_ranks_on_environments_that_wait(tmp_path):
 def test_a_slow_lane_is_named_as_imbalance(tmp_path):
     args = [*SLEEPS, "--env-kwargs", "slow=10", "step_s=0.001", "--steps-per-batch", "160"]
     args += ["--nprocs", 1, 2, "--seconds", 3, "--repeats", 1, "--out", tmp_path]
-    assert "imbalance: the slowest rank works" in speedup(*args).stdout
+    assert "imbalance: the slowest rank works" in study(*args).stdout
 
 
 def test_wrong_use(tmp_path):
@@ -165,10 +254,25 @@ def test_wrong_use(tmp_path):
         (["CartPole", "--repeats", 0], 2, "repeats must"),
         (["CartPole", "--script", "none.py"], 2, "none.py"),
         (["CartPole", "--gamma", 7, "--out", tmp_path], 1, "gamma must"),
+        (["CartPole", "--num-envs", 2, "--nprocs", 1, 3, "--out", tmp_path], 1, "nprocs=3"),
         (["CartPole", "--iterations", 3, "--total-steps", 10, "--out", tmp_path], 1, "made 1 iter"),
     ):
-        assert said in speedup(*args, expect=code).stderr
+        assert said in study(*args, expect=code).stderr
 
 
-def test_time_in_no_phase():
-    assert scaling.unaccounted(row(1, collect=1.0)) == 0
+def test_environments_that_refuse_actions_or_cannot_be_made_elsewhere(tmp_path):
+    args = ["--num-envs", 2, "--steps-per-batch", 64, "--iterations", 1, "--repeats", 1]
+    masked = ["toy_envs:Spaced-v0", "--env-kwargs", "masked=true", "--nprocs", 1]
+    study(*masked, *args, "--out", tmp_path / "masked")
+    assert float(rows_of(tmp_path / "masked")[0]["bare_steps_per_s"]) > 0
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import gymnasium, rank0rl.cli, toy_envs\n"
+        "gymnasium.register('Own-v0', toy_envs.Count)\n"
+        "rank0rl.cli.main()\n"
+    )
+    out = tmp_path / "own"
+    done = study("Own", "--script", script, "--nprocs", 1, 2, *args, "--out", out)
+    assert "could not be measured alone" in done.stdout
+    for each in rows_of(out):
+        assert each["expected"] == each["ceiling"]

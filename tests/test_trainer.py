@@ -13,8 +13,8 @@ from toy_envs import NoiseAgent
 from rank0rl import comm, trainer
 from rank0rl.config import RunOptions
 from rank0rl.session import make_rollout
+from rank0rl.state import Gathered
 from rank0rl.timing import PHASES, Phases
-from rank0rl.trainer import Gathered
 
 MODES = {
     "steps": ["--steps-per-batch", "192"],
@@ -123,7 +123,7 @@ def test_the_files_of_a_run(tmp_path):
     rows = table(tmp_path)
     wanted = (
         "iteration steps episodes seconds return_mean return_std return_min return_max length_mean "
-        "length_max "
+        "longest "
         "steps_per_s collect_s process_s wait_s gather_s hash_s update_s broadcast_s evaluate_s "
         "record_s slowest_s fastest_s memory_mb batch_sha256 weights_sha256"
     )
@@ -134,7 +134,7 @@ def test_the_files_of_a_run(tmp_path):
         phases = sum(float(row[f"{phase}_s"]) for phase in PHASES)
         assert phases * float(row["steps_per_s"]) <= 64.1  # no second is counted twice
         took = float(row["collect_s"]) + float(row["process_s"])
-        assert 0 < float(row["fastest_s"]) <= min(took, float(row["slowest_s"]))
+        assert 0 < float(row["fastest_s"]) <= min(took + 1e-3, float(row["slowest_s"]))
     named = sum(float(row[f"{phase}_s"]) for row in rows for phase in PHASES)
     assert named > 0.8 * float(rows[-1]["seconds"])  # and hardly one is left out
     assert sum(64 / float(row["steps_per_s"]) for row in rows) == pytest.approx(

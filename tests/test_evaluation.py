@@ -24,7 +24,14 @@ def without(rows):
 EPISODES = ["--minibatch-size", "16", "--episodes-per-batch", "4"]
 
 
-@pytest.mark.parametrize("mode", [SMALL, [*SMALL, "--overlap"], ["CartPole", *EPISODES]])
+MODES = [
+    SMALL,
+    pytest.param([*SMALL, "--overlap"], marks=pytest.mark.slow),
+    pytest.param(["CartPole", *EPISODES], marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_training_goes_the_same_way_with_and_without(mode, tmp_path):
     args = [*mode, *LENGTH]
     train(tmp_path / "without", *args)

@@ -170,6 +170,7 @@ def draws(name):
     return run([sys.executable, "-c", code], 60).returncode == 0
 
 
+@pytest.mark.slow
 def test_walker2d_without_a_display(tmp_path):
     if not (draws("egl") or draws("osmesa")):
         pytest.skip("neither EGL nor OSMesa here: apt install libegl1 libgl1, or libosmesa6")

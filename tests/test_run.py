@@ -103,11 +103,10 @@ def test_no_rank_grows(mode, tmp_path, monkeypatch):
 
 def test_every_rank_is_counted_also_one_without_lanes(tmp_path):
     args = [*SMALL, "--total-steps", "64"]
-    train(tmp_path / "1", *args)
     for lanes in ("0", "1"):
-        train(tmp_path / lanes / "3", *args, "--rank0-lanes", lanes, nprocs=3)
-    [one], [none], [some] = (table(tmp_path / name) for name in ("1", "0/3", "1/3"))
-    assert float(none["memory_mb"]) > 1.5 * float(one["memory_mb"])
+        train(tmp_path / lanes, *args, "--rank0-lanes", lanes, nprocs=2)
+    [none], [some] = (table(tmp_path / lanes) for lanes in ("0", "1"))
+    assert float(none["memory_mb"]) > 250  # one process has less
     assert float(none["memory_mb"]) == pytest.approx(float(some["memory_mb"]), rel=0.15)
     assert float(none["fastest_s"]) < 0.2 * float(none["slowest_s"])
 

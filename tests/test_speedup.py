@@ -2,12 +2,13 @@
 
 import csv
 import json
+import math
 import sys
 
 import pytest
 from on_ranks import HERE, run
 
-from rank0rl import provenance, scaling, speedup, speedup_table
+from rank0rl import _bare, provenance, scaling, speedup, speedup_table
 from rank0rl.scaling import Row, Work, advice, compare, shares
 from rank0rl.timing import PHASES
 
@@ -242,37 +243,52 @@ def test_four_ranks_on_environments_that_wait(tmp_path):
     assert float(four["bare_steps_per_s"]) > 3.6 * float(one["bare_steps_per_s"])
 
 
+@pytest.mark.slow
 def test_a_slow_lane_is_named_as_imbalance(tmp_path):
     args = [*SLEEPS, "--env-kwargs", "slow=10", "step_s=0.001", "--steps-per-batch", "160"]
     args += ["--nprocs", 1, 2, "--seconds", 3, "--repeats", 1, "--out", tmp_path]
     assert "imbalance: the slowest rank works" in study(*args).stdout
 
 
-def test_wrong_use(tmp_path):
+def test_wrong_use(tmp_path, capsys):
     for args, code, said in (
         ([], 2, "name an environment"),
         (["CartPole", "--repeats", 0], 2, "repeats must"),
         (["CartPole", "--script", "none.py"], 2, "none.py"),
-        (["CartPole", "--gamma", 7, "--out", tmp_path], 1, "gamma must"),
         (["CartPole", "--num-envs", 2, "--nprocs", 1, 3, "--out", tmp_path], 1, "nprocs=3"),
-        (["CartPole", "--iterations", 3, "--total-steps", 10, "--out", tmp_path], 1, "made 1 iter"),
     ):
-        assert said in study(*args, expect=code).stderr
+        assert speedup.main([*map(str, args)]) == code
+        assert said in capsys.readouterr().err
 
 
-def test_environments_that_refuse_actions_or_cannot_be_made_elsewhere(tmp_path):
-    args = ["--num-envs", 2, "--steps-per-batch", 64, "--iterations", 1, "--repeats", 1]
-    masked = ["toy_envs:Spaced-v0", "--env-kwargs", "masked=true", "--nprocs", 1]
-    study(*masked, *args, "--out", tmp_path / "masked")
-    assert float(rows_of(tmp_path / "masked")[0]["bare_steps_per_s"]) > 0
+def test_a_run_that_is_over_at_once_and_one_that_fails(tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "runs" / "2-1"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text("")
+    (folder / "progress.csv").write_text("iteration\n1\n")
+    for script, said in (("", "made 1 iterations"), ("raise ValueError('on purpose')", "on purp")):
+        (tmp_path / "s.py").write_text(script)
+        args = ["CartPole", "--script", str(tmp_path / "s.py"), "--out", str(tmp_path)]
+        assert speedup.main(args) == 1
+        assert said in capsys.readouterr().err
+
+
+def test_environments_that_refuse_actions(tmp_path):
+    settings = {"env_id": "toy_envs:Spaced-v0", "wrappers": [], "env_kwargs": {"masked": True}}
+    assert _bare.rate(settings, 2, 0.2, HERE) > 100
+    assert math.isnan(_bare.rate({**settings, "env_id": "Nothing-v0"}, 2, 0.2, HERE))
+
+
+@pytest.mark.slow
+def test_environments_that_cannot_be_made_elsewhere(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(
         "import gymnasium, rank0rl.cli, toy_envs\n"
         "gymnasium.register('Own-v0', toy_envs.Count)\n"
         "rank0rl.cli.main()\n"
     )
-    out = tmp_path / "own"
-    done = study("Own", "--script", script, "--nprocs", 1, 2, *args, "--out", out)
+    args = ["--num-envs", 2, "--steps-per-batch", 64, "--iterations", 1, "--repeats", 1]
+    done = study("Own", "--script", script, *args, "--out", tmp_path / "own")
     assert "could not be measured alone" in done.stdout
-    for each in rows_of(out):
+    for each in rows_of(tmp_path / "own"):
         assert each["expected"] == each["ceiling"]

@@ -115,7 +115,7 @@ def latest(run: Path) -> Path:
     Raises:
         ValueError: if there is none.
     """
-    if run.is_file():
+    if run.suffix == ".pt":
         return run
     files = _files(run)
     if not files:

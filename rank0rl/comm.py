@@ -115,7 +115,7 @@ def mpi_version() -> str:
         return "none"
     from mpi4py import MPI
 
-    return MPI.Get_library_version().splitlines()[0].strip()
+    return " ".join(MPI.Get_library_version().splitlines()[0].split())
 
 
 def abort(code: int) -> None:

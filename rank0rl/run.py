@@ -107,7 +107,10 @@ class Run:
         if is_best:
             checkpoint.save_best(self.folder, boundary)
         checkpoint_now = progress.iteration % self._options.checkpoint_every == 0
-        self._logger.show(self._line(seconds, steps_per_s, phases), stays=checkpoint_now)
+        line = self._line(seconds, steps_per_s, phases)
+        if evaluated:
+            line += f"  evaluated: return {_mean(evaluated['return']):.1f}"
+        self._logger.show(line, stays=checkpoint_now or evaluated is not None)
         if checkpoint_now:
             self.save()
 

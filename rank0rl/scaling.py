@@ -124,13 +124,27 @@ def advice(rows: Sequence[Row], work: Work) -> list[str]:
         work: how it is spread.
     """
     row = ([row for row in rows if not row.oversubscribed] or rows[:1])[-1]
-    found = [*_shared_badly(row, work), *_alone(row, work)]
+    found = [*_disturbed(rows[0], row), *_shared_badly(row, work), *_alone(row, work)]
     beyond = [other for other in rows if other.oversubscribed]
     if beyond and max(rows, key=lambda each: each.steps_per_s) not in beyond:
         found.append((0.0, f"more ranks than cores do not pay here: {_ranks(row)} are the most"))
     if not found:
         found.append((0.0, "nothing stands out: more ranks, where there are more cores"))
     return [text for _, text in sorted(found, key=lambda each: -each[0])]
+
+
+def _disturbed(first: Row, row: Row) -> list[tuple[float, str]]:
+    """Whether something else ran on the machine: rank 0's update is the same work for any number of ranks."""
+    times = row.phases["update"] / first.phases["update"] if first.phases["update"] else 1.0
+    if 0.8 < times < 1.25:
+        return []
+    return [
+        (
+            1.0,
+            f"these figures say little: the update took {times:.2f} times as long on {_ranks(row)} as on "
+            f"{_ranks(first)}, and is the same work; let nothing else run, and repeat more often",
+        )
+    ]
 
 
 def _shared_badly(row: Row, work: Work) -> list[tuple[float, str]]:

@@ -39,11 +39,11 @@ class Options:
     nprocs: tuple[int, ...] = (1, 2)
     """Numbers of ranks; the least is what the others are compared with."""
     repeats: int = 3
-    """Runs of each."""
+    """How often each number of ranks is run."""
     iterations: int = 10
-    """Of each run, beside a first one that does not count."""
+    """Iterations that are timed in each run, after a first one that is not."""
     seconds: float | None = None
-    """Of each run, in place of iterations; the returns are those of the last common iteration."""
+    """How long each run takes, in place of iterations; what counts is up to the last iteration that all have made."""
     script: Path = Path("train.py")
     """The training script; one of your own that calls rank0rl.cli.main will do."""
     out: Path | None = None
@@ -238,7 +238,10 @@ def _same_curve(runs: Sequence[_Run], last: int) -> str:
     """Whether all runs are the same one, as far as all of them have come."""
     hashes = {run.rows[last - 1]["weights_sha256"] for run in runs}
     if len(hashes) == 1:
-        return f"the curve is the same in all {len(runs)} runs: weights {hashes.pop()} after {last} iterations"
+        return (
+            f"the curve is the same in all {len(runs)} runs: weights {hashes.pop()} after {last} "
+            f"iterations, of which the first is not timed"
+        )
     return f"the curve is NOT the same in all runs: {len(hashes)} different weights after {last} iterations"
 
 

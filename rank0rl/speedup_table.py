@@ -67,9 +67,10 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
     yield f"|{'---|' * (head.count('|') + 1)}"
     for row in rows:
         c = row.columns
+        spread = f" ({row.steps_per_s_min:,.0f} to {row.steps_per_s_max:,.0f})"
         cells = [
             f"{row.nprocs}{' (more than cores)' if row.oversubscribed else ''}",
-            f"{row.steps_per_s:,.0f} ({row.steps_per_s_min:,.0f} to {row.steps_per_s_max:,.0f})",
+            f"{row.steps_per_s:,.0f}{spread * (row.steps_per_s_min < row.steps_per_s_max)}",
             *(f"{c[name]:.2f}" for name in ("speedup", "efficiency", "ceiling", "expected")),
             f"{row.bare_steps_per_s:,.0f}",
             f"{row.return_mean:.6g}",
@@ -80,7 +81,13 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
             ratio = steps_per_s / published[1][0] if steps_per_s else None
             cells += [f"{steps_per_s:,}", f"{ratio:.2f}"] if steps_per_s else ["", ""]
         yield f"| {' | '.join(cells)} |"
-    yield "\nMilliseconds of an iteration on rank 0, and their share:\n"
+    yield (
+        "\nEfficiency is speedup per rank. The ceiling is what the phases of the first row allow, where "
+        "every rank has a core to itself; what is expected takes in how processes slow each other down "
+        "here, as bare env.step tells: that many processes without policy or update, steps/s of all. "
+        "Return is the mean of the last 100 episodes, memory the peak of all ranks together.\n"
+    )
+    yield "Milliseconds of an iteration on rank 0, and their share:\n"
     phases = _phases(rows)
     yield f"| ranks | iteration | {' | '.join(phases)} | in no phase |"
     yield f"|{'---|' * (len(phases) + 3)}"

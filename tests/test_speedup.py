@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 from on_ranks import HERE, run
@@ -128,6 +129,13 @@ def test_advice_begins_with_the_largest_and_speaks_of_ranks_within_the_cores():
     assert "on 8 ranks" in advice([only, row(16, collect=1.0)], PLAIN)[0]
 
 
+def test_a_disturbed_measurement_is_said_to_be_one():
+    rows = [row(1, collect=0.9, update=0.1), row(2, collect=0.5, update=0.13)]
+    assert "the update took 1.30 times as long on 2 ranks as on 1 rank" in advice(rows, PLAIN)[0]
+    rows = [row(1, collect=0.9, update=0.1), row(2, collect=0.5, update=0.11)]
+    assert "nothing stands out" in advice(rows, PLAIN)[0]
+
+
 def run_of(seconds, updates, hashes="same"):
     """Its rows: the first does not count."""
     rows = [
@@ -193,12 +201,14 @@ def test_cores_are_counted_once():
 
 def test_the_table(tmp_path):
     rows = [row(1, 500.0, collect=0.8, update=0.199, record=0.001), row(2, 900.0, collect=0.5)]
+    rows[0] = replace(rows[0], steps_per_s_min=400.0)
     compare(rows, PLAIN)
     settings = {"env_id": "Walker2d-v5", "algo": "klppo", "episodes_per_batch": 20}
     about = {"command": "python ...", "machine": {"cores": 2}, "notes": ["a note"]}
     speedup_table.write(tmp_path, rows, {**about, "settings": settings})
     text = (tmp_path / "speedup.md").read_text()
-    assert "| 2 | 900 (900 to 900) | 1.80 | 0.90 |" in text
+    assert "| 2 | 900 | 1.80 | 0.90 |" in text
+    assert "| 1 | 500 (400 to 500) | 1.00 |" in text
     assert "| 1,040 | 1.90 |" in text  # of the published table, where the batch rule is the same
     assert "- a note" in text
     assert "evaluate" not in text

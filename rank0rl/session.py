@@ -28,7 +28,7 @@ from rank0rl.state import State
 from rank0rl.threads import set_threads
 from rank0rl.trainer import train
 
-_TURNS = 4  # in which a rank collects its episodes, for an even end; more give act fewer rows
+_TURNS = 2  # in which a rank collects its episodes, for an even end; more give act too few rows
 
 
 def run(argv: list[str], configs: Path | None) -> int:

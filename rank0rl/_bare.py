@@ -41,6 +41,7 @@ def rate(settings: Mapping[str, Any], processes: int, seconds: float, path: Path
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             text=True,
             env={**os.environ, "PYTHONPATH": paths},
         )

@@ -20,21 +20,27 @@ def peak_mb() -> float:
 @cache
 def _shared_mb() -> float:
     """How much of what is resident belongs to other processes, on Linux."""
-    try:
-        rollup = Path("/proc/self/smaps_rollup").read_text()
-    except OSError:
-        return 0.0
-    kb = {
-        name: int(rest.split()[0])
-        for name, _, rest in (line.partition(":") for line in rollup.splitlines()[1:])
-    }
-    return (kb["Rss"] - kb["Pss"]) / 1024
+    kb = _kb("/proc/self/smaps_rollup")
+    return (kb["Rss"] - kb["Pss"]) / 1024 if kb else 0.0
 
 
 def _peak_resident_mb() -> float:
+    # Not getrusage where this is known: there a process begins with the peak of the one it is from.
+    if kb := _kb("/proc/self/status"):
+        return kb["VmHWM"] / 1024
     try:
         import resource
     except ImportError:  # Windows
         return 0.0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
+
+
+def _kb(path: str) -> dict[str, int]:
+    """The lines "name: number kB" of a file; none if there is no such file."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return {}
+    fields = [line.replace(":", " ").split() for line in lines if line.endswith(" kB")]
+    return {words[0]: int(words[1]) for words in fields}

@@ -133,8 +133,12 @@ def test_the_files_of_a_run(tmp_path):
     for row in rows:
         phases = sum(float(row[f"{phase}_s"]) for phase in PHASES)
         assert phases * float(row["steps_per_s"]) <= 64.1  # no second is counted twice
-        took = float(row["collect_s"]) + float(row["process_s"])
-        assert 0 < float(row["fastest_s"]) <= min(took + 1e-3, float(row["slowest_s"]))
+        assert (
+            0
+            < float(row["fastest_s"])
+            <= float(row["slowest_s"])
+            < 1 / float(row["steps_per_s"]) * 64
+        )
     named = sum(float(row[f"{phase}_s"]) for row in rows for phase in PHASES)
     assert named > 0.8 * float(rows[-1]["seconds"])  # and hardly one is left out
     assert sum(64 / float(row["steps_per_s"]) for row in rows) == pytest.approx(

@@ -55,11 +55,13 @@ def train(
         phases = run.phases if run else Phases()
         last = time.perf_counter()
         try:
-            while comm.share(run is not None and not run.over()):
+            while _told(run is not None and not run.over(), phases):
                 iteration += 1
                 gathered = ready or collect(agent, rollout, options, phases, iteration, state)
                 part = None
-                if options.overlap and comm.share(run is not None and not _is_last(gathered, run)):
+                if options.overlap and _told(
+                    run is not None and not _is_last(gathered, run), phases
+                ):
                     part = roll(agent, rollout, options, phases, iteration + 1)
                 if run:
                     progress = run.state.share_over()
@@ -237,6 +239,12 @@ def evaluate(
         weights.chksum(agent.modules(), label="after evaluation", before=before)
         ended = comm.rank0_accum_batches(ended)
         return batches.in_order(ended, ended["unit"])
+
+
+def _told(yes: bool, phases: Phases) -> bool:
+    """What rank 0 decides, on every rank."""
+    with phases("wait"):
+        return bool(comm.share(yes))
 
 
 def _begin(rollout: Rollout, run: Run | None) -> int:

@@ -234,9 +234,6 @@ def test_a_study(tmp_path):
     done = study(*args, "--repeats", 1, "--out", tmp_path / "s")
     one, four = rows_of(tmp_path / "s")
     assert four["return_mean"] == one["return_mean"]
-    for each in (one, four):
-        named = sum(float(each[f"{phase}_s"]) for phase in PHASES)
-        assert named == pytest.approx(float(each["seconds"]), rel=0.05)
     assert 1 < float(four["speedup"]) < float(four["ceiling"]) < 4
     about = json.loads((tmp_path / "s" / "speedup.json").read_text())
     assert "the curve is the same in all 2 runs" in about["notes"][0]
@@ -251,6 +248,9 @@ def test_four_ranks_on_environments_that_wait(tmp_path):
     one, four = rows_of(tmp_path / "s")
     assert float(four["speedup"]) >= 3.6
     assert float(four["bare_steps_per_s"]) > 3.6 * float(one["bare_steps_per_s"])
+    for each in (one, four):
+        named = sum(float(each[f"{phase}_s"]) for phase in PHASES)
+        assert named == pytest.approx(float(each["seconds"]), rel=0.02)
 
 
 @pytest.mark.slow

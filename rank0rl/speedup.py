@@ -137,7 +137,6 @@ def study(given: Options, rest: Sequence[str], out: Path) -> Iterator[tuple[list
     counts = sorted(set(given.nprocs))
     runs: dict[int, list[_Run]] = {n: [] for n in counts}
     bare: dict[int, list[float]] = {n: [] for n in counts}
-    notes: list[str] = []
     for repeat in range(1, given.repeats + 1):
         for n in reversed(counts):  # what cannot be is found out with the most ranks, first
             run = _train(given, rest, n, out / "runs" / f"{n}-{repeat}")
@@ -161,7 +160,7 @@ def study(given: Options, rest: Sequence[str], out: Path) -> Iterator[tuple[list
         notes = [_same_curve(every, last), *scaling.advice(rows, work)]
         if repeat == given.repeats:
             notes += _learner_threads(given, rest, rows, last, out)
-        if math.isnan(rows[0].bare_steps_per_s):
+        if any(math.isnan(row.bare_steps_per_s) for row in rows):
             notes.append("env.step could not be measured alone: what is expected is the ceiling")
         record = runs[counts[-1]][0].settings["record"][0]
         machine = {name: record[name] for name in ("cpu", "machine", "mpi", "commit", "started")}

@@ -15,16 +15,17 @@ def main() -> None:
     import numpy as np
 
     from rank0rl import comm
+    from rank0rl.accumulate import rank0_accum_batches
 
     took = {}
     for size in (1, 1 << 24):
         rows = {"x": np.zeros(size, np.uint8)}
-        comm.rank0_accum_batches(rows)
+        rank0_accum_batches(rows)
         times = []
         for _ in range(20):
             comm.barrier()
             start = time.perf_counter()
-            comm.rank0_accum_batches(rows)
+            rank0_accum_batches(rows)
             times.append(time.perf_counter() - start)
         took[size] = sorted(times)[10]
     comm.print0(

@@ -232,49 +232,89 @@ def agree(
         more = np.empty((comm.size, rest.size), np.int64)
         _wait(comm, what, comm.Iallgather(rest, more), spin_s=_MOVE_S)
         return np.concatenate([everyone[:, 4:], more], axis=1)
-    parts = _everyones((what, dict(layout), problem), what, comm)
+    parts = everyones((what, dict(layout), problem), what, comm)
     raise ValueError(f"{what}: {_disagreement(parts, same, or_nothing)}")
 
 
-def rank0_accum_batches(batch: Mapping[str, Array], comm: Comm | None = None) -> dict[str, Array]:
-    """The batches of all ranks, concatenated in rank order, on rank 0.
+def everyones(value: Any, what: str, comm: Comm) -> list[Any]:
+    """A small object of every rank, on every rank. Arrays go through `gather`.
 
     Collective: every rank calls this, in the same order.
+    """
+    data = np.frombuffer(pickle.dumps(value), np.uint8)
+    sizes = np.empty(comm.size, np.int64)
+    _wait(comm, what, comm.Iallgather(np.array([data.size]), sizes), spin_s=_ARRIVE_S)
+    everyone = np.empty(sizes.sum(), np.uint8)
+    _wait(comm, what, comm.Iallgatherv(data, [everyone, sizes]), spin_s=_MOVE_S)
+    return [pickle.loads(part.tobytes()) for part in np.split(everyone, np.cumsum(sizes)[:-1])]
+
+
+def gather(
+    arrays: Sequence[Array], counts: Array, what: str, comm: Comm, to_all: bool = False
+) -> list[Array]:
+    """Rows of all ranks, in rank order, on rank 0; no rows on the other ranks.
+
+    Collective: every rank calls this, in the same order, after `agree`.
 
     Args:
-        batch: name -> array of one or more axes, rows first. Any dtype but object; the number of
-            rows may differ between ranks and between names, and may be zero. A rank that knows
-            no names, because it has collected nothing, comes with {}.
-        comm: the ranks; all of the job by default.
-
-    Returns:
-        On rank 0, name -> the rows of rank 0, then of rank 1, and so on. On the other ranks the
-        same names with zero rows, so that nobody goes on with a part by mistake.
+        arrays: of one or more axes; all but the first, and the dtype, are the same on every rank.
+        counts: rows of each rank and array, (ranks, arrays).
+        what: the name of the collective.
+        comm: the ranks.
+        to_all: whether every rank gets the rows.
 
     Raises:
-        ValueError: the same on every rank, if the ranks disagree on names, dtypes or trailing
-            shapes, or if one of them has something that is no array of rows.
+        ValueError: the same on every rank, if there are more rows than MPI can count.
+    """
+    if counts.size and counts.sum(axis=0).max() > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"{what}: MPI counts up to {np.iinfo(np.int32).max} rows in one array: got "
+            f"{counts.sum(axis=0).max()}; make them rows of more numbers each"
+        )
+    parts = [_Gather(a, counts[:, i], comm, to_all) for i, a in enumerate(arrays)]
+    _wait(comm, what, *[part.request for part in parts], spin_s=_MOVE_S)
+    for part in parts:
+        part.row.Free()
+    return [part.out for part in parts]
+
+
+def reduce_(array: Array, op: str, what: str, comm: Comm | None = None) -> None:
+    """Overwrite a C-contiguous array, in place, with one of all ranks', element by element.
+
+    Every rank gets the same bits. How they are rounded depends on the number of ranks.
+
+    Collective: every rank calls this, in the same order, with an array of the same length and dtype.
+
+    Args:
+        array: of a dtype that MPI can compute with: integers, float32, float64, long double, and
+            complex numbers of these.
+        op: "sum", "prod", "max" or "min".
+        what: the name of the collective.
+        comm: the ranks; all of the job by default.
     """
     comm = comm or world()
-    layout, problem = _layout(batch)
-    names = sorted(layout)
-    rows = [len(batch[name]) for name in names]
-    name = "rank0_accum_batches"
-    counts = agree(layout, name, problem, comm=comm, numbers=rows, or_nothing=True)
     if comm is None:
-        return dict(batch)
-    nothing = (counts < 0).any(axis=1)
-    if nothing.any():
-        counts = np.maximum(counts, 0)
-        mine = {key: (array.dtype, array.shape[1:]) for key, array in batch.items()}
-        known = _everyones(mine, name, comm)[nothing.argmin()]
-        batch = batch or {key: np.empty((0, *row), dtype) for key, (dtype, row) in known.items()}
-        names = sorted(batch)
-    gathered = {key: _Gather(batch[key], counts[:, i], comm) for i, key in enumerate(names)}
-    _wait(comm, name, *[gather.request for gather in gathered.values()], spin_s=_MOVE_S)
-    for gather in gathered.values():
-        gather.row.Free()
-    return {name: gathered[name].out for name in batch}
+        return
+    from mpi4py import MPI
+
+    flat, step = array.reshape(-1), _CHUNK // array.itemsize
+    for start in range(0, flat.size, step):
+        part = flat[start : start + step]
+        request = comm.Iallreduce(MPI.IN_PLACE, part, getattr(MPI, op.upper()))
+        _wait(comm, what, request, spin_s=_MOVE_S)
+
+
+def split(color: int, comm: Comm | None = None) -> Comm | None:
+    """The ranks that come with the same color, as a communicator; None in a single process.
+
+    Collective: every rank calls this, in the same order.
+    """
+    comm = comm or world()
+    if comm is None:
+        return None
+    from mpi4py import MPI
+
+    return MPI.Intracomm(comm.Split(color, comm.rank))
 
 
 class Tickets:
@@ -327,50 +367,27 @@ class Tickets:
 
 
 class _Gather:
-    """One array on its way to rank 0, in units of rows: byte counts would overflow MPI's integers."""
+    """One array on its way, in units of rows: byte counts would overflow MPI's integers."""
 
-    def __init__(self, array: Array, counts: Array, comm: Comm) -> None:
+    def __init__(self, array: Array, counts: Array, comm: Comm, to_all: bool) -> None:
         from mpi4py import MPI
 
         trailing = array.shape[1:]
-        total = int(counts.sum()) if comm.rank == 0 else 0
-        self.out = np.empty((total, *trailing), array.dtype)
+        receives = to_all or comm.rank == 0
+        self.out = np.empty((int(counts.sum()) if receives else 0, *trailing), array.dtype)
         self.part = np.ascontiguousarray(array)
         row_bytes = array.dtype.itemsize * int(np.prod(trailing))
         self.row = MPI.BYTE.Create_contiguous(row_bytes).Commit()
         displacements = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        receive = [self.out, (counts, displacements), self.row] if comm.rank == 0 else None
-        self.request = comm.Igatherv([self.part, len(array), self.row], receive, root=0)
+        send = [self.part, len(array), self.row]
+        receive = [self.out, (counts, displacements), self.row] if receives else None
+        self.request = (
+            comm.Iallgatherv(send, receive) if to_all else comm.Igatherv(send, receive, root=0)
+        )
 
 
 def _hash(value: Any) -> int:
     return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest()) - (1 << 63)
-
-
-def _layout(batch: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """Name -> dtype and trailing shape; and what is wrong with the batch, if anything is."""
-    layout, problem = {}, ""
-    for name, array in batch.items():
-        if not isinstance(array, np.ndarray) or array.ndim == 0 or array.dtype.hasobject:
-            kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
-            problem = problem or (
-                f"{name!r} must be a numpy array with rows along its first axis and a dtype "
-                f"other than object: got {kind}, shape {np.shape(array)}; make it one"
-            )
-            continue
-        dtype = array.dtype.descr if array.dtype.names else array.dtype.str
-        layout[name] = f"{dtype} {array.shape[1:]}"
-    return layout, problem
-
-
-def _everyones(value: Any, what: str, comm: Comm) -> list[Any]:
-    """A small object of every rank, on every rank."""
-    data = np.frombuffer(pickle.dumps(value), np.uint8)
-    sizes = np.empty(comm.size, np.int64)
-    _wait(comm, what, comm.Iallgather(np.array([data.size]), sizes), spin_s=_ARRIVE_S)
-    everyone = np.empty(sizes.sum(), np.uint8)
-    _wait(comm, what, comm.Iallgatherv(data, [everyone, sizes]), spin_s=_MOVE_S)
-    return [pickle.loads(part.tobytes()) for part in np.split(everyone, np.cumsum(sizes)[:-1])]
 
 
 def _disagreement(

@@ -31,6 +31,7 @@ from pathlib import Path
 FOLDER = "RANK0RL_JOB"
 TERMINAL = "RANK0RL_TERMINAL"  # columns of the supervisor's terminal, or empty
 TIMEOUT = "RANK0RL_COLLECTIVE_TIMEOUT"  # seconds that a rank may wait in a collective, if limited
+GPU_PCT = "RANK0RL_GPU_PCT"  # share of a GPU's memory for each rank, if limited
 RESUME = "RANK0RL_RESUME"  # the folder of the run that a restarted job goes on with
 END = "the end of the script"  # what a rank waits in that is through
 _SLOTS = 32  # collectives of each rank that are remembered

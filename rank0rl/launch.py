@@ -59,6 +59,7 @@ def too_many_ranks(nprocs: int, num_envs: int) -> str:
 
 def mpi_fork(
     n: int,
+    gpu_pct: float = 0.0,
     *,
     bind_to_core: bool = False,
     mpiexec: str | None = None,
@@ -72,6 +73,8 @@ def mpi_fork(
 
     Args:
         n: number of ranks. With 1 or less nothing is started, and no MPI is loaded.
+        gpu_pct: share of a GPU's memory, up to 1, that each rank may use after it has asked for
+            `tf_config`; 0 for no limit.
         bind_to_core: keep every rank on a core of its own; rank 0's update then has one core too.
         mpiexec: command line of a launcher of one's own, which is given "-n", the number of ranks,
             and their command.
@@ -86,8 +89,12 @@ def mpi_fork(
     Raises:
         SystemExit: in the original process, with the job's exit code, when the job failed: 1 after
             an exception, n after `sys.exit(n)`, 128 + s after signal s, 2 if it could not be started.
-        ValueError: if n is above 1 and is not the size of the job that runs already.
+        ValueError: if n is above 1 and is not the size of the job that runs already, or gpu_pct is
+            no share.
     """
+    if not 0 <= gpu_pct <= 1:
+        raise ValueError(f"gpu_pct must be in [0, 1], a share of a GPU's memory: got {gpu_pct}")
+    os.environ[jobs.GPU_PCT] = str(gpu_pct)
     if collective_timeout is not None:
         os.environ[jobs.TIMEOUT] = str(collective_timeout)
     size = world_size()

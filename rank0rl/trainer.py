@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rank0rl import batch as batches
 from rank0rl import comm, contract, film, job, memory, seeding, weights
+from rank0rl.accumulate import rank0_accum_batches
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch
 from rank0rl.config import RunOptions
@@ -106,7 +107,7 @@ def collect(
 
 def roll(
     agent: Agent, rollout: Rollout, options: RunOptions, phases: Phases, iteration: int
-) -> Batch:
+) -> dict[str, Batch]:
     """This rank's part of a batch, with rank 0's weights.
 
     Collective: every rank calls this.
@@ -137,11 +138,10 @@ def roll(
     if not fragments:
         return {}
     steps = {"steps": np.array([len(fragment.rew) for fragment in fragments], np.int64)}
-    parts = {"rows": rows, "ended": ended, "lanes": rollout.unfinished(), "fragments": steps}
-    return {f"{p}/{name}": array for p, batch in parts.items() for name, array in batch.items()}
+    return {"rows": rows, "ended": ended, "lanes": rollout.unfinished(), "fragments": steps}
 
 
-def gather(part: Batch, phases: Phases, state: State | None = None) -> Gathered:
+def gather(part: dict[str, Batch], phases: Phases, state: State | None = None) -> Gathered:
     """The batch of all ranks' parts, in one gather.
 
     Collective: every rank calls this.
@@ -154,17 +154,12 @@ def gather(part: Batch, phases: Phases, state: State | None = None) -> Gathered:
     with phases("wait"):
         comm.barrier()
     with phases("gather"):
-        flat = comm.rank0_accum_batches(part)
-        parts: dict[str, Batch] = {}
-        for path, array in flat.items():
-            name, _, key = path.partition("/")
-            parts.setdefault(name, {})[key] = array
+        parts = rank0_accum_batches(part)
         rows, ended = parts["rows"], parts["ended"]
         batch = batches.in_order(rows, rows["unit"])
         ended = batches.in_order(ended, ended["unit"])
         steps = int(parts["fragments"]["steps"].sum())
-        told = {"took_s": np.array([phases.took_s]), "peak_mb": np.array([memory.peak_mb()])}
-        ranks = comm.rank0_accum_batches(told)
+        ranks = rank0_accum_batches({"took_s": phases.took_s, "peak_mb": memory.peak_mb()})
     if state:
         state.unfinished.add(parts.get("lanes", {}))
     with phases("hash"):
@@ -237,7 +232,7 @@ def evaluate(
             )
             raise
         weights.chksum(agent.modules(), label="after evaluation", before=before)
-        ended = comm.rank0_accum_batches(ended)
+        ended = rank0_accum_batches(ended)
         return batches.in_order(ended, ended["unit"])
 
 

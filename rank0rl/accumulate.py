@@ -1,0 +1,154 @@
+"""Batches of all ranks put together: dicts of arrays, of numbers, of lists, and of such dicts."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rank0rl import comm as ranks
+from rank0rl.comm import Comm
+
+Array = npt.NDArray[Any]
+
+
+def rank0_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> dict[str, Any]:
+    """The batches of all ranks, concatenated in rank order, on rank 0.
+
+    Arrays travel as they are, whatever their dtype and shape. Lists are pickled, which costs time
+    and memory: pass large data as arrays.
+
+    Collective: every rank calls this, in the same order.
+
+    Args:
+        batch: name -> array of one or more axes, rows first; number; list; or another such dict.
+            Any dtype but object; the number of rows may differ between ranks and between names,
+            and may be zero. A rank that knows no names, because it has collected nothing, comes
+            with {}.
+        comm: the ranks; all of the job by default.
+
+    Returns:
+        On rank 0, name -> the rows, or the items, of rank 0, then of rank 1, and so on; numbers
+        become an array of one per rank. On the other ranks the same names with no rows or items,
+        so that nobody goes on with a part by mistake.
+
+    Raises:
+        ValueError: the same on every rank, if the ranks disagree on names, dtypes or trailing
+            shapes, or if one of them has something else.
+    """
+    return _accumulate(batch, "rank0_accum_batches", comm, to_all=False)
+
+
+def all_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> dict[str, Any]:
+    """As `rank0_accum_batches`, but every rank gets the rows of all ranks.
+
+    Collective: every rank calls this, in the same order.
+    """
+    return _accumulate(batch, "all_accum_batches", comm, to_all=True)
+
+
+class _Kind(NamedTuple):
+    """What stands under a name, whatever its rows are."""
+
+    name: str
+    """"rows", "number" or "list"."""
+    dtype: Any
+    row: tuple[int, ...]
+
+    def __str__(self) -> str:
+        dtype = self.dtype.descr if self.dtype.names else self.dtype.str
+        rows = {"rows": f"{dtype} {self.row}", "number": f"one number, {dtype}", "list": "a list"}
+        return rows[self.name]
+
+
+_LIST = _Kind("list", np.dtype(np.uint8), ())
+
+
+def _accumulate(
+    batch: Mapping[str, Any], what: str, comm: Comm | None, to_all: bool
+) -> dict[str, Any]:
+    comm = comm or ranks.world()
+    kinds, arrays, problem = _opened(batch)
+    names = sorted(kinds)
+    rows = [len(arrays[name]) for name in names]
+    layout = {_dotted(name): str(kind) for name, kind in kinds.items()}
+    counts = ranks.agree(layout, what, problem, comm=comm, numbers=rows, or_nothing=True)
+    if comm:
+        nothing = (counts < 0).any(axis=1)
+        if nothing.any():
+            counts = np.maximum(counts, 0)
+            known = ranks.everyones(kinds, what, comm)[nothing.argmin()]
+            if not batch:
+                kinds, names = known, sorted(known)
+                arrays = {name: np.empty((0, *k.row), k.dtype) for name, k in kinds.items()}
+        parts = [arrays[name] for name in names]
+        gathered = ranks.gather(parts, counts, what, comm, to_all)
+        arrays = dict(zip(names, gathered, strict=True))
+    out: dict[str, Any] = {}
+    for path, kind in kinds.items():
+        whole: Any = arrays[path]
+        if kind.name == "list":
+            whole = _items(whole, counts[:, names.index(path)])
+        inner = out
+        for key in path[:-1]:
+            inner = inner.setdefault(key, {})
+        inner[path[-1]] = whole
+    return out
+
+
+def _opened(
+    batch: Mapping[str, Any],
+) -> tuple[dict[tuple[str, ...], _Kind], dict[tuple[str, ...], Array], str]:
+    """Path -> what is there, path -> its rows; and what is wrong with the batch, if anything is."""
+    kinds: dict[tuple[str, ...], _Kind] = {}
+    arrays: dict[tuple[str, ...], Array] = {}
+    problem = ""
+    for path, value in _leaves(batch):
+        if isinstance(value, list):
+            try:
+                array, kind = np.frombuffer(pickle.dumps(value), np.uint8), _LIST
+            except Exception as error:  # whatever an object's own pickling raises
+                problem = problem or f"the list {_dotted(path)!r} cannot be sent: {error}"
+                continue
+        elif isinstance(value, bool | int | float | complex | np.generic):
+            array = np.array([value])
+            kind = _Kind("number", array.dtype, ())
+        elif isinstance(value, np.ndarray) and value.ndim:
+            array, kind = value, _Kind("rows", value.dtype, value.shape[1:])
+        elif isinstance(value, np.ndarray):
+            array, kind = value.reshape(1), _Kind("number", value.dtype, ())
+        else:
+            array, kind = np.empty(0, object), _LIST
+        if array.dtype.hasobject:
+            got = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+            problem = problem or (
+                f"{_dotted(path)!r} must be a numpy array with rows along its first axis and a "
+                f"dtype other than object, a number, a list, or a dict of these: got {got}, shape "
+                f"{np.shape(value)}; make it one"
+            )
+            continue
+        kinds[path], arrays[path] = kind, array
+    return kinds, arrays, problem
+
+
+def _leaves(batch: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    for name, value in batch.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+def _dotted(path: tuple[str, ...]) -> str:
+    return ".".join(str(key) for key in path)
+
+
+def _items(pickled: Array, sizes: Array) -> list[Any]:
+    """The items of all lists, one after the other; none where no bytes have come."""
+    if not pickled.size:
+        return []
+    parts = np.split(pickled, np.cumsum(sizes)[:-1])
+    return [item for part in parts if part.size for item in pickle.loads(part.data)]

@@ -1,0 +1,103 @@
+"""Weights and gradients, averaged over ranks: the other way to parallelize, without a rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rank0rl import comm as ranks
+from rank0rl import weights
+from rank0rl.comm import Comm
+
+_SAME = "names, dtypes, shapes and kinds of devices"
+_LEAST = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # that MPI can add
+_WIDE = {torch.complex64: torch.complex128}
+
+
+@torch.no_grad()
+def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None:
+    """Overwrite weights, in place, with their mean over ranks, of sums in float64.
+
+    Counters and masks, which have no mean of their own kind, become those of rank 0.
+
+    Collective: every rank calls this, in the same order.
+
+    Args:
+        things: modules, tensors, arrays, and nested dicts of them.
+        label: what these weights are, for the message of an error.
+        comm: the ranks; all of the job by default.
+
+    Raises:
+        ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
+            between ranks, or a tensor is sparse or holds no data.
+        TypeError: if something is neither a module, tensor nor array.
+    """
+    what = f"all_avg_wts {label}".strip()
+    tensors = weights.named_tensors(*things)
+    ranks.agree(_layout(tensors), what, _problem(tensors), _SAME, comm=comm)
+    of = {k: t for k, t in tensors.items() if t.is_floating_point() or t.is_complex()}
+    wide = {t.dtype: _WIDE.get(t.dtype, torch.float64) for t in of.values() if not t.is_complex()}
+    _average_(of, {**_WIDE, **wide}, what, comm)
+    weights.rank0_bcast_wts({k: t for k, t in tensors.items() if k not in of}, comm=comm)
+
+
+@torch.no_grad()
+def all_avg_grads(thing: nn.Module | Tensor, label: str = "", comm: Comm | None = None) -> None:
+    """Overwrite the gradients of a module's parameters, in place, with their mean over ranks.
+
+    All of them travel as one message, of their own dtype. Where some ranks have a gradient and
+    others have none, that of the others counts as 0, and every rank gets the mean; where nobody has
+    one, nobody gets one.
+
+    Collective: every rank calls this, in the same order.
+
+    Args:
+        thing: the module, or a single tensor that has a gradient.
+        label: what these gradients are, for the message of an error.
+        comm: the ranks; all of the job by default.
+
+    Raises:
+        ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
+            between ranks, or a gradient is sparse or holds no data.
+    """
+    what = f"all_avg_grads {label}".strip()
+    named = dict(thing.named_parameters()) if isinstance(thing, nn.Module) else {"0": thing}
+    grads = {name: p.grad for name, p in named.items() if p.grad is not None}
+    has = [name in grads for name in named]
+    problem = _problem({**named, **grads})
+    everyone: Any = ranks.agree(_layout(named), what, problem, _SAME, comm=comm, numbers=has)
+    for (name, p), used in zip(named.items(), everyone.any(axis=0).tolist(), strict=True):
+        if used and p.grad is None:
+            p.grad = grads[name] = torch.zeros_like(p)
+    _average_({name: grads[name] for name in named if name in grads}, _LEAST, what, comm)
+
+
+def _average_(
+    tensors: Mapping[str, Tensor],
+    wide: Mapping[torch.dtype, torch.dtype],
+    what: str,
+    comm: Comm | None,
+) -> None:
+    """Means in place, of sums in a wider dtype where there is one: one message for each dtype."""
+    for dtype in {t.dtype: None for t in tensors.values()}:
+        these = [t for t in tensors.values() if t.dtype == dtype]
+        flat = torch.cat([t.reshape(-1) for t in these]).to("cpu", wide.get(dtype, dtype))
+        ranks.reduce_(flat.numpy(), "sum", what, comm)
+        flat /= ranks.get_nworkers(comm)
+        parts = torch.split(flat, [t.numel() for t in these])
+        torch._foreach_copy_(these, [p.view(t.shape) for p, t in zip(parts, these, strict=True)])
+
+
+def _layout(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    return {name: f"{t.dtype} {tuple(t.shape)}, {t.device.type}" for name, t in tensors.items()}
+
+
+def _problem(tensors: Mapping[str, Tensor]) -> str:
+    for name, t in tensors.items():
+        if t.is_sparse or t.device.type == "meta":
+            kind = "is sparse" if t.is_sparse else "is on the meta device, where it has no data"
+            return f"{name!r} {kind}: a tensor must be dense and hold data"
+    return ""

@@ -35,7 +35,7 @@ ALLOWED = {
     "envs": ({"agent"}, {"numpy", "gymnasium"}),
     "rollout": ({"agent", "batch", "seeding", "envs"}, {"numpy"}),
     "weights": ({"comm"}, {"numpy", "torch"}),
-    "script": ({"comm", "launch", "seeding", "stats"}, {"numpy", "torch"}),
+    "script": ({"comm", "job", "seeding", "stats"}, {"numpy", "torch"}),
     "threads": (set(), {"torch", "threadpoolctl"}),
     "checkpoint": (set(), {"numpy", "torch"}),
     "config": ({"agent", "launch"}, {"tyro", "tomli_w"}),

@@ -61,7 +61,7 @@ def headers(args: argparse.Namespace) -> None:
 
     calls = {
         "agree on a layout, us": lambda: comm.agree({"a": "f4"}, "test"),
-        "gather of no rows, us": lambda: rank0_accum_batches(no_rows),
+        "gather of no rows, us": lambda: rank0rl.rank0_accum_batches(no_rows),
         "the same messages, blocking, us": blocking,
     }
     ways = {name: lambda call=call: 1e6 * timed(call, 300) for name, call in calls.items()}
@@ -91,7 +91,7 @@ def bandwidth(args: argparse.Namespace, size: int) -> None:
 
     calls = {
         "copy of memory, GB/s": copy,
-        "gather, GB/s": lambda: rank0_accum_batches(part),
+        "gather, GB/s": lambda: rank0rl.rank0_accum_batches(part),
         "broadcast, GB/s": bcast,
     }
     gigabytes = rows * n * 128 / 1e9

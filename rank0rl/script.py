@@ -54,8 +54,8 @@ class Laps:
 
     def __init__(self) -> None:
         """Begin now."""
-        now = time.perf_counter()
-        self._steps_since, self._label_since, self._loop_since = now, now, now
+        self._steps_since = self._label_since = time.perf_counter()
+        self._loop_since: float | None = None
         self._phases: dict[str, float] = {}
 
     def steps_sec(self, count: int) -> float:
@@ -93,7 +93,8 @@ class Laps:
         comm.print0(f"{took_s:9.4f} s {label}")
         phases = self._phases
         if "------" in label:
-            comm.print0(f"{now - self._loop_since:9.4f} s the last loop")
+            if self._loop_since is not None:
+                comm.print0(f"{now - self._loop_since:9.4f} s the last loop")
             self._loop_since, self._phases = now, {}
         return dict(phases)
 

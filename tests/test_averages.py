@@ -1,0 +1,129 @@
+"""Weights and gradients averaged over ranks, against the whole data, at 1, 2, 3 ranks."""
+
+import numpy as np
+import pytest
+import torch
+from on_ranks import on_ranks
+from torch import nn
+
+import rank0rl
+from rank0rl import averages, comm, weights
+
+RANKS = [1, 2, 3]
+
+
+class Net(nn.Module):
+    """Parameters of two dtypes, one that nobody uses, one that only rank 0 uses, a 0-d one, and buffers."""
+
+    def __init__(self, seed):
+        super().__init__()
+        rng = torch.Generator().manual_seed(seed)
+        self.w = nn.Parameter(torch.randn(3, 4, generator=rng).T)  # not contiguous
+        self.wide = nn.Parameter(torch.randn(2, generator=rng, dtype=torch.float64))
+        self.narrow = nn.Parameter(torch.full((3,), 0.5, dtype=torch.bfloat16))
+        self.unused = nn.Parameter(torch.zeros(2))
+        self.of_rank0 = nn.Parameter(torch.ones(2))
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.register_buffer("count", torch.tensor(seed))
+        self.register_buffer("mask", torch.tensor([seed == 0]))
+        self.register_buffer("phase", torch.tensor([1j * seed]))
+
+    def loss(self, rank):
+        x = torch.full((5, 4), float(rank + 1))
+        loss = (x @ self.w).square().mean() * self.scale + self.wide.sum() * rank
+        loss = loss + self.narrow.float().sum() * rank
+        return loss + self.of_rank0.sum() if rank == 0 else loss
+
+
+def on_rank_gradients():
+    net = Net(0)
+    net.loss(comm.rank).backward()
+    averages.all_avg_grads(net)
+    whole = Net(0)
+    (sum(whole.loss(rank) for rank in range(comm.nworkers)) / comm.nworkers).backward()
+    wrong = []
+    for (name, p), q in zip(net.named_parameters(), whole.parameters(), strict=True):
+        if p.grad is None or q.grad is None:
+            wrong += [] if p.grad is q.grad else [name]
+        elif not torch.allclose(p.grad, q.grad) or p.grad.dtype != q.grad.dtype:
+            wrong.append(name)
+    single = torch.tensor(1.0, requires_grad=True)
+    single.grad = torch.tensor(2.0 * (comm.rank + 1))
+    averages.all_avg_grads(single)
+    grads = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    return [wrong, single.grad.item(), weights.sha256(grads)]
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_gradients_are_those_of_the_whole_data_the_same_bits_on_every_rank(n):
+    results = on_ranks(n, "test_averages:on_rank_gradients")
+    assert results == [[[], n + 1.0, results[0][2]]] * n
+
+
+def on_rank_weights():
+    net, same = Net(comm.rank), Net(7).w  # float32: float64 has nothing wider to add in
+    extra = {"array": np.arange(3.0) * comm.rank, "ints": np.full(2, comm.rank)}
+    rank0rl.all_avg_wts(net, extra, label="net")
+    before = weights.sha256(same)
+    rank0rl.all_avg_wts(same)
+    nets = [Net(rank) for rank in range(comm.nworkers)]
+    wrong = []
+    for name, t in weights.named_tensors(net).items():
+        each = [weights.named_tensors(other)[name] for other in nets]
+        counts = t.dtype in (torch.int64, torch.bool)
+        mean = each[0] if counts else torch.stack(each).to(torch.complex128).mean(0).to(t.dtype)
+        if not torch.allclose(t, mean) or t.dtype != mean.dtype:
+            wrong.append(name)
+    return [
+        wrong,
+        {name: array.tolist() for name, array in extra.items()},
+        weights.sha256(same) == before,
+        rank0rl.chksum(net),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex")
+@pytest.mark.parametrize("n", RANKS)
+def test_weights_are_the_mean_and_equal_ones_keep_their_bits(n):
+    results = on_ranks(n, "test_averages:on_rank_weights")
+    m = (n - 1) / 2
+    expected = [[], {"array": [0, m, 2 * m], "ints": [0, 0]}, True, results[0][3]]
+    assert results == [expected] * n
+
+
+WRONG = {
+    "shapes": "'weight' is torch.float32 (2, 2), cpu on rank 0 and torch.float32 (2, 3), cpu on rank 1",
+    "device": "rank 1: 'weight' is on the meta device, where it has no data",
+    "sparse": "rank 1: '0' is sparse: a tensor must be dense and hold data",
+    "names": "'bias' is torch.float32 (2,), cpu on rank 0 and missing on rank 1",
+}
+
+
+def on_rank_wrong():
+    last, said = comm.rank == 1, []
+    sparse = torch.zeros(2, 2, requires_grad=True)
+    sparse.grad = torch.eye(2).to_sparse() if last else torch.eye(2)
+    things = {
+        "shapes": nn.Linear(3 if last else 2, 2),
+        "device": nn.Linear(2, 2, device="meta" if last else "cpu"),
+        "sparse": sparse,
+        "names": nn.Linear(2, 2, bias=not last),
+    }
+    for name, thing in things.items():
+        calls = [averages.all_avg_grads]
+        calls += [rank0rl.all_avg_wts] if name != "sparse" else []
+        for call in calls:
+            try:
+                call(thing)
+                said.append("nothing")
+            except ValueError as error:
+                said.append(str(error).replace("'0.", "'"))
+    return said
+
+
+def test_wrong_use_is_the_same_error_on_every_rank():
+    first, second = on_ranks(2, "test_averages:on_rank_wrong")
+    assert first == second
+    expected = [words for name, words in WRONG.items() for _ in range(1 + (name != "sparse"))]
+    for message, words in zip(first, expected, strict=True):
+        assert words in message

@@ -79,6 +79,7 @@ class PPO(Agent):
 
     Options = PPOOptions
     devices = ("cpu", "cuda")
+    updates = ("rank0", "allreduce")
 
     def __init__(self, spaces: Spaces, options: PPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and optimizer over one flat vector."""
@@ -106,31 +107,33 @@ class PPO(Agent):
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Epochs of minibatch gradient steps on the clipped objective and the value loss."""
-        opt = self.options
+        opt, learners = self.options, self.learners
         lr = opt.lr * (1 - progress) if opt.anneal else opt.lr
         ev = explained_variance(batch["val"], batch["ret"])
-        self.value.merge(batch["ret"])
-        rows = self.nets.learned_from(batch)
+        self.value.merge(batch["ret"], learners)
+        rows = self.nets.learned_from(batch, learners)
         rows["ret"] = batch["ret"] / self.value.scale.numpy()
         self.flat.check()
-        step = self.step
+        step, size = self.step, learners.share(opt.minibatch_size)
         if self.device != "cpu" or isinstance(self.value.mlp, ConvNet):
             nets = nn.ModuleDict({"policy": self.policy, "value": self.value})
             self.twin = self.twin or Twin(
-                nets, self.adam, self.loss, opt.max_grad_norm, self.device
+                nets, self.adam, self.loss, opt.max_grad_norm, self.device, learners
             )
-            rows, step = self.twin.begin(rows, opt.minibatch_size), self.twin.step
+            rows, step = self.twin.begin(rows, size), self.twin.step
         epoch = 0
         while epoch < opt.epochs:
             epoch += 1
-            seen = [step(part, lr) for part in minibatches(rows, opt.minibatch_size, rng)]
+            seen = [step(part, lr) for part in minibatches(rows, size, rng)]
             log_ratio, error, entropy = (joined(parts) for parts in zip(*seen, strict=True))
-            kl = float((np.expm1(log_ratio) - log_ratio).mean())  # unbiased and never negative
+            kl = float(
+                learners.average((np.expm1(log_ratio) - log_ratio).mean())
+            )  # unbiased and never negative
             if opt.target_kl is not None and kl > opt.target_kl:
                 break
         if self.twin:
             self.twin.end()
-        self.norm.merge(batch["obs"])
+        self.norm.merge(batch["obs"], learners)
         return {
             "kl": kl,
             "entropy": float(entropy.mean()),
@@ -145,8 +148,9 @@ class PPO(Agent):
         """One gradient step on a minibatch; what `gradient` gives."""
         opt = self.options
         if opt.normalize == "minibatch":
-            part["adv"] = normalized(part["adv"])
+            part["adv"] = normalized(part["adv"], self.learners)
         seen = self.gradient(**part)
+        self.learners.average_grads(self.flat)
         self.flat.clip_norm(opt.max_grad_norm)
         self.adam.step(lr)
         return seen

@@ -78,6 +78,7 @@ class TRPO(Agent):
     """TRPO for box and discrete actions."""
 
     Options = TRPOOptions
+    updates = ("rank0", "allreduce")
 
     def __init__(self, spaces: Spaces, options: TRPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and its optimizer."""
@@ -104,19 +105,20 @@ class TRPO(Agent):
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """One step of the policy, then some epochs of the value function."""
         opt = self.options
-        rows = self.nets.learned_from(batch)
+        rows = self.nets.learned_from(batch, self.learners)
         obs = rows["obs"]
         metrics = self.improve(**{name: torch.from_numpy(x) for name, x in rows.items()})
         ev = explained_variance(batch["val"], batch["ret"])
-        self.value.merge(batch["ret"])
+        self.value.merge(batch["ret"], self.learners)
         self.value_flat.check()
         loss = fit_value(
             *(self.value, self.adam, obs, batch["ret"], rng),
             lr=opt.value_lr,
             epochs=opt.value_epochs,
             minibatch_size=opt.value_minibatch_size,
+            learners=self.learners,
         )
-        self.norm.merge(batch["obs"])
+        self.norm.merge(batch["obs"], self.learners)
         return {**metrics, "value_loss": loss, "explained_variance": ev}
 
     def improve(
@@ -153,6 +155,7 @@ class TRPO(Agent):
         self.flat.zero_grad()
         gain = objective(before)
         gain.backward()  # type: ignore[no-untyped-call]
+        self.learners.average_grads(self.flat)
         gradient = theta.grad.clone()  # type: ignore[union-attr]
         some = slice(None, None, opt.fisher_stride)
         fisher = self.fisher(obs[some], None if mask is None else mask[some])
@@ -165,7 +168,8 @@ class TRPO(Agent):
                 share = opt.backtrack_ratio**tries
                 theta.copy_(start + share * step)
                 now = policy.distribution(obs, mask)
-                kl, gained = float(policy.kl(was, now).mean()), float(objective(now) - gain)
+                means = policy.kl(was, now).mean(), objective(now) - gain
+                kl, gained = self.learners.average(np.array(means, np.float64)).tolist()
                 if not opt.backtracks or (gained > 0 and kl <= 1.5 * opt.target_kl):
                     taken = share
                     break
@@ -189,6 +193,7 @@ class TRPO(Agent):
 
         def product(v: Tensor) -> Tensor:
             hessian_v = _flat(torch.autograd.grad(gradient @ v, params, retain_graph=True))
+            self.learners.average(hessian_v.numpy())
             return hessian_v + self.options.damping * v
 
         return product

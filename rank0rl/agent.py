@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.batch import Batch
+from rank0rl.learners import ALONE, Learners
 
 Array = npt.NDArray[Any]
 
@@ -109,6 +110,12 @@ class Agent:
     devices: tuple[str, ...] = ("cpu",)
     """Kinds of devices that `update` can compute on: "cpu", "cuda"."""
 
+    updates: tuple[str, ...] = ("rank0",)
+    """Ways to update: "rank0", and "allreduce" if `update` averages over `learners` what it takes of its rows."""
+
+    learners: Learners = ALONE
+    """Who updates together, each on an equal share of the batch: rank 0 alone, or all ranks."""
+
     device: str = "cpu"
     """Where `update` is to compute; the modules always stay on the CPU."""
 
@@ -142,7 +149,7 @@ class Agent:
         raise NotImplementedError
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
-        """Learn from a batch. Rank 0 only.
+        """Learn from a batch. Rank 0 only, unless the run asks for "allreduce".
 
         Args:
             batch: rows of all fragments in order of units, and "unit", the unit of each row. With

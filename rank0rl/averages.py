@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rank0rl import comm as ranks
 from rank0rl import weights
 from rank0rl.comm import Comm
+from rank0rl.learners import Learners, X
 
 _SAME = "names, dtypes, shapes and kinds of devices"
 _LEAST = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # that MPI can add
@@ -101,3 +103,29 @@ def _problem(tensors: Mapping[str, Tensor]) -> str:
             kind = "is sparse" if t.is_sparse else "is on the meta device, where it has no data"
             return f"{name!r} {kind}: a tensor must be dense and hold data"
     return ""
+
+
+class AllRanks(Learners):
+    """All ranks update together.
+
+    Args:
+        comm: the ranks; all of the job by default.
+    """
+
+    def __init__(self, comm: Comm | None = None) -> None:
+        """Count them."""
+        self._comm = comm
+        self.count = ranks.get_nworkers(comm)
+
+    def average(self, x: X) -> X:
+        """Mean over all ranks: of an array in place, else of a number.
+
+        Collective: every rank calls this, in the same order, with the same dtype and shape. That is
+        not checked, because it would take as long again.
+        """
+        if self.count == 1:
+            return x
+        array = x if isinstance(x, np.ndarray) else np.array([x])
+        ranks.reduce_(array, "sum", "average of an update", self._comm)
+        array /= self.count
+        return x if array is x else array[0]  # type: ignore[return-value]

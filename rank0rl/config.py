@@ -79,6 +79,8 @@ class RunOptions:
     """Whole-episode batches, in place of steps-per-batch: episodes per iteration, at least one a rank."""
     learner_threads: int = 1
     """Cores that rank 0's update uses; the other ranks sleep meanwhile. Changes the last bits of the weights."""
+    update: Literal["rank0", "allreduce"] = "rank0"
+    """Who updates: rank 0 on the whole batch, or every rank on its share, with gradients averaged over ranks, which makes another curve for every nprocs."""
     device: str = "cpu"
     """Where rank 0's update computes: cpu, cuda or cuda:1. All else is on CPUs."""
     overlap: bool = False
@@ -178,6 +180,7 @@ class RunOptions:
                 f"{self.rank0_lanes} of num_envs={self.num_envs} with {nworkers} ranks; at most "
                 f"--rank0-lanes {most}"
             )
+        self._check_update(nworkers)
         if self.steps_per_batch and self.episodes_per_batch:
             raise ValueError(
                 "a batch is either a number of steps or a number of episodes: got both; leave out "
@@ -195,6 +198,30 @@ class RunOptions:
                 f"episodes_per_batch must be at least nprocs so that every rank has an episode: "
                 f"got episodes_per_batch={self.episodes_per_batch}, nprocs={nworkers}; raise "
                 f"--episodes-per-batch or lower --nprocs"
+            )
+
+    def _check_update(self, nworkers: int) -> None:
+        """Check what every rank's updating on its share asks for."""
+        if self.update == "rank0":
+            return
+        if self.num_envs % nworkers:
+            raise ValueError(
+                f"num_envs must be a multiple of nprocs with --update allreduce, so that all ranks "
+                f"have equal shares of the batch: got {self.num_envs} and {nworkers}; the nearest is "
+                f"--num-envs {nworkers * max(1, round(self.num_envs / nworkers))}"
+            )
+        wrong = {
+            "--episodes-per-batch": self.episodes_per_batch,
+            "--overlap": self.overlap,
+            "--rank0-lanes": self.rank0_lanes is not None,
+            "--learner-threads": self.learner_threads > 1,
+            "--device": self.device != "cpu",
+        }
+        given = [name for name, is_given in wrong.items() if is_given]
+        if given:
+            raise ValueError(
+                f"with --update allreduce all ranks have equal shares of steps and update at the "
+                f"same time, on one core each: leave {' and '.join(given)} out"
             )
 
 

@@ -117,7 +117,7 @@ class Adam:
 
     def __init__(self, flat: Flat, eps: float = 1e-8) -> None:
         """Begin with moments of 0."""
-        self._flat, self._eps = flat, eps
+        self.flat, self._eps = flat, eps
         self._first = [torch.zeros_like(v) for v in flat.vectors]
         self._second = [torch.zeros_like(v) for v in flat.vectors]
         self._steps = [torch.zeros((), device=v.device) for v in flat.vectors]
@@ -132,8 +132,8 @@ class Adam:
         for steps in self._steps:
             steps.add_(1)
         torch._fused_adam_(
-            [*self._flat.vectors],
-            [v.grad for v in self._flat.vectors if v.grad is not None],
+            [*self.flat.vectors],
+            [v.grad for v in self.flat.vectors if v.grad is not None],
             self._first,
             self._second,
             [],

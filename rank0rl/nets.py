@@ -18,6 +18,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rank0rl.learners import ALONE, Learners
+
 Array = npt.NDArray[Any]
 
 
@@ -249,14 +251,16 @@ class Moments(nn.Module):
         self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
-    def merge(self, rows: Array) -> None:
-        """Add rows, (N, *shape).
+    def merge(self, rows: Array, learners: Learners = ALONE) -> None:
+        """Add rows, (N, *shape), of each of the learners.
 
         Source: Chan, Golub and LeVeque 1983, eq. 1.5.
         """
-        n, old = len(rows), self.count.item()
-        mean = torch.from_numpy(np.asarray(rows.mean(axis=0, dtype=np.float64)))
-        var = torch.from_numpy(np.asarray(rows.var(axis=0, dtype=np.float64)))
+        n, old = len(rows) * learners.count, self.count.item()
+        own = rows.mean(axis=0, dtype=np.float64)
+        mean_ = learners.average(own.copy())
+        var_ = learners.average(rows.var(axis=0, dtype=np.float64) + (own - mean_) ** 2)
+        mean, var = (torch.from_numpy(np.asarray(x)) for x in (mean_, var_))
         delta, total = mean - self.mean, old + n
         squares = self.var * old + var * n + delta**2 * (old * n / total)
         self.mean += delta * (n / total)
@@ -306,9 +310,9 @@ class ObsNormalizer(nn.Module):
         np.maximum(x, -self.limit, out=x)
         return x  # type: ignore[no-any-return]
 
-    def merge(self, obs: Array) -> None:
-        """Add the observations of a batch, (N, *shape)."""
-        self.moments.merge(obs.reshape(len(obs), -1))
+    def merge(self, obs: Array, learners: Learners = ALONE) -> None:
+        """Add the observations of a batch, (N, *shape), of each of the learners."""
+        self.moments.merge(obs.reshape(len(obs), -1), learners)
         self.shift.copy_(self.moments.mean)
         if self._coarse:
             self.scale.copy_(1 / (3 * (torch.sqrt(self.moments.var) + 0.1)))
@@ -327,7 +331,7 @@ class PixelScale(nn.Module):
         """The same on NumPy arrays."""
         return obs.reshape(len(obs), -1) * np.float32(1 / 255)  # type: ignore[no-any-return]
 
-    def merge(self, obs: Array) -> None:
+    def merge(self, obs: Array, learners: Learners = ALONE) -> None:
         """There is nothing to learn."""
 
 
@@ -376,12 +380,12 @@ class ValueFunction(nn.Module):
         layers = self.mlp.numpy(x)
         return layers[-1][:, 0], lambda by_value: self.mlp.backward(layers, by_value[:, None])
 
-    def merge(self, ret: Array) -> None:
-        """Add returns, (N,), to the statistics; predictions in units of reward stay what they were.
+    def merge(self, ret: Array, learners: Learners = ALONE) -> None:
+        """Add returns, (N,), of each of the learners to the statistics; predictions in units of reward stay what they were.
 
-        Rank 0 only. Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2.2.
+        Those who update only. Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2.2.
         """
-        self.moments.merge(ret)
+        self.moments.merge(ret, learners)
         scale = torch.sqrt(self.moments.var + 1e-8).to(torch.float32)
         with torch.no_grad():
             self.mlp.weights[-1].mul_(self.scale / scale)

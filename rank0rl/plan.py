@@ -80,6 +80,7 @@ def prepare(
     options.check(nworkers)
     _check_environment(options)
     _check_device(options)
+    _check_update(options)
     if options.video_every is not None:
         film.check(options)
     sinks.check(tensorboard=options.tensorboard, wandb=bool(options.wandb))
@@ -113,6 +114,16 @@ def _check_device(options: RunOptions) -> None:
         raise ValueError(
             f"{options.algo} computes on {' and '.join(kinds)} only: got device {options.device!r}; "
             f"leave --device out"
+        )
+
+
+def _check_update(options: RunOptions) -> None:
+    ways = load_agent(options.algo).updates
+    if options.update not in ways:
+        raise ValueError(
+            f"{options.algo} updates by {' and '.join(ways)} only: got update {options.update!r}; "
+            f"leave --update out, or average in its update what it takes of its rows, with "
+            f"self.learners, and say so in its `updates`"
         )
 
 

@@ -10,6 +10,7 @@ import torch
 
 from rank0rl.batch import minibatches
 from rank0rl.flat import Adam
+from rank0rl.learners import ALONE, Learners
 from rank0rl.nets import ConvNet, ValueFunction
 
 Array = npt.NDArray[Any]
@@ -25,6 +26,7 @@ def fit_value(
     lr: float,
     epochs: int,
     minibatch_size: int,
+    learners: Learners = ALONE,
 ) -> float:
     """Least squares, E[(V - R)^2], with R in units of the value function's scale.
 
@@ -36,7 +38,8 @@ def fit_value(
         rng: for the order of rows.
         lr: Adam's step size.
         epochs: passes over the rows.
-        minibatch_size: rows of one gradient step.
+        minibatch_size: rows of one gradient step, of all learners.
+        learners: each with as many rows.
 
     Returns:
         The mean squared error over the last epoch, as it went.
@@ -46,8 +49,9 @@ def fit_value(
     errors: list[Array] = []
     for _ in range(epochs):
         errors.clear()
-        for part in minibatches(rows, minibatch_size, rng):
+        for part in minibatches(rows, learners.share(minibatch_size), rng):
             errors.append(gradient(value, **part))
+            learners.average_grads(adam.flat)
             adam.step(lr)
     return float(np.square(np.concatenate(errors)).mean())
 

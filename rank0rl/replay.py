@@ -84,6 +84,11 @@ def replay(run: Path, iteration: int, lane: int) -> bool:
             start = checkpoint.read(file)
             options, agent_options = plan.read([], start["settings"], str(run))
         check_device(options.device)
+        if options.update == "allreduce":
+            raise ValueError(
+                f"{run} was trained with --update allreduce, whose curve depends on the number of "
+                f"ranks: one rank cannot repeat it"
+            )
     except ValueError as error:
         raise CannotReplayError(error) from None
     units = options.episodes_per_batch or options.num_envs

@@ -16,6 +16,7 @@ from typing import Any
 
 from rank0rl import checkpoint, comm, config, envs, job, provenance, seeding
 from rank0rl.agent import Agent, Spaces
+from rank0rl.averages import AllRanks
 from rank0rl.config import RunOptions
 from rank0rl.episodes import LANES, Part
 from rank0rl.interrupt import Interrupted
@@ -56,7 +57,7 @@ def run(argv: list[str], configs: Path | None) -> int:
             train(agent, rollout, options, None, evaluation)
         return 0
     except Exception as error:
-        if rollout.failed_at:
+        if rollout.failed_at and options.update == "rank0":
             iteration, unit = rollout.failed_at
             at = f"{shared['folder']} --iteration {iteration} --lane {unit}"
             error.add_note(f"To repeat it on one rank: python -m rank0rl replay {at}")
@@ -90,6 +91,8 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout, evaluation: Part | None) -
         f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}; settings: "
         f"{plan.source}; run folder: {folder}"
     )
+    if options.update == "allreduce":
+        logger.print("note: with --update allreduce every number of ranks has a curve of its own")
     for note in plan.notes:
         logger.print(f"note: {note}")
     for difference in provenance.differences(*starts[-2:]) if len(starts) > 1 else ():
@@ -136,6 +139,8 @@ def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent
     rng = seeding.stream(options.seed, "init")
     agent = load_agent(options.algo)(spaces, agent_options, rng)
     agent.device = options.device
+    if options.update == "allreduce":
+        agent.learners = AllRanks()
     return agent
 
 

@@ -1,7 +1,11 @@
-"""The loop: broadcast, collect, process, gather, and update on rank 0."""
+"""The loop: broadcast, collect, process, gather, and update on rank 0.
+
+With `--update allreduce`, rows stay where they were collected, and every rank updates on its own.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import batch as batches
-from rank0rl import comm, contract, film, job, memory, seeding, weights
+from rank0rl import comm, contract, film, job, memory, seeding, stats, weights
 from rank0rl.accumulate import rank0_accum_batches
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch
@@ -51,7 +55,7 @@ def train(
     state = run.state if run else None
     with Interrupts(ignore=run is None) as interrupts:
         with interrupts.held():
-            iteration = _begin(rollout, run)
+            iteration = _begin(agent, rollout, options, run)
             ready = _ready(run)
         phases = run.phases if run else Phases()
         last = time.perf_counter()
@@ -64,8 +68,12 @@ def train(
                     run is not None and not _is_last(gathered, run), phases
                 ):
                     part = roll(agent, rollout, options, phases, iteration + 1)
-                if run:
-                    progress = run.state.share_over()
+                progress = run.state.share_over() if run else 0.0
+                if options.update == "allreduce":
+                    with phases("wait"):
+                        progress = comm.share(progress)
+                    metrics = update_together(agent, gathered, options, phases, iteration, progress)
+                elif run:
                     metrics = update(agent, gathered, options, phases, iteration, progress)
                 ready = gather(part, phases, state) if part is not None else None
                 acting = quiet(agent) if options.eval_deterministic else agent
@@ -102,7 +110,10 @@ def collect(
 
     Collective: every rank calls this.
     """
-    return gather(roll(agent, rollout, options, phases, iteration), phases, state)
+    part = roll(agent, rollout, options, phases, iteration)
+    mine = part.pop("rows") if options.update == "allreduce" else None
+    gathered = gather(part, phases, state)
+    return gathered if mine is None else dataclasses.replace(gathered, batch=mine)
 
 
 def roll(
@@ -155,15 +166,15 @@ def gather(part: dict[str, Batch], phases: Phases, state: State | None = None) -
         comm.barrier()
     with phases("gather"):
         parts = rank0_accum_batches(part)
-        rows, ended = parts["rows"], parts["ended"]
-        batch = batches.in_order(rows, rows["unit"])
+        rows, ended = parts.get("rows", {}), parts["ended"]
+        batch = batches.in_order(rows, rows["unit"]) if rows else {}
         ended = batches.in_order(ended, ended["unit"])
         steps = int(parts["fragments"]["steps"].sum())
         ranks = rank0_accum_batches({"took_s": phases.took_s, "peak_mb": memory.peak_mb()})
     if state:
         state.unfinished.add(parts.get("lanes", {}))
     with phases("hash"):
-        return Gathered(batch, ended, steps, batches.sha256(batch), ranks)
+        return Gathered(batch, ended, steps, batches.sha256(batch) if rows else "", ranks)
 
 
 def update(
@@ -176,11 +187,11 @@ def update(
 ) -> Mapping[str, float]:
     """Let the agent learn from what was gathered.
 
-    Rank 0 only: the other ranks sleep meanwhile.
+    Those who update only, which is rank 0 while the others sleep, unless all of them do.
 
     Args:
-        agent: of rank 0.
-        gathered: the iteration's batch.
+        agent: of this rank.
+        gathered: the iteration's batch, or this rank's share of it.
         options: of the run.
         phases: takes the seconds of "update".
         iteration: its number, which keys its random streams.
@@ -198,6 +209,31 @@ def update(
         error.add_note(f"In update, of iteration {iteration}; resuming the run repeats it.")
         raise
     return metrics
+
+
+def update_together(
+    agent: Agent,
+    gathered: Gathered,
+    options: RunOptions,
+    phases: Phases,
+    iteration: int,
+    progress: float,
+) -> Mapping[str, float]:
+    """`update` on every rank, each on its share of the batch, in step with the others.
+
+    Collective: every rank calls this.
+
+    Returns:
+        What the agents record, in the mean over ranks.
+
+    Raises:
+        ValueError: the same on every rank, if their weights differ afterwards, or what they record.
+    """
+    metrics = update(agent, gathered, options, phases, iteration, progress)
+    with phases("wait"):
+        if (iteration - 1) % options.drift_check_every == 0:
+            weights.chksum(agent.modules(), label="after an update of all ranks")
+        return stats.reduce_many(metrics, "mean", "means of what update returns")
 
 
 def evaluate(
@@ -242,13 +278,15 @@ def _told(yes: bool, phases: Phases) -> bool:
         return bool(comm.share(yes))
 
 
-def _begin(rollout: Rollout, run: Run | None) -> int:
+def _begin(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) -> int:
     """Bring all ranks to where rank 0 is: the number of iterations made."""
     if run:
         run.keep()
         run.save()  # from here on there is something to go on with, however the run ends
         job.resumable(run.folder)
     iteration = comm.share(run.state.progress.iteration if run else None)
+    if iteration and options.update == "allreduce":
+        agent.load(comm.share(agent.state()))
     if iteration:
         mine = run.state.unfinished.all() if run else {}
         names = comm.share(list(mine))

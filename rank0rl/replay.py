@@ -84,11 +84,7 @@ def replay(run: Path, iteration: int, lane: int) -> bool:
             start = checkpoint.read(file)
             options, agent_options = plan.read([], start["settings"], str(run))
         check_device(options.device)
-        if options.update == "allreduce":
-            raise ValueError(
-                f"{run} was trained with --update allreduce, whose curve depends on the number of "
-                f"ranks: one rank cannot repeat it"
-            )
+        _check_update(run, options)
     except ValueError as error:
         raise CannotReplayError(error) from None
     units = options.episodes_per_batch or options.num_envs
@@ -136,6 +132,14 @@ def replay(run: Path, iteration: int, lane: int) -> bool:
     same_rows = batches.sha256(alone_rows) == batches.sha256(among)
     print(f"among all lanes: {'the same data' if same_rows else 'DIFFERENT data'}")
     return same_rows and _as_recorded(rows, iteration, gathered.sha256)
+
+
+def _check_update(run: Path, options: RunOptions) -> None:
+    if options.update == "allreduce":
+        raise ValueError(
+            f"{run} was trained with --update allreduce, whose curve depends on the number of "
+            f"ranks: one rank cannot repeat it"
+        )
 
 
 def _restore(rollout: Rollout, state: State) -> None:

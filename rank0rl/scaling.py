@@ -51,10 +51,17 @@ class Row:
     """Peak of all ranks together."""
     shares: tuple[float, float]
     """Of an iteration's steps: rank 0's, and the most that another rank has to make."""
+    update: str = "rank0"
+    """How it updates: "rank0", or "allreduce" on every rank."""
     oversubscribed: bool = False
     """Whether there are more ranks than cores."""
     columns: dict[str, float] = field(default_factory=dict)
     """What `compare` adds: "speedup", "efficiency", "ceiling", "expected"."""
+
+    @property
+    def learners(self) -> int:
+        """How many ranks share an update."""
+        return self.nprocs if self.update == "allreduce" else 1
 
     def share(self, *phases: str) -> float:
         """Share of the time in these phases."""
@@ -92,17 +99,19 @@ def compare(rows: Sequence[Row], work: Work) -> None:
     first = rows[0]
     shared = first.slowest_s / max(first.shares)
     alone = first.seconds * (1 - first.share(*SHARED, "wait"))
+    update = first.phases["update"] * first.learners
     total = _seconds(first, alone, shared, work)
     for row in rows:
         # Of the steps that each of n processes makes alone, what they make beside each other.
         pace = row.bare_steps_per_s / first.bare_steps_per_s * first.nprocs / row.nprocs
         slower = 1.0 if math.isnan(pace) else max(1.0, 1 / pace)
         speedup = row.steps_per_s / first.steps_per_s
+        spared = update / first.learners - update / row.learners
         row.columns.update(
             speedup=speedup,
             efficiency=speedup * first.nprocs / row.nprocs,
-            ceiling=total / _seconds(row, alone, shared, work),
-            expected=total / _seconds(row, alone, shared * slower, work),
+            ceiling=total / _seconds(row, alone - spared, shared, work),
+            expected=total / _seconds(row, alone - spared, shared * slower, work),
         )
 
 
@@ -123,8 +132,12 @@ def advice(rows: Sequence[Row], work: Work) -> list[str]:
         rows: as `compare` left them.
         work: how it is spread.
     """
+    by_rank0 = [row for row in rows if row.update == "rank0"]
+    rows, others = by_rank0 or rows, [row for row in rows if row not in by_rank0 and by_rank0]
     row = ([row for row in rows if not row.oversubscribed] or rows[:1])[-1]
-    found = [*_disturbed(rows[0], row), *_shared_badly(row, work), *_alone(row, work)]
+    found = [*_shared_badly(row, work), *_alone(row, work)]
+    found += _disturbed(rows[0], row) if by_rank0 else []
+    found += _compared(row, others)
     beyond = [other for other in rows if other.oversubscribed]
     if beyond and max(rows, key=lambda each: each.steps_per_s) not in beyond:
         found.append((0.0, f"more ranks than cores do not pay here: {_ranks(row)} are the most"))
@@ -144,6 +157,19 @@ def _disturbed(first: Row, row: Row) -> list[tuple[float, str]]:
             f"these figures say little: the update took {times:.2f} times as long on {_ranks(row)} as on "
             f"{_ranks(first)}, and is the same work; let nothing else run, and repeat more often",
         )
+    ]
+
+
+def _compared(row: Row, others: Sequence[Row]) -> list[tuple[float, str]]:
+    """What the other way to update makes of the same number of ranks, if it was measured."""
+    return [
+        (
+            0.5,
+            f"--update allreduce makes {other.steps_per_s / row.steps_per_s:.2f} times the steps per "
+            f"second of rank 0's update on {_ranks(row)}; its curve, and so its return, is another one",
+        )
+        for other in others
+        if other.nprocs == row.nprocs
     ]
 
 
@@ -176,14 +202,14 @@ def _alone(row: Row, work: Work) -> list[tuple[float, str]]:
     """Where the other ranks wait for rank 0."""
     found = []
     update, moving = row.share("update"), row.share("gather", "hash", "broadcast")
-    if update > 0.15:
+    if update > 0.15 and row.update == "rank0":
         other = "--overlap with fewer --rank0-lanes, which collects meanwhile"
         other = "fewer --rank0-lanes, so that rank 0 has the time" if work.overlap else other
         found.append(
             (
                 update,
                 f"rank 0's update takes {update:.0%} of the time on {_ranks(row)}: fewer epochs or "
-                f"larger minibatches in it, more steps per batch, or {other}",
+                f"larger minibatches in it, more steps per batch, --update allreduce, or {other}",
             )
         )
     if moving > 0.1:
@@ -202,4 +228,5 @@ def unaccounted(row: Row) -> float:
 
 
 def _ranks(row: Row) -> str:
-    return f"{row.nprocs} rank{'s' * (row.nprocs > 1)}"
+    together = " that update together" if row.update == "allreduce" else ""
+    return f"{row.nprocs} rank{'s' * (row.nprocs > 1)}{together}"

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import tyro
 
@@ -38,6 +38,8 @@ class Options:
 
     nprocs: tuple[int, ...] = (1, 2)
     """Numbers of ranks; the least is what the others are compared with."""
+    updates: tuple[Literal["rank0", "allreduce"], ...] = ()
+    """Ways to update that take turns as well, to compare them. Empty: as the settings of the run say."""
     repeats: int = 3
     """How often each number of ranks is run."""
     iterations: int = 10
@@ -56,6 +58,7 @@ class _Run:
 
     nprocs: int
     settings: dict[str, Any]
+    """Of the run, as its config.toml has them."""
     rows: list[dict[str, str]]
 
     def until(self, last: int) -> _Run:
@@ -135,16 +138,20 @@ def study(given: Options, rest: Sequence[str], out: Path) -> Iterator[tuple[list
         FailedError: if a run does.
     """
     counts = sorted(set(given.nprocs))
-    runs: dict[int, list[_Run]] = {n: [] for n in counts}
+    updates: list[str] = [*dict.fromkeys(given.updates)] or [""]
+    cases = [(update, n) for update in updates for n in counts]
+    runs: dict[tuple[str, int], list[_Run]] = {case: [] for case in cases}
     bare: dict[int, list[float]] = {n: [] for n in counts}
     for repeat in range(1, given.repeats + 1):
-        for n in reversed(counts):  # what cannot be is found out with the most ranks, first
-            run = _train(given, rest, n, out / "runs" / f"{n}-{repeat}")
-            runs[n].append(run)
-            bare[n].append(_bare.rate(run.settings, n, _BARE_S, given.script.resolve().parent))
+        for update, n in reversed(cases):  # what cannot be is found out with the most ranks, first
+            more = ["--update", update] if update else []
+            run = _train(given, rest, n, out / "runs" / f"{n}{update}-{repeat}", *more)
+            runs[update, n].append(run)
+            if update == updates[-1]:
+                bare[n].append(_bare.rate(run.settings, n, _BARE_S, given.script.resolve().parent))
             print(
-                f"round {repeat} of {given.repeats}, {n} rank{'s' * (n > 1)}: "
-                f"{run.steps_per_s:,.0f} steps/s, bare env.step {bare[n][-1]:,.0f}",
+                f"round {repeat} of {given.repeats}, {n} rank{'s' * (n > 1)}{', ' * bool(update)}"
+                f"{update}: {run.steps_per_s:,.0f} steps/s, bare env.step {bare[n][-1]:,.0f}",
                 flush=True,
             )
         settings = run.settings
@@ -155,14 +162,15 @@ def study(given: Options, rest: Sequence[str], out: Path) -> Iterator[tuple[list
         )
         every = [run for these in runs.values() for run in these]
         last = min(len(run.rows) for run in every)
-        rows = [_row(runs[n], bare[n], last) for n in counts]
+        rows = [_row(runs[update, n], bare[n], last) for update, n in cases]
         scaling.compare(rows, work)
-        notes = [_same_curve(every, last), *scaling.advice(rows, work)]
+        notes = [*_same_curve(every, last), *scaling.advice(rows, work)]
         if repeat == given.repeats:
-            notes += _learner_threads(given, rest, rows, last, out)
+            by_rank0 = [row for row in rows if row.update == "rank0"]
+            notes += _learner_threads(given, rest, by_rank0, last, out) if by_rank0 else ()
         if any(math.isnan(row.bare_steps_per_s) for row in rows):
             notes.append("env.step could not be measured alone: what is expected is the ceiling")
-        record = runs[counts[-1]][0].settings["record"][0]
+        record = runs[cases[-1]][0].settings["record"][0]
         machine = {name: record[name] for name in ("cpu", "machine", "mpi", "commit", "started")}
         yield (
             rows,
@@ -218,6 +226,7 @@ def _row(runs: Sequence[_Run], bare: Sequence[float], last: int) -> Row:
     ]
     return Row(
         nprocs=nprocs,
+        update=settings["update"],
         steps_per_s=run.steps_per_s,
         steps_per_s_min=runs[0].steps_per_s,
         steps_per_s_max=runs[-1].steps_per_s,
@@ -233,15 +242,25 @@ def _row(runs: Sequence[_Run], bare: Sequence[float], last: int) -> Row:
     )
 
 
-def _same_curve(runs: Sequence[_Run], last: int) -> str:
-    """Whether all runs are the same one, as far as all of them have come."""
-    hashes = {run.rows[last - 1]["weights_sha256"] for run in runs}
-    if len(hashes) == 1:
-        return (
-            f"the curve is the same in all {len(runs)} runs: weights {hashes.pop()} after {last} "
-            f"iterations, of which the first is not timed"
-        )
-    return f"the curve is NOT the same in all runs: {len(hashes)} different weights after {last} iterations"
+def _same_curve(runs: Sequence[_Run], last: int) -> Iterator[str]:
+    """Whether all runs that should be are the same one, as far as all of them have come."""
+    groups: dict[str, list[_Run]] = {}
+    for run in runs:
+        n, together = run.nprocs, run.settings["update"] == "allreduce"
+        where = f" on {n} rank{'s' * (n > 1)} with --update allreduce" if together else ""
+        groups.setdefault(where, []).append(run)
+    for where, these in groups.items():
+        hashes = {run.rows[last - 1]["weights_sha256"] for run in these}
+        if len(hashes) == 1:
+            yield (
+                f"the curve is the same in all {len(these)} runs{where}: weights {hashes.pop()} after "
+                f"{last} iterations, of which the first is not timed"
+            )
+        else:
+            yield (
+                f"the curve is NOT the same in all runs{where}: {len(hashes)} different weights after "
+                f"{last} iterations"
+            )
 
 
 def _learner_threads(

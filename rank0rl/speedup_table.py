@@ -51,7 +51,7 @@ def _columns(row: Row) -> dict[str, Any]:
     )
     figures = {name: getattr(row, name) for name in names}
     phases = {f"{phase}_s": row.phases[phase] for phase in PHASES}
-    every = {"nprocs": row.nprocs, **row.columns, **figures, **phases}
+    every = {"nprocs": row.nprocs, "update": row.update, **row.columns, **figures, **phases}
     return {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in every.items()}
 
 
@@ -69,7 +69,7 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
         c = row.columns
         spread = f" ({row.steps_per_s_min:,.0f} to {row.steps_per_s_max:,.0f})"
         cells = [
-            f"{row.nprocs}{' (more than cores)' if row.oversubscribed else ''}",
+            f"{_label(row)}{' (more than cores)' if row.oversubscribed else ''}",
             f"{row.steps_per_s:,.0f}{spread * (row.steps_per_s_min < row.steps_per_s_max)}",
             *(f"{c[name]:.2f}" for name in ("speedup", "efficiency", "ceiling", "expected")),
             f"{row.bare_steps_per_s:,.0f}",
@@ -94,9 +94,14 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
     for row in rows:
         each = [f"{1000 * row.phases[p]:.1f} ({row.share(p):.0%})" for p in phases]
         rest = f"{scaling.unaccounted(row):.1%}"
-        yield f"| {row.nprocs} | {1000 * row.seconds:.1f} | {' | '.join(each)} | {rest} |"
+        yield f"| {_label(row)} | {1000 * row.seconds:.1f} | {' | '.join(each)} | {rest} |"
     yield ""
     yield from (f"- {note}" for note in about["notes"])
+
+
+def _label(row: Row) -> str:
+    """The number of ranks, and how they update, if not by rank 0."""
+    return f"{row.nprocs}, {row.update}" if row.update != "rank0" else str(row.nprocs)
 
 
 def _phases(rows: Sequence[Row]) -> list[str]:
@@ -114,22 +119,26 @@ def _draw(path: Path, rows: Sequence[Row], title: str) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    n = [row.nprocs for row in rows]
+    n = sorted({row.nprocs for row in rows})
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     left.plot(n, [x / n[0] for x in n], color="0.7", linestyle=":", label="ideal")
-    for name, style in (("ceiling", "--"), ("expected", "-.")):
-        left.plot(n, [row.columns[name] for row in rows], color="0.4", linestyle=style, label=name)
     first = rows[0].steps_per_s
-    spread = [
-        [(row.steps_per_s - row.steps_per_s_min) / first for row in rows],
-        [(row.steps_per_s_max - row.steps_per_s) / first for row in rows],
-    ]
-    speedup = [row.columns["speedup"] for row in rows]
-    left.errorbar(n, speedup, spread, color="C0", marker="o", capsize=3, label="measured")
+    for i, update in enumerate(dict.fromkeys(row.update for row in rows)):
+        these = [row for row in rows if row.update == update]
+        x, said = [row.nprocs for row in these], f", {update}" * (update != "rank0")
+        for name, style in (("ceiling", "--"), ("expected", "-.")):
+            y = [row.columns[name] for row in these]
+            left.plot(x, y, color=f"{0.4 + 0.2 * i}", linestyle=style, label=name + said)
+        spread = [
+            [(row.steps_per_s - row.steps_per_s_min) / first for row in these],
+            [(row.steps_per_s_max - row.steps_per_s) / first for row in these],
+        ]
+        y = [row.columns["speedup"] for row in these]
+        left.errorbar(x, y, spread, color=f"C{i}", marker="o", capsize=3, label="measured" + said)
     left.set(xlabel="ranks", ylabel="speedup", title=title, xticks=n)
     left.legend(frameon=False)
     bottom = [0.0] * len(rows)
-    labels = [str(x) for x in n]
+    labels = [_label(row) for row in rows]
     for i, phase in enumerate(_phases(rows)):
         seconds = [row.phases[phase] for row in rows]
         right.bar(labels, seconds, bottom=bottom, color=f"C{i}", label=phase)

@@ -6,6 +6,7 @@ from runs import SMALL, curve, resume, sha, table, train
 
 from rank0rl import checkpoint
 from rank0rl.config import RunOptions
+from rank0rl.replay import CannotReplayError, replay
 
 TOGETHER = [*SMALL, "--update", "allreduce"]
 WHOLE = ["--minibatch-size", "64", "--total-steps", "64"]  # one iteration, one minibatch an epoch
@@ -50,6 +51,8 @@ def test_a_run_of_two_ranks_stays_in_step_and_is_resumed_exactly(tmp_path):
     resume(tmp_path / "parts", nprocs=2)
     assert sha(tmp_path / "parts") == sha(tmp_path / "whole")
     assert curve(tmp_path / "parts") == curve(tmp_path / "whole")
+    with pytest.raises(CannotReplayError, match="one rank cannot repeat it"):
+        replay(tmp_path / "parts", 1, 0)
 
 
 AGENT = """

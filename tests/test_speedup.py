@@ -18,7 +18,16 @@ PLAIN = Work()
 SLEEPS = ["toy_envs:Sleeps-v0", "--num-envs", "4", "--hidden", "8", "--epochs", "1"]
 
 
-def row(nprocs, steps_per_s=1000.0, shares=None, bare=None, slowest=None, fastest=None, **phases):
+def row(
+    nprocs,
+    steps_per_s=1000.0,
+    shares=None,
+    bare=None,
+    slowest=None,
+    fastest=None,
+    how="rank0",
+    **phases,
+):
     """Of an iteration of a second, unless its phases say otherwise."""
     every = {phase: phases.get(phase, 0.0) for phase in PHASES}
     seconds = sum(every.values())
@@ -30,6 +39,7 @@ def row(nprocs, steps_per_s=1000.0, shares=None, bare=None, slowest=None, fastes
         return_mean=1.0,
         memory_mb=1.0,
         shares=shares or (1 / nprocs, 1 / nprocs),
+        update=how,
         oversubscribed=nprocs > 4,
     )
 
@@ -46,6 +56,20 @@ def test_the_ceiling_is_amdahls_with_the_largest_share():
         assert columns(name, rows) == pytest.approx([1, 1 / 0.6, 1 / (0.2 + 0.3)])
     assert columns("speedup", rows) == pytest.approx([1, 1.5, 2])
     assert columns("efficiency", rows) == pytest.approx([1, 0.75, 0.5])
+
+
+def test_ranks_that_update_together_share_that_too_and_are_compared():
+    first = row(1, collect=0.6, update=0.4)
+    two = {"collect": 0.3, "update": 0.4}
+    rows = [first, row(2, 1200.0, **two), row(2, 1500.0, how="allreduce", collect=0.3, update=0.2)]
+    assert columns("ceiling", rows) == pytest.approx([1, 1 / 0.7, 1 / 0.5])
+    said = advice(rows, PLAIN)
+    assert said[1].startswith(
+        "--update allreduce makes 1.25 times the steps per second of rank 0's"
+    )
+    alone = [row(2, how="allreduce", collect=0.5, update=0.5), row(4, how="allreduce", collect=1.0)]
+    assert columns("ceiling", alone) == pytest.approx([1, 2])
+    assert advice(alone, PLAIN) == ["nothing stands out: more ranks, where there are more cores"]
 
 
 def test_what_is_expected_takes_in_that_processes_slow_each_other_down():
@@ -136,7 +160,7 @@ def test_a_disturbed_measurement_is_said_to_be_one():
     assert "nothing stands out" in advice(rows, PLAIN)[0]
 
 
-def run_of(seconds, updates, hashes="same"):
+def run_of(seconds, updates, hashes="same", update="rank0"):
     """Its rows: the first does not count."""
     rows = [
         {
@@ -154,7 +178,8 @@ def run_of(seconds, updates, hashes="same"):
         }
         for i, update in enumerate(updates)
     ]
-    return speedup._Run(2, {"num_envs": 4, "episodes_per_batch": 20}, rows)
+    settings = {"num_envs": 4, "episodes_per_batch": 20, "update": update}
+    return speedup._Run(2, settings, rows)
 
 
 def test_all_figures_are_of_the_median_run_as_far_as_all_have_come():
@@ -170,9 +195,15 @@ def test_all_figures_are_of_the_median_run_as_far_as_all_have_come():
 
 def test_another_curve_is_said_aloud():
     same = [run_of(1, [1, 1]), run_of(2, [1, 1, 1])]
-    assert "is the same in all 2 runs" in speedup._same_curve(same, 2)
-    other = [*same, run_of(1, [1, 1], "other")]
-    assert "NOT the same in all runs: 2 different" in speedup._same_curve(other, 2)
+    [said] = speedup._same_curve(same, 2)
+    assert "is the same in all 2 runs: weights" in said
+    other = run_of(1, [1, 1], "other")
+    [said] = speedup._same_curve([*same, other], 2)
+    assert "NOT the same in all runs: 2 different" in said
+    together = replace(other, settings={**other.settings, "update": "allreduce"})
+    first, second = speedup._same_curve([*same, together], 2)
+    assert "is the same in all 2 runs: weights" in first
+    assert "is the same in all 1 runs on 2 ranks with --update allreduce" in second
 
 
 def test_more_threads_are_tried_where_the_update_takes_long(tmp_path, monkeypatch):

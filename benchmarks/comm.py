@@ -2,6 +2,7 @@
 
 python benchmarks/comm.py --nprocs 2
 python benchmarks/comm.py --nprocs 4 --sizes        # headers only
+python benchmarks/comm.py --nprocs 2 --gradients    # averages of gradients only
 """
 
 from __future__ import annotations
@@ -21,11 +22,15 @@ def main() -> None:
         "--sizes", type=int, nargs="*", default=[1, 10, 100, 1000], help="MB, of all"
     )
     parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--gradients", action="store_true", help="average gradients, and no more")
     parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
     args = parser.parse_args()
     if rank0rl.mpi_fork(args.nprocs) == "parent":
         sys.exit()
     sys.path.insert(0, str(Path(__file__).parent.parent))
+    if args.gradients:
+        gradients(args)
+        return
     headers(args)
     for size in args.sizes:
         bandwidth(args, size)
@@ -102,6 +107,51 @@ def bandwidth(args: argparse.Namespace, size: int) -> None:
     figures["broadcast / copy"] = ratio(sent, copied)
     if rank == 0:
         show(f"{size} MB of all, ranks: {n}", figures, args.out)
+
+
+def gradients(args: argparse.Namespace) -> None:
+    """Of a million parameters in 50 tensors."""
+    import numpy as np
+    import torch
+    from mpi4py import MPI
+    from table import alternate, ratio, show
+
+    from rank0rl import comm
+    from rank0rl.compat import mpi_pytorch
+
+    torch.set_num_threads(1)
+    world, rank, n = comm.world(), comm.get_rank(), comm.get_nworkers()
+    assert world is not None, "averaging needs --nprocs 2 or more"
+    sizes = [(199, 200)] * 25 + [(200,)] * 25
+    module = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(size)) for size in sizes])
+    for parameter in module:
+        parameter.grad = torch.randn_like(parameter)
+    flat = np.zeros(sum(p.numel() for p in module), np.float32)
+
+    def one_by_one() -> None:
+        for parameter in module:
+            world.Allreduce(MPI.IN_PLACE, parameter.grad.numpy())
+            parameter.grad /= n
+
+    calls = {
+        "mpi_avg_grads, ms": lambda: mpi_pytorch.mpi_avg_grads(module),
+        "one Allreduce of as many numbers, ms": lambda: world.Allreduce(MPI.IN_PLACE, flat),
+        "one blocking call per parameter, ms": one_by_one,
+    }
+
+    def mean_ms(call) -> float:
+        world.Barrier()
+        start = time.perf_counter()
+        for _ in range(20):
+            call()
+        return 1e3 * (time.perf_counter() - start) / 20
+
+    figures = alternate({k: lambda call=call: mean_ms(call) for k, call in calls.items()}, 9)
+    ours, one, each = figures.values()
+    figures["mpi_avg_grads / one Allreduce"] = ratio(ours, one)
+    figures["mpi_avg_grads / one call per parameter"] = ratio(ours, each)
+    if rank == 0:
+        show(f"gradients of {flat.size:,} parameters in 50 tensors, ranks: {n}", figures, args.out)
 
 
 if __name__ == "__main__":

@@ -209,7 +209,7 @@ def _alone(row: Row, work: Work) -> list[tuple[float, str]]:
             (
                 update,
                 f"rank 0's update takes {update:.0%} of the time on {_ranks(row)}: fewer epochs or "
-                f"larger minibatches in it, more steps per batch, --update allreduce, or {other}",
+                f"larger minibatches in it, more steps per batch, or {other}",
             )
         )
     if moving > 0.1:

@@ -252,9 +252,10 @@ def _same_curve(runs: Sequence[_Run], last: int) -> Iterator[str]:
     for where, these in groups.items():
         hashes = {run.rows[last - 1]["weights_sha256"] for run in these}
         if len(hashes) == 1:
+            all_of = f"the same in all {len(these)} runs" if len(these) > 1 else "of one run"
             yield (
-                f"the curve is the same in all {len(these)} runs{where}: weights {hashes.pop()} after "
-                f"{last} iterations, of which the first is not timed"
+                f"the curve is {all_of}{where}: weights {hashes.pop()} after {last} iterations, of "
+                f"which the first is not timed"
             )
         else:
             yield (

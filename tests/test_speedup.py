@@ -203,7 +203,7 @@ def test_another_curve_is_said_aloud():
     together = replace(other, settings={**other.settings, "update": "allreduce"})
     first, second = speedup._same_curve([*same, together], 2)
     assert "is the same in all 2 runs: weights" in first
-    assert "is the same in all 1 runs on 2 ranks with --update allreduce" in second
+    assert "the curve is of one run on 2 ranks with --update allreduce: weights" in second
 
 
 def test_more_threads_are_tried_where_the_update_takes_long(tmp_path, monkeypatch):

@@ -7,7 +7,6 @@ episodes. So it is the same whichever rank collects it, and whatever else that r
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,6 @@ from rank0rl.batch import Batch
 
 Array = npt.NDArray[Any]
 
-_TURNS = 2  # in which a rank collects its share of episodes of different lengths
 _BLOCK = 256  # steps of noise drawn at once where an episode's length is not known
 
 
@@ -68,7 +66,8 @@ class Rollout:
         steps: fixed-step batches: T, steps per lane and iteration.
         episodes: whole-episode batches: called in each iteration for the numbers of the episodes
             that this rank collects in it. Give either steps or episodes.
-        share: of these episodes, an equal share of each rank, if other ranks draw from them too.
+        at_once: of these episodes, how many are under way at the same time, at most. The fewer, the
+            shorter the longest wait of ranks that share them.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Rollout:
         *,
         steps: int = 0,
         episodes: Callable[[], Iterator[int]] | None = None,
-        share: float | None = None,
+        at_once: int | None = None,
     ) -> None:
         """Make the environments."""
         self.lanes = [Lane(number, _make(make_env, number), i) for i, number in enumerate(lanes)]
@@ -89,7 +88,7 @@ class Rollout:
         self._first_choice = first if np.any(first) else None
         if not lanes:
             env.close()
-        self._seed, self._steps, self._episodes, self._share = seed, steps, episodes, share
+        self._seed, self._steps, self._episodes, self._at_once = seed, steps, episodes, at_once
         self._rows: Batch = {}  # name -> (lanes, capacity, ...)
         self._capacity = steps or _BLOCK
         self._obs = np.zeros((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
@@ -98,7 +97,6 @@ class Rollout:
         self._ret = np.zeros(len(lanes), np.float64)  # of the episodes under way
         self._length = np.zeros(len(lanes), np.int64)
         self._finished: dict[str, list[float]] = {}
-        self._lengths: list[float] = []  # of the episodes of the iteration before
         self._doing: tuple[Lane, Any] | None = None  # lane and action, or agent that chooses one
         self.failed_at: tuple[int, int] | None = None
         """Iteration and unit in which something has raised."""
@@ -110,7 +108,6 @@ class Rollout:
             Fragments in order of units; and the episodes that ended, in the order in which they
             did: "unit", "return" and "length", each (E,).
         """
-        self._lengths = self._finished.get("length", [])
         self._finished = {"unit": [], "return": [], "length": []}
         collect = self._collect_episodes if self._episodes else self._collect_steps
         if not self.lanes:
@@ -245,7 +242,7 @@ class Rollout:
         assert self._episodes is not None
         fragments: list[Fragment] = []
         todo = self._episodes()
-        idle = list(reversed(self.lanes[: self._at_once()]))
+        idle = list(reversed(self.lanes[: self._at_once]))
         active: list[Lane] = []
         draw: dict[int, Callable[[int], Array]] = {}
         noise = np.empty((len(self.lanes), _BLOCK, agent.noise[1]), np.float32)
@@ -271,17 +268,6 @@ class Rollout:
                 fragments.append(self._fragment(lane, length, [(length - 1, last_obs)], copy=True))
                 active.remove(lane)
                 idle.append(lane)
-
-    def _at_once(self) -> int | None:
-        """How many of the shared episodes are under way at the same time; None: as many as can be.
-
-        Where lengths differ, a share in two turns makes ranks end together, and in more gives `act`
-        too few rows. Where the last ones were equally long, there is nothing to make up for.
-        """
-        if self._share is None:
-            return None
-        turns = 1 if len(set(self._lengths)) == 1 else _TURNS
-        return math.ceil(self._share / turns)
 
     def _step(
         self, agent: Agent, lanes: list[Lane], at: Any, noise: Array, unit: Array

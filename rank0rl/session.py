@@ -29,6 +29,8 @@ from rank0rl.state import State
 from rank0rl.threads import set_threads
 from rank0rl.trainer import train
 
+_TURNS = 2  # in which a rank collects its episodes, for an even end; more give act too few rows
+
 
 def run(argv: list[str], configs: Path | None) -> int:
     """Train as the command line says.
@@ -150,7 +152,7 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
     Collective: every rank calls this.
     """
     lanes = lanes_of(rank, nworkers, options.num_envs, options.rank0_lanes)
-    episodes = share = None
+    episodes = at_once = None
     if only is not None:
         lanes = range(only, only + 1)
         episodes = (lambda: iter([only])) if options.episodes_per_batch else None
@@ -158,7 +160,7 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
         tickets = comm.Tickets(options.episodes_per_batch)
         most = None
         if nworkers > 1:
-            share = options.episodes_per_batch / nworkers
+            at_once = max(1, options.episodes_per_batch // (nworkers * _TURNS))
             if rank == 0 and options.rank0_lanes is not None:
                 most = options.episodes_per_batch * options.rank0_lanes // options.num_envs
         episodes = functools.partial(tickets.round, most)
@@ -168,7 +170,7 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
         options.seed,
         steps=options.steps_per_env,
         episodes=episodes,
-        share=share,
+        at_once=at_once,
     )
 
 

@@ -197,12 +197,9 @@ def test_whole_episodes_are_units_of_their_own_whatever_lanes_collect_them():
             assert getattr(fragment, name).tobytes() == getattr(twin, name).tobytes()
 
 
-@pytest.mark.parametrize(("vary", "second"), [(False, [[0, 1, 2, 3]]), (True, [[0, 1]])])
-def test_a_share_is_collected_in_two_turns_unless_episodes_are_equally_long(vary, second):
-    def env():
-        return toy_envs.Count(vary=vary)
-
-    rollout = Rollout(env, range(4), SEED, episodes=lambda: iter(range(4)), share=4)
+def test_no_more_episodes_are_under_way_than_at_once():
+    drawn = iter(range(6))
+    rollout = Rollout(toy_envs.Count, range(4), SEED, episodes=lambda: drawn, at_once=2)
     seen = []
 
     class Watch(NoiseAgent):
@@ -211,11 +208,7 @@ def test_a_share_is_collected_in_two_turns_unless_episodes_are_equally_long(vary
             return super().act(obs, noise, unit)
 
     rollout.collect(Watch(), 1)
-    assert max(len(units) for units in seen) == 2
-    assert seen[0] == [0, 1]
-    seen.clear()
-    rollout.collect(Watch(), 2)
-    assert seen[:1] == second
+    assert seen[::3] == [[0, 1], [2, 3], [4, 5]]  # of three steps each
 
 
 def test_a_rank_without_lanes_knows_the_spaces_and_collects_nothing():

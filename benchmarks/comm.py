@@ -81,7 +81,8 @@ def bandwidth(args: argparse.Namespace, size: int) -> None:
 
     from rank0rl import comm
 
-    rank, n = comm.get_rank(), comm.get_nworkers()
+    world, rank, n = comm.world(), comm.get_rank(), comm.get_nworkers()
+    assert world is not None, "gathering needs --nprocs 2 or more"
     rows = size * 1_000_000 // 128 // n
     part = {"obs": np.ones((rows, 32), np.float32)}
     whole = np.ones((rows * n, 32), np.float32)
@@ -94,16 +95,25 @@ def bandwidth(args: argparse.Namespace, size: int) -> None:
         comm.bcast_(whole)
         comm.barrier()
 
+    counts = [part["obs"].size] * n
+    already = np.empty_like(whole)  # its pages are there
+
+    def plain() -> None:  # what MPI itself takes
+        receive = [already, counts] if rank == 0 else None
+        world.Gatherv(part["obs"], receive)
+
     calls = {
         "copy of memory, GB/s": copy,
         "gather, GB/s": lambda: rank0rl.rank0_accum_batches(part),
+        "one blocking Gatherv into memory that is there, GB/s": plain,
         "broadcast, GB/s": bcast,
     }
     gigabytes = rows * n * 128 / 1e9
     ways = {name: lambda call=call: gigabytes / timed(call) for name, call in calls.items()}
     figures = alternate(ways, args.repeats)
-    copied, gathered, sent = figures.values()
+    copied, gathered, bare, sent = figures.values()
     figures["gather / copy"] = ratio(gathered, copied)
+    figures["blocking Gatherv / copy"] = ratio(bare, copied)
     figures["broadcast / copy"] = ratio(sent, copied)
     if rank == 0:
         show(f"{size} MB of all, ranks: {n}", figures, args.out)

@@ -1,14 +1,21 @@
 """The examples run, with the numbers of ranks and the output that they and the docs show."""
 
 import ast
+import difflib
+import importlib.util
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
 from textwrap import dedent
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from on_ranks import HERE, run
+from on_ranks import HERE, on_ranks, run
+
+import rank0rl
 
 ROOT = HERE.parent
 EXAMPLES = ROOT / "examples"
@@ -22,6 +29,11 @@ RANKS = {
     "07_allreduce": 3,
     "08_fork": 4,
 }
+
+
+SHORT = "--iterations 2 --steps-per-batch 256 --epochs 2"
+LEARNS = "--iterations 14 --seed 3"
+LINE = r"iteration (\d+)  return (\S+)  steps/s \d+"
 
 
 def typed(command, **kwargs):
@@ -62,3 +74,162 @@ def test_every_mpi_example_is_in_the_docs_as_it_is():
 def test_the_fork_example_imports_mpi_before_it_forks():
     text = (EXAMPLES / "mpi" / "08_fork.py").read_text()
     assert text.index("from mpi4py import MPI") < text.index("rank0rl.mpi_fork(4)")
+
+
+def loaded(name):
+    """An example as a module."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def serial():
+    return loaded("ppo_serial")
+
+
+def iterations(lines):
+    """The mean return of each iteration; nothing but iterations is printed, each once."""
+    found = [re.fullmatch(LINE, line).groups() for line in lines]
+    assert [int(i) for i, _ in found] == list(range(len(found)))
+    assert len(found) > 1
+    return [float(ret) for _, ret in found]
+
+
+IN_ONE_PROCESS = """
+import runpy, sys
+sys.argv[1:] = {args}
+for name in ("serial", "ranks"):
+    runpy.run_path(f"examples/ppo_{{name}}.py", run_name="__main__")
+print("mpi4py" in sys.modules)
+"""
+
+
+def test_ppo_in_one_file_runs_in_one_process_without_mpi():
+    code = IN_ONE_PROCESS.format(args=SHORT.split())
+    *lines, mpi = typed(f"python -c {shlex.quote(code)}", limit_s=120)
+    for returns in (iterations(lines[:2]), iterations(lines[2:])):
+        assert all(9 <= ret <= 256 for ret in returns)
+    assert mpi == "False"
+
+
+def test_ppo_in_one_file_runs_on_two_ranks():
+    returns = iterations(typed(f"python examples/ppo_ranks.py --nprocs 2 {SHORT}", limit_s=120))
+    assert all(9 <= ret <= 256 for ret in returns)
+
+
+def on_rank_ppo():
+    """Train as a rank, and what was seen of each step."""
+    ppo = loaded("ppo_ranks")
+    seen = {"updates": [], "first": [], "obs": [], "nets": []}
+    collect, update = ppo.collect, ppo.update
+
+    def collect_(env, net, now, steps, args):
+        seen["nets"].append(rank0rl.chksum(net))  # raises if ranks differ
+        rows, now = collect(env, net, now, steps, args)
+        seen["first"].append(rows["obs"][0].tolist())
+        return rows, now
+
+    def update_(net, adam, batch, args):
+        seen["updates"].append(len(batch["obs"]))
+        seen["obs"].append(batch["obs"][::128].tolist())
+        update(net, adam, batch, args)
+
+    ppo.collect, ppo.update = collect_, update_
+    sys.argv = ["ppo_ranks.py", "--nprocs", "2", *SHORT.split()]
+    ppo.main()
+    return seen
+
+
+def test_the_eight_steps_do_what_they_say():
+    first, second = on_ranks(2, "test_examples:on_rank_ppo", limit_s=120)
+    assert first["updates"] == [256, 256]
+    assert second["updates"] == []  # step 7
+    assert first["first"][0] != second["first"][0]  # step 4
+    both = [list(rows) for rows in zip(first["first"], second["first"], strict=True)]
+    assert first["obs"] == both  # step 6: rank 0's rows, then rank 1's
+    assert first["nets"] == second["nets"]  # step 8, before the first rollout too
+    assert len(set(first["nets"])) == 2
+
+
+def test_the_docs_show_the_difference_of_the_two_files():
+    paths = [f"examples/{name}.py" for name in ("ppo_serial", "ppo_ranks")]
+    before, after = [(ROOT / path).read_text().splitlines() for path in paths]
+    diff = [line.rstrip() for line in difflib.unified_diff(before, after, *paths, lineterm="")]
+    [block] = re.findall(
+        r"^```diff\n(.*?)^```$", (ROOT / "docs" / "eight-steps.md").read_text(), re.M | re.S
+    )
+    assert block.splitlines() == diff, "\n".join(diff)
+    assert {n for line in diff for n in re.findall(r"# step (\d)", line)} == set("12345678")
+
+
+def test_the_advantages_are_those_of_a_plain_sum(serial):
+    rng = np.random.default_rng(0)
+    T, gamma, lam = 9, 0.9, 0.8
+    rew, val, next_val = rng.standard_normal((3, T))
+    end = np.isin(np.arange(T), [3, 4, T - 1])
+    delta = rew + gamma * next_val - val
+    expected = np.zeros(T)
+    for t in range(T):
+        for k in range(t, T):
+            expected[t] += (gamma * lam) ** (k - t) * delta[k]
+            if end[k]:
+                break
+    adv = serial.gae(rew, val, next_val, end, gamma, lam)
+    np.testing.assert_allclose(adv, expected)
+
+
+def test_the_scale_is_that_of_all_rows(serial):
+    import torch
+
+    rows, scale = torch.randn(50, 3) * 4 + 1, serial.Scale(3)
+    for part in rows.split([1, 30, 19]):
+        scale.merge(part)
+    torch.testing.assert_close(scale.mean, rows.mean(0))
+    torch.testing.assert_close(scale.std(), rows.std(0, correction=0))
+
+
+def test_what_is_cut_off_has_a_value_and_what_terminates_has_none(serial):
+    """In a world where each step is worth 1, and with lam 0: adv + val = 1 + gamma V', or 1."""
+    import gymnasium as gym
+    import torch
+
+    class Three(gym.Env):
+        """Episodes of three steps, which are cut off and terminate in turn."""
+
+        observation_space = gym.spaces.Box(-9, 9, (1,), np.float32)
+        action_space = gym.spaces.Box(-1, 1, (2,), np.float32)
+        episodes = 0
+
+        def reset(self, seed=None, options=None):
+            self.t, self.episodes = 0, self.episodes + 1
+            return np.zeros(1, np.float32), {}
+
+        def step(self, act):
+            assert self.action_space.contains(act)
+            self.t += 1
+            end = self.t == 3
+            cut = self.episodes % 2 == 1
+            return np.full(1, self.t, np.float32), 1.0, end and not cut, end and cut, {}
+
+    gym.register("rank0rl/Three-v0", Three)
+    env = serial.make_env("rank0rl/Three-v0")
+    net = serial.ActorCritic(env)
+    args = SimpleNamespace(gamma=0.5, lam=0.0)
+    now, _ = env.reset()
+    rows, now = serial.collect(env, net, now, 8, args)
+    with torch.no_grad():
+        at = net.value(torch.arange(4.0)[:, None]).numpy()
+    assert rows["obs"][:, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    after = np.array([at[1], at[2], at[3], at[1], at[2], 0, at[1], at[2]])
+    np.testing.assert_allclose(rows["ret"], 1 + 0.5 * after, rtol=1e-5)
+    assert rows["returns"].tolist() == [3, 3]
+    assert now.tolist() == [2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["ppo_serial.py", "ppo_ranks.py --nprocs 2"])
+def test_ppo_in_one_file_learns(command):
+    returns = iterations(typed(f"python examples/{command} {LEARNS}", limit_s=200))
+    assert np.mean(returns[-3:]) > 300, returns

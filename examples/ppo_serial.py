@@ -1,0 +1,194 @@
+"""PPO in one file and one process, in the style of public tutorials.
+
+    python examples/ppo_serial.py --env CartPole-v1
+    python examples/ppo_serial.py --env Walker2d-v5 --iterations 500
+
+Collect a batch of steps, estimate advantages, learn by some epochs of clipped gradient steps, again.
+Source: Schulman et al. 2017, arXiv:1707.06347.
+"""
+
+import argparse
+import time
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import nn
+
+
+def parse():
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--env", default="CartPole-v1", help="with box or discrete actions")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--iterations", type=int, default=50)
+    parser.add_argument("--steps-per-batch", type=int, default=2048)
+    parser.add_argument("--minibatch-size", type=int, default=64)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--gamma", type=float, default=0.99)
+    parser.add_argument("--lam", type=float, default=0.95)
+    parser.add_argument("--clip-ratio", type=float, default=0.2)
+    return parser.parse_args()
+
+
+class Scale(nn.Module):
+    """Mean and standard deviation of all rows so far; they are buffers, saved with the weights."""
+
+    def __init__(self, n):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(n))
+        self.register_buffer("var", torch.ones(n))
+
+    def merge(self, x):
+        """Take rows (N, n) into account."""
+        share = len(x) / (self.count + len(x))  # of the new rows
+        delta = x.mean(0) - self.mean
+        var = x.var(0, correction=0)
+        self.var.copy_((1 - share) * self.var + share * var + share * (1 - share) * delta**2)
+        self.mean.add_(share * delta)
+        self.count.add_(len(x))
+
+    def std(self):
+        """Standard deviations, (n,); 1e-8 in place of the 0 of what never changes."""
+        return self.var.sqrt().clamp(min=1e-8)
+
+
+class ActorCritic(nn.Module):
+    """Policy and value function, two networks of two layers of 64 units."""
+
+    def __init__(self, env):
+        super().__init__()
+        (n_obs,) = env.observation_space.shape
+        self.discrete = isinstance(env.action_space, gym.spaces.Discrete)
+        if self.discrete:
+            n_act, self.first = int(env.action_space.n), int(env.action_space.start)
+        else:
+            (n_act,) = env.action_space.shape
+        self.obs, self.ret = Scale(n_obs), Scale(1)
+        self.actor = network(n_obs, n_act, 0.01)  # at first all actions are about equally likely
+        self.critic = network(n_obs, 1, 1.0)
+        self.log_std = nn.Parameter(torch.zeros(n_act))
+
+    def scaled(self, obs):
+        """Observations with mean 0 and standard deviation 1; beyond 10 are outliers."""
+        return ((obs - self.obs.mean) / self.obs.std()).clamp(-10, 10)
+
+    def policy(self, obs):
+        """Distribution of actions, for observations (N, n_obs) or (n_obs,)."""
+        out = self.actor(self.scaled(obs))
+        if self.discrete:
+            return torch.distributions.Categorical(logits=out)
+        normal = torch.distributions.Normal(out, self.log_std.exp().expand_as(out))
+        return torch.distributions.Independent(normal, 1)
+
+    def action(self, act):
+        """What the environment takes for one action (n_act,) or () of the policy."""
+        return self.first + act.item() if self.discrete else act.cpu().numpy()
+
+    def value(self, obs):
+        """Expected discounted returns (N,), of observations (N, n_obs)."""
+        return self.critic(self.scaled(obs))[:, 0] * self.ret.std() + self.ret.mean
+
+
+def network(n_in, n_out, gain):
+    """Two tanh layers and a linear one, with orthogonal weights."""
+    layers = [nn.Linear(n_in, 64), nn.Linear(64, 64), nn.Linear(64, n_out)]
+    for layer, scale in zip(layers, (2**0.5, 2**0.5, gain), strict=True):
+        nn.init.orthogonal_(layer.weight, scale)
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+
+
+def make_env(name):
+    """An environment with vectors as observations; actions beyond the bounds are clipped to them."""
+    env = gym.wrappers.FlattenObservation(gym.make(name))
+    if not isinstance(env.action_space, gym.spaces.Discrete):
+        env = gym.wrappers.ClipAction(env)
+    return gym.wrappers.RecordEpisodeStatistics(env)
+
+
+@torch.no_grad()
+def collect(env, net, now, T, args):
+    """Make T steps on from the observation `now`: rows to learn from, and the observation then."""
+    device = net.log_std.device
+    obs, next_obs = np.zeros((2, T, *env.observation_space.shape), np.float32)
+    rew = np.zeros(T, np.float32)
+    terminated, end = np.zeros((2, T), bool)  # end: also where an episode or the batch is cut off
+    act, returns = [], []
+    for t in range(T):
+        obs[t] = now
+        act.append(net.policy(torch.as_tensor(obs[t], device=device)).sample())
+        now, rew[t], terminated[t], truncated, info = env.step(net.action(act[t]))
+        next_obs[t] = now
+        end[t] = terminated[t] or truncated
+        if end[t]:
+            returns.append(info["episode"]["r"])
+            now, _ = env.reset()
+    end[-1] = True
+    seen, act = torch.as_tensor(obs, device=device), torch.stack(act)
+    val = net.value(seen).cpu().numpy()
+    # What is cut off would have gone on; only what has terminated is worth nothing from there.
+    next_val = net.value(torch.as_tensor(next_obs, device=device)).cpu().numpy() * ~terminated
+    adv = gae(rew, val, next_val, end, args.gamma, args.lam)
+    logp = net.policy(seen).log_prob(act)
+    rows = {"obs": obs, "act": act.cpu().numpy(), "logp": logp.cpu().numpy()}
+    return rows | {"adv": adv, "ret": adv + val, "returns": np.array(returns, np.float32)}, now
+
+
+def gae(rew, val, next_val, end, gamma, lam):
+    """Generalized advantage estimates (T,), of rewards and values (T,). arXiv:1506.02438, eq. 16."""
+    delta = rew + gamma * next_val - val
+    adv, after = np.zeros_like(delta), 0.0
+    for t in reversed(range(len(delta))):
+        adv[t] = after = delta[t] + gamma * lam * after * (not end[t])
+    return adv
+
+
+def update(net, adam, batch, args):
+    """Epochs of minibatch gradient steps on the clipped objective and the error of the values."""
+    device = net.log_std.device
+    keys = ("obs", "act", "logp", "adv", "ret")
+    obs, act, logp, adv, ret = (torch.as_tensor(batch[key], device=device) for key in keys)
+    adv = (adv - adv.mean()) / (adv.std() + 1e-8)  # 1e-8: equal advantages
+    net.ret.merge(ret[:, None])
+    for _ in range(args.epochs):
+        for i in torch.randperm(len(obs), device=device).split(args.minibatch_size):
+            ratio = (net.policy(obs[i]).log_prob(act[i]) - logp[i]).exp()
+            clipped = ratio.clamp(1 - args.clip_ratio, 1 + args.clip_ratio)
+            gain = torch.min(ratio * adv[i], clipped * adv[i]).mean()
+            error = ((net.value(obs[i]) - ret[i]) / net.ret.std()).square().mean()
+            adam.zero_grad()
+            (0.5 * error - gain).backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            adam.step()
+    net.obs.merge(obs)  # after the steps: they compare with the policy that has acted
+
+
+def main():
+    """Train."""
+    args = parse()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.set_num_threads(1)  # networks this small gain nothing from more
+    torch.distributions.Distribution.set_default_validate_args(False)  # up to a third of drawing
+    torch.manual_seed(args.seed)
+    env = make_env(args.env)
+    now, _ = env.reset(seed=args.seed)
+    net = ActorCritic(env).to(device)
+    adam = torch.optim.Adam(net.parameters(), lr=args.lr, eps=1e-5)
+    steps = args.steps_per_batch
+
+    for iteration in range(args.iterations):
+        start = time.perf_counter()
+        batch, now = collect(env, net, now, steps, args)
+        update(net, adam, batch, args)
+        ended = batch["returns"]
+        rate = len(batch["obs"]) / (time.perf_counter() - start)
+        mean = ended.mean() if len(ended) else np.nan
+        text = f"iteration {iteration}  return {mean:.1f}  steps/s {rate:.0f}"
+        print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -115,7 +115,7 @@ def collect(env, net, now, T, args):
     device = net.log_std.device
     obs, next_obs = np.zeros((2, T, *env.observation_space.shape), np.float32)
     rew = np.zeros(T, np.float32)
-    terminated, end = np.zeros((2, T), bool)  # end: also where an episode or the batch is cut off
+    terminated, end = np.zeros((2, T), bool)  # end: also where an episode is cut off
     act, returns = [], []
     for t in range(T):
         obs[t] = now
@@ -126,7 +126,6 @@ def collect(env, net, now, T, args):
         if end[t]:
             returns.append(info["episode"]["r"])
             now, _ = env.reset()
-    end[-1] = True
     seen, act = torch.as_tensor(obs, device=device), torch.stack(act)
     val = net.value(seen).cpu().numpy()
     # What is cut off would have gone on; only what has terminated is worth nothing from there.
@@ -181,6 +180,7 @@ def main():
 
     for iteration in range(args.iterations):
         start = time.perf_counter()
+        adam.param_groups[0]["lr"] = args.lr * (1 - iteration / args.iterations)
         batch, now = collect(env, net, now, steps, args)
         update(net, adam, batch, args)
         ended = batch["returns"]

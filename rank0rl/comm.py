@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import os
 import pickle
+import platform
 import sys
 import time
 import warnings
@@ -103,6 +104,16 @@ def get_nworkers(comm: Comm | None = None) -> int:
     return comm.size if comm else 1
 
 
+@cache
+def hosts() -> tuple[str, ...]:
+    """The name of every rank's host, in rank order.
+
+    Collective: every rank calls this, in the same order; after the first time nothing is sent.
+    """
+    comm, mine = world(), platform.node()
+    return tuple(everyones(mine, "hosts", comm)) if comm else (mine,)
+
+
 def print0(*args: Any, **kwargs: Any) -> None:
     """`print` on rank 0, nothing on the other ranks."""
     if get_rank() == 0:
@@ -168,17 +179,17 @@ def bcast(array: Array | None, comm: Comm | None = None) -> Array:
     return out
 
 
-def bcast_(array: Array, comm: Comm | None = None) -> None:
-    """Overwrite a C-contiguous array, in place, with rank 0's of the same shape and dtype.
+def bcast_(array: Array, comm: Comm | None = None, root: int = 0) -> None:
+    """Overwrite a C-contiguous array, in place, with the root's of the same shape and dtype.
 
-    Collective: every rank calls this, in the same order.
+    Collective: every rank calls this, in the same order, with the same root.
     """
     comm = comm or world()
     if comm is None:
         return
     raw = array.reshape(-1).view(np.uint8)
     for start in range(0, raw.size, _CHUNK):
-        _wait(comm, "bcast", comm.Ibcast(raw[start : start + _CHUNK]), spin_s=_MOVE_S)
+        _wait(comm, "bcast", comm.Ibcast(raw[start : start + _CHUNK], root), spin_s=_MOVE_S)
 
 
 def agree(

@@ -21,6 +21,7 @@ Array = npt.NDArray[Any]
 X = TypeVar("X")
 
 OPS = ("sum", "mean", "prod", "max", "min")
+_SAME = "kinds, dtypes and shapes"
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,19 @@ def statistics(x: Any, comm: Comm | None = None) -> Statistics:
 
     Returns:
         The same on every rank. Of no samples at all, nan, with inf and -inf as extremes.
+
+    Raises:
+        ValueError: the same on every rank, if one comes with what are no real numbers.
     """
-    samples = _opened(x).array.astype(np.float64).reshape(-1)
+    samples, problem = np.empty(0), ""
+    try:
+        thing = opened(x)
+        _check(thing, "max")
+        samples = thing.array.astype(np.float64).reshape(-1)
+    except (TypeError, ValueError) as error:
+        problem = str(error)
     begun = np.array([samples.sum(), samples.size])
-    total, count = reduce_many({"x": begun}, "sum", "statistics", comm)["x"].tolist()
+    total, count = reduce_many({"x": begun}, "sum", "statistics", comm, problem)["x"].tolist()
     mean = total / count if count else float("nan")
     squares = all_sum(float(np.square(samples - mean).sum()), comm)
     std = (squares / count) ** 0.5 if count else float("nan")
@@ -108,6 +118,7 @@ def reduce_many(
     op: str,
     what: str,
     comm: Comm | None = None,
+    problem: str = "",
 ) -> dict[str, Any]:
     """`all_reduce` of many things at once, as one message for each dtype.
 
@@ -118,6 +129,7 @@ def reduce_many(
         op: one of `OPS`.
         what: the name of the collective, for the message of an error.
         comm: the ranks; all of the job by default.
+        problem: what else is wrong on this rank, if anything is.
 
     Returns:
         Name -> what has come of it, on every rank.
@@ -127,21 +139,15 @@ def reduce_many(
             that cannot be computed with.
         OverflowError: the same on every rank, if an integer result does not fit its dtype.
     """
-    opened, problem = {}, ""
     if op not in OPS:
-        problem = f"op must be one of {', '.join(OPS)}: got {op!r}"
-    for name, x in things.items():
-        try:
-            opened[name] = _opened(x)
-            _check(opened[name], op)
-        except (TypeError, ValueError) as error:
-            problem = problem or f"{name!r}: {error}"
-    layout = {name: thing.layout for name, thing in opened.items()} | {"op": op}
-    ranks.agree(layout, what, problem, "kinds, dtypes and shapes", comm=comm)
+        problem = problem or f"op must be one of {', '.join(OPS)}: got {op!r}"
+    every, wrong = _opened_all(things, op)
+    layout = {name: thing.layout for name, thing in every.items()} | {"op": op}
+    ranks.agree(layout, what, problem or wrong, _SAME, comm=comm)
     n = ranks.get_nworkers(comm)
     out: dict[str, Any] = {}
-    for dtype in {_wide(thing.array.dtype, op): None for thing in opened.values()}:
-        these = {k: t for k, t in opened.items() if _wide(t.array.dtype, op) == dtype}
+    for dtype in {_wide(thing.array.dtype, op): None for thing in every.values()}:
+        these = {k: t for k, t in every.items() if _wide(t.array.dtype, op) == dtype}
         flat = np.concatenate([thing.array.reshape(-1) for thing in these.values()], dtype=dtype)
         if op in ("max", "min") and dtype.kind == "f":
             _extreme_(flat, op, what, comm)
@@ -157,7 +163,35 @@ def reduce_many(
     return {name: out[name] for name in things}
 
 
-class _Opened(NamedTuple):
+def gather_many(things: Mapping[str, Any], what: str, comm: Comm | None = None) -> dict[str, Any]:
+    """The things of all ranks, stacked along a new first axis in rank order, on every rank.
+
+    Collective: every rank calls this, in the same order.
+
+    Args:
+        things: name -> number, array, tensor or list of numbers.
+        what: the name of the collective, for the message of an error.
+        comm: the ranks; all of the job by default.
+
+    Returns:
+        Name -> array, or tensor where one came in, of shape (ranks, *its shape).
+
+    Raises:
+        ValueError: the same on every rank, if ranks come with different things, or with something
+            that cannot be sent.
+    """
+    every, problem = _opened_all(things)
+    layout = {name: thing.layout for name, thing in every.items()}
+    counts = ranks.agree(layout, what, problem, _SAME, comm=comm, numbers=[1] * len(every))
+    comm = comm or ranks.world()
+    stacked = [thing.array[None] for thing in every.values()]
+    if comm:
+        stacked = ranks.gather(stacked, counts, what, comm, to_all=True)
+    out = {name: t.closed(a) for (name, t), a in zip(every.items(), stacked, strict=True)}
+    return {name: out[name] for name in things}
+
+
+class Opened(NamedTuple):
     """A thing as an array, and how to make such a thing of a result."""
 
     array: Array
@@ -165,34 +199,56 @@ class _Opened(NamedTuple):
     layout: str
 
 
-def _opened(x: Any) -> _Opened:
+def opened(x: Any) -> Opened:
+    """A number, array, tensor or list of numbers as an array, which may share its memory.
+
+    Raises:
+        TypeError: if it is something else.
+        ValueError: if it is a tensor that has no such array.
+    """
     torch = sys.modules.get("torch")  # who has no tensors need not wait for it to load
     if torch is not None and isinstance(x, torch.Tensor):
         if x.is_sparse or x.device.type == "meta":
             kind = "sparse" if x.is_sparse else "on the meta device, where it has no data"
             raise ValueError(f"a tensor must be dense and hold data: got one that is {kind}")
         dtype, device = x.dtype, x.device
-        there = x.detach().cpu()
+        there = x.detach().cpu().resolve_conj().resolve_neg()
         array = (there.float() if dtype == torch.bfloat16 else there).numpy()
 
         def closed(result: Array) -> Any:
-            back = torch.from_numpy(np.ascontiguousarray(result).reshape(array.shape))
+            back = torch.from_numpy(np.array(result, order="C"))
             return back.to(device, dtype if result.dtype == array.dtype else None)
 
-        return _Opened(array, closed, f"tensor {dtype} {tuple(x.shape)}, {device.type}")
+        return Opened(array, closed, f"tensor {dtype} {tuple(x.shape)}, {device.type}")
     if isinstance(x, np.ndarray | list | tuple):
         array = np.asarray(x)
-        return _Opened(array, np.array, f"{array.dtype.str} {array.shape}")
+        return Opened(array, np.array, f"{array.dtype.str} {array.shape}")
     if isinstance(x, bool | int | float | complex | np.generic):
         array = np.asarray(x)
         plain = not isinstance(x, np.generic)
-        return _Opened(array, lambda a: a.item() if plain else a[()], f"number {array.dtype.str}")
+        return Opened(
+            array,
+            lambda a: a.item() if plain and a.ndim == 0 else a[()],
+            f"number {array.dtype.str}",
+        )
     raise TypeError(
         f"expected a number, an array or a tensor: got {type(x).__name__}; make it one of these"
     )
 
 
-def _check(thing: _Opened, op: str) -> None:
+def _opened_all(things: Mapping[str, Any], op: str = "") -> tuple[dict[str, Opened], str]:
+    """Things as arrays, in an order that all ranks share; and what is wrong, if anything is."""
+    every, problem = {}, ""
+    for name in sorted(things):
+        try:
+            every[name] = opened(things[name])
+            _check(every[name], op)
+        except (TypeError, ValueError) as error:
+            problem = problem or f"{name!r}: {error}"
+    return every, problem
+
+
+def _check(thing: Opened, op: str) -> None:
     dtype = thing.array.dtype
     if dtype.kind not in "biufc":
         raise TypeError(f"expected numbers: got dtype {dtype}; make it one of numbers")

@@ -39,7 +39,7 @@ def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None
     """
     what = f"all_avg_wts {label}".strip()
     tensors = weights.named_tensors(*things)
-    ranks.agree(_layout(tensors), what, _problem(tensors), _SAME, comm=comm)
+    ranks.agree(_layout(tensors), what, weights.without_data(tensors), _SAME, comm=comm)
     of = {k: t for k, t in tensors.items() if t.is_floating_point() or t.is_complex()}
     wide = {t.dtype: _WIDE.get(t.dtype, torch.float64) for t in of.values() if not t.is_complex()}
     _average_(of, {**_WIDE, **wide}, what, comm)
@@ -68,13 +68,38 @@ def all_avg_grads(thing: nn.Module | Tensor, label: str = "", comm: Comm | None 
     what = f"all_avg_grads {label}".strip()
     named = dict(thing.named_parameters()) if isinstance(thing, nn.Module) else {"0": thing}
     grads = {name: p.grad for name, p in named.items() if p.grad is not None}
-    has = [name in grads for name in named]
-    problem = _problem({**named, **grads})
-    everyone: Any = ranks.agree(_layout(named), what, problem, _SAME, comm=comm, numbers=has)
-    for (name, p), used in zip(named.items(), everyone.any(axis=0).tolist(), strict=True):
-        if used and p.grad is None:
-            p.grad = grads[name] = torch.zeros_like(p)
-    _average_({name: grads[name] for name in named if name in grads}, _LEAST, what, comm)
+    for name, grad in average_grads_(named, grads, what, comm).items():
+        named[name].grad = grad
+
+
+@torch.no_grad()
+def average_grads_(
+    params: Mapping[str, Tensor], grads: Mapping[str, Tensor], what: str, comm: Comm | None = None
+) -> dict[str, Tensor]:
+    """As `all_avg_grads`, of gradients that are not in the parameters' `grad`.
+
+    Collective: every rank calls this, in the same order.
+
+    Args:
+        params: name -> parameter, the same on every rank.
+        grads: name -> its gradient, to overwrite in place, where this rank has one.
+        what: the name of the collective, for the message of an error.
+        comm: the ranks; all of the job by default.
+
+    Returns:
+        Name -> gradient, where any rank has one, in the order of the parameters.
+    """
+    has = [name in grads for name in params]
+    problem = weights.without_data({**params, **grads})
+    everyone: Any = ranks.agree(_layout(params), what, problem, _SAME, comm=comm, numbers=has)
+    used = everyone.any(axis=0).tolist()
+    of = {
+        name: grads[name] if name in grads else torch.zeros_like(p)
+        for (name, p), anyone in zip(params.items(), used, strict=True)
+        if anyone
+    }
+    _average_(of, _LEAST, what, comm)
+    return of
 
 
 def _average_(
@@ -95,14 +120,6 @@ def _average_(
 
 def _layout(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{t.dtype} {tuple(t.shape)}, {t.device.type}" for name, t in tensors.items()}
-
-
-def _problem(tensors: Mapping[str, Tensor]) -> str:
-    for name, t in tensors.items():
-        if t.is_sparse or t.device.type == "meta":
-            kind = "is sparse" if t.is_sparse else "is on the meta device, where it has no data"
-            return f"{name!r} {kind}: a tensor must be dense and hold data"
-    return ""
 
 
 class AllRanks(Learners):

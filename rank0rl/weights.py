@@ -60,22 +60,25 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
         comm: the ranks; all of the job by default.
 
     Raises:
-        ValueError: the same on every rank, if names, dtypes or shapes differ between ranks.
+        ValueError: the same on every rank, if names, dtypes or shapes differ between ranks, or a
+            tensor is sparse or holds no data.
         TypeError: if something is neither a module, tensor nor array.
     """
     comm = comm or ranks.world()
     if comm is None:
         return
     tensors = named_tensors(*things)
+    layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in tensors.items()}
+    problem = without_data(tensors)
+    sent = {} if problem else tensors
     staged = {
         name: t.cpu().contiguous()
-        for name, t in tensors.items()
+        for name, t in sent.items()
         if t.device.type != "cpu" or not t.is_contiguous()
     }
-    blocks = _blocks({**tensors, **staged})
-    layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in tensors.items()}
+    blocks = _blocks({**sent, **staged})
     layout["memory"] = f"blocks of {[block.size for block in blocks]} bytes"
-    ranks.agree(layout, f"rank0_bcast_wts {label}".strip(), comm=comm)
+    ranks.agree(layout, f"rank0_bcast_wts {label}".strip(), problem, comm=comm)
     for block in blocks:
         ranks.bcast_(block, comm)
     for name, t in staged.items():
@@ -108,6 +111,15 @@ def chksum(
     what = f"chksum {label}".strip()
     ranks.agree(each, what, problem, same="weights, bit for bit", comm=comm)
     return hashlib.sha256("".join(each.values()).encode()).hexdigest()
+
+
+def without_data(tensors: Mapping[str, Tensor]) -> str:
+    """Which tensor has no memory that can be sent, and why; "" if all have."""
+    for name, t in tensors.items():
+        if t.is_sparse or t.device.type == "meta":
+            kind = "is sparse" if t.is_sparse else "is on the meta device, where it has no data"
+            return f"{name!r} {kind}: a tensor must be dense and hold data"
+    return ""
 
 
 def hashes(*things: Any) -> dict[str, str]:

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -38,14 +39,20 @@ _NOT_BOUND = {
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "I_MPI_PIN": "off",
 }
-# Vendor -> what its `mpiexec --version` says, and its switches for one core a rank.
-_VENDORS = {
+# Vendor -> what its `mpiexec --version` says, its switches for one core a rank, and those for one
+# rank to count a hardware thread as a core, which only Open MPI has to be told.
+_VENDORS: dict[str, tuple[str, list[str], list[str]]] = {
     "Intel MPI": (
         r"Intel\(R\) MPI",
         ["-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", "core"],
+        [],
     ),
-    "MPICH": (r"HYDRA|MPICH", ["-bind-to", "core"]),
-    "Open MPI": (r"Open ?MPI|OpenRTE|PRTE|PRRTE|prun", ["--bind-to", "core"]),
+    "MPICH": (r"HYDRA|MPICH", ["-bind-to", "core"], []),
+    "Open MPI": (
+        r"Open ?MPI|OpenRTE|PRTE|PRRTE|prun",
+        ["--bind-to", "core"],
+        ["--use-hwthread-cpus"],
+    ),
 }
 
 
@@ -62,7 +69,9 @@ def mpi_fork(
     gpu_pct: float = 0.0,
     *,
     bind_to_core: bool = False,
+    hwthreads: bool = False,
     mpiexec: str | None = None,
+    args: Sequence[str] | None = None,
     collective_timeout: float | None = None,
     max_restarts: int = 0,
 ) -> str:
@@ -76,8 +85,11 @@ def mpi_fork(
         gpu_pct: share of a GPU's memory, up to 1, that each rank may use after it has asked for
             `tf_config`; 0 for no limit.
         bind_to_core: keep every rank on a core of its own; rank 0's update then has one core too.
+        hwthreads: count hardware threads as cores, where the launcher can be told to.
         mpiexec: command line of a launcher of one's own, which is given "-n", the number of ranks,
             and their command.
+        args: what the ranks' Python is given, such as a script and its arguments, in place of what
+            this one was given.
         collective_timeout: seconds that a rank may wait in a collective; by default no limit.
         max_restarts: how often to start a failed job again. The ranks of `train.py` then go on from
             the last checkpoint; others begin anew.
@@ -106,7 +118,7 @@ def mpi_fork(
     if size is not None or jobs.folder() or n <= 1:
         _become_rank()
         return "child"
-    code = run_ranks(n, _command(n, bind_to_core, mpiexec), max_restarts)
+    code = run_ranks(n, _command(n, bind_to_core, hwthreads, mpiexec, args), max_restarts)
     if code:
         raise SystemExit(code)
     return "parent"
@@ -164,7 +176,7 @@ def vendor(mpiexec: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     said = done.stdout + done.stderr
-    return next((name for name, (says, _) in _VENDORS.items() if re.search(says, said)), "")
+    return next((name for name, (says, *_) in _VENDORS.items() if re.search(says, said)), "")
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -179,15 +191,17 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     jobs.fail(1, f"rank {world_rank()} of {world_size()}, on {platform.node()}, failed:\n{lines}")
 
 
-def _command(n: int, bind_to_core: bool, own: str | None) -> list[str]:
-    """The launcher's command line that runs this command line on n ranks.
+def _command(
+    n: int, bind_to_core: bool, hwthreads: bool, own: str | None, args: Sequence[str] | None
+) -> list[str]:
+    """The launcher's command line that runs this command line, or another, on n ranks.
 
     Raises:
         SystemExit: with code 2, if there is no launcher or no command line to repeat.
     """
     if os.name != "posix":
         sys.exit(_usage("more than one rank needs Linux or macOS: use WSL on Windows"))
-    if sys.argv[0] in ("", "-", "-c") or hasattr(builtins, "__IPYTHON__"):
+    if args is None and (sys.argv[0] in ("", "-", "-c") or hasattr(builtins, "__IPYTHON__")):
         sys.exit(
             _usage("ranks repeat a command line, and this Python has none: put it into a script")
         )
@@ -202,12 +216,14 @@ def _command(n: int, bind_to_core: bool, own: str | None) -> list[str]:
                 "on PATH: activate the virtual environment, or pip install mpi4py mpich"
             )
         )
-    if bind_to_core:
+    if bind_to_core or hwthreads:
         known = vendor(found)
         if known not in _VENDORS:
             sys.exit(_usage(f"{found} does not say whose it is: bind ranks with --mpiexec instead"))
-        launcher += _VENDORS[known][1]
-    return [*launcher, "-n", str(n), *around([sys.executable, *sys.orig_argv[1:]])]
+        _, bind, threads = _VENDORS[known]
+        launcher += bind * bind_to_core + threads * hwthreads
+    given = sys.orig_argv[1:] if args is None else args
+    return [*launcher, "-n", str(n), *around([sys.executable, *given])]
 
 
 def _not_started(mpiexec: str, n: int, said: str, code: int) -> str:

@@ -1,0 +1,48 @@
+"""Spinning Up's `mpi_pytorch`, by name: every rank has a module, and averages its gradients."""
+
+from __future__ import annotations
+
+import os
+import platform
+
+import torch
+from torch import nn
+
+from rank0rl import averages, comm, weights
+from rank0rl.threads import set_threads
+
+
+def setup_pytorch_for_mpi() -> None:
+    """Let torch and BLAS use no more threads than this rank's share of its host's cores.
+
+    Collective: every rank calls this, in the same order.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    fair = max(1, cores // comm.hosts().count(platform.node()))
+    set_threads(min(fair, torch.get_num_threads()))
+
+
+def mpi_avg_grads(module: nn.Module) -> None:
+    """Overwrite the gradients of a module's parameters, in place, with their mean over ranks.
+
+    Where some ranks have a gradient and others have none, that of the others counts as 0.
+
+    Collective: every rank calls this, in the same order.
+
+    Raises:
+        ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
+            between ranks, or a gradient is sparse or holds no data.
+    """
+    averages.all_avg_grads(module)
+
+
+def sync_params(module: nn.Module) -> None:
+    """Overwrite a module's parameters and buffers, in place, with rank 0's.
+
+    Collective: every rank calls this, in the same order.
+
+    Raises:
+        ValueError: the same on every rank, if names, dtypes or shapes differ between ranks.
+    """
+    weights.rank0_bcast_wts(module)

@@ -98,7 +98,8 @@ def avg_tensor(value: Tensor) -> None:
         problem = f"expected a tensor: got {type(value).__name__}"
     elif not (value.is_floating_point() or value.is_complex()):
         problem = f"{value.dtype} cannot hold a mean: use dist_avg, which gives float64"
-    value.copy_(stats.reduce_many({"value": value}, "mean", "avg_tensor", problem=problem)["value"])
+    mean = stats.reduce_many({"value": value}, "mean", "avg_tensor", problem=problem)["value"]
+    value.copy_(mean)
 
 
 def avg_grads(module: nn.Module | Tensor) -> None:

@@ -38,7 +38,7 @@ def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None
         TypeError: if something is neither a module, tensor nor array.
     """
     what = f"all_avg_wts {label}".strip()
-    tensors = weights.named_tensors(*things)
+    tensors = dict(sorted(weights.named_tensors(*things).items()))
     ranks.agree(_layout(tensors), what, weights.without_data(tensors), _SAME, comm=comm)
     of = {k: t for k, t in tensors.items() if t.is_floating_point() or t.is_complex()}
     wide = {t.dtype: _WIDE.get(t.dtype, torch.float64) for t in of.values() if not t.is_complex()}

@@ -67,7 +67,9 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
     comm = comm or ranks.world()
     if comm is None:
         return
-    tensors = named_tensors(*things)
+    tensors = dict(
+        sorted(named_tensors(*things).items())
+    )  # dicts of ranks may be ordered otherwise
     layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in tensors.items()}
     problem = without_data(tensors)
     sent = {} if problem else tensors

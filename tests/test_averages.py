@@ -74,6 +74,11 @@ def on_rank_weights():
         mean = each[0] if counts else torch.stack(each).to(torch.complex128).mean(0).to(t.dtype)
         if not torch.allclose(t, mean) or t.dtype != mean.dtype:
             wrong.append(name)
+    turned = {"x": np.full(2, 1.0), "y": np.full(2, 2.0)}
+    turned = dict(sorted(turned.items(), reverse=comm.rank == 1))
+    rank0rl.all_avg_wts(turned)
+    rank0rl.rank0_bcast_wts(turned)
+    wrong += [] if (turned["x"][0], turned["y"][0]) == (1, 2) else ["another order of names"]
     return [
         wrong,
         {name: array.tolist() for name, array in extra.items()},
@@ -93,7 +98,7 @@ def test_weights_are_the_mean_and_equal_ones_keep_their_bits(n):
 
 WRONG = {
     "shapes": "'weight' is torch.float32 (2, 2), cpu on rank 0 and torch.float32 (2, 3), cpu on rank 1",
-    "device": "rank 1: 'weight' is on the meta device, where it has no data",
+    "device": " is on the meta device, where it has no data",
     "sparse": "rank 1: '0' is sparse: a tensor must be dense and hold data",
     "names": "'bias' is torch.float32 (2,), cpu on rank 0 and missing on rank 1",
 }

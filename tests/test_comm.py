@@ -143,12 +143,14 @@ def on_rank_broadcast():
     array = np.arange(12.0).reshape(3, 4) * (comm.rank + 1)
     comm.bcast_(array)
     shared = comm.share({"a": [1, "x"]} if comm.rank == 0 else None)
-    return [array.tolist(), shared]
+    grown = comm.bcast(array[:2] > 0 if comm.rank == 0 else None)  # its shape is not known elsewhere
+    return [array.tolist(), shared, grown.tolist()]
 
 
 @pytest.mark.parametrize("n", RANKS)
 def test_broadcast_and_share_give_every_rank_what_rank_0_has(n):
-    expected = [np.arange(12.0).reshape(3, 4).tolist(), {"a": [1, "x"]}]
+    array = np.arange(12.0).reshape(3, 4)
+    expected = [array.tolist(), {"a": [1, "x"]}, (array[:2] > 0).tolist()]
     assert on_ranks(n, "test_comm:on_rank_broadcast") == [expected] * n
 
 

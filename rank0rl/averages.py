@@ -17,6 +17,7 @@ from rank0rl.learners import Learners, X
 _SAME = "names, dtypes, shapes and kinds of devices"
 _LEAST = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # that MPI can add
 _WIDE = {torch.complex64: torch.complex128}
+_LARGE = 1 << 14  # bytes
 
 
 @torch.no_grad()
@@ -108,12 +109,29 @@ def _average_(
     what: str,
     comm: Comm | None,
 ) -> None:
-    """Means in place, of sums in a wider dtype where there is one: one message for each dtype."""
-    for dtype in {t.dtype: None for t in tensors.values()}:
-        these = [t for t in tensors.values() if t.dtype == dtype]
-        flat = torch.cat([t.reshape(-1) for t in these]).to("cpu", wide.get(dtype, dtype))
-        ranks.reduce_(flat.numpy(), "sum", what, comm)
-        flat /= ranks.get_nworkers(comm)
+    """Means in place, of sums in a wider dtype where there is one.
+
+    Large tensors are added where they are, which spares two copies; of the small ones, those of one
+    dtype are put together, which spares messages.
+    """
+    large = [t for t in tensors.values() if t.dtype not in wide and t.nbytes >= _LARGE]
+    large = [t for t in large if t.device.type == "cpu"]
+    ids = {id(t) for t in large}
+    small: dict[torch.dtype, list[Tensor]] = {}
+    for t in tensors.values():
+        if id(t) not in ids:
+            small.setdefault(t.dtype, []).append(t)
+    sums = [t.contiguous() for t in large]  # itself, if it is
+    for dtype, these in small.items():
+        flat = torch.cat([t.reshape(-1) for t in these])
+        sums.append(flat.to("cpu", wide.get(dtype, dtype)))
+    ranks.reduce_([t.numpy() for t in sums], "sum", what, comm)
+    for t in sums:
+        t.div_(ranks.get_nworkers(comm))
+    for t, mean in zip(large, sums, strict=False):
+        if mean is not t:
+            t.copy_(mean)
+    for these, flat in zip(small.values(), sums[len(large) :], strict=True):
         parts = torch.split(flat, [t.numel() for t in these])
         torch._foreach_copy_(these, [p.view(t.shape) for p, t in zip(parts, these, strict=True)])
 
@@ -143,6 +161,6 @@ class AllRanks(Learners):
         if self.count == 1:
             return x
         array = x if isinstance(x, np.ndarray) else np.array([x])
-        ranks.reduce_(array, "sum", "average of an update", self._comm)
+        ranks.reduce_([array], "sum", "average of an update", self._comm)
         array /= self.count
         return x if array is x else array[0]  # type: ignore[return-value]

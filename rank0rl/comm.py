@@ -289,15 +289,15 @@ def gather(
     return [part.out for part in parts]
 
 
-def reduce_(array: Array, op: str, what: str, comm: Comm | None = None) -> None:
-    """Overwrite a C-contiguous array, in place, with one of all ranks', element by element.
+def reduce_(arrays: Sequence[Array], op: str, what: str, comm: Comm | None = None) -> None:
+    """Overwrite C-contiguous arrays, in place, with one of all ranks', element by element.
 
     Every rank gets the same bits. How they are rounded depends on the number of ranks.
 
-    Collective: every rank calls this, in the same order, with an array of the same length and dtype.
+    Collective: every rank calls this, in the same order, with arrays of the same lengths and dtypes.
 
     Args:
-        array: of a dtype that MPI can compute with: integers, float32, float64, long double, and
+        arrays: of dtypes that MPI can compute with: integers, float32, float64, long double, and
             complex numbers of these.
         op: "sum", "prod", "max" or "min".
         what: the name of the collective.
@@ -308,11 +308,14 @@ def reduce_(array: Array, op: str, what: str, comm: Comm | None = None) -> None:
         return
     from mpi4py import MPI
 
-    flat, step = array.reshape(-1), _CHUNK // array.itemsize
-    for start in range(0, flat.size, step):
-        part = flat[start : start + step]
-        request = comm.Iallreduce(MPI.IN_PLACE, part, getattr(MPI, op.upper()))
-        _wait(comm, what, request, spin_s=_MOVE_S)
+    operation = getattr(MPI, op.upper())
+    requests = [
+        comm.Iallreduce(MPI.IN_PLACE, array.reshape(-1)[start : start + step], operation)
+        for array in arrays
+        for step in [_CHUNK // array.itemsize]
+        for start in range(0, array.size, step)
+    ]
+    _wait(comm, what, *requests, spin_s=_MOVE_S)
 
 
 def split(color: int, comm: Comm | None = None) -> Comm | None:

@@ -152,7 +152,7 @@ def reduce_many(
         if op in ("max", "min") and dtype.kind == "f":
             _extreme_(flat, op, what, comm)
         else:
-            ranks.reduce_(flat, "sum" if op == "mean" else op, what, comm)
+            ranks.reduce_([flat], "sum" if op == "mean" else op, what, comm)
         if op == "mean":
             flat /= n
         start = 0
@@ -275,7 +275,7 @@ def _extreme_(flat: Array, op: str, what: str, comm: Comm | None) -> None:
     least = -np.inf if op == "max" else np.inf
     both = np.concatenate([np.where(missing, least, flat), np.where(missing, -least, least)])
     both = both.astype(flat.dtype)
-    ranks.reduce_(both, op, what, comm)
+    ranks.reduce_([both], op, what, comm)
     flat[:] = np.where(both[flat.size :] == -least, np.nan, both[: flat.size])
 
 

@@ -19,6 +19,8 @@ class Net(nn.Module):
         super().__init__()
         rng = torch.Generator().manual_seed(seed)
         self.w = nn.Parameter(torch.randn(3, 4, generator=rng).T)  # not contiguous
+        self.large = nn.Parameter(torch.randn(100, 60, generator=rng))
+        self.turned = nn.Parameter(torch.randn(60, 100, generator=rng).T)
         self.wide = nn.Parameter(torch.randn(2, generator=rng, dtype=torch.float64))
         self.narrow = nn.Parameter(torch.full((3,), 0.5, dtype=torch.bfloat16))
         self.unused = nn.Parameter(torch.zeros(2))
@@ -31,6 +33,7 @@ class Net(nn.Module):
     def loss(self, rank):
         x = torch.full((5, 4), float(rank + 1))
         loss = (x @ self.w).square().mean() * self.scale + self.wide.sum() * rank
+        loss = loss + ((self.large + self.turned) * (rank + 1)).square().mean()
         loss = loss + self.narrow.float().sum() * rank
         return loss + self.of_rank0.sum() if rank == 0 else loss
 

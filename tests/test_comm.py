@@ -143,7 +143,9 @@ def on_rank_broadcast():
     array = np.arange(12.0).reshape(3, 4) * (comm.rank + 1)
     comm.bcast_(array)
     shared = comm.share({"a": [1, "x"]} if comm.rank == 0 else None)
-    grown = comm.bcast(array[:2] > 0 if comm.rank == 0 else None)  # its shape is not known elsewhere
+    grown = comm.bcast(
+        array[:2] > 0 if comm.rank == 0 else None
+    )  # its shape is not known elsewhere
     return [array.tolist(), shared, grown.tolist()]
 
 

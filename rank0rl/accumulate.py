@@ -59,9 +59,10 @@ class _Kind(NamedTuple):
     row: tuple[int, ...]
 
     def __str__(self) -> str:
+        if self.name == "list":
+            return "a list"
         dtype = self.dtype.descr if self.dtype.names else self.dtype.str
-        rows = {"rows": f"{dtype} {self.row}", "number": f"one number, {dtype}", "list": "a list"}
-        return rows[self.name]
+        return f"one number, {dtype}" if self.name == "number" else f"{dtype} {self.row}"
 
 
 _LIST = _Kind("list", np.dtype(np.uint8), ())
@@ -107,7 +108,9 @@ def _opened(
     arrays: dict[tuple[str, ...], Array] = {}
     problem = ""
     for path, value in _leaves(batch):
-        if isinstance(value, list):
+        if isinstance(value, np.ndarray) and value.ndim:
+            array, kind = value, _Kind("rows", value.dtype, value.shape[1:])
+        elif isinstance(value, list):
             try:
                 array, kind = np.frombuffer(pickle.dumps(value), np.uint8), _LIST
             except Exception as error:  # whatever an object's own pickling raises
@@ -116,8 +119,6 @@ def _opened(
         elif isinstance(value, bool | int | float | complex | np.generic):
             array = np.array([value])
             kind = _Kind("number", array.dtype, ())
-        elif isinstance(value, np.ndarray) and value.ndim:
-            array, kind = value, _Kind("rows", value.dtype, value.shape[1:])
         elif isinstance(value, np.ndarray):
             array, kind = value.reshape(1), _Kind("number", value.dtype, ())
         else:

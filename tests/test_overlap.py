@@ -122,6 +122,7 @@ def test_a_longer_run_is_replayed_where_the_shorter_one_ended(tmp_path):
         assert replay(tmp_path, iteration, 1).stdout.count("the same data") == 2
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_before_its_last_iteration_can_be_finished(tmp_path):
     args = [*SMALL, "--overlap", "--total-steps", "320"]
     train(tmp_path / "whole", *args)

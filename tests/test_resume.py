@@ -74,6 +74,7 @@ def test_killed_then_ended_in_mid_update(env, mode, tmp_path, monkeypatch):
     assert_same(parts, whole)
 
 
+@pytest.mark.slow
 def test_killed_before_the_first_periodic_checkpoint_with_another_agent(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     args = ["CartPole", "--algo", "reinforce", "--num-envs", "4", *SIZES["steps"]]
@@ -200,6 +201,7 @@ def test_what_may_change_the_last_bits_is_named(tmp_path):
     assert "the last bits of the curve may differ" in done.stdout
 
 
+@pytest.mark.slow
 def test_lanes_that_cannot_be_repeated_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = ["--num-envs", "2", "--steps-per-batch", "20", "--total-steps", "40"]
@@ -230,7 +232,10 @@ class FillsUp(PPO):
 """
 
 
-@pytest.mark.parametrize(("size", "what"), [("20000", "checkpoint"), ("400", "progress.csv")])
+@pytest.mark.parametrize(
+    ("size", "what"),
+    [pytest.param("20000", "checkpoint", marks=pytest.mark.slow), ("400", "progress.csv")],
+)
 def test_a_full_disk_is_one_clear_error_and_leaves_the_checkpoint_before(
     size, what, tmp_path, monkeypatch
 ):
@@ -261,6 +266,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_summary(tmp_path, nprocs):
     assert int(checkpoint.latest(tmp_path).stem) == summary["iterations"]
 
 
+@pytest.mark.slow
 def test_a_failing_update_keeps_the_last_boundary(tmp_path):
     agent = tmp_path / "bad.py"
     agent.write_text(

@@ -25,7 +25,7 @@ def rank0_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> d
 
     Args:
         batch: name -> array of one or more axes, rows first; number; list; or another such dict.
-            Any dtype but object; the number of rows may differ between ranks and between names,
+            Names are text. Any dtype but object; the number of rows may differ between ranks and between names,
             and may be zero. A rank that knows no names, because it has collected nothing, comes
             with {}.
         comm: the ranks; all of the job by default.
@@ -61,7 +61,7 @@ class _Kind(NamedTuple):
     def __str__(self) -> str:
         if self.name == "list":
             return "a list"
-        dtype = self.dtype.descr if self.dtype.names else self.dtype.str
+        dtype = self.dtype if self.dtype.names else self.dtype.str
         return f"one number, {dtype}" if self.name == "number" else f"{dtype} {self.row}"
 
 
@@ -75,14 +75,14 @@ def _accumulate(
     kinds, arrays, problem = _opened(batch)
     names = sorted(kinds)
     rows = [len(arrays[name]) for name in names]
-    layout = {_dotted(name): str(kind) for name, kind in kinds.items()}
+    layout = {_told(name): str(kind) for name, kind in kinds.items()}
     counts = ranks.agree(layout, what, problem, comm=comm, numbers=rows, or_nothing=True)
     if comm:
         nothing = (counts < 0).any(axis=1)
         if nothing.any():
             counts = np.maximum(counts, 0)
             known = ranks.everyones(kinds, what, comm)[nothing.argmin()]
-            if not batch:
+            if not kinds:
                 kinds, names = known, sorted(known)
                 arrays = {name: np.empty((0, *k.row), k.dtype) for name, k in kinds.items()}
         parts = [arrays[name] for name in names]
@@ -108,13 +108,19 @@ def _opened(
     arrays: dict[tuple[str, ...], Array] = {}
     problem = ""
     for path, value in _leaves(batch):
-        if isinstance(value, np.ndarray) and value.ndim:
+        wrong = [key for key in path if not isinstance(key, str)]
+        if wrong:
+            problem = problem or f"names must be text: got {wrong[0]!r}"
+            continue
+        if isinstance(value, np.ma.MaskedArray):
+            array, kind = np.empty(0, object), _LIST
+        elif isinstance(value, np.ndarray) and value.ndim:
             array, kind = value, _Kind("rows", value.dtype, value.shape[1:])
         elif isinstance(value, list):
             try:
                 array, kind = np.frombuffer(pickle.dumps(value), np.uint8), _LIST
             except Exception as error:  # whatever an object's own pickling raises
-                problem = problem or f"the list {_dotted(path)!r} cannot be sent: {error}"
+                problem = problem or f"the list {_told(path)!r} cannot be sent: {error}"
                 continue
         elif isinstance(value, bool | int | float | complex | np.generic):
             array = np.array([value])
@@ -124,11 +130,12 @@ def _opened(
         else:
             array, kind = np.empty(0, object), _LIST
         if array.dtype.hasobject:
-            got = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+            plain = type(value) is np.ndarray
+            got = f"{value.dtype}, shape {value.shape}" if plain else type(value).__name__
             problem = problem or (
-                f"{_dotted(path)!r} must be a numpy array with rows along its first axis and a "
-                f"dtype other than object, a number, a list, or a dict of these: got {got}, shape "
-                f"{np.shape(value)}; make it one"
+                f"{_told(path)!r} must be a numpy array with rows along its first axis and a "
+                f"dtype other than object, a number, a list, or a dict of these: got {got}; make it "
+                f"one"
             )
             continue
         kinds[path], arrays[path] = kind, array
@@ -143,8 +150,9 @@ def _leaves(batch: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tu
             yield (*path, name), value
 
 
-def _dotted(path: tuple[str, ...]) -> str:
-    return ".".join(str(key) for key in path)
+def _told(path: tuple[str, ...]) -> str:
+    """A path for messages, such that no two are alike: a name, or ('obs', 'image')."""
+    return path[0] if len(path) == 1 else str(path)
 
 
 def _items(pickled: Array, sizes: Array) -> list[Any]:

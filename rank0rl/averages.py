@@ -51,7 +51,7 @@ def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None
 def all_avg_grads(thing: nn.Module | Tensor, label: str = "", comm: Comm | None = None) -> None:
     """Overwrite the gradients of a module's parameters, in place, with their mean over ranks.
 
-    All of them travel as one message, of their own dtype. Where some ranks have a gradient and
+    Large ones travel as they are, small ones together. Where some ranks have a gradient and
     others have none, that of the others counts as 0, and every rank gets the mean; where nobody has
     one, nobody gets one.
 
@@ -114,8 +114,8 @@ def _average_(
     Large tensors are added where they are, which spares two copies; of the small ones, those of one
     dtype are put together, which spares messages.
     """
-    large = [t for t in tensors.values() if t.dtype not in wide and t.nbytes >= _LARGE]
-    large = [t for t in large if t.device.type == "cpu"]
+    once = {t.data_ptr(): t for t in tensors.values() if t.dtype not in wide}  # some are tied
+    large = [t for t in once.values() if t.nbytes >= _LARGE and t.device.type == "cpu"]
     ids = {id(t) for t in large}
     small: dict[torch.dtype, list[Tensor]] = {}
     for t in tensors.values():
@@ -153,14 +153,19 @@ class AllRanks(Learners):
         self.count = ranks.get_nworkers(comm)
 
     def average(self, x: X) -> X:
-        """Mean over all ranks: of an array in place, else of a number.
+        """Mean over all ranks: of an array of floats in place, else of a number.
 
         Collective: every rank calls this, in the same order, with the same dtype and shape. That is
         not checked, because it would take as long again.
         """
         if self.count == 1:
             return x
-        array = x if isinstance(x, np.ndarray) else np.array([x])
+        is_array = isinstance(x, np.ndarray)
+        array: Any = np.ascontiguousarray(x if is_array or isinstance(x, np.floating) else float(x))  # type: ignore[arg-type]
         ranks.reduce_([array], "sum", "average of an update", self._comm)
         array /= self.count
-        return x if array is x else array[0]  # type: ignore[return-value]
+        if not is_array:
+            return array.reshape(-1)[0]  # type: ignore[no-any-return]
+        if array is not x:
+            x[...] = array  # type: ignore[index]
+        return x

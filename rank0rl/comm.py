@@ -166,15 +166,34 @@ def share(value: Any, comm: Comm | None = None) -> Any:
     return pickle.loads(data)
 
 
-def bcast(array: Array | None, comm: Comm | None = None) -> Array:
-    """An array of rank 0, on every rank; what the other ranks pass is ignored.
+def bcast(array: Any, comm: Comm | None = None) -> Array:
+    """A copy of an array of rank 0, on every rank; what the other ranks pass is ignored.
 
     Collective: every rank calls this, in the same order.
+
+    Args:
+        array: on rank 0, of any dtype but object, or what makes one, such as a list of numbers.
+        comm: the ranks; all of the job by default.
+
+    Raises:
+        ValueError: the same on every rank, if rank 0 has something else.
     """
     comm = comm or world()
-    shape, dtype = share(None if array is None else (array.shape, array.dtype.str), comm)
-    root = get_rank(comm) == 0 and array is not None
-    out = np.ascontiguousarray(array) if root else np.empty(shape, dtype)
+    out: Array = np.empty(0)
+    told: Any = None
+    if get_rank(comm) == 0:
+        try:
+            out = np.array(array, order="C")
+            problem = "" if not out.dtype.hasobject else f"got {type(array).__name__}"
+        except (TypeError, ValueError, RuntimeError) as error:
+            problem = str(error)
+        told = out.shape, out.dtype, problem
+    shape, dtype, problem = share(told, comm)
+    if problem:
+        raise ValueError(
+            f"bcast: rank 0 must have an array of a dtype other than object: {problem}; make it one"
+        )
+    out = out if get_rank(comm) == 0 else np.empty(shape, dtype)
     bcast_(out, comm)
     return out
 

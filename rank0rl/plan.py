@@ -77,10 +77,10 @@ def prepare(
     if not options.env_id:
         raise ValueError("name an environment, such as: python train.py Walker2d (--help for more)")
     options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
+    _check_update(options)
     options.check(nworkers)
     _check_environment(options)
     _check_device(options)
-    _check_update(options)
     if options.video_every is not None:
         film.check(options)
     sinks.check(tensorboard=options.tensorboard, wandb=bool(options.wandb))

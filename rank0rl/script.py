@@ -82,7 +82,7 @@ class Laps:
         A label with "------" in it opens a loop, and prints the seconds of the last one as well.
 
         Args:
-            label: of what has been done since the last one.
+            label: of what has been done since the last one; at first, since rank0rl was loaded.
 
         Returns:
             Label -> seconds, of this rank's loop up to now; after "------", of the last one.

@@ -59,7 +59,7 @@ def all_sum(x: X, comm: Comm | None = None) -> X:
 def all_mean(x: X, comm: Comm | None = None) -> Any:
     """Mean over ranks, element by element, on every rank: the sum in float64, divided by their number.
 
-    Every rank counts the same. For samples of which some ranks have more, use `statistics`.
+    Every rank counts the same. For samples of which some ranks have more, use `stats.statistics`.
 
     Collective: every rank calls this, in the same order, with the same kind, dtype and shape.
 
@@ -101,7 +101,7 @@ def statistics(x: Any, comm: Comm | None = None) -> Statistics:
         thing = opened(x)
         _check(thing, "max")
         samples = thing.array.astype(np.float64).reshape(-1)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         problem = str(error)
     begun = np.array([samples.sum(), samples.size])
     total, count = reduce_many({"x": begun}, "sum", "statistics", comm, problem)["x"].tolist()
@@ -151,6 +151,8 @@ def reduce_many(
         flat = np.concatenate([thing.array.reshape(-1) for thing in these.values()], dtype=dtype)
         if op in ("max", "min") and dtype.kind == "f":
             _extreme_(flat, op, what, comm)
+        elif op in ("sum", "prod") and dtype.kind in "iu":
+            _exact_(flat, op, what, comm)
         else:
             ranks.reduce_([flat], "sum" if op == "mean" else op, what, comm)
         if op == "mean":
@@ -243,7 +245,7 @@ def _opened_all(things: Mapping[str, Any], op: str = "") -> tuple[dict[str, Open
         try:
             every[name] = opened(things[name])
             _check(every[name], op)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             problem = problem or f"{name!r}: {error}"
     return every, problem
 
@@ -277,6 +279,18 @@ def _extreme_(flat: Array, op: str, what: str, comm: Comm | None) -> None:
     both = both.astype(flat.dtype)
     ranks.reduce_([both], op, what, comm)
     flat[:] = np.where(both[flat.size :] == -least, np.nan, both[: flat.size])
+
+
+def _exact_(flat: Array, op: str, what: str, comm: Comm | None) -> None:
+    """As `reduce_`, of 64-bit integers; first in float64, which shows what comes to the limits."""
+    rough = flat.astype(np.float64)
+    ranks.reduce_([rough], op, what, comm)
+    limits = np.iinfo(flat.dtype)
+    if rough.size and (rough.min() <= limits.min < 0 or rough.max() >= float(limits.max)):
+        raise OverflowError(
+            f"{what}: a result does not fit 64 bits: {rough.min():g} to {rough.max():g}; pass floats"
+        )
+    ranks.reduce_([flat], op, what, comm)
 
 
 def _narrow(result: Array, dtype: np.dtype[Any], op: str, what: str) -> Array:

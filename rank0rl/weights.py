@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,34 +17,44 @@ from rank0rl.comm import Comm
 Array = npt.NDArray[Any]
 
 
-def named_tensors(*things: Any, prefix: str = "") -> dict[str, Tensor]:
-    """Everything in modules and nested dicts of modules, tensors and arrays, in a fixed order.
+def named_tensors(*things: Any) -> dict[str, Tensor]:
+    """Everything in modules and nested dicts and lists of modules, tensors and arrays, in order.
 
     Returns:
-        Dotted name -> tensor of the same memory: parameters, then buffers, of each module.
+        Dotted name -> tensor of the same memory: parameters, then buffers, of each module. Names
+        begin with the number of the thing, but for a dict that is the only one.
 
     Raises:
         TypeError: for anything else, naming it.
+        ValueError: if two of them have the same name.
     """
     found: dict[str, Tensor] = {}
+    alone = len(things) == 1 and isinstance(things[0], Mapping)
     for i, thing in enumerate(things):
-        name = prefix or str(i)
-        if isinstance(thing, nn.Module):
-            for key, tensor in [*thing.named_parameters(), *thing.named_buffers()]:
-                found[f"{name}.{key}"] = tensor.detach()
-        elif isinstance(thing, Mapping):
-            for key, value in thing.items():
-                found |= named_tensors(value, prefix=f"{prefix}.{key}" if prefix else str(key))
-        elif isinstance(thing, Tensor):
-            found[name] = thing.detach()
-        elif isinstance(thing, np.ndarray):
-            found[name] = torch.from_numpy(thing)
-        else:
-            raise TypeError(
-                f"weights (what an agent's modules() returns) are modules, tensors, arrays, and "
-                f"dicts of them: got {type(thing).__name__} at {name!r}"
-            )
+        for name, tensor in _named(thing, "" if alone else str(i)):
+            if name in found:
+                raise ValueError(f"two weights are called {name!r}: give one of them another name")
+            found[name] = tensor
     return found
+
+
+def _named(thing: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(thing, nn.Module):
+        for key, tensor in [*thing.named_parameters(), *thing.named_buffers()]:
+            yield f"{name}.{key}", tensor.detach()
+    elif isinstance(thing, Mapping | list | tuple):
+        items: Any = thing.items() if isinstance(thing, Mapping) else enumerate(thing)
+        for key, value in items:
+            yield from _named(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(thing, Tensor):
+        yield name, thing.detach()
+    elif isinstance(thing, np.ndarray):
+        yield name, torch.from_numpy(thing)
+    else:
+        raise TypeError(
+            f"weights (such as what an agent's modules() returns) are modules, tensors, arrays, and "
+            f"dicts and lists of them: got {type(thing).__name__} at {name!r}"
+        )
 
 
 def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None:
@@ -116,10 +126,18 @@ def chksum(
 
 
 def without_data(tensors: Mapping[str, Tensor]) -> str:
-    """Which tensor has no memory that can be sent, and why; "" if all have."""
+    """Which tensor has no memory of its own that can be sent, and why; "" if all have."""
     for name, t in tensors.items():
-        if t.is_sparse or t.device.type == "meta":
-            kind = "is sparse" if t.is_sparse else "is on the meta device, where it has no data"
+        kind = ""
+        if t.layout != torch.strided:
+            kind = "is sparse"
+        elif t.device.type == "meta":
+            kind = "is on the meta device, where it has no data"
+        elif t.is_conj() or t.is_neg():
+            kind = "is a view that conjugates or negates another tensor"
+        elif any(step == 0 and n > 1 for step, n in zip(t.stride(), t.shape, strict=True)):
+            kind = "is expanded, so that numbers share memory"
+        if kind:
             return f"{name!r} {kind}: a tensor must be dense and hold data"
     return ""
 

@@ -62,7 +62,8 @@ def emptied(batch):
 def on_rank_nested():
     to_rank0 = rank0_accum_batches(part(comm.rank))
     to_all = all_accum_batches(part(comm.rank))
-    absent = all_accum_batches(part(comm.rank) if comm.rank == comm.nworkers - 1 else {})
+    last = comm.rank == comm.nworkers - 1
+    absent = all_accum_batches(part(comm.rank) if last else {"nothing": {}} if comm.rank else {})
     return [plain(to_rank0), plain(to_all), plain(absent)]
 
 
@@ -81,9 +82,18 @@ def test_nested_dicts_numbers_and_lists(n):
 WRONG = {
     "another kind": ({"a": 1.0}, {"a": [1.0]}, "one number, <f8 on rank 0 and a list"),
     "another dtype": ({"a": 1.0}, {"a": 1}, "one number, <f8 on rank 0 and one number, <i8"),
-    "a name inside": ({"a": {"b": 1}}, {"a": {"c": 1}}, "'a.b' is one number, <i8 on rank 0 and m"),
+    "a name inside": (
+        {"a": {"b": 1}},
+        {"a": {"c": 1}},
+        "('a', 'b')\" is one number, <i8 on rank 0 and m",
+    ),
     "a word": ({"a": "x"}, {"a": "x"}, "rank 0: 'a' must be a numpy array with rows"),
     "not to be sent": ({"a": [1]}, {"a": [lambda: 0]}, "rank 1: the list 'a' cannot be sent"),
+    "a key that is no text": ({1: 1}, {"a": 1}, "rank 0: names must be text: got 1"),
+    "a mask": ({"a": np.ma.zeros(2)}, {"a": np.zeros(2)}, "got MaskedArray; make it one"),
+    "ragged": ({"a": ((1, 2), (3,))}, {"a": np.zeros(2)}, "rank 0: 'a' must be a numpy array"),
+    "empty inside": ({"a": {"x": np.ones(2)}}, {"a": {}, "b": 1}, "missing on rank"),
+    "inside or dotted": ({"a": {"b": 1}}, {"a.b": 1}, "missing on rank"),
     "too large": ({"a": 2**70}, {"a": 1}, "rank 0: 'a' must be a numpy array with rows"),
 }
 

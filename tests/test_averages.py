@@ -77,6 +77,10 @@ def on_rank_weights():
         mean = each[0] if counts else torch.stack(each).to(torch.complex128).mean(0).to(t.dtype)
         if not torch.allclose(t, mean) or t.dtype != mean.dtype:
             wrong.append(name)
+    tied = np.full(5000, 1.0 * comm.rank), np.full(5000, 1.0 * comm.rank, np.float32)
+    for array in tied:
+        rank0rl.all_avg_wts({"a": array, "b": array}, [array])
+        wrong += [] if (array == (comm.nworkers - 1) / 2).all() else ["tied"]
     turned = {"x": np.full(2, 1.0), "y": np.full(2, 2.0)}
     turned = dict(sorted(turned.items(), reverse=comm.rank == 1))
     rank0rl.all_avg_wts(turned)
@@ -103,6 +107,9 @@ WRONG = {
     "shapes": "'weight' is torch.float32 (2, 2), cpu on rank 0 and torch.float32 (2, 3), cpu on rank 1",
     "device": " is on the meta device, where it has no data",
     "sparse": "rank 1: '0' is sparse: a tensor must be dense and hold data",
+    "expanded": "rank 1: '0' is expanded, so that numbers share memory",
+    "conjugate": "rank 1: '0' is a view that conjugates or negates another tensor",
+    "row wise": "rank 1: '0' is sparse: a tensor must be dense and hold data",
     "names": "'bias' is torch.float32 (2,), cpu on rank 0 and missing on rank 1",
 }
 
@@ -111,15 +118,21 @@ def on_rank_wrong():
     last, said = comm.rank == 1, []
     sparse = torch.zeros(2, 2, requires_grad=True)
     sparse.grad = torch.eye(2).to_sparse() if last else torch.eye(2)
+    grads = {
+        "expanded": torch.ones(1, 2).expand(2, 2) if last else torch.ones(2, 2),
+        "conjugate": torch.ones(2, dtype=torch.complex64).conj() if last else torch.ones(2) * 1j,
+        "row wise": torch.eye(2).to_sparse_csr() if last else torch.eye(2),
+    }
     things = {
         "shapes": nn.Linear(3 if last else 2, 2),
         "device": nn.Linear(2, 2, device="meta" if last else "cpu"),
         "sparse": sparse,
         "names": nn.Linear(2, 2, bias=not last),
     }
-    for name, thing in things.items():
-        calls = [averages.all_avg_grads]
-        calls += [rank0rl.all_avg_wts] if name != "sparse" else []
+    for name in WRONG:
+        calls = [averages.all_avg_grads, rank0rl.all_avg_wts]
+        thing = things.get(name, grads.get(name))
+        calls = calls[1:] if name in grads else calls[:1] if name == "sparse" else calls
         for call in calls:
             try:
                 call(thing)
@@ -132,6 +145,7 @@ def on_rank_wrong():
 def test_wrong_use_is_the_same_error_on_every_rank():
     first, second = on_ranks(2, "test_averages:on_rank_wrong")
     assert first == second
-    expected = [words for name, words in WRONG.items() for _ in range(1 + (name != "sparse"))]
+    twice = ("shapes", "device", "names")
+    expected = [words for name, words in WRONG.items() for _ in range(1 + (name in twice))]
     for message, words in zip(first, expected, strict=True):
         assert words in message

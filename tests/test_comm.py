@@ -146,13 +146,19 @@ def on_rank_broadcast():
     grown = comm.bcast(
         array[:2] > 0 if comm.rank == 0 else None
     )  # its shape is not known elsewhere
-    return [array.tolist(), shared, grown.tolist()]
+    kinds = [np.array(5.0), np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]), [1, 2]]
+    sent = [comm.bcast(kind if comm.rank == 0 else None) for kind in kinds]
+    with pytest.raises(ValueError, match="bcast: rank 0 must have an array .* got dict"):
+        comm.bcast({} if comm.rank == 0 else None)
+    return [array.tolist(), shared, grown.tolist(), [repr(x) for x in sent]]
 
 
 @pytest.mark.parametrize("n", RANKS)
 def test_broadcast_and_share_give_every_rank_what_rank_0_has(n):
     array = np.arange(12.0).reshape(3, 4)
-    expected = [array.tolist(), {"a": [1, "x"]}, (array[:2] > 0).tolist()]
+    kinds = [np.array(5.0), np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]), np.array([1, 2])]
+    kinds = [repr(x) for x in kinds]
+    expected = [array.tolist(), {"a": [1, "x"]}, (array[:2] > 0).tolist(), kinds]
     assert on_ranks(n, "test_comm:on_rank_broadcast") == [expected] * n
 
 

@@ -137,25 +137,21 @@ def test_statistics_of_all_samples_with_uneven_and_empty_shards(n):
 def bad(kind):
     """A call that is wrong on the last rank, or on all."""
     last = comm.rank == comm.nworkers - 1
-    if kind == "op":
-        return stats.all_reduce(1.0, "avg" if last else "sum")
-    if kind == "shape":
-        return rank0rl.all_sum(np.zeros(3 if last else 2))
-    if kind == "kind":
-        return rank0rl.all_mean(torch.zeros(2) if last else np.zeros(2, np.float32))
-    if kind == "device":
-        return rank0rl.all_sum(torch.zeros(2, device="meta" if last else "cpu"))
-    if kind == "sparse":
-        return rank0rl.all_sum(torch.eye(2).to_sparse() if last else torch.eye(2))
-    if kind == "word":
-        return rank0rl.all_sum("a" if last else 1)
-    if kind == "words":
-        return rank0rl.all_sum(np.array(["a"] if last else [1.0]))
-    if kind == "complex":
-        return stats.all_reduce(1j, "max")
-    if kind == "overflow":
-        return rank0rl.all_sum(np.array([100], np.int8))
-    raise AssertionError(kind)
+    calls = {
+        "op": lambda: stats.all_reduce(1.0, "avg" if last else "sum"),
+        "shape": lambda: rank0rl.all_sum(np.zeros(3 if last else 2)),
+        "kind": lambda: rank0rl.all_mean(torch.zeros(2) if last else np.zeros(2, np.float32)),
+        "device": lambda: rank0rl.all_sum(torch.zeros(2, device="meta" if last else "cpu")),
+        "sparse": lambda: rank0rl.all_sum(torch.eye(2).to_sparse() if last else torch.eye(2)),
+        "word": lambda: rank0rl.all_sum("a" if last else 1),
+        "words": lambda: rank0rl.all_sum(np.array(["a"] if last else [1.0])),
+        "complex": lambda: stats.all_reduce(1j, "max"),
+        "overflow": lambda: rank0rl.all_sum(np.array([100], np.int8)),
+        "overflow of 64 bits": lambda: rank0rl.all_sum(2**62),
+        "overflow without a sign": lambda: stats.all_reduce(np.array([2**40], np.uint64), "prod"),
+        "gradient": lambda: rank0rl.all_sum([torch.ones((), requires_grad=last)]),
+    }
+    return calls[kind]()
 
 
 SAID = {
@@ -168,6 +164,9 @@ SAID = {
     "words": "rank 1: 'x': expected numbers: got dtype <U1",
     "complex": "rank 0: 'x': complex numbers have no max",
     "overflow": "a result does not fit int8: 200 to 200",
+    "overflow of 64 bits": "a result does not fit 64 bits: 9.22337e+18 to 9.22337e+18; pass floats",
+    "overflow without a sign": "a result does not fit 64 bits: 1.20893e+24 to 1.20893e+24",
+    "gradient": "rank 1: 'x': Can't call numpy() on Tensor that requires grad",
 }
 
 

@@ -22,7 +22,8 @@ _TF_ONLY = {"gate_gradients", "aggregation_method", "colocate_gradients_with_ops
 class MpiAdamOptimizer:
     """Adam of which every rank makes the same steps, with gradients averaged over ranks.
 
-    A variable becomes rank 0's on every rank before the first step with it. From then on all ranks
+    A variable becomes rank 0's on every rank before the first step with it. The gradients of that step
+    are from before: call `sync_all_params` on the modules before the first loss. From then on all ranks
     add the same numbers, bit for bit, which is checked, so that nothing more has to be sent.
 
     Args:

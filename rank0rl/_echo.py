@@ -1,4 +1,4 @@
-"""Two ranks that gather: what `doctor` starts."""
+"""Two ranks that gather: what `doctor` starts, with a launcher and hosts of its own, or "" for either."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from rank0rl import launch
 
 def main() -> None:
     """Print latency and bandwidth of the gather, as rank 0 sees them."""
-    if launch.mpi_fork(2, mpiexec=sys.argv[1] if len(sys.argv) > 1 else None) == "parent":
+    mpiexec, hosts = (word or None for word in sys.argv[1:])
+    if launch.mpi_fork(2, mpiexec=mpiexec, hosts=hosts) == "parent":
         return
     import numpy as np
 

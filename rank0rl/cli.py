@@ -10,6 +10,10 @@ import tomllib
 from pathlib import Path
 
 from rank0rl import job, launch
+from rank0rl.hosts import count_ranks, read_hosts
+
+# Options that say how ranks are started.
+_HOW = ("hosts", "hostfile", "bind_to_core", "mpiexec", "collective_timeout", "max_restarts")
 
 
 def main(configs: Path | None = None) -> None:
@@ -23,11 +27,8 @@ def main(configs: Path | None = None) -> None:
     """
     try:
         given = _given(sys.argv[1:], configs)
-        how = ("bind_to_core", "mpiexec", "collective_timeout", "max_restarts")
-        if (
-            launch.mpi_fork(given.nprocs, **{name: getattr(given, name) for name in how})
-            == "parent"
-        ):
+        how = {name: getattr(given, name) for name in _HOW}
+        if launch.mpi_fork(given.nprocs, **how) == "parent":
             return
     except ValueError as error:
         if not job.world_rank():  # of several ranks, one says it
@@ -63,7 +64,9 @@ def _given(argv: list[str], configs: Path | None) -> argparse.Namespace:
         ValueError: if there cannot be so many, before they are started.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--nprocs", type=int, default=1)
+    parser.add_argument("--nprocs", type=int)
+    parser.add_argument("--hosts")
+    parser.add_argument("--hostfile")
     parser.add_argument("--num-envs", "--num_envs", type=int)
     parser.add_argument("--config", type=Path)
     parser.add_argument("--resume", type=Path)
@@ -74,10 +77,13 @@ def _given(argv: list[str], configs: Path | None) -> argparse.Namespace:
     parser.add_argument("-h", "--help", action="store_true")
     given, _ = parser.parse_known_args(argv)
     if given.help:
-        given.nprocs = 1
-    if given.nprocs < 1:
+        given.nprocs, given.hosts, given.hostfile = 1, None, None
+    if given.nprocs is not None and given.nprocs < 1:
         raise ValueError(f"nprocs must be at least 1: got {given.nprocs}")
-    if given.nprocs == 1:
+    if job.world_size() is not None:  # the ranks are there, and a host file may not be
+        return given
+    nprocs = count_ranks(given.nprocs, read_hosts(given.hosts, given.hostfile))
+    if nprocs == 1:
         return given
     if given.num_envs is not None:
         most = given.num_envs
@@ -85,8 +91,8 @@ def _given(argv: list[str], configs: Path | None) -> argparse.Namespace:
         named = given.config or (given.resume / "config.toml" if given.resume else None)
         files = [named] if named else (configs.glob("*.toml") if configs else [])
         most = max([32, *map(_num_envs, files)])
-    if given.nprocs > most:
-        raise ValueError(launch.too_many_ranks(given.nprocs, most))
+    if nprocs > most:
+        raise ValueError(launch.too_many_ranks(nprocs, most))
     return given
 
 

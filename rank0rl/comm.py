@@ -266,11 +266,14 @@ def agree(
     raise ValueError(f"{what}: {_disagreement(parts, same, or_nothing)}")
 
 
-def everyones(value: Any, what: str, comm: Comm) -> list[Any]:
+def everyones(value: Any, what: str, comm: Comm | None = None) -> list[Any]:
     """A small object of every rank, on every rank. Arrays go through `gather`.
 
     Collective: every rank calls this, in the same order.
     """
+    comm = comm or world()
+    if comm is None:
+        return [value]
     data = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = np.empty(comm.size, np.int64)
     _wait(comm, what, comm.Iallgather(np.array([data.size]), sizes), spin_s=_ARRIVE_S)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import tomli_w
 import tyro
 
-from rank0rl import launch
+from rank0rl import job, launch
 from rank0rl.agent import check_ranges
 
 
@@ -56,7 +56,11 @@ class RunOptions:
     algo: str = "ppo"
     """Agent: a name in algos/, file.py:Class, or package.module:Class."""
     nprocs: int | None = None
-    """Ranks. Changes how long a run takes, and nothing else. None: the launcher's, else 1."""
+    """Ranks. Changes how long a run takes, and nothing else. None: the launcher's; else the slots of all hosts, else 1."""
+    hosts: str | None = None
+    """Where the ranks are, such as a:8,b:8, by ssh; this host comes first. None: here."""
+    hostfile: str | None = None
+    """File of the hosts in place of that, a line each: a:8, or a slots=8."""
     mpiexec: str | None = None
     """Command line of a launcher of your own, given -n and the ranks' command. None: that of the environment."""
     bind_to_core: bool = False
@@ -169,7 +173,7 @@ class RunOptions:
         Raises:
             ValueError: if they do not fit together, or a rank would have nothing to do.
         """
-        if self.nprocs not in (None, nworkers):
+        if self.nprocs not in (None, nworkers) and not job.supervised():
             raise ValueError(f"nprocs is {self.nprocs} in a job of {nworkers}; leave --nprocs out")
         if self.num_envs < nworkers:
             raise ValueError(launch.too_many_ranks(nworkers, self.num_envs))
@@ -233,7 +237,8 @@ SAME_CURVE = {
 
 # What a file may not set: where, on how many ranks and how far is said when a run is started.
 _NOT_IN_FILES = (
-    *("nprocs", "mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),
+    *("nprocs", "hosts", "hostfile"),
+    *("mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),
     *("config", "run_dir", "resume", "stop_after_iterations", "stop_after_seconds", "quiet"),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import platform
 import shlex
@@ -11,13 +12,17 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import tyro
 
-from rank0rl import launch
+from rank0rl import launch, provenance
+from rank0rl.hosts import SSH, read_hosts
 
 _INSTALL = "pip install mpi4py mpich"
 _ECHO = Path(__file__).parent / "_echo.py"
@@ -29,6 +34,10 @@ class Options:
 
     mpiexec: str | None = None
     """Command line of a launcher of your own. None: that of the environment."""
+    hosts: str | None = None
+    """Hosts to look into, such as a:8,b:8; this one comes first."""
+    hostfile: str | None = None
+    """File of the hosts in place of that, a line each: a:8, or a slots=8."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +53,20 @@ class Line:
 def main(argv: list[str]) -> int:
     """Exit code: 0 if all is well, 1 if something is not."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl doctor")
+    try:
+        hosts = [host.name for host in read_hosts(given.hosts, given.hostfile)]
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     well = True
-    for line in lines(given.mpiexec):
+    for line in lines(given.mpiexec, hosts):
         well = well and not line.remedy
         mark = "NOT OK" if line.remedy else "ok"
         print(f"{mark:7} {line.name:15} {line.found}" + (f"; {line.remedy}" if line.remedy else ""))
     return 0 if well else 1
 
 
-def lines(mpiexec: str | None = None) -> Iterator[Line]:
+def lines(mpiexec: str | None = None, hosts: Sequence[str] = ()) -> Iterator[Line]:
     """What is found, one after the other; what hangs on something that is missing is left out."""
     yield Line("Python", f"{platform.python_version()} at {sys.executable}")
     yield _cores()
@@ -75,7 +89,13 @@ def lines(mpiexec: str | None = None) -> Iterator[Line]:
         if belongs
         else f"mpi4py belongs to another MPI: activate its environment, or {_INSTALL}",
     )
-    yield _echo(mpiexec)
+    yield _echo("two ranks", mpiexec)
+    for host in hosts[1:]:
+        line = _other(host)
+        yield line
+        if line.remedy:
+            continue
+        yield _echo(f"this and {host}", mpiexec, f"{hosts[0]}:1,{host}:1")
 
 
 def _cores() -> Line:
@@ -138,12 +158,70 @@ def _family(name: str) -> str:
     return "MPICH" if any(word in name for word in known) else ""
 
 
-def _echo(mpiexec: str | None) -> Line:
+def _other(host: str) -> Line:
+    """Another host: the same Python, packages and CPU, in the same folder; round trip and clock."""
+    python = (
+        f"PYTHONPATH={shlex.quote(_path())} exec {shlex.quote(sys.executable)} -m rank0rl._probe"
+    )
+    session = subprocess.Popen(
+        [*SSH, host, f"cd {shlex.quote(os.getcwd())} && {python}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    limit = threading.Timer(60, session.kill)
+    limit.start()
+    assert session.stdin
+    assert session.stdout
+    try:
+        about = json.loads(session.stdout.readline())
+        answers = [_asked(session.stdin, session.stdout) for _ in range(20)]
+    except (OSError, ValueError):
+        _, said = session.communicate()
+        last = (said.strip().splitlines() or ["no answer within 60 s"])[-1]
+        return Line(
+            host,
+            last,
+            f"`ssh {host}` has to work without a question, and {os.getcwd()} and this Python with "
+            f"its packages have to be there",
+        )
+    finally:
+        limit.cancel()
+        session.kill()
+        session.communicate()
+    trip_s, ahead_s = min(answers)
+    here = provenance.machine()
+    how = "{name} is {now} there and {before} here"
+    same_cpu = about["cpu"] == here["cpu"]
+    return Line(
+        host,
+        f"round trip by ssh {1e3 * trip_s:.2f} ms, clock {1e3 * ahead_s:+.1f} ms, "
+        + ("the same type of CPU" if same_cpu else f"another CPU, {about['cpu']}: other last bits"),
+        "; ".join(provenance.differences({**here, "cpu": about["cpu"]}, about, how)),
+    )
+
+
+def _asked(question: IO[str], answer: IO[str]) -> tuple[float, float]:
+    """Seconds that a question takes, and how far the other host's clock is ahead."""
+    begin = time.time()
+    question.write("\n")
+    question.flush()
+    there = float(answer.readline())
+    end = time.time()
+    return end - begin, there - (begin + end) / 2
+
+
+def _path() -> str:
+    """PYTHONPATH with this installation."""
+    root = str(Path(__file__).parent.parent)
+    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _echo(name: str, mpiexec: str | None, hosts: str | None = None) -> Line:
     """Two ranks that gather, as a job of this very installation."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(_ECHO), *([mpiexec] if mpiexec else [])]
-        root = str(Path(__file__).parent.parent)
-        path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+        command = [sys.executable, str(_ECHO), mpiexec or "", hosts or ""]
         try:
             done = subprocess.run(
                 command,
@@ -151,14 +229,12 @@ def _echo(mpiexec: str | None) -> Line:
                 text=True,
                 timeout=60,
                 check=False,
-                cwd=folder,
-                env={**os.environ, "PYTHONPATH": path},
+                cwd=None if hosts else folder,  # which no other host has
+                env={**os.environ, "PYTHONPATH": _path()},
             )
         except subprocess.TimeoutExpired:
-            return Line(
-                "two ranks", "no end after 60 s", "look at the name resolution of this host"
-            )
+            return Line(name, "no end after 60 s", "look at the name resolution of this host")
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["they end without a word"])[-1]
-        return Line("two ranks", f"end with code {done.returncode}: {last}", f"try {_INSTALL}")
-    return Line("two ranks", done.stdout.strip())
+        return Line(name, f"end with code {done.returncode}: {last}", f"try {_INSTALL}")
+    return Line(name, done.stdout.strip())

@@ -82,6 +82,11 @@ def asked() -> int | None:
     return int((job / "begun").read_text().split()[1]) if job else None
 
 
+def supervised() -> bool:
+    """Whether a supervisor has started this rank, on whatever host; it knows how many there are."""
+    return FOLDER in os.environ
+
+
 def begin(job: Path, nprocs: int) -> None:
     """The supervisor's part: from here on processes with this folder are ranks."""
     (job / "begun").write_text(f"{os.getpid()} {nprocs} {platform.node()}")
@@ -89,15 +94,16 @@ def begin(job: Path, nprocs: int) -> None:
 
 def enter() -> None:
     """Leave this rank's process id for the supervisor, and end with the shell around this rank."""
-    job = folder()
-    if job is None:
+    if not supervised():
         return
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what is not in front
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform == "linux":
         signum = signal.SIGTERM if world_rank() == 0 else signal.SIGKILL  # rank 0 saves first
         ctypes.CDLL(None).prctl(1, signum)  # PR_SET_PDEATHSIG
-    (job / f"rank.{world_rank()}").write_text(str(os.getpid()))
+    job = folder()
+    if job:
+        (job / f"rank.{world_rank()}").write_text(str(os.getpid()))
 
 
 def resumable(run: Path) -> None:

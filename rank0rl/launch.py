@@ -21,10 +21,12 @@ import tempfile
 import time
 import traceback
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 
 from rank0rl import job as jobs
+from rank0rl.hosts import Host, count_ranks, read_hosts, switches
 from rank0rl.job import world_rank, world_size
 from rank0rl.supervisor import Supervisor, around
 
@@ -65,9 +67,11 @@ def too_many_ranks(nprocs: int, num_envs: int) -> str:
 
 
 def mpi_fork(
-    n: int,
+    n: int | None = None,
     gpu_pct: float = 0.0,
     *,
+    hosts: str | None = None,
+    hostfile: str | None = None,
     bind_to_core: bool = False,
     hwthreads: bool = False,
     mpiexec: str | None = None,
@@ -81,9 +85,13 @@ def mpi_fork(
     the call runs once in the parent and once in every rank.
 
     Args:
-        n: number of ranks. With 1 or less nothing is started, and no MPI is loaded.
+        n: number of ranks. With 1 or less nothing is started, and no MPI is loaded. None: as many as
+            the hosts have slots, 1 without hosts.
         gpu_pct: share of a GPU's memory, up to 1, that each rank may use after it has asked for
             `tf_config`; 0 for no limit.
+        hosts: where the ranks are, such as "a:8,b:8", over ssh; the first host is this one, and has
+            the first 8 ranks. By default all of them are here.
+        hostfile: a file of them in place of that, a host a line, as "a:8" or as "a slots=8".
         bind_to_core: keep every rank on a core of its own; rank 0's update then has one core too.
         hwthreads: count hardware threads as cores, where the launcher can be told to.
         mpiexec: command line of a launcher of one's own, which is given "-n", the number of ranks,
@@ -92,7 +100,7 @@ def mpi_fork(
             this one was given.
         collective_timeout: seconds that a rank may wait in a collective; by default no limit.
         max_restarts: how often to start a failed job again. The ranks of `train.py` then go on from
-            the last checkpoint; others begin anew.
+            the last checkpoint; others begin anew. A host that is gone is left out, with its ranks.
 
     Returns:
         "child" in every rank (also with n <= 1, and in a job that a launcher started);
@@ -101,8 +109,8 @@ def mpi_fork(
     Raises:
         SystemExit: in the original process, with the job's exit code, when the job failed: 1 after
             an exception, n after `sys.exit(n)`, 128 + s after signal s, 2 if it could not be started.
-        ValueError: if n is above 1 and is not the size of the job that runs already, or gpu_pct is
-            no share.
+        ValueError: if n is above 1 and is not the size of the job that runs already, gpu_pct is no
+            share, or the hosts are wrong: the first is another one, or there are fewer slots than n.
     """
     if not 0 <= gpu_pct <= 1:
         raise ValueError(f"gpu_pct must be in [0, 1], a share of a GPU's memory: got {gpu_pct}")
@@ -110,25 +118,39 @@ def mpi_fork(
     if collective_timeout is not None:
         os.environ[jobs.TIMEOUT] = str(collective_timeout)
     size = world_size()
-    if size is not None and n > 1 and n != size:
+    # After a restart without a host there are fewer ranks than were asked for.
+    if size is not None and not jobs.supervised() and n is not None and n > 1 and n != size:
         raise ValueError(
             f"nprocs must be the number of ranks that the launcher started: got nprocs={n} in a "
             f"job of {size}; leave --nprocs out, or start {n} ranks"
         )
-    if size is not None or jobs.folder() or n <= 1:
+    is_rank = size is not None or jobs.folder() is not None
+    listed = () if is_rank else read_hosts(hosts, hostfile)
+    n = count_ranks(n, listed)
+    if is_rank or n <= 1:
         _become_rank()
         return "child"
-    code = run_ranks(n, _command(n, bind_to_core, hwthreads, mpiexec, args), max_restarts)
+    launcher = _launcher(bind_to_core, hwthreads, mpiexec, args)
+    code = run_ranks(n, launcher, max_restarts, listed, args)
     if code:
         raise SystemExit(code)
     return "parent"
 
 
-def run_ranks(n: int, command: list[str], max_restarts: int = 0) -> int:
-    """Run a launcher's command and wait for its ranks; after a failure, again.
+def run_ranks(
+    n: int,
+    launcher: list[str],
+    max_restarts: int = 0,
+    hosts: Sequence[Host] = (),
+    args: Sequence[str] | None = None,
+) -> int:
+    """Run this command line, or another, on n ranks under a launcher, and wait for them; after a failure, again.
 
     Returns:
         The job's exit code.
+
+    Raises:
+        ValueError: if it is not known how to tell this launcher the hosts.
     """
     env = {**_NOT_BOUND, **os.environ}
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else ""
@@ -138,21 +160,27 @@ def run_ranks(n: int, command: list[str], max_restarts: int = 0) -> int:
         with tempfile.TemporaryDirectory(prefix="rank0rl-", ignore_cleanup_errors=True) as name:
             job = Path(name)
             jobs.begin(job, n)
-            supervisor = Supervisor(job, n)
+            env[jobs.FOLDER] = name
+            where = switches(vendor(launcher[0]), hosts, env) if hosts else []
+            rank = around([sys.executable, *(sys.orig_argv[1:] if args is None else args)])
+            supervisor = Supervisor(job, n, [host.name for host in hosts[1:]])
             try:
-                code = supervisor.run(command, {**env, jobs.FOLDER: name})
+                code = supervisor.run([*launcher, *where, "-n", str(n), *rank], env)
             except OSError as error:
-                return _usage(f"{command[0]} cannot be run: {error.strerror}")
+                return _usage(f"{error.filename or launcher[0]} cannot be run: {error.strerror}")
             resume = job / "resume"
             if resume.exists():
                 env[jobs.RESUME] = resume.read_text()
-        if code and not (supervisor.entered or supervisor.interrupted):
-            return _usage(_not_started(command[0], n, supervisor.said, code))
+        if code and not (supervisor.entered or supervisor.interrupted or supervisor.lost):
+            return _usage(_not_started(launcher[0], n, supervisor.said, code))
         if code in (0, 2) or supervisor.interrupted or restart == max_restarts:
             break
+        hosts = [host for host in hosts if host.name not in supervisor.lost]
+        n = min(n, sum(host.slots for host in hosts)) if hosts else n
+        without = f" without {', '.join(supervisor.lost)}: {n} ranks" if supervisor.lost else ""
         pause_s = min(2**restart, 30)
         print(
-            f"restart {restart + 1} of {max_restarts} in {pause_s} s, from "
+            f"restart {restart + 1} of {max_restarts} in {pause_s} s{without}, from "
             f"{'the last checkpoint' if jobs.RESUME in env else 'the beginning'}",
             file=sys.stderr,
             flush=True,
@@ -167,6 +195,7 @@ def find_mpiexec() -> str | None:
     return shutil.which("mpiexec", path=here) or shutil.which("mpiexec")
 
 
+@cache
 def vendor(mpiexec: str) -> str:
     """Whose launcher it is, "" if it does not say."""
     try:
@@ -191,10 +220,10 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
     jobs.fail(1, f"rank {world_rank()} of {world_size()}, on {platform.node()}, failed:\n{lines}")
 
 
-def _command(
-    n: int, bind_to_core: bool, hwthreads: bool, own: str | None, args: Sequence[str] | None
+def _launcher(
+    bind_to_core: bool, hwthreads: bool, own: str | None, args: Sequence[str] | None
 ) -> list[str]:
-    """The launcher's command line that runs this command line, or another, on n ranks.
+    """The launcher's command line, but for the number of ranks, where they are and what they run.
 
     Raises:
         SystemExit: with code 2, if there is no launcher or no command line to repeat.
@@ -222,8 +251,7 @@ def _command(
             sys.exit(_usage(f"{found} does not say whose it is: bind ranks with --mpiexec instead"))
         _, bind, threads = _VENDORS[known]
         launcher += bind * bind_to_core + threads * hwthreads
-    given = sys.orig_argv[1:] if args is None else args
-    return [*launcher, "-n", str(n), *around([sys.executable, *given])]
+    return launcher
 
 
 def _not_started(mpiexec: str, n: int, said: str, code: int) -> str:
@@ -247,7 +275,7 @@ def _not_started(mpiexec: str, n: int, said: str, code: int) -> str:
 
 def _become_rank() -> None:
     """Tell the supervisor that this rank is there; an exception here ends the job from now on."""
-    if jobs.folder() is None:
+    if jobs.folder() is None and world_size() is None:
         return
     sys.excepthook = report
     if world_size() is None:

@@ -129,7 +129,8 @@ def _check_update(options: RunOptions) -> None:
 
 # What may differ when a run goes on: what does not change its curve, and how long it is.
 _MAY_CHANGE = config.SAME_CURVE - {"eval_every", "eval_episodes", "eval_deterministic"} | {
-    *("nprocs", "mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),
+    *("nprocs", "hosts", "hostfile"),
+    *("mpiexec", "bind_to_core", "collective_timeout", "max_restarts"),
     *("resume", "stop_after_iterations", "stop_after_seconds", "quiet"),
     *("total_steps", "num_episodes", "device"),
 }  # but evaluations, which are columns of the record, and have a best one

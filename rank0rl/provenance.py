@@ -10,25 +10,38 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("rank0rl", "numpy", "torch", "gymnasium", "mujoco", "mpi4py")
 
 
-def record(nprocs: int, mpi: str) -> dict[str, Any]:
-    """What is so at a start of a run, for its config.toml."""
+def machine() -> dict[str, Any]:
+    """What of this host may change the last bits of what is computed on it."""
     return {
-        "nprocs": nprocs,
+        "host": platform.node(),
+        "cpu": _cpu(),
+        "versions": {"python": platform.python_version(), **dict(_versions())},
+    }
+
+
+def record(machines: Sequence[Mapping[str, Any]], mpi: str) -> dict[str, Any]:
+    """What is so at a start of a run, for its config.toml.
+
+    Args:
+        machines: of every rank, rank 0's first.
+        mpi: the library.
+    """
+    return {
+        "nprocs": len(machines),
         "command": shlex.join(sys.orig_argv),
         "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "host": platform.node(),
+        **machines[0],
+        "hosts": list({each["host"]: None for each in machines}),
         "machine": platform.machine(),
-        "cpu": _cpu(),
         "mpi": mpi,
         "commit": _commit(),
-        "versions": {"python": platform.python_version(), **dict(_versions())},
     }
 
 
@@ -38,16 +51,28 @@ def key(folder: Path, first_start: Mapping[str, Any]) -> str:
     return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What two records differ in that may change the last bits of what is computed."""
+def differences(
+    before: Mapping[str, Any], now: Mapping[str, Any], how: str = "{name} {before} is now {now}"
+) -> list[str]:
+    """What two records, or machines, differ in that may change the last bits of what is computed."""
     old, new = (
         {"cpu": r.get("cpu"), **{k: v for k, v in r.get("versions", {}).items() if k != "mpi4py"}}
         for r in (before, now)
     )
     return [
-        f"{name} {old.get(name)} is now {new.get(name)}"
+        how.format(name=name, before=old.get(name), now=new.get(name))
         for name in {**old, **new}
         if old.get(name) != new.get(name)
+    ]
+
+
+def apart(machines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What each host differs in from the first one."""
+    hosts = {each["host"]: each for each in reversed(machines)}
+    return [
+        line
+        for name, each in reversed(hosts.items())
+        for line in differences(machines[0], each, f"{{name}} {{before}} is {{now}} on {name}")
     ]
 
 

@@ -10,7 +10,7 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,10 @@ def run(argv: list[str], configs: Path | None) -> int:
     rollout = make_rollout(options, comm.get_rank(), comm.get_nworkers())
     agent = make_agent(options, agent_options, rollout.spaces)
     evaluation = make_evaluation(options, comm.get_nworkers())
+    machines = comm.everyones(provenance.machine(), "what every rank runs on")
     try:
         if isinstance(plan, Plan):
-            _lead(plan, agent, rollout, evaluation)
+            _lead(plan, agent, rollout, evaluation, machines)
         else:
             train(agent, rollout, options, None, evaluation)
         return 0
@@ -70,7 +71,13 @@ def run(argv: list[str], configs: Path | None) -> int:
             evaluation.close()
 
 
-def _lead(plan: Plan, agent: Agent, rollout: Rollout, evaluation: Part | None) -> None:
+def _lead(
+    plan: Plan,
+    agent: Agent,
+    rollout: Rollout,
+    evaluation: Part | None,
+    machines: Sequence[Mapping[str, Any]],
+) -> None:
     """Rank 0's part: the run's files, and the words around the loop."""
     options, folder, nworkers = plan.options, plan.folder, comm.get_nworkers()
     about = {
@@ -85,7 +92,7 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout, evaluation: Part | None) -
         state.load(checkpoint.read(checkpoint.latest(folder)))
     if plan.notes:
         state.progress.same_schedule_since = state.progress.iteration
-    record = provenance.record(nworkers, comm.mpi_version())
+    record = provenance.record(machines, comm.mpi_version())
     starts = config.write(folder / "config.toml", (options, plan.agent), record)
     logger = Logger(folder, options.quiet, _sinks(plan, state, starts[0]))
     kept = Run(state, options, about, logger)
@@ -97,7 +104,8 @@ def _lead(plan: Plan, agent: Agent, rollout: Rollout, evaluation: Part | None) -
         logger.print("note: with --update allreduce every number of ranks has a curve of its own")
     for note in plan.notes:
         logger.print(f"note: {note}")
-    for difference in provenance.differences(*starts[-2:]) if len(starts) > 1 else ():
+    changes = provenance.differences(starts[-2], starts[-1]) if len(starts) > 1 else []
+    for difference in [*changes, *provenance.apart(machines)]:
         logger.print(f"note: {difference}: the last bits of the curve may differ")
     go_on = f"python {sys.argv[0]} --resume {folder}"
     go_on += f" --nprocs {nworkers}" * (nworkers > 1)

@@ -15,14 +15,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 from rank0rl import job as jobs
+from rank0rl.hosts import Contact
 
 GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
 _STUCK_S = 5.0  # how long ranks that cannot go on, or a stopped rank, are given
 _TURN_S = 0.05
+_LOST_S = 2.0  # a launcher may know that a host is gone, and end its ranks here, before ssh does
 _SHARED = ("mpich_shm_", "Intel_MPI_", "sm_segment.", "vader_segment.")  # MPI's, in /dev/shm
 _LOOK_S = 0.5  # between looks at what takes seconds to be wrong, and reading time for every rank
 
@@ -61,11 +64,14 @@ class Supervisor:
     Args:
         folder: of the job.
         nprocs: number of ranks.
+        hosts: names of other hosts that have some of them.
     """
 
-    def __init__(self, folder: Path, nprocs: int) -> None:
+    def __init__(self, folder: Path, nprocs: int, hosts: Sequence[str] = ()) -> None:
         """Nothing is started yet."""
-        self._folder, self._nprocs = folder, nprocs
+        self._folder, self._nprocs, self._hosts = folder, nprocs, hosts
+        self.lost: list[str] = []
+        """Hosts that are gone."""
         self._process: subprocess.Popen[bytes] | None = None
         self._received: list[int] = []
         self._deadline = float("inf")
@@ -79,6 +85,12 @@ class Supervisor:
 
     def run(self, command: list[str], env: dict[str, str]) -> int:
         """Run the launcher's command; the job's exit code, 128 + s after signal s."""
+        with Contact(self._hosts, self._folder) as self._contact:
+            code = self._run(command, env)
+            self.lost = list(self._contact.lost()) if code else []
+        return code
+
+    def _run(self, command: list[str], env: dict[str, str]) -> int:
         signals = [
             s
             for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -173,7 +185,13 @@ class Supervisor:
         if failed.exists():
             self._code = int(failed.read_text() or 1)
             return True
-        for file in self._folder.glob("status.[0-9]*"):
+        ends = list(self._folder.glob("status.[0-9]*"))
+        launcher = self._process.poll() if self._process else None
+        lost = self._contact.lost(patience_s=_LOST_S if ends or launcher else 0)
+        if lost and launcher != 0:
+            whys = [f"no connection to host {name}: {said}" for name, said in lost.items()]
+            return self._wrong(1, "\n".join(whys))
+        for file in ends:
             status = int(file.read_text())
             rank = file.suffix[1:]
             agreed = self._has("ended", int(rank))

@@ -35,21 +35,25 @@ def on_ranks(n: int, function: str, *args: Any, limit_s: float = 60) -> list[Any
         return [json.loads(Path(folder, str(r)).read_text()) for r in range(n)]
 
 
-def run(command: list[str], limit_s: float = 60, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    """A command's exit code and output; the whole process group is ended after the limit."""
-    env = {
+def environment(more: dict[str, str]) -> dict[str, str]:
+    """This process's and more, with what Open MPI needs to run as root on few cores."""
+    return {
         **os.environ,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        **kwargs.pop("env", {}),
+        **more,
     }
+
+
+def run(command: list[str], limit_s: float = 60, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """A command's exit code and output; the whole process group is ended after the limit."""
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=env,
+        env=environment(kwargs.pop("env", {})),
         cwd=kwargs.pop("cwd", HERE.parent),
         start_new_session=True,
         **kwargs,

@@ -14,8 +14,9 @@ TOOLS = {"config", "logger", "checkpoint", "interrupt", "threads", "timing"}
 ALLOWED = {
     "__init__": (set(), set()),
     "job": (set(), set()),
-    "supervisor": ({"job"}, set()),
-    "launch": ({"job", "supervisor"}, set()),
+    "hosts": (set(), set()),
+    "supervisor": ({"hosts", "job"}, set()),
+    "launch": ({"hosts", "job", "supervisor"}, set()),
     "comm": ({"job", "launch"}, {"numpy", "mpi4py"}),
     "accumulate": ({"comm"}, {"numpy"}),
     "stats": ({"comm"}, {"numpy", "torch"}),
@@ -51,7 +52,7 @@ ALLOWED = {
     "script": ({"comm", "job", "seeding", "stats"}, {"numpy", "torch"}),
     "threads": (set(), {"torch", "threadpoolctl"}),
     "checkpoint": (set(), {"numpy", "torch"}),
-    "config": ({"agent", "launch"}, {"tyro", "tomli_w"}),
+    "config": ({"agent", "job", "launch"}, {"tyro", "tomli_w"}),
     "logger": ({"job", "sinks"}, {"rich"}),
     "sinks": (set(), {"torch", "wandb"}),
     "memory": (set(), set()),
@@ -84,7 +85,8 @@ ALLOWED = {
     "report": ({"figures", "page", "recorded"}, {"numpy", "tyro"}),
     "play": ({"agent", "batch", "envs", "episodes", "evaluate", "film", *TOOLS}, {"tyro"}),
     "export": ({"agent", "envs", "evaluate", *TOOLS}, {"numpy", "torch", "tyro"}),
-    "doctor": ({"launch"}, {"tyro"}),
+    "doctor": ({"hosts", "launch", "provenance"}, {"tyro"}),
+    "_probe": ({"provenance"}, set()),
     "_echo": ({"accumulate", "comm", "launch"}, {"numpy"}),
     "__main__": (set(), set()),
     "trainer": (
@@ -113,7 +115,7 @@ ALLOWED = {
         set(),
     ),
     "plan": ({"agent", "envs", "film", "sinks", "twin", *TOOLS}, {"tyro"}),
-    "cli": ({"comm", "job", "launch", "session"}, set()),
+    "cli": ({"comm", "hosts", "job", "launch", "session"}, set()),
 }
 ALGOS = (
     {

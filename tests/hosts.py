@@ -1,0 +1,170 @@
+"""Hosts to start ranks on: namespaces of this machine, each with sshd, a name, and folders of its own.
+
+A host is a process tree that has its own network, process ids, name, /tmp, /dev/shm and so on, and
+shares the project's folder and the virtual environment with this machine, read as they are there.
+Nothing has to be undone: all of it belongs to one process a host, and goes with that.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+_NEEDS = ("ip", "ssh", "ssh-keygen", "/usr/sbin/sshd", "unshare", "nsenter", "setpriv")
+_PORTS = "ip link add switch type bridge && ip link set switch up && echo up && exec sleep infinity"
+_HOST = """
+set -e
+hostname {name}
+mount -t tmpfs local {local}
+mount -t tmpfs shm /dev/shm
+mount -t tmpfs run /run
+mkdir /run/sshd
+mount --bind {folder}/hosts /etc/hosts
+ip link set lo up
+echo up
+read plugged
+ip link set eth0 up
+ip address add {address}/24 dev eth0
+exec /usr/sbin/sshd -D -f {folder}/sshd_config
+"""
+_SSHD = """
+ListenAddress 0.0.0.0
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/key.pub
+PidFile none
+StrictModes no
+UsePAM no
+PermitRootLogin yes
+"""
+_SSH = """
+IdentityFile {folder}/key
+IdentitiesOnly yes
+UserKnownHostsFile {folder}/known_hosts
+GlobalKnownHostsFile none
+"""
+
+
+def missing() -> str:
+    """Why there can be no such hosts here, "" if there can."""
+    if not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return "namespaces as hosts need root"
+    absent = [name for name in _NEEDS if not shutil.which(name)]
+    if absent:
+        return f"namespaces as hosts need {', '.join(absent)}"
+    may = subprocess.run(["unshare", "--net", "--pid", "--fork", "--uts", "true"], check=False)
+    return "namespaces may not be made here" if may.returncode else ""
+
+
+@dataclass(frozen=True)
+class Host:
+    """One of them."""
+
+    name: str
+    process: int
+    """Its first process, as this machine counts them; all others of the host end with it."""
+    env: dict[str, str]
+    """What a command that runs there, and reaches the others, has in its environment."""
+
+    def on(self, command: list[str]) -> list[str]:
+        """A command that runs this one on the host."""
+        enter = ["nsenter", "--target", str(self.process), "--net", "--pid", "--uts", "--ipc"]
+        return [*enter, "--mount", "--wd=.", *command]
+
+    def path(self, path: Path) -> Path:
+        """Where this machine sees a file of the host's own."""
+        return Path(f"/proc/{self.process}/root{path}")
+
+    def ranks(self) -> list[str]:
+        """Command lines of the Python processes that run on the host."""
+        found = subprocess.run(self.on(["ps", "-eo", "args"]), capture_output=True, check=True)
+        return [line for line in found.stdout.decode().splitlines() if "python" in line]
+
+    def lives(self) -> bool:
+        """Whether it has not died."""
+        return Path(f"/proc/{self.process}").exists()
+
+    def dies(self) -> None:
+        """As when its power fails; but for the connections, which the kernel closes."""
+        os.kill(self.process, signal.SIGKILL)
+
+    def falls_silent(self) -> None:
+        """As when its cable is pulled: nothing is closed, and nothing comes any more."""
+        subprocess.run(self.on(["ip", "link", "set", "eth0", "down"]), check=True)
+
+
+@contextmanager
+def hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
+    """Hosts of these names, 10.77.0.1 and on, beside one switch; `folder / "local"` is each one's own."""
+    _keys(folder, names)
+    (folder / "local").mkdir()
+    env = {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "TMPDIR": str(folder / "local"),
+    }
+    with ExitStack() as stack:
+        switch = stack.enter_context(_namespaces(_PORTS, "--net"))
+        made = []
+        for i, name in enumerate(names, 1):
+            script = _HOST.format(
+                name=name, folder=folder, local=folder / "local", address=f"10.77.0.{i}"
+            )
+            kinds = ("--net", "--pid", "--mount-proc", "--uts", "--ipc", "--mount")
+            outer = stack.enter_context(_namespaces(script, *kinds))
+            first = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()[0]
+            port = f"ip link add port{i} type veth peer name eth0 netns {first}"
+            port += f" && ip link set port{i} master switch up"
+            subprocess.run(["nsenter", "-t", str(switch.pid), "-n", "sh", "-c", port], check=True)
+            assert outer.stdin
+            outer.stdin.write(b"plugged\n")
+            outer.stdin.flush()
+            made.append(Host(name, int(first), env))
+        for host in made:
+            _wait_for_sshd(made[0], host)
+        yield made
+
+
+def _keys(folder: Path, names: tuple[str, ...]) -> None:
+    """What ssh needs to go from each host to each other one, and names for them; all in one folder."""
+    for key in ("key", "host_key"):
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
+        subprocess.run(command, check=True)
+    public = (folder / "host_key.pub").read_text()
+    (folder / "known_hosts").write_text(f"* {public}")
+    listed = "".join(f"10.77.0.{i} {name}\n" for i, name in enumerate(names, 1))
+    (folder / "hosts").write_text(f"127.0.0.1 localhost\n{listed}")
+    (folder / "sshd_config").write_text(_SSHD.format(folder=folder))
+    (folder / "ssh_config").write_text(_SSH.format(folder=folder))
+    ssh = folder / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
+    ssh.chmod(0o755)
+
+
+@contextmanager
+def _namespaces(script: str, *kinds: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A shell in namespaces of its own, once it has said "up"; it ends with this process at the latest."""
+    unshare = ["unshare", *kinds, *(["--fork", "--kill-child"] if "--pid" in kinds else [])]
+    command = ["setpriv", "--pdeathsig", "KILL", *unshare, "sh", "-c", script]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == b"up\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _wait_for_sshd(from_host: Host, host: Host) -> None:
+    command = from_host.on(["ssh", "-o", "ConnectTimeout=1", host.name, "true"])
+    end = time.monotonic() + 10
+    while subprocess.run(command, env={**os.environ, **from_host.env}, check=False).returncode:
+        assert time.monotonic() < end, f"no ssh to {host.name}"
+        time.sleep(0.1)

@@ -82,7 +82,8 @@ class Host:
     def ranks(self) -> list[str]:
         """Command lines of the Python processes that run on the host."""
         found = subprocess.run(self.on(["ps", "-eo", "args"]), capture_output=True, check=True)
-        return [line for line in found.stdout.decode().splitlines() if "python" in line]
+        lines = found.stdout.decode().splitlines()  # in brackets: one that ends, or has ended
+        return [line for line in lines if "python" in line and not line.startswith("[")]
 
     def lives(self) -> bool:
         """Whether it has not died."""

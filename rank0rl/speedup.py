@@ -20,9 +20,10 @@ from typing import Any, Literal, TypeAlias
 
 import tyro
 
-from rank0rl import _bare, provenance, scaling, speedup_table
+from rank0rl import _bare, prediction, prediction_table, provenance, scaling, speedup_table
 from rank0rl.agent import check_ranges
 from rank0rl.logger import read_rows
+from rank0rl.model import Machines
 from rank0rl.rollout import lanes_of
 from rank0rl.scaling import Row, Work
 from rank0rl.timing import PHASES
@@ -50,6 +51,16 @@ class Options:
     """The training script; one of your own that calls rank0rl.cli.main will do."""
     out: Path | None = None
     """Folder of the study: speedup.md, .csv, .json and .png, and its runs. None: a new one under runs/."""
+    predict: tuple[int, ...] = ()
+    """Numbers of ranks to predict steps per second for, from what is measured; docs/scaling.md has the model."""
+    nodes: int = 1
+    """Of the prediction: nodes that its ranks are spread over evenly."""
+    node_cores: int | None = None
+    """Of the prediction: cores of a node. None: one for each of its ranks."""
+    link_gbit: float = 10.0
+    """Of the prediction: what the link of a node carries each way, in Gbit/s."""
+    latency_us: float = 50.0
+    """Of the prediction: between nodes, in microseconds."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +105,7 @@ def main(argv: list[str]) -> int:
         check_ranges(
             given, nprocs="[1, inf)", repeats="[1, inf)", iterations="[1, inf)", seconds="(0, inf)"
         )
+        _check_prediction(given)
         if not given.script.is_file():
             raise ValueError(
                 f"no training script {given.script}: start this where train.py is, or name --script"
@@ -112,14 +124,55 @@ def main(argv: list[str]) -> int:
     try:
         for rows, about in study(given, rest, out):
             speedup_table.write(out, rows, about)
-    except FailedError as error:
+        if given.predict:
+            _predict(given, rows, about["settings"], out)
+    except (FailedError, prediction.CannotMeasureError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"interrupted: the rounds that were whole are in {out}", file=sys.stderr)
         return 130
-    print(f"{(out / 'speedup.md').read_text()}\nin {out}: speedup.md, .csv, .json, .png")
+    files = "speedup.md, .csv, .json, .png" + ", predicted.csv, .png" * bool(given.predict)
+    print(f"{(out / 'speedup.md').read_text()}\nin {out}: {files}")
     return 0
+
+
+def _check_prediction(given: Options) -> None:
+    check_ranges(
+        given,
+        predict="[1, inf)",
+        nodes="[1, inf)",
+        node_cores="[1, inf)",
+        link_gbit="(0, inf)",
+        latency_us="[0, inf)",
+    )
+    if given.predict and min(given.predict) < given.nodes:
+        raise ValueError(
+            f"every node has a rank at the least: got --nodes {given.nodes}, and --predict "
+            f"{min(given.predict)}; fewer nodes, or more ranks"
+        )
+
+
+def _predict(given: Options, rows: Sequence[Row], settings: dict[str, Any], out: Path) -> None:
+    """Append what is predicted to the study.
+
+    Raises:
+        CannotMeasureError: if what it needs cannot be measured.
+    """
+    rows = [row for row in rows if row.update == "rank0"] or rows
+    machines = Machines(
+        *(0.0, 0.0, 1.0),  # measured there
+        nodes=given.nodes,
+        link_latency_s=1e-6 * given.latency_us,
+        link_bandwidth=1e9 / 8 * given.link_gbit,
+        cores=given.node_cores,
+    )
+    first = rows[0]
+    run = out / "runs" / f"{first.nprocs}{first.update if given.updates else ''}-1"
+    path = given.script.resolve().parent
+    found = prediction.predict(given.predict, rows, settings, run, machines, path)
+    title = f"{settings['env_id']}, {settings['algo']}, {given.nodes} node{'s' * (given.nodes > 1)}"
+    prediction_table.write(out, found, rows, title)
 
 
 def study(given: Options, rest: Sequence[str], out: Path) -> Iterator[tuple[list[Row], About]]:

@@ -73,9 +73,20 @@ ALLOWED = {
     ),
     "scaling": ({"timing"}, set()),
     "speedup": (
-        {"_bare", "agent", "provenance", "rollout", "scaling", "speedup_table", *TOOLS},
+        {
+            *("_bare", "agent", "model", "prediction", "prediction_table", "provenance"),
+            *("rollout", "scaling", "speedup_table", *TOOLS),
+        },
         {"tyro"},
     ),
+    "model": (set(), set()),
+    "prediction": ({"model", "provenance", "scaling"}, set()),
+    "prediction_table": ({"figures", "model", "prediction", "scaling"}, set()),
+    "_cost": (
+        {*("envs", "plan", "rollout", "session", "trainer", "weights"), *TOOLS},
+        set(),
+    ),
+    "_link": ({"accumulate", "comm", "launch"}, {"numpy"}),
     "speedup_table": ({"scaling", "timing"}, {"matplotlib"}),
     "_bare": ({"envs"}, {"gymnasium", "numpy"}),
     "recorded": ({"config", "logger"}, {"numpy"}),

@@ -2,6 +2,7 @@
 
     python benchmarks/scaling_model.py                  # about 10 minutes; needs the mpi extra only
     python benchmarks/scaling_model.py --cases a b      # some of them, the others as they were
+    python benchmarks/scaling_model.py --markdown       # the table of docs/scaling.md, from the CSV
 
 Each case is one `python -m rank0rl speedup ... --predict`: the model knows its row of 1 rank, what a
 step is made of, and an exchange between ranks of this machine. Rows of more nodes in the table are kept.
@@ -43,7 +44,11 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=4)
+    parser.add_argument("--markdown", action="store_true", help="print the table, and run nothing")
     args = parser.parse_args()
+    if args.markdown:
+        markdown(kept([]))
+        return
     rows = kept(args.cases)
     for name in args.cases:
         rows += case(name, args)
@@ -52,6 +57,26 @@ def main() -> None:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
             writer.writerows(rows)
+    report(rows)
+
+
+def markdown(rows: list[dict[str, Any]]) -> None:
+    """A line for each case, with what was predicted over what was measured."""
+    columns = ["case", "sleep_ms", "steps", "epochs", "overlap", "nodes", "link_gbit"]
+    counts = sorted({int(row["nprocs"]) for row in rows} - {1})
+    print(f"| {' | '.join(columns)} | {' | '.join(f'{n} ranks' for n in counts)} |")
+    print(f"|{'---|' * (len(columns) + len(counts))}")
+    cases = dict.fromkeys(tuple(row[name] for name in columns) for row in rows)
+    for what in cases:
+        these = [row for row in rows if tuple(row[name] for name in columns) == what]
+        found = {int(row["nprocs"]): row for row in these}
+        cells = [
+            f"{float(found[n]['predicted']):,.0f} / {float(found[n]['measured']):,.0f}"
+            if n in found
+            else ""
+            for n in counts
+        ]
+        print(f"| {' | '.join([*map(str, what), *cells])} |")
     report(rows)
 
 

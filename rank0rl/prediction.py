@@ -138,7 +138,7 @@ def costs_of(row: Row, settings: Mapping[str, Any], found: Mapping[str, Any]) ->
     With one lane a step of all of them takes act + lane, with B of them act + B lane. What was
     measured with all lanes in training is kept: these figures divide it.
     """
-    steps = row.steps_per_s * row.seconds
+    steps = round(row.steps_per_s * row.seconds)
     (one, (_, cpu)), (lanes, (wall, all_cpu)) = sorted(
         (int(lanes), times) for lanes, times in found["per_step"].items()
     )
@@ -189,7 +189,7 @@ def measured(machines: Machines, rows: Sequence[Row], most: int) -> Machines:
     """
     two, cores = _link(2), machines.cores
     # An iteration's own exchange, as a mean over its collectives; ranks of one node.
-    of_each = two["exchange_s"] - _EXCHANGED * two["message_s"] - model.POLL_S / 2
+    of_each = two["least_exchange_s"] - _EXCHANGED * two["message_s"] - model.POLL_S / 2
     machines = replace(
         machines,
         latency_s=max(two["latency_s"], of_each / model.COLLECTIVES),

@@ -92,12 +92,14 @@ def predict(
         CannotMeasureError: if the environment, or ranks, cannot be started by themselves.
     """
     machines = measured(machines, rows, max(counts))
-    return of(counts, costs_of(rows[0], settings, _cost(run, path)), machines, rows[0].steps_per_s)
+    return of(counts, costs_of(rows[0], settings, _cost(run, path)), machines, rows)
 
 
-def of(counts: Sequence[int], costs: Costs, machines: Machines, first: float) -> Prediction:
-    """The same, of known costs. `first` is the rate that speedups are over."""
-    most = max(counts)
+def of(counts: Sequence[int], costs: Costs, machines: Machines, rows: Sequence[Row]) -> Prediction:
+    """The same, of known costs. The curve has as many ranks as were measured on one node, as they were."""
+    most, first = max(counts), rows[0].steps_per_s
+    here = replace(machines, nodes=1)
+    one_node = max(row.nprocs for row in rows)
     curve = [2**i for i in range(math.ceil(math.log2(most)) + 1)]
     return Prediction(
         costs,
@@ -107,7 +109,7 @@ def of(counts: Sequence[int], costs: Costs, machines: Machines, first: float) ->
             each
             for n in sorted({*curve, *counts, min(costs.num_envs, most)})
             if n <= most
-            for each in _each(n, costs, machines, first)
+            for each in _each(n, costs, here if n <= one_node else machines, first)
         ],
         _notes(costs, machines, most),
     )

@@ -208,7 +208,7 @@ def test_the_table_the_figures_and_the_picture(tmp_path):
     (tmp_path / "speedup.md").write_text("measured\n")
     rows = [row(1, 800.0, collect=0.8, update=0.2), row(2, 1300.0, collect=0.4, update=0.2)]
     machines = replace(FREE, nodes=2, link_bandwidth=1e9 / 8)
-    found = prediction.of([40, 4096, 400], PLAIN, machines, 800.0)
+    found = prediction.of([40, 4096, 400], PLAIN, machines, rows)
     assert [(each.nprocs, each.experiment) for each in found.rows] == [
         *((40, LANES), (400, BATCH), (400, GROWS), (4096, GROWS))
     ]
@@ -226,8 +226,9 @@ def test_the_table_the_figures_and_the_picture(tmp_path):
     assert [each["nprocs"] for each in table if each["measured"]] == ["1", "2"]
     assert float(table[0]["predicted"]) == pytest.approx(800)
     assert float(table[0]["speedup"]) == pytest.approx(1)
+    assert [each["nodes"] for each in table[:3]] == ["1", "1", "2"]  # 1 and 2 were measured on one
     assert (tmp_path / "predicted.png").stat().st_size > 10_000
-    few = prediction.of([2], PLAIN, FREE, 800.0)
+    few = prediction.of([2], PLAIN, FREE, rows)
     assert few.notes[0].startswith("up to 2 ranks, collecting takes longer")
 
 

@@ -224,16 +224,27 @@ def update_together(
     Collective: every rank calls this.
 
     Returns:
-        What the agents record, in the mean over ranks.
+        What the agents record, in the mean over ranks. Of what is no mean of rows, such as
+        "explained_variance", that is the mean of what each share has, not what the whole batch has.
 
     Raises:
-        ValueError: the same on every rank, if their weights differ afterwards, or what they record.
+        ValueError: the same on every rank, if one has more rows than another, if their weights
+            differ afterwards, or the names of what they record.
     """
+    with phases("wait"):
+        rows = comm.agree({}, "rows to update on", numbers=[batches.count(gathered.batch)])
+    if len(set(rows[:, 0].tolist())) > 1:
+        raise ValueError(
+            f"with --update allreduce, process must give equally many rows on every rank, so that "
+            f"all make as many gradient steps: got {rows[:, 0].tolist()} rows on ranks 0 to "
+            f"{len(rows) - 1} in iteration {iteration}; leave --update out if it cannot"
+        )
     metrics = update(agent, gathered, options, phases, iteration, progress)
     with phases("wait"):
         if (iteration - 1) % options.drift_check_every == 0:
             weights.chksum(agent.modules(), label="after an update of all ranks")
-        return stats.reduce_many(metrics, "mean", "means of what update returns")
+        numbers = {name: float(number) for name, number in metrics.items()}
+        return stats.reduce_many(numbers, "mean", "means of what update returns")
 
 
 def evaluate(

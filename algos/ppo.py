@@ -206,7 +206,9 @@ class PPO(Agent):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The loss whose gradient `gradient` gives, in torch, for autograd on any device; and the same to record."""
         opt = self.options
-        if opt.normalize == "minibatch":
+        if opt.normalize == "minibatch" and self.learners.count > 1:  # who are on CPUs
+            adv = torch.from_numpy(normalized(adv.numpy(), self.learners))
+        elif opt.normalize == "minibatch":
             adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
         policy = nets["policy"]
         now = policy.distribution(obs, mask)

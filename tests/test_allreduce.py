@@ -121,7 +121,7 @@ UPDATES = {
         PPOOptions(minibatch_size=ROWS, epochs=3, lr=1e-2, normalize="minibatch"),
     ),
     "image, minibatches": (PPO, IMAGE, PPOOptions(minibatch_size=16, epochs=3)),
-    "trpo": (TRPO, VECTOR, TRPOOptions(fisher_stride=1, value_minibatch_size=ROWS)),
+    "trpo": (TRPO, VECTOR, TRPOOptions(fisher_stride=1, damping=0.002, value_minibatch_size=ROWS)),
     "trpo, minibatches": (TRPO, VECTOR, TRPOOptions(value_minibatch_size=16)),
     "goes on": (PPO, VECTOR, PPOOptions(**STOP, target_kl=0.1)),  # last: where these two are wrong,
     "stops": (PPO, VECTOR, PPOOptions(**STOP, target_kl=0.05)),  # ranks wait for each other
@@ -229,8 +229,9 @@ def test_an_update_ends_by_the_kl_of_all_rows(name, alone, together, shares):
 
 
 def test_the_line_search_takes_the_step_that_is_right_for_all_rows(shares):
-    """A step within the bound on average is beyond it on the odd rows."""
+    """The whole one, which is beyond the bound on the odd rows, with 0.018 nats of 0.015."""
     whole = updated("trpo")["metrics"]
+    assert whole["step_taken"] == 1.0
     for share in (rank["trpo"]["metrics"] for rank in shares):
         for column in ("kl", "gain", "step_taken"):
             assert share[column] == pytest.approx(whole[column], rel=1e-3)

@@ -12,7 +12,7 @@ from on_ranks import on_ranks
 from rank0rl import comm
 from rank0rl.compat import _evorl_comm, _trees, evorl
 
-RANKS = [1, 2, 3]
+RANKS = [1, pytest.param(2, marks=pytest.mark.slow), 3]
 Pair = namedtuple("Pair", ["a", "b"])
 
 

@@ -12,7 +12,7 @@ from rank0rl import comm, weights
 from rank0rl.compat import mpi_pytorch, mpi_tf, mpi_tools, omnisafe
 from rank0rl.threads import set_threads
 
-RANKS = [1, 2, 3]
+RANKS = [1, pytest.param(2, marks=pytest.mark.slow), 3]
 
 
 def net(seed, wide=4):

@@ -112,6 +112,7 @@ for i in range(10**6):
 """
 
 
+@pytest.mark.slow
 def test_the_latest_loads_after_a_kill_in_the_middle_of_a_save(tmp_path):
     for pause_ms in range(0, 12, 2):
         folder = tmp_path / str(pause_ms)

@@ -80,6 +80,7 @@ def test_wrong_use(tmp_path):
     assert "got iteration 0, lane 0" in replay(tmp_path, 0, 0, expect=2).stderr
 
 
+@pytest.mark.slow
 def test_iterations_before_a_changed_schedule_are_replayed_with_their_own(tmp_path):
     train(tmp_path, *SMALL, "--total-steps", "640", "--checkpoint-every", "5")
     resume(tmp_path, "--total-steps", "960")

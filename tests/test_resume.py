@@ -168,6 +168,7 @@ def test_an_agent_that_does_not_take_its_state_back_is_found_out(tmp_path):
     assert "load must take back all" in resume(tmp_path, expect=1).stderr
 
 
+@pytest.mark.slow
 def test_sigterm_at_any_time_and_changed_settings(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     args = arguments("CartPole", "steps")
@@ -291,6 +292,7 @@ def test_a_failing_update_keeps_the_last_boundary(tmp_path):
     assert curve(tmp_path / "bad") == curve(tmp_path / "good")
 
 
+@pytest.mark.slow
 def test_a_run_is_written_by_one_process_and_stops_ahead(tmp_path):
     args = [*SMALL, *SLOW, "--run-dir", str(tmp_path)]
     process = subprocess.Popen([sys.executable, "train.py", *args], cwd=HERE.parent)

@@ -88,6 +88,7 @@ def test_a_wrong_device_ends_the_run_before_it_begins(tmp_path):
     assert not (tmp_path / "r" / "config.toml").exists()
 
 
+@pytest.mark.slow
 def test_a_run_on_another_device_is_replayed_and_goes_on_elsewhere(tmp_path):
     device = "cuda" if torch.cuda.is_available() else "cpu:0"
     args = [*SMALL, "--total-steps", "256", "--device", device, "--stop-after-iterations", "3"]

@@ -126,9 +126,8 @@ class PPO(Agent):
             epoch += 1
             seen = [step(part, lr) for part in minibatches(rows, size, rng)]
             log_ratio, error, entropy = (joined(parts) for parts in zip(*seen, strict=True))
-            kl = float(
-                learners.average((np.expm1(log_ratio) - log_ratio).mean())
-            )  # unbiased and never negative
+            distance = (np.expm1(log_ratio) - log_ratio).mean()  # unbiased and never negative
+            kl = float(learners.average(distance))
             if opt.target_kl is not None and kl > opt.target_kl:
                 break
         if self.twin:

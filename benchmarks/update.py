@@ -2,6 +2,7 @@
 
     python benchmarks/update.py                         # needs the bench extra
     python benchmarks/update.py --waiting --nprocs 2    # rank 0's full-batch update, the other ranks waiting
+    python benchmarks/update.py --waiting --spinning --nprocs 2    # the same beside a blocking call
 
 Networks of 64x64 for 17 observed and 6 acted numbers, as on Walker2d; one thread.
 """
@@ -21,6 +22,7 @@ EPOCHS = 10
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--waiting", action="store_true", help="what waiting ranks cost, instead")
+    parser.add_argument("--spinning", action="store_true", help="in a blocking call, besides")
     parser.add_argument("--nprocs", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2, help="of the update, with --waiting")
     parser.add_argument("--repeats", type=int, default=7)
@@ -96,7 +98,7 @@ def stable_baselines(size: int, rows: int):
 
 
 def waiting(args: argparse.Namespace) -> None:
-    """Ten full-batch steps of 20,000 rows on rank 0, while the others sleep, wait, or spin."""
+    """Ten full-batch steps of 20,000 rows on rank 0, while the others are away, wait, nap, or spin."""
     import numpy as np
     from table import alternate, ratio, show
 
@@ -118,19 +120,23 @@ def waiting(args: argparse.Namespace) -> None:
         meet()
         return took * 1000
 
-    def sleep() -> None:  # for longer than the update takes: as if there were no other rank
-        if rank:
-            time.sleep(3)
+    def nap(pause_s: float) -> None:  # for longer than the update takes
+        end = time.perf_counter() + 2
+        while rank and time.perf_counter() < end:
+            time.sleep(pause_s)
 
+    away = "the other ranks away, ms"
     ways = {
-        "the other ranks not there, ms": lambda: update(sleep),
-        "the other ranks waiting, ms": lambda: update(comm.barrier),
-        "the other ranks in a blocking call, ms": lambda: update(world.Barrier),
+        away: lambda: update(lambda: nap(2.0)),
+        "away, once more": lambda: update(lambda: nap(2.0)),
+        "napping, 1 ms at a time, without MPI": lambda: update(lambda: nap(1e-3)),
+        "waiting": lambda: update(comm.barrier),
     }
+    if args.spinning:
+        ways["in a blocking call"] = lambda: update(world.Barrier)
     figures = alternate(ways, args.repeats)
-    alone, asleep, spinning = figures.values()
-    figures["waiting / not there"] = ratio(asleep, alone)
-    figures["blocking / not there"] = ratio(spinning, alone)
+    for name in list(ways)[1:]:
+        figures[f"{name} / away"] = ratio(figures[name], figures[away])
     if rank == 0:
         show(
             f"update of 20,000 rows, 10 full-batch steps, {args.threads} threads, ranks: {args.nprocs}",

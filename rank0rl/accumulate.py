@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,6 +51,42 @@ def all_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> dic
     Collective: every rank calls this, in the same order.
     """
     return _accumulate(batch, "all_accum_batches", comm, to_all=True)
+
+
+class Early:
+    """`rank0_accum_batches` in a thread, while a rank does something else, such as stepping environments.
+
+    Collective: every rank makes it, and begins equally many batches.
+    """
+
+    def __init__(self) -> None:
+        """Give its messages a communicator of their own, and begin the thread."""
+        self._comm = ranks.split(0)
+        self._todo: SimpleQueue[tuple[Mapping[str, Any], Future[dict[str, Any]]]] = SimpleQueue()
+        self._begun: list[Future[dict[str, Any]]] = []
+        threading.Thread(target=self._work, daemon=True).start()  # ends with the process
+
+    def begin(self, batch: Mapping[str, Any]) -> None:
+        """Send a batch, which must not change until it is taken."""
+        self._begun.append(Future())
+        self._todo.put((batch, self._begun[-1]))
+
+    def take(self) -> list[dict[str, Any]]:
+        """What `rank0_accum_batches` returned for all that was begun, in order, once all of it is there.
+
+        Raises:
+            ValueError: as it does.
+        """
+        begun, self._begun = self._begun, []
+        return [batch.result() for batch in begun]
+
+    def _work(self) -> None:
+        while True:
+            batch, future = self._todo.get()
+            try:
+                future.set_result(rank0_accum_batches(batch, self._comm))
+            except Exception as error:
+                future.set_exception(error)
 
 
 class _Kind(NamedTuple):

@@ -7,7 +7,8 @@ episodes. So it is the same whichever rank collects it, and whatever else that r
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,7 @@ class Rollout:
             that this rank collects in it. Give either steps or episodes.
         at_once: of these episodes, how many are under way at the same time, at most. The fewer, the
             shorter the longest wait of ranks that share them.
+        cuts: numbers of units, ascending: when this rank has finished so many, they are a part.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Rollout:
         steps: int = 0,
         episodes: Callable[[], Iterator[int]] | None = None,
         at_once: int | None = None,
+        cuts: Sequence[int] = (),
     ) -> None:
         """Make the environments."""
         self.lanes = [Lane(number, _make(make_env, number), i) for i, number in enumerate(lanes)]
@@ -89,6 +92,8 @@ class Rollout:
         if not lanes:
             env.close()
         self._seed, self._steps, self._episodes, self._at_once = seed, steps, episodes, at_once
+        self._cuts = cuts
+        self.nparts = len(cuts) + 1
         self._rows: Batch = {}  # name -> (lanes, capacity, ...)
         self._capacity = steps or _BLOCK
         self._obs = np.zeros((len(lanes), *self.spaces.obs.shape), self.spaces.obs.dtype)
@@ -108,24 +113,37 @@ class Rollout:
             Fragments in order of units; and the episodes that ended, in the order in which they
             did: "unit", "return" and "length", each (E,).
         """
+        fragments = [fragment for part in self.parts(agent, iteration) for fragment in part]
+        return sorted(fragments, key=lambda fragment: fragment.unit), self.ended()
+
+    def parts(self, agent: Agent, iteration: int) -> Iterator[list[Fragment]]:
+        """Collect, and give units away as soon as the first ones are finished.
+
+        Returns:
+            As many parts as there are cuts, and the rest, which has a unit at the least wherever
+            this rank has any.
+        """
         self._finished = {"unit": [], "return": [], "length": []}
-        collect = self._collect_episodes if self._episodes else self._collect_steps
         if not self.lanes:
             if self._episodes:
                 self._episodes()  # every rank takes part in the round
-            return [], {}
+            yield from ([] for _ in range(self.nparts))
+            return
         self._takes_mask = "mask" in inspect.signature(agent.act).parameters
+        collect = self._collect_episodes if self._episodes else self._collect_steps
         try:
-            fragments = collect(agent, iteration)
+            yield from collect(agent, iteration)
         except Exception as error:
             self._tell(error, iteration)
             raise
-        ended = {
+
+    def ended(self) -> Batch:
+        """The episodes that ended while the last iteration was collected, as `collect` gives them."""
+        return {
             "unit": np.array(self._finished["unit"], np.int64),
             "return": np.array(self._finished["return"], np.float64),
             "length": np.array(self._finished["length"], np.int64),
         }
-        return fragments, ended
 
     def unfinished(self) -> Batch:
         """The episodes under way at an iteration boundary, for `Unfinished.add` on rank 0.
@@ -217,30 +235,39 @@ class Rollout:
         for lane in self.lanes:
             lane.env.close()
 
-    def _collect_steps(self, agent: Agent, iteration: int) -> list[Fragment]:
+    def _collect_steps(self, agent: Agent, iteration: int) -> Iterator[list[Fragment]]:
         """T steps of every lane, whose episodes go on from one iteration to the next."""
-        ends: list[list[tuple[int, Array]]] = [[] for _ in self.lanes]
+        for start, end in itertools.pairwise([0, *self._cuts, len(self.lanes)]):
+            lanes = self.lanes[start:end]
+            yield self._collect_lanes(agent, iteration, lanes) if lanes else []
+
+    def _collect_lanes(self, agent: Agent, iteration: int, lanes: list[Lane]) -> list[Fragment]:
+        """T steps of these lanes, which are neighbours."""
+        ends: dict[int, list[tuple[int, Array]]] = {lane.row: [] for lane in lanes}
         noise = np.stack(
-            [self._noise(agent, iteration, lane.number)(self._steps) for lane in self.lanes], axis=1
+            [self._noise(agent, iteration, lane.number)(self._steps) for lane in lanes], axis=1
         )
-        unit = np.array([lane.number for lane in self.lanes])
-        for lane in self.lanes:
+        unit = np.array([lane.number for lane in lanes])
+        rows = slice(lanes[0].row, lanes[-1].row + 1)
+        for lane in lanes:
             lane.unit = lane.number
             if lane.over:
                 self._begin_next(lane)
         for t in range(self._steps):
-            for lane, last_obs in self._step(agent, self.lanes, np.s_[:, t], noise[t], unit):
+            for lane, last_obs in self._step(agent, lanes, (rows, t), noise[t], unit):
                 ends[lane.row].append((t, last_obs))
                 self._begin_next(lane)
-        for lane in self.lanes:
+        for lane in lanes:
             if not ends[lane.row] or ends[lane.row][-1][0] != self._steps - 1:
                 ends[lane.row].append((self._steps - 1, self._obs[lane.row].copy()))
-        return [self._fragment(lane, self._steps, ends[lane.row]) for lane in self.lanes]
+        return [self._fragment(lane, self._steps, ends[lane.row]) for lane in lanes]
 
-    def _collect_episodes(self, agent: Agent, iteration: int) -> list[Fragment]:
+    def _collect_episodes(self, agent: Agent, iteration: int) -> Iterator[list[Fragment]]:
         """Whole episodes; a lane that is through takes the next one."""
         assert self._episodes is not None
+        cuts = list(self._cuts)
         fragments: list[Fragment] = []
+        given = 0
         todo = self._episodes()
         idle = list(reversed(self.lanes[: self._at_once]))
         active: list[Lane] = []
@@ -255,7 +282,12 @@ class Rollout:
                 self._begin(lane, seed)
                 active.append(lane)
             if not active:
-                return sorted(fragments, key=lambda fragment: fragment.unit)
+                break
+            if cuts and given + len(fragments) >= cuts[0]:
+                del cuts[0]
+                given += len(fragments)
+                yield fragments
+                fragments = []
             rows = np.array([lane.row for lane in active])
             steps = self._length[rows]
             for row in rows[steps % _BLOCK == 0]:
@@ -268,6 +300,8 @@ class Rollout:
                 fragments.append(self._fragment(lane, length, [(length - 1, last_obs)], copy=True))
                 active.remove(lane)
                 idle.append(lane)
+        yield from ([] for _ in cuts)
+        yield fragments
 
     def _step(
         self, agent: Agent, lanes: list[Lane], at: Any, noise: Array, unit: Array

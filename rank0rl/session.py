@@ -27,8 +27,10 @@ from rank0rl.run import Run
 from rank0rl.sinks import Sink, TensorBoard, WandB
 from rank0rl.state import State
 from rank0rl.threads import set_threads
+from rank0rl.tickets import Tickets
 from rank0rl.trainer import train
 
+_PARTS = 4  # of the rows that travel between hosts: a quarter of them is what rank 0 waits for
 _TURNS = 2  # in which a rank collects its episodes, for an even end; more give act too few rows
 
 
@@ -161,17 +163,19 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
     """
     lanes = lanes_of(rank, nworkers, options.num_envs, options.rank0_lanes)
     episodes = at_once = None
+    units = (options.episodes_per_batch or 0) // nworkers or len(lanes)
     if only is not None:
         lanes = range(only, only + 1)
         episodes = (lambda: iter([only])) if options.episodes_per_batch else None
     elif options.episodes_per_batch:
-        tickets = comm.Tickets(options.episodes_per_batch)
+        tickets = Tickets(options.episodes_per_batch)
         most = None
         if nworkers > 1:
             at_once = max(1, options.episodes_per_batch // (nworkers * _TURNS))
             if rank == 0 and options.rank0_lanes is not None:
                 most = options.episodes_per_batch * options.rank0_lanes // options.num_envs
         episodes = functools.partial(tickets.round, most)
+    parts = _gather_parts(options) if nworkers > 1 else 1
     return Rollout(
         lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
         lanes,
@@ -179,7 +183,16 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
         steps=options.steps_per_env,
         episodes=episodes,
         at_once=at_once,
+        cuts=[units * part // parts for part in range(1, parts)],
     )
+
+
+def _gather_parts(options: RunOptions) -> int:
+    """In how many parts rows travel."""
+    if options.update == "allreduce":
+        return 1  # they stay where they are
+    between_hosts = len(set(comm.hosts())) > 1
+    return options.gather_parts or (_PARTS if between_hosts else 1)
 
 
 def make_evaluation(options: RunOptions, nworkers: int) -> Part | None:
@@ -193,7 +206,7 @@ def make_evaluation(options: RunOptions, nworkers: int) -> Part | None:
         lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
         options.eval_episodes,
         options.seed,
-        comm.Tickets(options.eval_episodes).round,
+        Tickets(options.eval_episodes).round,
         min(LANES, -(-options.eval_episodes // nworkers)),
     )
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rank0rl import batch as batches
 from rank0rl import comm, contract, film, job, memory, seeding, stats, weights
-from rank0rl.accumulate import rank0_accum_batches
+from rank0rl.accumulate import Early, rank0_accum_batches
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch
 from rank0rl.config import RunOptions
@@ -58,16 +58,19 @@ def train(
             iteration = _begin(agent, rollout, options, run)
             ready = _ready(run)
         phases = run.phases if run else Phases()
+        early = Early() if rollout.nparts > 1 else None
         last = time.perf_counter()
         try:
             while _told(run is not None and not run.over(), phases):
                 iteration += 1
-                gathered = ready or collect(agent, rollout, options, phases, iteration, state)
+                gathered = ready or collect(
+                    agent, rollout, options, phases, iteration, state, early
+                )
                 part = None
                 if options.overlap and _told(
                     run is not None and not _is_last(gathered, run), phases
                 ):
-                    part = roll(agent, rollout, options, phases, iteration + 1)
+                    part = roll(agent, rollout, options, phases, iteration + 1, early)
                 progress = run.state.share_over() if run else 0.0
                 if options.update == "allreduce":
                     with phases("wait"):
@@ -75,7 +78,7 @@ def train(
                     metrics = update_together(agent, gathered, options, phases, iteration, progress)
                 elif run:
                     metrics = update(agent, gathered, options, phases, iteration, progress)
-                ready = gather(part, phases, state) if part is not None else None
+                ready = gather(part, phases, state, early) if part is not None else None
                 acting = quiet(agent) if options.eval_deterministic else agent
                 evaluated = None
                 if evaluation and iteration % (options.eval_every or 1) == 0:
@@ -105,19 +108,25 @@ def collect(
     phases: Phases,
     iteration: int,
     state: State | None = None,
+    early: Early | None = None,
 ) -> Gathered:
     """The batch of one iteration, with rank 0's weights: `roll`, then `gather`.
 
     Collective: every rank calls this.
     """
-    part = roll(agent, rollout, options, phases, iteration)
+    part = roll(agent, rollout, options, phases, iteration, early)
     mine = part.pop("rows") if options.update == "allreduce" else None
-    gathered = gather(part, phases, state)
+    gathered = gather(part, phases, state, early)
     return gathered if mine is None else dataclasses.replace(gathered, batch=mine)
 
 
 def roll(
-    agent: Agent, rollout: Rollout, options: RunOptions, phases: Phases, iteration: int
+    agent: Agent,
+    rollout: Rollout,
+    options: RunOptions,
+    phases: Phases,
+    iteration: int,
+    early: Early | None = None,
 ) -> dict[str, Batch]:
     """This rank's part of a batch, with rank 0's weights.
 
@@ -129,30 +138,43 @@ def roll(
         options: of the run.
         phases: takes the seconds of "broadcast", "collect" and "process", and of the part as a whole.
         iteration: its number, which keys its random streams.
+        early: sends the rows of all parts of the rollout but the last one.
 
     Returns:
-        All that rank 0 is to know, for `gather`; {} if this rank had nothing to collect.
+        All else that rank 0 is to know, for `gather`; {} if this rank had nothing to collect.
     """
     with phases("broadcast"):
         weights.rank0_bcast_wts(agent.modules())
     start = time.perf_counter()
     check = (iteration - 1) % options.drift_check_every == 0
     before = weights.hashes(agent.modules()) if check else None
-    with phases("collect"):
-        fragments, ended = rollout.collect(agent, iteration)
-    with phases("process"):
-        rows = _process(agent, fragments, rollout, iteration)
+    steps: list[int] = []
+    parts = rollout.parts(agent, iteration)
+    for more in reversed(range(rollout.nparts)):
+        with phases("collect"):
+            fragments = next(parts)
+        with phases("process"):
+            rows = _process(agent, fragments, rollout, iteration)
+        steps += [len(fragment.rew) for fragment in fragments]
+        if early and more:
+            early.begin(rows)
     phases.took_s = time.perf_counter() - start
     if check:
         with phases("wait"):
             weights.chksum(agent.modules(), label="after act and process", before=before)
-    if not fragments:
+    if not steps:
         return {}
-    steps = {"steps": np.array([len(fragment.rew) for fragment in fragments], np.int64)}
-    return {"rows": rows, "ended": ended, "lanes": rollout.unfinished(), "fragments": steps}
+    made = {"steps": np.array(steps, np.int64)}
+    lanes = rollout.unfinished()
+    return {"rows": rows, "ended": rollout.ended(), "lanes": lanes, "fragments": made}
 
 
-def gather(part: dict[str, Batch], phases: Phases, state: State | None = None) -> Gathered:
+def gather(
+    part: dict[str, Batch],
+    phases: Phases,
+    state: State | None = None,
+    early: Early | None = None,
+) -> Gathered:
     """The batch of all ranks' parts, in one gather.
 
     Collective: every rank calls this.
@@ -161,16 +183,20 @@ def gather(part: dict[str, Batch], phases: Phases, state: State | None = None) -
         part: of this rank, from `roll`.
         phases: takes the seconds of "wait", "gather" and "hash"; knows how long this rank's part took.
         state: on rank 0, takes the episodes under way.
+        early: has sent the other parts' rows.
     """
     with phases("wait"):
-        comm.barrier()
+        mine = [int(1e6 * phases.took_s), int(1e6 * memory.peak_mb())]
+        of_ranks = comm.agree({}, "what parts took", numbers=mine) / 1e6
     with phases("gather"):
         parts = rank0_accum_batches(part)
         rows, ended = parts.get("rows", {}), parts["ended"]
+        if early:
+            rows = batches.concatenate([batch for batch in [*early.take(), rows] if batch])
         batch = batches.in_order(rows, rows["unit"]) if rows else {}
         ended = batches.in_order(ended, ended["unit"])
         steps = int(parts["fragments"]["steps"].sum())
-        ranks = rank0_accum_batches({"took_s": phases.took_s, "peak_mb": memory.peak_mb()})
+        ranks = {"took_s": of_ranks[:, 0], "peak_mb": of_ranks[:, 1]}
     if state:
         state.unfinished.add(parts.get("lanes", {}))
     with phases("hash"):

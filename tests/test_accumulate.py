@@ -7,7 +7,7 @@ import pytest
 from on_ranks import on_ranks
 
 from rank0rl import comm
-from rank0rl.accumulate import all_accum_batches, rank0_accum_batches
+from rank0rl.accumulate import Early, all_accum_batches, rank0_accum_batches
 
 RANKS = [1, 2, 3]
 
@@ -117,6 +117,38 @@ def test_wrong_use_is_the_same_error_on_every_rank():
     for message, (name, words) in zip(first, expected, strict=True):
         assert message.startswith(f"{name}_accum_batches: ")
         assert words in message
+
+
+def on_rank_early():
+    early, r, large = Early(), comm.rank, np.arange(2e5)
+    early.begin({"x": large[r * 1000 :]})
+    early.begin({"x": np.full(r, r)} if r else {})
+    between = rank0_accum_batches({"y": np.full(1, r)})["y"].tolist()
+    first, second = early.take()
+    early.begin({"x" if r else "z": large})
+    try:
+        early.take()
+        said = "nothing"
+    except ValueError as error:
+        said = str(error)
+    nothing = early.take()
+    early.begin({"x": large[:2]})
+    [last] = early.take()
+    whole = np.concatenate([large[k * 1000 :] for k in range(comm.nworkers)])
+    same = first["x"].tobytes() == (b"" if r else whole.tobytes())
+    return [same, second["x"].tolist(), between, said, nothing, len(last["x"])]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_batches_that_travel_beside_the_main_thread(n):
+    first, *others = on_ranks(n, "test_accumulate:on_rank_early")
+    rows = [r for r in range(n) for _ in range(r)]
+    said = "rank0_accum_batches: all ranks must come with the same names"
+    assert first[:3] == [True, rows, list(range(n))]
+    assert first[3].startswith(said)
+    assert first[4:] == [[], 2 * n]
+    for other in others:
+        assert other == [True, [], [], first[3], [], 0]
 
 
 def test_more_rows_than_mpi_can_count_are_refused():

@@ -10,6 +10,7 @@ from on_ranks import on_ranks
 
 from rank0rl import comm
 from rank0rl.accumulate import rank0_accum_batches
+from rank0rl.tickets import Tickets
 
 RANKS = [1, 2, 3]
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", ">f4"]
@@ -77,7 +78,7 @@ def test_nobody_has_anything(n):
 
 
 def on_rank_tickets(most):
-    tickets = comm.Tickets(7)
+    tickets = Tickets(7)
     rounds = []
     for _ in range(4):
         rounds.append(list(tickets.round(most if comm.rank == 0 else None)))

@@ -211,10 +211,48 @@ def test_no_more_episodes_are_under_way_than_at_once():
     assert seen[::3] == [[0, 1], [2, 3], [4, 5]]  # of three steps each
 
 
+def bits(fragment):
+    names = ("obs", "act", "rew", "terminated", "truncated", "end", "end_obs")
+    return [fragment.unit, *(getattr(fragment, name).tobytes() for name in names)]
+
+
+@pytest.mark.parametrize(
+    ("mode", "cuts", "sizes"),
+    [
+        ({"steps": 4}, [2, 3], [2, 1, 2]),
+        ({"steps": 4}, [0, 0], [0, 0, 5]),
+        ({"episodes": range(11)}, [4, 6], [5, 5, 1]),  # five lanes end at the same time
+        ({"episodes": range(5)}, [1, 2, 3, 4], [0, 0, 0, 0, 5]),
+        ({"episodes": []}, [1], [0, 0]),
+    ],
+)
+def test_parts_are_what_is_collected_and_the_last_has_a_unit(mode, cuts, sizes):
+    whole = make(range(5), **mode)
+    draw = (lambda: iter(mode["episodes"])) if "episodes" in mode else None
+    steps = mode.get("steps", 0)
+    cut = Rollout(toy_envs.Count, range(5), SEED, steps=steps, episodes=draw, cuts=cuts)
+    for iteration in range(2):
+        fragments, ended = whole.collect(NoiseAgent(), iteration)
+        parts = list(cut.parts(NoiseAgent(), iteration))
+        assert [len(part) for part in parts] == sizes
+        together = sorted((f for part in parts for f in part), key=lambda f: f.unit)
+        assert [bits(f) for f in together] == [bits(f) for f in fragments]
+        assert sorted(cut.ended()["unit"].tolist()) == sorted(ended["unit"].tolist())
+    for name, array in whole.unfinished().items():
+        assert array.tobytes() == cut.unfinished()[name].tobytes()
+
+
+def test_a_rank_without_lanes_has_as_many_parts_as_the_others():
+    nothing = Rollout(toy_envs.Count, range(0), SEED, steps=4, cuts=[0, 0])
+    assert list(nothing.parts(NoiseAgent(), 1)) == [[], [], []]
+
+
 def test_a_rank_without_lanes_knows_the_spaces_and_collects_nothing():
     rollout = make(range(0), steps=4)
     assert repr(rollout.spaces) == repr(make(steps=4).spaces)
-    assert rollout.collect(NoiseAgent(), 1) == ([], {})
+    fragments, ended = rollout.collect(NoiseAgent(), 1)
+    assert fragments == []
+    assert [len(array) for array in ended.values()] == [0, 0, 0]
     assert rollout.unfinished() == {}
     rollout.close()
 

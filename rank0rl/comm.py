@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.world import ARRIVE_S, MOVE_S, wait
+from rank0rl.world import ARRIVE_S, MOVE_S, nodes, wait
 from rank0rl.world import Comm as Comm
 from rank0rl.world import abort as abort
 from rank0rl.world import get_nworkers as get_nworkers
@@ -127,8 +127,12 @@ def bcast_(array: Array, comm: Comm | None = None, root: int = 0) -> None:
     if comm is None:
         return
     raw = array.reshape(-1).view(np.uint8)
+    by_node = nodes(comm) if root == 0 else None
     for start in range(0, raw.size, _CHUNK):
-        wait(comm, "bcast", comm.Ibcast(raw[start : start + _CHUNK], root), spin_s=MOVE_S)
+        for level in (by_node.outer, by_node.inner) if by_node else (comm,):
+            if level:
+                chunk = raw[start : start + _CHUNK]
+                wait(level, "bcast", level.Ibcast(chunk, root), spin_s=MOVE_S)
 
 
 def agree(
@@ -207,6 +211,8 @@ def gather(
 ) -> list[Array]:
     """Rows of all ranks, in rank order, on rank 0; no rows on the other ranks.
 
+    Between nodes, a node's rows travel together, from its first rank.
+
     Collective: every rank calls this, in the same order, after `agree`.
 
     Args:
@@ -224,11 +230,60 @@ def gather(
             f"{what}: MPI counts up to {np.iinfo(np.int32).max} rows in one array: got "
             f"{counts.sum(axis=0).max()}; make them rows of more numbers each"
         )
-    parts = [_Gather(a, counts[:, i], comm, to_all) for i, a in enumerate(arrays)]
-    wait(comm, what, *[part.request for part in parts], spin_s=MOVE_S)
-    for part in parts:
-        part.row.Free()
-    return [part.out for part in parts]
+    receives = to_all or comm.rank == 0
+    outs = [_rows(a, n if receives else 0) for a, n in zip(arrays, counts.sum(axis=0), strict=True)]
+    by_node = None if to_all else nodes(comm)
+    if by_node is None:
+        _gather_into(outs, arrays, counts, what, comm, to_all)
+        return outs
+    starts, inner = by_node.starts, by_node.inner
+    mine = counts[comm.rank - inner.rank :][: inner.size]
+    sums = mine.sum(axis=0)
+    if comm.rank == 0:
+        near = [out[:n] for out, n in zip(outs, sums, strict=True)]
+    else:
+        near = [_rows(a, n * (inner.rank == 0)) for a, n in zip(arrays, sums, strict=True)]
+    _gather_into(near, arrays, mine, what, inner)
+    if by_node.outer:
+        _gather_into(outs, near, np.add.reduceat(counts, starts), what, by_node.outer)
+    return outs
+
+
+def _rows(like: Array, n: int) -> Array:
+    return np.empty((n, *like.shape[1:]), like.dtype)
+
+
+def _gather_into(
+    outs: Sequence[Array],
+    arrays: Sequence[Array],
+    counts: Array,
+    what: str,
+    comm: Comm,
+    to_all: bool = False,
+) -> None:
+    """Move rows to where they belong; rank 0's may be there already."""
+    from mpi4py import MPI
+
+    requests, rows, kept = [], [], []
+    for i, (array, out) in enumerate(zip(arrays, outs, strict=True)):
+        # Units of rows, because byte counts would overflow MPI's integers.
+        row = MPI.BYTE.Create_contiguous(array.dtype.itemsize * int(np.prod(array.shape[1:])))
+        rows.append(row.Commit())
+        displacements = np.concatenate([[0], np.cumsum(counts[:, i])[:-1]])
+        receive = [out, (counts[:, i], displacements), row]
+        part = np.ascontiguousarray(array)
+        kept.append(part)  # until it is sent
+        if to_all:
+            requests.append(comm.Iallgatherv([part, len(part), row], receive))
+        elif comm.rank:
+            requests.append(comm.Igatherv([part, len(part), row], None))
+        else:
+            there = array.base is out
+            send = MPI.IN_PLACE if there else [part, len(part), row]
+            requests.append(comm.Igatherv(send, receive))
+    wait(comm, what, *requests, spin_s=MOVE_S)
+    for row in rows:
+        row.Free()
 
 
 def reduce_(arrays: Sequence[Array], op: str, what: str, comm: Comm | None = None) -> None:
@@ -258,26 +313,6 @@ def reduce_(arrays: Sequence[Array], op: str, what: str, comm: Comm | None = Non
         for start in range(0, array.size, step)
     ]
     wait(comm, what, *requests, spin_s=MOVE_S)
-
-
-class _Gather:
-    """One array on its way, in units of rows: byte counts would overflow MPI's integers."""
-
-    def __init__(self, array: Array, counts: Array, comm: Comm, to_all: bool) -> None:
-        from mpi4py import MPI
-
-        trailing = array.shape[1:]
-        receives = to_all or comm.rank == 0
-        self.out = np.empty((int(counts.sum()) if receives else 0, *trailing), array.dtype)
-        self.part = np.ascontiguousarray(array)
-        row_bytes = array.dtype.itemsize * int(np.prod(trailing))
-        self.row = MPI.BYTE.Create_contiguous(row_bytes).Commit()
-        displacements = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        send = [self.part, len(array), self.row]
-        receive = [self.out, (counts, displacements), self.row] if receives else None
-        self.request = (
-            comm.Iallgatherv(send, receive) if to_all else comm.Igatherv(send, receive, root=0)
-        )
 
 
 def _hash(value: Any) -> int:

@@ -11,9 +11,12 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+import numpy as np
 
 from rank0rl import job, launch
 
@@ -117,6 +120,51 @@ def split(color: int, comm: Comm | None = None) -> Comm | None:
     from mpi4py import MPI
 
     return MPI.Intracomm(comm.Split(color, comm.rank))
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The ranks of a communicator by node, that is, by who has memory in common."""
+
+    inner: Comm
+    """The ranks of this rank's node."""
+    outer: Comm | None
+    """The first rank of every node; None on the others."""
+    starts: list[int]
+    """These ranks, ascending."""
+
+
+def nodes(comm: Comm) -> Nodes | None:
+    """The nodes of these ranks; None where to distinguish them has no use.
+
+    That is on one node, with one rank a node, or where ranks of a node are no neighbours.
+
+    Collective: every rank calls this, in the same order. The first call is a wait that does not
+    sleep; after it nothing is sent.
+    """
+    from mpi4py import MPI
+
+    found: Any = comm.Get_attr(_nodes_key())
+    if found is None:
+        inner: Any = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+        first = np.array([comm.rank])
+        inner.Bcast(first)
+        firsts = np.empty(comm.size, first.dtype)
+        comm.Allgather(first, firsts)
+        starts = sorted(set(firsts.tolist()))
+        outer: Any = comm.Split(0 if inner.rank == 0 else MPI.UNDEFINED, comm.rank)
+        useful = 1 < len(starts) < comm.size and (np.diff(firsts) >= 0).all()
+        there = outer if outer != MPI.COMM_NULL else None
+        found = [Nodes(inner, there, starts) if useful else None]  # in a list: None is no attribute
+        comm.Set_attr(_nodes_key(), found)
+    return cast(Nodes | None, found[0])
+
+
+@cache
+def _nodes_key() -> int:
+    from mpi4py import MPI
+
+    return MPI.Comm.Create_keyval()
 
 
 def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from on_ranks import on_ranks
 
-from rank0rl import comm
+from rank0rl import comm, world
 from rank0rl.accumulate import rank0_accum_batches
 from rank0rl.tickets import Tickets
 
@@ -31,8 +31,8 @@ def part(rank):
 
 
 def on_rank_gather():
-    out = rank0_accum_batches(part(comm.rank))
-    whole = [part(r) for r in range(comm.nworkers)]
+    out = rank0_accum_batches(part(comm.rank % 3))
+    whole = [part(r % 3) for r in range(comm.nworkers)]
     if comm.rank:
         whole = [{name: array[:0] for name, array in whole[0].items()}]
     wrong = []
@@ -75,6 +75,36 @@ def on_rank_nothing_at_all():
 @pytest.mark.parametrize("n", RANKS)
 def test_nobody_has_anything(n):
     assert on_ranks(n, "test_comm:on_rank_nothing_at_all") == [{}] * n
+
+
+def on_rank_nodes(sizes):
+    """As if the ranks were on nodes of these sizes: what arrives, and what went between nodes."""
+    from mpi4py import MPI
+
+    everyone = comm.world()
+    alone = world.nodes(everyone)
+    ends = np.cumsum(sizes)
+    node = int(np.searchsorted(ends, comm.rank, side="right"))
+    inner = everyone.Split(node, comm.rank)
+    outer = everyone.Split(0 if inner.rank == 0 else MPI.UNDEFINED, comm.rank)
+    outer = outer if inner.rank == 0 else None
+    nodes = world.Nodes(inner, outer, [0, *ends[:-1].tolist()])
+    everyone.Set_attr(world._nodes_key(), [nodes])
+    sent = []
+    waits = comm.wait
+    comm.wait = lambda ranks, *args, **kwargs: sent.append(ranks) or waits(ranks, *args, **kwargs)
+    gathered = on_rank_gather()
+    weights = np.full(5, comm.rank)
+    comm.bcast_(weights)
+    at_large = sum(ranks == everyone for ranks in sent)
+    return [alone is None, gathered, weights.tolist(), at_large]
+
+
+@pytest.mark.parametrize("sizes", [[2, 1], [1, 2], [2, 2]])
+def test_rows_and_weights_travel_by_node(sizes):
+    results = on_ranks(sum(sizes), "test_comm:on_rank_nodes", sizes)
+    expected = [True, [True, []], [0] * 5, 2]  # all at once they only agree, in two messages
+    assert results == [expected] * sum(sizes)
 
 
 def on_rank_tickets(most):

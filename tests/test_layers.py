@@ -17,7 +17,7 @@ ALLOWED = {
     "hosts": (set(), set()),
     "supervisor": ({"hosts", "job"}, set()),
     "launch": ({"hosts", "job", "supervisor"}, set()),
-    "world": ({"job", "launch"}, {"mpi4py"}),
+    "world": ({"job", "launch"}, {"numpy", "mpi4py"}),
     "comm": ({"world"}, {"numpy", "mpi4py"}),
     "tickets": ({"comm", "world"}, {"numpy", "mpi4py"}),
     "accumulate": ({"comm"}, {"numpy"}),

@@ -1,4 +1,4 @@
-"""The loop: broadcast, collect, process, gather, and update on rank 0.
+"""The loop: collect, process, gather, update on rank 0, and broadcast.
 
 With `--update allreduce`, rows stay where they were collected, and every rank updates on its own.
 """
@@ -59,6 +59,7 @@ def train(
             ready = _ready(run)
         phases = run.phases if run else Phases()
         early = Early() if rollout.nparts > 1 else None
+        weights.rank0_bcast_wts(agent.modules())
         last = time.perf_counter()
         try:
             while _told(run is not None and not run.over(), phases):
@@ -79,6 +80,8 @@ def train(
                 elif run:
                     metrics = update(agent, gathered, options, phases, iteration, progress)
                 ready = gather(part, phases, state, early) if part is not None else None
+                with phases("broadcast"):  # the word to go on follows it, on one trip
+                    weights.rank0_bcast_wts(agent.modules())
                 acting = quiet(agent) if options.eval_deterministic else agent
                 evaluated = None
                 if evaluation and iteration % (options.eval_every or 1) == 0:
@@ -110,7 +113,7 @@ def collect(
     state: State | None = None,
     early: Early | None = None,
 ) -> Gathered:
-    """The batch of one iteration, with rank 0's weights: `roll`, then `gather`.
+    """The batch of one iteration: `roll`, then `gather`.
 
     Collective: every rank calls this.
     """
@@ -128,7 +131,7 @@ def roll(
     iteration: int,
     early: Early | None = None,
 ) -> dict[str, Batch]:
-    """This rank's part of a batch, with rank 0's weights.
+    """This rank's part of a batch, with the weights that were broadcast.
 
     Collective: every rank calls this.
 
@@ -136,15 +139,13 @@ def roll(
         agent: on every rank.
         rollout: this rank's lanes.
         options: of the run.
-        phases: takes the seconds of "broadcast", "collect" and "process", and of the part as a whole.
+        phases: takes the seconds of "collect" and "process", and of the part as a whole.
         iteration: its number, which keys its random streams.
         early: sends the rows of all parts of the rollout but the last one.
 
     Returns:
         All else that rank 0 is to know, for `gather`; {} if this rank had nothing to collect.
     """
-    with phases("broadcast"):
-        weights.rank0_bcast_wts(agent.modules())
     start = time.perf_counter()
     check = (iteration - 1) % options.drift_check_every == 0
     before = weights.hashes(agent.modules()) if check else None
@@ -276,7 +277,7 @@ def update_together(
 def evaluate(
     agent: Agent, acting: Agent, evaluation: Part, phases: Phases, iteration: int
 ) -> Batch:
-    """Episodes of rank 0's new weights, which nobody learns from.
+    """Episodes of the new weights, which nobody learns from.
 
     Collective: every rank calls this.
 
@@ -294,7 +295,6 @@ def evaluate(
         ValueError: the same on every rank, if acting has changed weights.
     """
     with phases("evaluate"):
-        weights.rank0_bcast_wts(agent.modules())
         before = weights.hashes(agent.modules())
         try:
             ended = evaluation(acting)

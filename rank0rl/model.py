@@ -7,8 +7,9 @@ With lanes and ranks per node as they fall out for n ranks, an iteration takes
     collect    steps of a rank / its lanes x (act + lanes x (CPU + waiting of a lane's step)), of the
                slowest rank; where ranks outnumber cores, CPU is shared (`crowded`)
     exchange   collectives x log2(n) x latency: ranks agree on what moves, and wait for each other
-    messages   arrays x (n - 1) x what rank 0 needs to take in one message
-    gather     bytes of the other ranks / bandwidth into rank 0, within its node and over its link
+    messages   arrays x (ranks of its node, and other nodes) x what rank 0 needs to take in one
+    gather     bytes of the other ranks / bandwidth into rank 0, within its node and over its link;
+               between nodes they travel in parts, all but the last of them while ranks collect
     broadcast  log2(n) x (latency + bytes of weights / bandwidth)
 
 and what rank 0 does alone: update, and record (put in order, hash, write). With overlap, the update
@@ -21,9 +22,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-COLLECTIVES = 8
-"""Of an iteration, besides the weights: go on (2), layout of the weights, barrier, and for rows and for
-times layout and end of each gather (4)."""
+COLLECTIVES = 6
+"""Of an iteration, besides the weights: their layout, go on (2), what parts took, and layout and end of the
+gather (2)."""
+PARTS = 4
+"""In which rows travel between nodes."""
 POLL_S = 1e-3
 """The longest sleep of a rank that waits: who forwards a message wakes up half of it late, in the mean."""
 LANES = "same lanes"
@@ -91,8 +94,6 @@ class Machines:
     """How many times as long a step's CPU takes on a node whose other cores work as well."""
     crowd_s: float = 0.0
     """What all exchanges of an iteration take longer for each further rank that a core has."""
-    two_levels: bool = False
-    """Whether a node's rows reach rank 0 as one message for each array."""
 
     def ranks(self, nprocs: int) -> int:
         """Of the fullest node."""
@@ -189,7 +190,7 @@ def iteration(nprocs: int, costs: Costs, machines: Machines) -> Iteration:
         rank0_collect=_collect(nprocs, mine, costs, machines),
         exchange=_exchange(nprocs, machines),
         messages=_messages(nprocs, costs, machines),
-        gather=_gather(nprocs, costs, machines),
+        gather=_gather(nprocs, collect, costs, machines),
         update=update + averages,
         broadcast=0.0 if costs.together else _tree(nprocs, costs.weights_bytes, machines),
         record=costs.record_s,
@@ -259,7 +260,6 @@ def helps(nprocs: int, costs: Costs, machines: Machines) -> dict[str, float]:
     """
     changes: list[tuple[str, Costs, Machines]] = [
         ("batches of 4 times the steps", _larger(costs, 4.0), machines),
-        ("gather in two levels", costs, replace(machines, two_levels=True)),
     ]
     if not costs.together and nprocs > 1:
         name = "other --rank0-lanes" if costs.overlap else "overlap"
@@ -350,18 +350,18 @@ def _exchange(nprocs: int, machines: Machines) -> float:
 
 def _messages(nprocs: int, costs: Costs, machines: Machines) -> float:
     arrays = 0 if costs.together else costs.arrays
-    senders = nprocs - 1
-    if machines.two_levels:
-        senders = machines.ranks(nprocs) - 1 + machines.nodes - 1
-    return arrays * senders * machines.message_s
+    return arrays * (machines.ranks(nprocs) - 1 + machines.nodes - 1) * machines.message_s
 
 
-def _gather(nprocs: int, costs: Costs, machines: Machines) -> float:
+def _gather(nprocs: int, collect_s: float, costs: Costs, machines: Machines) -> float:
+    """What of the transfer comes after the last rank has collected."""
     if costs.together:
         return 0.0
     rows = costs.steps * costs.row_bytes / nprocs
     near = machines.ranks(nprocs)
-    return rows * ((near - 1) / machines.bandwidth + (nprocs - near) / machines.link_bandwidth)
+    within = rows * (near - 1) / machines.bandwidth
+    between = rows * (nprocs - near) / machines.link_bandwidth
+    return within + max(between / PARTS, between - collect_s * (PARTS - 1) / PARTS)
 
 
 def _update(nprocs: int, costs: Costs, machines: Machines) -> tuple[float, float]:

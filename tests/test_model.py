@@ -63,7 +63,10 @@ def test_a_gather_brings_at_most_what_the_link_carries():
     assert rate(4096, costs, machines) == pytest.approx(1e6 / 100 * 4096 / 4095)
     # On two nodes of two, one rank's rows stay, one's move in the node, two come over the link.
     parts = iteration(4, PLAIN, replace(FREE, nodes=2, bandwidth=4e6, link_bandwidth=1e6))
-    assert parts.gather == pytest.approx(20_000 / 4e6 + 40_000 / 1e6)
+    assert parts.gather == pytest.approx(20_000 / 4e6 + 40_000 / 1e6 / 4)
+    # The link is what is slow: its work begins when a quarter of the collecting is done.
+    parts = iteration(4, PLAIN, replace(FREE, nodes=2, link_bandwidth=1e5))
+    assert parts.gather == pytest.approx(0.4 - 0.2 * 3 / 4)
     assert iteration(1, PLAIN, replace(FREE, bandwidth=1.0)).gather == 0
 
 
@@ -79,8 +82,7 @@ def test_messages_and_trees():
     parts = iteration(32, costs, machines)  # 8 a node: 3 hops within, 2 between
     assert parts.broadcast == pytest.approx(3 * (1e-3 + 1e-3) + 2 * (1e-2 + 1e-2))
     assert parts.exchange == pytest.approx(model.COLLECTIVES * (3e-3 + 2e-2))
-    assert parts.messages == pytest.approx(5 * 31 * 1e-4)
-    assert iteration(32, costs, replace(machines, two_levels=True)).messages == pytest.approx(5e-3)
+    assert parts.messages == pytest.approx(5 * (7 + 3) * 1e-4)
     crowd = replace(machines, crowd_s=0.5, cores=2)
     assert iteration(32, costs, crowd).exchange == pytest.approx(parts.exchange + 3 * 0.5)
     one = iteration(1, costs, replace(machines, nodes=1))
@@ -152,9 +154,7 @@ def test_what_bounds_it_is_named_and_what_helps(costs, machines, bound, best):
     assert found == [] if best is None else found[0][0].startswith(best)
 
 
-def test_two_levels_and_the_lanes_of_rank_0_help():
-    costs, machines = replace(PLAIN, arrays=9), replace(FREE, message_s=1e-2, nodes=2)
-    assert helps(8, costs, machines)["gather in two levels"] == pytest.approx(0.93 / 0.66)
+def test_the_lanes_of_rank_0_help():
     costs = replace(PLAIN, update_s=0.05)
     assert helps(8, costs, FREE) == {"overlap": pytest.approx(0.15 / 0.11)}  # 5 lanes, and 11
     equal = replace(costs, overlap=True)

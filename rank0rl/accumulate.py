@@ -62,6 +62,8 @@ class Early:
     def __init__(self) -> None:
         """Give its messages a communicator of their own, and begin the thread."""
         self._comm = ranks.split(0)
+        if self._comm:
+            ranks.nodes(self._comm)  # here, where all ranks are
         self._todo: SimpleQueue[tuple[Mapping[str, Any], Future[dict[str, Any]]]] = SimpleQueue()
         self._begun: list[Future[dict[str, Any]]] = []
         threading.Thread(target=self._work, daemon=True).start()  # ends with the process

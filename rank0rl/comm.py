@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.world import ARRIVE_S, MOVE_S, nodes, wait
+from rank0rl.world import ARRIVE_S, MOVE_S, wait
 from rank0rl.world import Comm as Comm
 from rank0rl.world import abort as abort
 from rank0rl.world import get_nworkers as get_nworkers
 from rank0rl.world import get_rank as get_rank
+from rank0rl.world import has_threads as has_threads
 from rank0rl.world import mpi_version as mpi_version
+from rank0rl.world import nodes as nodes
 from rank0rl.world import print0 as print0
 from rank0rl.world import split as split
 from rank0rl.world import world as world

@@ -189,8 +189,8 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
 
 def _gather_parts(options: RunOptions) -> int:
     """In how many parts rows travel."""
-    if options.update == "allreduce":
-        return 1  # they stay where they are
+    if options.update == "allreduce" or not comm.has_threads():
+        return 1  # they stay where they are, or cannot travel beside what else a rank does
     between_hosts = len(set(comm.hosts())) > 1
     return options.gather_parts or (_PARTS if between_hosts else 1)
 

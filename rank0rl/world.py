@@ -98,6 +98,15 @@ def mpi_version() -> str:
     return " ".join(MPI.Get_library_version().splitlines()[0].split())
 
 
+def has_threads() -> bool:
+    """Whether several threads of a rank may send and receive."""
+    if world() is None:
+        return True
+    from mpi4py import MPI
+
+    return MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+
 def abort(code: int) -> None:
     """End the whole job at once with this exit code. Any one rank may call it."""
     sys.stdout.flush()

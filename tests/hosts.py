@@ -3,20 +3,31 @@
 A host is a process tree that has its own network, process ids, name, /tmp, /dev/shm and so on, and
 shares the project's folder and the virtual environment with this machine, read as they are there.
 Nothing has to be undone: all of it belongs to one process a host, and goes with that.
+
+Links between them are as fast as the machine, or have the rate and the delay that they are given.
 """
 
 import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-_NEEDS = ("ip", "ssh", "ssh-keygen", "/usr/sbin/sshd", "unshare", "nsenter", "setpriv")
-_PORTS = "ip link add switch type bridge && ip link set switch up && echo up && exec sleep infinity"
+_RELAY = str(Path(__file__).with_name("relay.py"))
+_NEEDS = ("ip", "tc", "ssh", "ssh-keygen", "/usr/sbin/sshd", "unshare", "nsenter", "setpriv")
+_SWITCH = "ip link add switch type bridge; ip link set switch up && echo up && exec sleep infinity"
+# What Linux comes with, whatever this machine is set to.
+_TCP = """
+ip route change 10.77.0.0/24 dev eth0 congctl cubic
+echo 4096 131072 6291456 > /proc/sys/net/ipv4/tcp_rmem
+echo 4096 16384 4194304 > /proc/sys/net/ipv4/tcp_wmem
+echo {slow_start} > /proc/sys/net/ipv4/tcp_slow_start_after_idle
+"""
 _HOST = """
 set -e
 hostname {name}
@@ -30,6 +41,7 @@ echo up
 read plugged
 ip link set eth0 up
 ip address add {address}/24 dev eth0
+{link}
 exec /usr/sbin/sshd -D -f {folder}/sshd_config
 """
 _SSHD = """
@@ -49,15 +61,19 @@ GlobalKnownHostsFile none
 """
 
 
-def missing() -> str:
-    """Why there can be no such hosts here, "" if there can."""
+def missing(limited: bool = False) -> str:
+    """Why there can be no such hosts here, or none whose links are limited; "" if there can."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "namespaces as hosts need root"
     absent = [name for name in _NEEDS if not shutil.which(name)]
     if absent:
         return f"namespaces as hosts need {', '.join(absent)}"
     may = subprocess.run(["unshare", "--net", "--pid", "--fork", "--uts", "true"], check=False)
-    return "namespaces may not be made here" if may.returncode else ""
+    if may.returncode:
+        return "namespaces may not be made here"
+    limit = ["unshare", "--net", "sh", "-c", _limit("lo", 1)] if limited else ["true"]
+    may = subprocess.run(limit, capture_output=True, check=False)
+    return "no rate can be given to a link here" if may.returncode else ""
 
 
 @dataclass(frozen=True)
@@ -99,8 +115,22 @@ class Host:
 
 
 @contextmanager
-def hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
-    """Hosts of these names, 10.77.0.1 and on, beside one switch; `folder / "local"` is each one's own."""
+def hosts(
+    folder: Path,
+    *names: str,
+    rate_mbit: float | None = None,
+    delay_s: float = 0.0,
+    slow_start: bool = True,
+) -> Iterator[list[Host]]:
+    """Hosts of these names, 10.77.0.1 and on, beside one switch; `folder / "local"` is each one's own.
+
+    Args:
+        folder: for keys, settings and so on; empty.
+        names: of the hosts.
+        rate_mbit: what each host's link carries each way, Mbit/s, headers included; None: what it can.
+        delay_s: from one host to another, one way: a round trip takes twice as long.
+        slow_start: whether TCP, on a link with a rate or a delay, begins anew after idle time.
+    """
     _keys(folder, names)
     (folder / "local").mkdir()
     env = {
@@ -108,25 +138,46 @@ def hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
         "TMPDIR": str(folder / "local"),
     }
     with ExitStack() as stack:
-        switch = stack.enter_context(_namespaces(_PORTS, "--net"))
+        switch = stack.enter_context(_namespaces(_SWITCH, "--net"))
+        within = ["nsenter", "--target", str(switch.pid), "--net"]
+        link = _limit("eth0", rate_mbit) + _TCP.format(slow_start=int(slow_start))
         made = []
         for i, name in enumerate(names, 1):
             script = _HOST.format(
-                name=name, folder=folder, local=folder / "local", address=f"10.77.0.{i}"
+                name=name,
+                folder=folder,
+                local=folder / "local",
+                address=f"10.77.0.{i}",
+                link=link if rate_mbit or delay_s else "",
             )
             kinds = ("--net", "--pid", "--mount-proc", "--uts", "--ipc", "--mount")
             outer = stack.enter_context(_namespaces(script, *kinds))
             first = Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text().split()[0]
             port = f"ip link add port{i} type veth peer name eth0 netns {first}"
-            port += f" && ip link set port{i} master switch up"
-            subprocess.run(["nsenter", "-t", str(switch.pid), "-n", "sh", "-c", port], check=True)
+            port += f" && ip link set port{i} {'' if delay_s else 'master switch'} up"
+            port += f" && {_limit(f'port{i}', rate_mbit)}"
+            subprocess.run([*within, "sh", "-c", port], check=True)
             assert outer.stdin
             outer.stdin.write(b"plugged\n")
             outer.stdin.flush()
             made.append(Host(name, int(first), env))
+        if delay_s:
+            ports = [f"port{i}" for i in range(1, len(names) + 1)]
+            relay = [sys.executable, _RELAY, str(delay_s), *ports]
+            stack.enter_context(_started([*within, *relay]))
         for host in made:
             _wait_for_sshd(made[0], host)
         yield made
+
+
+def _limit(device: str, rate_mbit: float | None) -> str:
+    """A command that limits what a device sends, with the queue of a switch.
+
+    A burst is a frame as the kernel hands it over, of many segments: with less it would cut them up.
+    """
+    if rate_mbit is None:
+        return "true"
+    return f"tc qdisc add dev {device} root tbf rate {rate_mbit}mbit burst 72kb latency 50ms"
 
 
 def _keys(folder: Path, names: tuple[str, ...]) -> None:
@@ -148,11 +199,20 @@ def _keys(folder: Path, names: tuple[str, ...]) -> None:
 
 @contextmanager
 def _namespaces(script: str, *kinds: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A shell in namespaces of its own, once it has said "up"; it ends with this process at the latest."""
+    """A shell in namespaces of its own, once it has said "up"."""
     unshare = ["unshare", *kinds, *(["--fork", "--kill-child"] if "--pid" in kinds else [])]
-    command = ["setpriv", "--pdeathsig", "KILL", *unshare, "sh", "-c", script]
+    with _started([*unshare, "sh", "-c", script]) as process:
+        yield process
+
+
+@contextmanager
+def _started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A command, once it has said "up"; it ends with this process at the latest."""
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        ["setpriv", "--pdeathsig", "KILL", *command],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         assert process.stdout

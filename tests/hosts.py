@@ -18,6 +18,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+BURST = 72 * 1024
+"""Bytes that a limited link lets through at once: a frame as the kernel hands it over, of 64 KB of segments."""
 _RELAY = str(Path(__file__).with_name("relay.py"))
 _NEEDS = ("ip", "tc", "ssh", "ssh-keygen", "/usr/sbin/sshd", "unshare", "nsenter", "setpriv")
 _SWITCH = "ip link add switch type bridge; ip link set switch up && echo up && exec sleep infinity"
@@ -171,13 +173,10 @@ def hosts(
 
 
 def _limit(device: str, rate_mbit: float | None) -> str:
-    """A command that limits what a device sends, with the queue of a switch.
-
-    A burst is a frame as the kernel hands it over, of many segments: with less it would cut them up.
-    """
+    """A command that limits what a device sends, with the queue of a switch."""
     if rate_mbit is None:
         return "true"
-    return f"tc qdisc add dev {device} root tbf rate {rate_mbit}mbit burst 72kb latency 50ms"
+    return f"tc qdisc add dev {device} root tbf rate {rate_mbit}mbit burst {BURST} latency 50ms"
 
 
 def _keys(folder: Path, names: tuple[str, ...]) -> None:

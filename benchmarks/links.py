@@ -1,0 +1,125 @@
+"""Gather, broadcast and whole iterations between hosts whose links are limited, beside what a link carries.
+
+    python benchmarks/links.py move --rate 1000                       # as root; needs the mujoco extra
+    python benchmarks/links.py move --rate 100 --hosts 1 4            # 1 rank on the first, 4 on the other
+    python benchmarks/links.py iteration --rate 1000 --delay 10 --env UCX_RNDV_THRESH=inf
+
+The hosts are namespaces of this machine (tests/hosts.py). A delay is that of one way, in milliseconds: a
+round trip takes twice as long. Links are idle before each call, as while rank 0 updates. Of what a link
+carries, headers take 4.4 %; bytes on the link are those of the first host's interface, nearly without them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from large import COPIES
+from table import show
+
+ROOT = Path(__file__).parent.parent
+NAMES = ("one", "two", "three", "four")
+EXCHANGES = ("broadcast", "wait", "gather")  # phases of an iteration in which ranks meet
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=["move", "iteration"])
+    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 1], help="ranks of each")
+    parser.add_argument("--rate", type=float, default=1000, help="of each link and way, Mbit/s")
+    parser.add_argument("--delay", type=float, default=0, help="one way, ms")
+    parser.add_argument("--slow-start", action="store_true", help="of TCP, after idle time")
+    parser.add_argument("--env", nargs="*", default=[], help="settings of MPI, NAME=VALUE")
+    parser.add_argument("--rows", type=int, default=20_000, help="of all ranks")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
+    args = parser.parse_args()
+    sys.path.insert(0, str(ROOT / "tests"))
+    os.nice(-15)  # what else runs here would not run on these hosts
+    os.environ.update(setting.split("=", 1) for setting in args.env)
+    idle = f", slow start after idle {'on' if args.slow_start else 'off'}" if args.delay else ""
+    where = f"ranks: {args.hosts}, {args.rate:g} Mbit/s, {args.delay:g} ms one way{idle}"
+    figures = {"move": move, "iteration": iteration}[args.what](args)
+    show(", ".join([args.what, where, *args.env]), figures, args.out)
+
+
+def move(args: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of a gather of a batch, and of broadcasts of weights, beside bytes / rate."""
+    from hosts import BURST
+
+    command = ["benchmarks/moves.py", "--hosts", listed(args), "--rate", str(args.rate)]
+    command += ["--burst", str(BURST), "--rows", str(args.rows), "--repeats", str(args.repeats)]
+    return json.loads(on_hosts(args, args.delay, lambda host, _: started(host, *command)))
+
+
+def iteration(args: argparse.Namespace) -> dict[str, list[float]]:
+    """Milliseconds of an iteration with the delay and without, in alternation, and what it adds."""
+    figures: dict[str, list[float]] = {}
+    for _ in range(args.repeats):
+        slow, fast = (
+            on_hosts(args, ms, lambda *where: train(args, *where)) for ms in (args.delay, 0)
+        )
+        found = {f"{name}, ms": figure for name, figure in slow.items()}
+        found |= {f"{name} without delay, ms": figure for name, figure in fast.items()}
+        if args.delay:
+            added = {name: (slow[name] - fast[name]) / (2 * args.delay) for name in slow}
+            found |= {f"{name}, round trips": figure for name, figure in added.items()}
+        for name, figure in found.items():
+            figures.setdefault(name, []).append(figure)
+    return figures
+
+
+def train(args: argparse.Namespace, host: Any, folder: Path) -> dict[str, float]:
+    """Milliseconds of an iteration of train.py, the median of many, and of where ranks meet in it."""
+    n = sum(args.hosts)
+    command = ["train.py", "Humanoid", "--algo", "benchmarks/large.py:Large", "--quiet"]
+    command += ["--hosts", listed(args), "--num-envs", str(n), "--stop-after-iterations", "12"]
+    command += ["--steps-per-batch", str(args.rows // COPIES // n * n)]
+    started(host, *command, "--run-dir", str(folder / "local" / "run"))
+    with (host.path(folder / "local") / "run" / "progress.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))[2:]
+    took = {"iteration": [float(b["seconds"]) - float(a["seconds"]) for a, b in pairwise(rows)]}
+    took |= {name: [float(row[f"{name}_s"]) for row in rows] for name in EXCHANGES}
+    took["all exchanges"] = [sum(each) for each in zip(*map(took.get, EXCHANGES), strict=True)]
+    return {name: 1000 * statistics.median(x) for name, x in took.items()}
+
+
+def on_hosts(args: argparse.Namespace, delay_ms: float, what: Callable[[Any, Path], Any]) -> Any:
+    """What a function of the first host, and of a folder of its own, gives."""
+    from hosts import hosts
+
+    names = NAMES[: len(args.hosts)]
+    limits = {"rate_mbit": args.rate, "slow_start": args.slow_start, "delay_s": delay_ms / 1000}
+    with tempfile.TemporaryDirectory() as folder, hosts(Path(folder), *names, **limits) as made:
+        return what(made[0], Path(folder))
+
+
+def started(host: Any, *command: str) -> str:
+    """What a command that runs on a host prints."""
+    done = subprocess.run(
+        host.on([sys.executable, *command]),
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, **host.env, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return done.stdout
+
+
+def listed(args: argparse.Namespace) -> str:
+    return ",".join(f"{name}:{n}" for name, n in zip(NAMES, args.hosts, strict=False))
+
+
+if __name__ == "__main__":
+    main()

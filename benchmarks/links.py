@@ -3,6 +3,7 @@
     python benchmarks/links.py move --rate 1000                       # as root; needs the mujoco extra
     python benchmarks/links.py move --rate 100 --hosts 1 4            # 1 rank on the first, 4 on the other
     python benchmarks/links.py iteration --rate 1000 --delay 10 --env UCX_RNDV_THRESH=inf
+    python benchmarks/links.py parts --rate 100 --rows 8192           # rows that travel while others are collected
 
 The hosts are namespaces of this machine (tests/hosts.py). A delay is that of one way, in milliseconds: a
 round trip takes twice as long. Links are idle before each call, as while rank 0 updates. Of what a link
@@ -34,7 +35,7 @@ EXCHANGES = ("broadcast", "wait", "gather")  # phases of an iteration in which r
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["move", "iteration"])
+    parser.add_argument("what", choices=["move", "iteration", "parts"])
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 1], help="ranks of each")
     parser.add_argument("--rate", type=float, default=1000, help="of each link and way, Mbit/s")
     parser.add_argument("--delay", type=float, default=0, help="one way, ms")
@@ -49,7 +50,7 @@ def main() -> None:
     os.environ.update(setting.split("=", 1) for setting in args.env)
     idle = f", slow start after idle {'on' if args.slow_start else 'off'}" if args.delay else ""
     where = f"ranks: {args.hosts}, {args.rate:g} Mbit/s, {args.delay:g} ms one way{idle}"
-    figures = {"move": move, "iteration": iteration}[args.what](args)
+    figures = {"move": move, "iteration": iteration, "parts": parts}[args.what](args)
     show(", ".join([args.what, where, *args.env]), figures, args.out)
 
 
@@ -64,10 +65,13 @@ def move(args: argparse.Namespace) -> dict[str, list[float]]:
 
 def iteration(args: argparse.Namespace) -> dict[str, list[float]]:
     """Milliseconds of an iteration with the delay and without, in alternation, and what it adds."""
+    n = sum(args.hosts)
+    large = ["--algo", "benchmarks/large.py:Large", "--num-envs", str(n)]
+    large += ["--steps-per-batch", str(args.rows // COPIES // n * n)]
     figures: dict[str, list[float]] = {}
     for _ in range(args.repeats):
         slow, fast = (
-            on_hosts(args, ms, lambda *where: train(args, *where)) for ms in (args.delay, 0)
+            on_hosts(args, ms, lambda *where: train(args, large, *where)) for ms in (args.delay, 0)
         )
         found = {f"{name}, ms": figure for name, figure in slow.items()}
         found |= {f"{name} without delay, ms": figure for name, figure in fast.items()}
@@ -79,17 +83,31 @@ def iteration(args: argparse.Namespace) -> dict[str, list[float]]:
     return figures
 
 
-def train(args: argparse.Namespace, host: Any, folder: Path) -> dict[str, float]:
+def parts(args: argparse.Namespace) -> dict[str, list[float]]:
+    """Milliseconds of an iteration of PPO with rows that travel at once and in parts, in alternation."""
+    envs = ["--num-envs", str(8 * sum(args.hosts)), "--steps-per-batch", str(args.rows)]
+    update = ["--epochs", "1", "--minibatch-size", str(args.rows // 8)]
+    figures: dict[str, list[float]] = {}
+    for _ in range(args.repeats):
+        for n in (1, 4):
+            ppo = [*envs, *update, "--gather-parts", str(n)]
+            found = on_hosts(args, args.delay, lambda *where, ppo=ppo: train(args, ppo, *where))
+            for name, figure in found.items():
+                figures.setdefault(f"{name}, {n} part{'s' * (n > 1)}, ms", []).append(figure)
+    return figures
+
+
+def train(
+    args: argparse.Namespace, options: list[str], host: Any, folder: Path
+) -> dict[str, float]:
     """Milliseconds of an iteration of train.py, the median of many, and of where ranks meet in it."""
-    n = sum(args.hosts)
-    command = ["train.py", "Humanoid", "--algo", "benchmarks/large.py:Large", "--quiet"]
-    command += ["--hosts", listed(args), "--num-envs", str(n), "--stop-after-iterations", "12"]
-    command += ["--steps-per-batch", str(args.rows // COPIES // n * n)]
+    command = ["train.py", "Humanoid", "--quiet", "--hosts", listed(args), *options]
+    command += ["--stop-after-iterations", "12"]
     started(host, *command, "--run-dir", str(folder / "local" / "run"))
     with (host.path(folder / "local") / "run" / "progress.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))[2:]
     took = {"iteration": [float(b["seconds"]) - float(a["seconds"]) for a, b in pairwise(rows)]}
-    took |= {name: [float(row[f"{name}_s"]) for row in rows] for name in EXCHANGES}
+    took |= {name: [float(row[f"{name}_s"]) for row in rows] for name in ("collect", *EXCHANGES)}
     took["all exchanges"] = [sum(each) for each in zip(*map(took.get, EXCHANGES), strict=True)]
     return {name: 1000 * statistics.median(x) for name, x in took.items()}
 

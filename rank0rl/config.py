@@ -91,8 +91,8 @@ class RunOptions:
     """Let rank 0 update on a batch while the others collect the next one, with weights that are one update older: another curve, the same for every nprocs."""
     rank0_lanes: int | None = None
     """Environments of rank 0, fewer where overlap leaves it less time to step them, 0 where many ranks do; in whole-episode batches, its share of the episodes. Never changes the data. None: an equal share."""
-    gather_parts: int | None = None
-    """How often in an iteration a rank sends rows to rank 0: all but the last ones travel while the next are collected. Never changes the data. None: 4 times between hosts, once within one."""
+    gather_parts: int = 1
+    """In how many parts a rank collects its share and sends it: all but the last travel while the next are collected. For links that take long, between hosts. Never changes the data."""
     stop_after_iterations: int | None = None
     """End early, when so many iterations of the whole run are made; schedules stay those of total-steps."""
     stop_after_seconds: float | None = None
@@ -221,7 +221,7 @@ class RunOptions:
             "--episodes-per-batch": self.episodes_per_batch,
             "--overlap": self.overlap,
             "--rank0-lanes": self.rank0_lanes is not None,
-            "--gather-parts": self.gather_parts is not None,
+            "--gather-parts": self.gather_parts > 1,
             "--learner-threads": self.learner_threads > 1,
             "--device": self.device != "cpu",
         }

@@ -9,7 +9,7 @@ With lanes and ranks per node as they fall out for n ranks, an iteration takes
     exchange   collectives x log2(n) x latency: ranks agree on what moves, and wait for each other
     messages   arrays x (ranks of its node, and other nodes) x what rank 0 needs to take in one
     gather     bytes of the other ranks / bandwidth into rank 0, within its node and over its link;
-               between nodes they travel in parts, all but the last of them while ranks collect
+               in parts, all but the last of these travel while ranks collect
     broadcast  log2(n) x (latency + bytes of weights / bandwidth)
 
 and what rank 0 does alone: update, and record (put in order, hash, write). With overlap, the update
@@ -25,8 +25,6 @@ from dataclasses import dataclass, replace
 COLLECTIVES = 6
 """Of an iteration, besides the weights: their layout, go on (2), what parts took, and layout and end of the
 gather (2)."""
-PARTS = 4
-"""In which rows travel between nodes."""
 POLL_S = 1e-3
 """The longest sleep of a rank that waits: who forwards a message wakes up half of it late, in the mean."""
 LANES = "same lanes"
@@ -68,6 +66,8 @@ class Costs:
     """If not an equal share."""
     overlap: bool = False
     """Whether the update takes place while ranks collect."""
+    parts: int = 1
+    """In which a rank collects and sends its rows."""
     together: bool = False
     """Whether all ranks update, each on its share, and average gradients."""
 
@@ -260,6 +260,7 @@ def helps(nprocs: int, costs: Costs, machines: Machines) -> dict[str, float]:
     """
     changes: list[tuple[str, Costs, Machines]] = [
         ("batches of 4 times the steps", _larger(costs, 4.0), machines),
+        ("--gather-parts 4", replace(costs, parts=4), machines),
     ]
     if not costs.together and nprocs > 1:
         name = "other --rank0-lanes" if costs.overlap else "overlap"
@@ -323,7 +324,8 @@ def _collect(nprocs: int, lanes: int, costs: Costs, machines: Machines) -> float
     if not lanes:
         return 0.0
     ranks = machines.ranks(nprocs)
-    busy = (costs.act_s + lanes * costs.lane_s) * (machines.slower if ranks > 1 else 1.0)
+    calls = min(costs.parts, lanes)
+    busy = (calls * costs.act_s + lanes * costs.lane_s) * (machines.slower if ranks > 1 else 1.0)
     turn = crowded(busy, lanes * costs.wait_s, ranks, machines.cores or ranks)
     return _turns(nprocs, lanes, costs) * turn
 
@@ -361,7 +363,8 @@ def _gather(nprocs: int, collect_s: float, costs: Costs, machines: Machines) -> 
     near = machines.ranks(nprocs)
     within = rows * (near - 1) / machines.bandwidth
     between = rows * (nprocs - near) / machines.link_bandwidth
-    return within + max(between / PARTS, between - collect_s * (PARTS - 1) / PARTS)
+    last = 1 / costs.parts
+    return within + max(between * last, between - collect_s * (1 - last))
 
 
 def _update(nprocs: int, costs: Costs, machines: Machines) -> tuple[float, float]:

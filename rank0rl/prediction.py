@@ -164,6 +164,7 @@ def costs_of(row: Row, settings: Mapping[str, Any], found: Mapping[str, Any]) ->
         longest=max(row.shares) if "episodes_per_batch" in settings and row.nprocs > 1 else 0.0,
         rank0_lanes=settings.get("rank0_lanes"),
         overlap=bool(settings.get("overlap")),
+        parts=settings.get("gather_parts", 1),
         together=row.update == "allreduce",
     )
     here = Machines(0.0, 0.0, 1.0)

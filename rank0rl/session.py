@@ -30,7 +30,6 @@ from rank0rl.threads import set_threads
 from rank0rl.tickets import Tickets
 from rank0rl.trainer import train
 
-_PARTS = 4  # of the rows that travel between hosts: a quarter of them is what rank 0 waits for
 _TURNS = 2  # in which a rank collects its episodes, for an even end; more give act too few rows
 
 
@@ -175,7 +174,7 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
             if rank == 0 and options.rank0_lanes is not None:
                 most = options.episodes_per_batch * options.rank0_lanes // options.num_envs
         episodes = functools.partial(tickets.round, most)
-    parts = _gather_parts(options) if nworkers > 1 else 1
+    parts = options.gather_parts if nworkers > 1 and comm.has_threads() else 1
     return Rollout(
         lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
         lanes,
@@ -185,14 +184,6 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
         at_once=at_once,
         cuts=[units * part // parts for part in range(1, parts)],
     )
-
-
-def _gather_parts(options: RunOptions) -> int:
-    """In how many parts rows travel."""
-    if options.update == "allreduce" or not comm.has_threads():
-        return 1  # they stay where they are, or cannot travel beside what else a rank does
-    between_hosts = len(set(comm.hosts())) > 1
-    return options.gather_parts or (_PARTS if between_hosts else 1)
 
 
 def make_evaluation(options: RunOptions, nworkers: int) -> Part | None:

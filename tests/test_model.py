@@ -63,11 +63,20 @@ def test_a_gather_brings_at_most_what_the_link_carries():
     assert rate(4096, costs, machines) == pytest.approx(1e6 / 100 * 4096 / 4095)
     # On two nodes of two, one rank's rows stay, one's move in the node, two come over the link.
     parts = iteration(4, PLAIN, replace(FREE, nodes=2, bandwidth=4e6, link_bandwidth=1e6))
-    assert parts.gather == pytest.approx(20_000 / 4e6 + 40_000 / 1e6 / 4)
-    # The link is what is slow: its work begins when a quarter of the collecting is done.
-    parts = iteration(4, PLAIN, replace(FREE, nodes=2, link_bandwidth=1e5))
-    assert parts.gather == pytest.approx(0.4 - 0.2 * 3 / 4)
+    assert parts.gather == pytest.approx(20_000 / 4e6 + 40_000 / 1e6)
     assert iteration(1, PLAIN, replace(FREE, bandwidth=1.0)).gather == 0
+
+
+def test_parts_travel_while_others_are_collected():
+    costs = replace(PLAIN, act_s=1e-3, parts=4)
+    parts = iteration(4, costs, replace(FREE, nodes=2, link_bandwidth=1e6))
+    assert parts.collect == pytest.approx(10 * (4 + 20) * 1e-3)
+    assert parts.gather == pytest.approx(40_000 / 1e6 / 4)
+    # Of a link that is slow, the work begins when a quarter of the collecting is done.
+    slow = replace(FREE, nodes=2, link_bandwidth=1e5)
+    assert iteration(4, costs, slow).gather == pytest.approx(0.4 - 0.24 * 3 / 4)
+    assert helps(4, PLAIN, slow)["--gather-parts 4"] == pytest.approx(0.8 / 0.65)
+    assert "--gather-parts 4" not in helps(4, PLAIN, FREE)
 
 
 def test_an_update_takes_in_so_much_and_no_more():

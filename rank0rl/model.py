@@ -317,15 +317,19 @@ def _turns(nprocs: int, lanes: int, costs: Costs) -> float:
 
 def _cpu(nprocs: int, lanes: int, costs: Costs) -> float:
     """Of a rank with so many lanes, in an iteration."""
-    return _turns(nprocs, lanes, costs) * (costs.act_s + lanes * costs.lane_s) if lanes else 0.0
+    return _turns(nprocs, lanes, costs) * _turn(lanes, costs) if lanes else 0.0
+
+
+def _turn(lanes: int, costs: Costs) -> float:
+    """CPU of a step of all lanes of a rank: every part of them calls act."""
+    return min(costs.parts, lanes) * costs.act_s + lanes * costs.lane_s
 
 
 def _collect(nprocs: int, lanes: int, costs: Costs, machines: Machines) -> float:
     if not lanes:
         return 0.0
     ranks = machines.ranks(nprocs)
-    calls = min(costs.parts, lanes)
-    busy = (calls * costs.act_s + lanes * costs.lane_s) * (machines.slower if ranks > 1 else 1.0)
+    busy = _turn(lanes, costs) * (machines.slower if ranks > 1 else 1.0)
     turn = crowded(busy, lanes * costs.wait_s, ranks, machines.cores or ranks)
     return _turns(nprocs, lanes, costs) * turn
 

@@ -6,10 +6,11 @@ With lanes and ranks per node as they fall out for n ranks, an iteration takes
 
     collect    steps of a rank / its lanes x (act + lanes x (CPU + waiting of a lane's step)), of the
                slowest rank; where ranks outnumber cores, CPU is shared (`crowded`)
-    exchange   collectives x log2(n) x latency: ranks agree on what moves, and wait for each other
+    exchange   collectives x log2(n) x latency: ranks agree on what moves, and wait for each other;
+               between nodes, only collectives that begin when another one has ended
     messages   arrays x (ranks of its node, and other nodes) x what rank 0 needs to take in one
     gather     bytes of the other ranks / bandwidth into rank 0, within its node and over its link;
-               in parts, all but the last of these travel while ranks collect
+               in parts, all but the last of these travel while ranks collect; and they are asked for
     broadcast  log2(n) x (latency + bytes of weights / bandwidth)
 
 and what rank 0 does alone: update, and record (put in order, hash, write). With overlap, the update
@@ -25,6 +26,11 @@ from dataclasses import dataclass, replace
 COLLECTIVES = 6
 """Of an iteration, besides the weights: their layout, go on (2), what parts took, and layout and end of the
 gather (2)."""
+TRIPS = 2
+"""Of these, what waits for others of them between nodes: what parts took, and the layout of the gather. Rank 0
+sends the others behind one another, with the weights."""
+ASKED = 3
+"""Times that a large message goes over a link: it is announced, asked for, and sent."""
 POLL_S = 1e-3
 """The longest sleep of a rank that waits: who forwards a message wakes up half of it late, in the mean."""
 LANES = "same lanes"
@@ -188,9 +194,9 @@ def iteration(nprocs: int, costs: Costs, machines: Machines) -> Iteration:
     return Iteration(
         collect=collect,
         rank0_collect=_collect(nprocs, mine, costs, machines),
-        exchange=_exchange(nprocs, machines),
+        exchange=_exchange(nprocs, costs, machines),
         messages=_messages(nprocs, costs, machines),
-        gather=_gather(nprocs, collect, costs, machines),
+        gather=_gather(nprocs, most, collect, costs, machines),
         update=update + averages,
         broadcast=0.0 if costs.together else _tree(nprocs, costs.weights_bytes, machines),
         record=costs.record_s,
@@ -317,19 +323,20 @@ def _turns(nprocs: int, lanes: int, costs: Costs) -> float:
 
 def _cpu(nprocs: int, lanes: int, costs: Costs) -> float:
     """Of a rank with so many lanes, in an iteration."""
-    return _turns(nprocs, lanes, costs) * _turn(lanes, costs) if lanes else 0.0
+    return _turns(nprocs, lanes, costs) * _turn(nprocs, lanes, costs) if lanes else 0.0
 
 
-def _turn(lanes: int, costs: Costs) -> float:
-    """CPU of a step of all lanes of a rank: every part of them calls act."""
-    return min(costs.parts, lanes) * costs.act_s + lanes * costs.lane_s
+def _turn(nprocs: int, lanes: int, costs: Costs) -> float:
+    """CPU of a step of all lanes of a rank: every part of them calls act, and one rank has no parts."""
+    calls = min(costs.parts, lanes) if nprocs > 1 else 1
+    return calls * costs.act_s + lanes * costs.lane_s
 
 
 def _collect(nprocs: int, lanes: int, costs: Costs, machines: Machines) -> float:
     if not lanes:
         return 0.0
     ranks = machines.ranks(nprocs)
-    busy = _turn(lanes, costs) * (machines.slower if ranks > 1 else 1.0)
+    busy = _turn(nprocs, lanes, costs) * (machines.slower if ranks > 1 else 1.0)
     turn = crowded(busy, lanes * costs.wait_s, ranks, machines.cores or ranks)
     return _turns(nprocs, lanes, costs) * turn
 
@@ -346,12 +353,14 @@ def _tree(nprocs: int, size: float, machines: Machines) -> float:
     return within * hop + between * (machines.link_latency_s + size / machines.link_bandwidth)
 
 
-def _exchange(nprocs: int, machines: Machines) -> float:
+def _exchange(nprocs: int, costs: Costs, machines: Machines) -> float:
     if nprocs == 1:
         return 0.0
-    wakes = POLL_S / 2 * sum(_hops(nprocs, machines))
+    within, between = _hops(nprocs, machines)
+    wakes = POLL_S / 2 * (within + between)
     crowd = machines.crowd_s * (machines.share(nprocs) - 1)
-    return COLLECTIVES * _tree(nprocs, 0.0, machines) + wakes + crowd
+    trips = (COLLECTIVES if costs.together else TRIPS) * between * machines.link_latency_s
+    return COLLECTIVES * within * machines.latency_s + trips + wakes + crowd
 
 
 def _messages(nprocs: int, costs: Costs, machines: Machines) -> float:
@@ -359,16 +368,17 @@ def _messages(nprocs: int, costs: Costs, machines: Machines) -> float:
     return arrays * (machines.ranks(nprocs) - 1 + machines.nodes - 1) * machines.message_s
 
 
-def _gather(nprocs: int, collect_s: float, costs: Costs, machines: Machines) -> float:
-    """What of the transfer comes after the last rank has collected."""
+def _gather(nprocs: int, lanes: int, collect_s: float, costs: Costs, machines: Machines) -> float:
+    """What of the transfer comes after the last rank, of so many lanes, has collected."""
     if costs.together:
         return 0.0
     rows = costs.steps * costs.row_bytes / nprocs
     near = machines.ranks(nprocs)
     within = rows * (near - 1) / machines.bandwidth
     between = rows * (nprocs - near) / machines.link_bandwidth
-    last = 1 / costs.parts
-    return within + max(between * last, between - collect_s * (1 - last))
+    last = -(-lanes // costs.parts) / max(1, lanes)  # a lane is not cut in two
+    asked = ASKED * machines.link_latency_s if machines.nodes > 1 else 0.0
+    return within + asked + max(between * last, between - collect_s * (1 - last))
 
 
 def _update(nprocs: int, costs: Costs, machines: Machines) -> tuple[float, float]:

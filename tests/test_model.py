@@ -75,6 +75,11 @@ def test_parts_travel_while_others_are_collected():
     # Of a link that is slow, the work begins when a quarter of the collecting is done.
     slow = replace(FREE, nodes=2, link_bandwidth=1e5)
     assert iteration(4, costs, slow).gather == pytest.approx(0.4 - 0.24 * 3 / 4)
+    # Of two lanes, the last of four parts is one; and one rank has no parts.
+    assert iteration(40, costs, replace(FREE, nodes=2, link_bandwidth=1e6)).gather == pytest.approx(
+        40_000 / 1e6 / 2
+    )
+    assert seconds(1, costs) == pytest.approx(10 * (1 + 80) * 1e-3 + 0.2)
     assert helps(4, PLAIN, slow)["--gather-parts 4"] == pytest.approx(0.8 / 0.65)
     assert "--gather-parts 4" not in helps(4, PLAIN, FREE)
 
@@ -90,7 +95,11 @@ def test_messages_and_trees():
     costs = replace(PLAIN, arrays=5, weights_bytes=1000.0)
     parts = iteration(32, costs, machines)  # 8 a node: 3 hops within, 2 between
     assert parts.broadcast == pytest.approx(3 * (1e-3 + 1e-3) + 2 * (1e-2 + 1e-2))
-    assert parts.exchange == pytest.approx(model.COLLECTIVES * (3e-3 + 2e-2))
+    assert parts.exchange == pytest.approx(6 * 3e-3 + 2 * 2e-2)
+    bytes_s = 800 / 32 * 100 * (7 / 1e6 + 24 / 1e5)
+    assert parts.gather == pytest.approx(bytes_s + 3e-2)  # announced, asked for, and sent
+    together = iteration(32, replace(costs, together=True), machines)
+    assert together.exchange == pytest.approx(6 * (3e-3 + 2e-2))
     assert parts.messages == pytest.approx(5 * (7 + 3) * 1e-4)
     crowd = replace(machines, crowd_s=0.5, cores=2)
     assert iteration(32, costs, crowd).exchange == pytest.approx(parts.exchange + 3 * 0.5)

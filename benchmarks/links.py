@@ -29,6 +29,7 @@ from large import COPIES
 from table import show
 
 ROOT = Path(__file__).parent.parent
+TESTS = ROOT / "tests"  # has hosts, and environments that sleep
 NAMES = ("one", "two", "three", "four")
 EXCHANGES = ("broadcast", "wait", "gather")  # phases of an iteration in which ranks meet
 
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
     args = parser.parse_args()
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(TESTS))
     os.nice(-15)  # what else runs here would not run on these hosts
     os.environ.update(setting.split("=", 1) for setting in args.env)
     idle = f", slow start after idle {'on' if args.slow_start else 'off'}" if args.delay else ""
@@ -101,15 +102,22 @@ def train(
     args: argparse.Namespace, options: list[str], host: Any, folder: Path
 ) -> dict[str, float]:
     """Milliseconds of an iteration of train.py, the median of many, and of where ranks meet in it."""
-    command = ["train.py", "Humanoid", "--quiet", "--hosts", listed(args), *options]
-    command += ["--stop-after-iterations", "12"]
-    started(host, *command, "--run-dir", str(folder / "local" / "run"))
-    with (host.path(folder / "local") / "run" / "progress.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))[2:]
+    options = ["Humanoid", *options, "--stop-after-iterations", "12"]
+    rows = progress(args, options, host, folder)[2:]
     took = {"iteration": [float(b["seconds"]) - float(a["seconds"]) for a, b in pairwise(rows)]}
     took |= {name: [float(row[f"{name}_s"]) for row in rows] for name in ("collect", *EXCHANGES)}
     took["all exchanges"] = [sum(each) for each in zip(*map(took.get, EXCHANGES), strict=True)]
     return {name: 1000 * statistics.median(x) for name, x in took.items()}
+
+
+def progress(
+    args: argparse.Namespace, options: list[str], host: Any, folder: Path
+) -> list[dict[str, str]]:
+    """Rows of the progress of train.py, started on the first host for all."""
+    command = ["train.py", *options, "--quiet", "--hosts", listed(args)]
+    started(host, *command, "--run-dir", str(folder / "local" / "run"))
+    with (host.path(folder / "local") / "run" / "progress.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def on_hosts(args: argparse.Namespace, delay_ms: float, what: Callable[[Any, Path], Any]) -> Any:
@@ -128,7 +136,7 @@ def started(host: Any, *command: str) -> str:
         host.on([sys.executable, *command]),
         check=True,
         cwd=ROOT,
-        env={**os.environ, **host.env, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **host.env, "PYTHONPATH": f"{ROOT}:{TESTS}"},
         stdout=subprocess.PIPE,
         text=True,
     )

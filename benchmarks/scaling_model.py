@@ -1,11 +1,13 @@
 """The scaling model against runs: predicted from 1 rank, measured on 1 to 16, with environments that sleep.
 
-    python benchmarks/scaling_model.py                  # about 10 minutes; needs the mpi extra only
+    python benchmarks/scaling_model.py                  # about 20 minutes; needs the mpi extra only
     python benchmarks/scaling_model.py --cases a b      # some of them, the others as they were
     python benchmarks/scaling_model.py --markdown       # the table of docs/scaling.md, from the CSV
 
 Each case is one `python -m rank0rl speedup ... --predict`: the model knows its row of 1 rank, what a
-step is made of, and an exchange between ranks of this machine. Rows of more nodes in the table are kept.
+step is made of, and an exchange between ranks of this machine. Cases of several nodes are then run, as
+root, on namespaces of this machine (tests/hosts.py), whose links have the rate and the delay that the
+model was told; a delay is that of one way.
 """
 
 from __future__ import annotations
@@ -17,26 +19,52 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import links
 from table import RESULTS, machine
 
 from rank0rl import provenance
 
-ROOT = Path(__file__).parent.parent
 TABLE = RESULTS / "scaling_model.csv"
-RANKS = ["1", "2", "4", "8", "16"]
 LANES = 16
-# name -> milliseconds that a step sleeps, steps a batch, epochs, overlap
-CASES: dict[str, tuple[float, int, int, bool]] = {
-    "a": (5, 512, 1, False),
-    "b": (2, 1024, 1, False),
-    "c": (2, 1024, 20, False),
-    "d": (2, 1024, 20, True),
-    "e": (1, 2048, 4, False),
-    "f": (5, 1024, 40, True),
+TCP_US = 50  # of a message to another host, besides the delay: what speedup has for a link
+
+
+@dataclass(frozen=True)
+class Case:
+    """An experiment, and where it is run."""
+
+    sleep_ms: float
+    """Of a step."""
+    steps: int
+    """Of a batch."""
+    epochs: int = 1
+    overlap: bool = False
+    obs: int = 2
+    """Numbers of an observation."""
+    parts: int = 1
+    """In which rows travel."""
+    nodes: int = 1
+    link_gbit: float | None = None
+    delay_ms: float = 0
+
+
+CASES = {
+    "a": Case(5, 512),
+    "b": Case(2, 1024),
+    "c": Case(2, 1024, epochs=20),
+    "d": Case(2, 1024, epochs=20, overlap=True),
+    "e": Case(1, 2048, epochs=4),
+    "f": Case(5, 1024, epochs=40, overlap=True),
+    "g": Case(5, 512, nodes=2, link_gbit=1, delay_ms=1),
+    "h": Case(5, 512, obs=3000, nodes=2, link_gbit=0.1),
+    "i": Case(5, 512, obs=300, nodes=4, link_gbit=0.1, delay_ms=5),
+    "j": Case(5, 512, obs=3000, parts=4, nodes=2, link_gbit=0.1),
 }
+RANKS = {1: (1, 2, 4, 8, 16), 2: (2, 4, 8), 4: (4, 8)}  # of so many nodes
 
 
 def main() -> None:
@@ -49,10 +77,18 @@ def main() -> None:
     if args.markdown:
         markdown(kept([]))
         return
+    sys.path.insert(0, str(links.TESTS))
+    import hosts
+
+    absent = hosts.missing(limited=True)
+    if absent and any(CASES[name].nodes > 1 for name in args.cases):
+        parser.error(f"{absent}: name --cases of one node")
+    if not absent:
+        os.nice(-15)  # what else runs here would not run on these hosts
     rows = kept(args.cases)
     for name in args.cases:
         rows += case(name, args)
-        rows.sort(key=lambda row: (int(row["nodes"]), row["case"], int(row["nprocs"])))
+        rows.sort(key=lambda row: (row["case"], int(row["nprocs"])))
         with TABLE.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()
@@ -62,21 +98,20 @@ def main() -> None:
 
 def markdown(rows: list[dict[str, Any]]) -> None:
     """A line for each case, with what was predicted over what was measured."""
-    columns = ["case", "sleep_ms", "steps", "epochs", "overlap", "nodes", "link_gbit"]
+    columns = ["case", *Case.__dataclass_fields__]
     counts = sorted({int(row["nprocs"]) for row in rows} - {1})
     print(f"| {' | '.join(columns)} | {' | '.join(f'{n} ranks' for n in counts)} |")
     print(f"|{'---|' * (len(columns) + len(counts))}")
-    cases = dict.fromkeys(tuple(row[name] for name in columns) for row in rows)
-    for what in cases:
-        these = [row for row in rows if tuple(row[name] for name in columns) == what]
-        found = {int(row["nprocs"]): row for row in these}
+    for name in dict.fromkeys(row["case"] for row in rows):
+        found = {int(row["nprocs"]): row for row in rows if row["case"] == name}
         cells = [
             f"{float(found[n]['predicted']):,.0f} / {float(found[n]['measured']):,.0f}"
             if n in found
             else ""
             for n in counts
         ]
-        print(f"| {' | '.join([*map(str, what), *cells])} |")
+        what = found[max(found)]
+        print(f"| {' | '.join([*(what[column] for column in columns), *cells])} |")
     report(rows)
 
 
@@ -89,46 +124,73 @@ def kept(cases: list[str]) -> list[dict[str, Any]]:
 
 
 def case(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    sleep_ms, steps, epochs, overlap = CASES[name]
-    command = [sys.executable, "-m", "rank0rl", "speedup", "toy_envs:Sleeps-v0"]
-    command += ["--env-kwargs", f"step_s={sleep_ms / 1000}", "--num-envs", str(LANES)]
-    command += ["--steps-per-batch", str(steps), "--epochs", str(epochs)]
-    command += ["--overlap"] * overlap
-    command += ["--nprocs", *RANKS, "--predict", *RANKS, "--node-cores", str(provenance.cores())]
+    what = CASES[name]
+    options = ["toy_envs:Sleeps-v0", "--num-envs", str(LANES)]
+    options += ["--env-kwargs", f"step_s={what.sleep_ms / 1000}", f"size={what.obs}"]
+    options += ["--steps-per-batch", str(what.steps), "--epochs", str(what.epochs)]
+    options += ["--gather-parts", str(what.parts), *["--overlap"] * what.overlap]
+    rows = []
+    for found in predicted(what, options, args):
+        n, nodes = int(found["nprocs"]), int(found["nodes"])
+        if n > 1 and n not in RANKS[what.nodes]:
+            continue
+        if nodes > 1:
+            rates = [measured(what, n, options, args) for _ in range(args.repeats)]
+            found["measured"] = f"{statistics.median(rates):.6g}"
+        row = {
+            "case": name,
+            "nprocs": n,
+            "lanes": LANES,
+            **asdict(what),
+            "overlap": int(what.overlap),
+            "nodes": nodes,  # one for the row of one rank
+            "measured": found["measured"],
+            "predicted": found["predicted"],
+            "error": f"{float(found['predicted']) / float(found['measured']) - 1:.3f}",
+            "bound": found["bound"],
+            "machine": machine(),
+        }
+        keys = ("case", "nprocs", "measured", "predicted", "error")
+        print(*(f"{row[key]:>9}" for key in keys), flush=True)
+        rows.append(row)
+    return rows
+
+
+def predicted(what: Case, options: list[str], args: argparse.Namespace) -> list[dict[str, str]]:
+    """Rows of the model; on one node, they have what was measured."""
+    counts = [str(n) for n in RANKS[what.nodes]]
+    cores = max(1, provenance.cores() // what.nodes)  # all nodes are this one
+    command = [sys.executable, "-m", "rank0rl", "speedup", *options, "--predict", *counts]
+    command += ["--nprocs", *(counts if what.nodes == 1 else ["1"]), "--nodes", str(what.nodes)]
+    command += ["--node-cores", str(cores), "--latency-us", str(TCP_US + 1000 * what.delay_ms)]
+    command += ["--link-gbit", str(what.link_gbit)] if what.link_gbit else []
     command += ["--repeats", str(args.repeats), "--iterations", str(args.iterations)]
-    tests = os.pathsep.join([str(ROOT / "tests"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    paths = [str(links.TESTS), str(links.ROOT), os.environ.get("PYTHONPATH", "")]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [*command, "--out", folder],
             check=True,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": tests},
+            cwd=links.ROOT,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             stdout=subprocess.DEVNULL,
         )
         with (Path(folder) / "predicted.csv").open(newline="") as file:
-            found = list(csv.DictReader(file))
-    what = {"lanes": LANES, "sleep_ms": sleep_ms, "steps": steps, "epochs": epochs}
-    rows = [
-        {
-            "case": name,
-            "nprocs": row["nprocs"],
-            "nodes": 1,
-            "link_gbit": "",
-            **what,
-            "overlap": int(overlap),
-            "measured": row["measured"],
-            "predicted": row["predicted"],
-            "error": f"{float(row['predicted']) / float(row['measured']) - 1:.3f}",
-            "bound": row["bound"],
-            "machine": machine(),
-        }
-        for row in found
-        if row["measured"]
-    ]
-    for row in rows:
-        print(*(f"{row[key]:>9}" for key in ("case", "nprocs", "measured", "predicted", "error")))
-    sys.stdout.flush()
-    return rows
+            return list(csv.DictReader(file))
+
+
+def measured(what: Case, n: int, options: list[str], args: argparse.Namespace) -> float:
+    """Steps per second of so many ranks on hosts; the first iteration does not count."""
+    ranks = [n // what.nodes] * what.nodes
+    assert what.link_gbit
+    there = argparse.Namespace(hosts=ranks, rate=1000 * what.link_gbit, slow_start=False)
+    stop = ["--stop-after-iterations", str(args.iterations + 1), "--keep-checkpoints", "1"]
+    rows = links.on_hosts(
+        there,
+        what.delay_ms,
+        lambda host, folder: links.progress(there, [*options, *stop], host, folder),
+    )
+    steps, seconds = (float(rows[-1][x]) - float(rows[0][x]) for x in ("steps", "seconds"))
+    return steps / seconds
 
 
 def report(rows: list[dict[str, Any]]) -> None:

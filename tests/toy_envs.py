@@ -177,9 +177,10 @@ class Breaks(Endless):
 class Sleeps(Endless):
     """Takes a time for a step in which other processes can work; lane 1 of seed 0 may take longer."""
 
-    def __init__(self, step_s=0.005, slow=1):
+    def __init__(self, step_s=0.005, slow=1, size=2):
         super().__init__()
         self.step_s, self.slow = step_s, slow
+        self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float64)
 
     def reset(self, *, seed=None, options=None):
         self.times = self.slow if seed == seeding.integer(0, "reset", 1, 0) else 1
@@ -188,6 +189,11 @@ class Sleeps(Endless):
     def step(self, action):
         time.sleep(self.times * self.step_s)
         return super().step(action)
+
+    def _obs(self):
+        obs = np.zeros(self.observation_space.shape)
+        obs[:2] = super()._obs()
+        return obs
 
 
 OBS_SPACES = {

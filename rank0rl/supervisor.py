@@ -187,8 +187,10 @@ class Supervisor:
             return True
         ends = list(self._folder.glob("status.[0-9]*"))
         launcher = self._process.poll() if self._process else None
-        lost = self._contact.lost(patience_s=_LOST_S if ends or launcher else 0)
-        if lost and launcher != 0:
+        through = self._is_through()
+        patience_s = _LOST_S if ends or launcher is not None else 0
+        lost = {} if through else self._contact.lost(patience_s)
+        if lost:
             whys = [f"no connection to host {name}: {said}" for name, said in lost.items()]
             return self._wrong(1, "\n".join(whys))
         for file in ends:
@@ -199,7 +201,16 @@ class Supervisor:
             return self._wrong(
                 status or 1, "" if told else f"rank {rank} {_ending(status, agreed)}"
             )
+        if launcher == 0 and not through:
+            return self._wrong(1, "the launcher ended before its ranks")
         return self._is_wrong_for_long()
+
+    def _is_through(self) -> bool:
+        """Whether the launcher has ended well, after its ranks: Open MPI's says so of a lost host too."""
+        if self._process is None or self._process.poll() != 0:
+            return False
+        ranks = range(self._nprocs)
+        return all(self._has("ended", rank) for rank in ranks if self._has("rank", rank))
 
     def _is_wrong_for_long(self) -> bool:
         """The same for what has to last some seconds: ranks that are stopped, or cannot go on."""
@@ -300,7 +311,7 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        elif process.returncode == 0 and self._code is None:
+        elif self._is_through() and self._code is None:
             return
         end = time.monotonic() + 2
         while (survivors := self._survivors()) and time.monotonic() < end:

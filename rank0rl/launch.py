@@ -160,7 +160,9 @@ def run_ranks(
         with tempfile.TemporaryDirectory(prefix="rank0rl-", ignore_cleanup_errors=True) as name:
             job = Path(name)
             jobs.begin(job, n)
-            env[jobs.FOLDER] = name
+            # Open MPI's launcher, ended with the job, leaves its files where the job's are removed: a
+            # later one that happens on the same process id would not start with them.
+            env[jobs.FOLDER] = env["PRTE_MCA_prte_local_tmpdir_base"] = name
             where = switches(vendor(launcher[0]), hosts, env) if hosts else []
             rank = around([sys.executable, *(sys.orig_argv[1:] if args is None else args)])
             supervisor = Supervisor(job, n, [host.name for host in hosts[1:]])

@@ -1,7 +1,8 @@
 """Hosts to start ranks on: namespaces of this machine, each with sshd, a name, and folders of its own.
 
-A host is a process tree that has its own network, process ids, name, /tmp, /dev/shm and so on, and
+A host is a process tree that has its own network, process ids, name, $TMPDIR, /dev/shm and so on, and
 shares the project's folder and the virtual environment with this machine, read as they are there.
+What comes by ssh has its own folder for temporary files too: Open MPI's are named after process ids.
 Nothing has to be undone: all of it belongs to one process a host, and goes with that.
 
 Links between them are as fast as the machine, or have the rate and the delay that they are given.
@@ -54,6 +55,7 @@ PidFile none
 StrictModes no
 UsePAM no
 PermitRootLogin yes
+SetEnv TMPDIR={folder}/local
 """
 _SSH = """
 IdentityFile {folder}/key
@@ -102,6 +104,14 @@ class Host:
         found = subprocess.run(self.on(["ps", "-eo", "args"]), capture_output=True, check=True)
         lines = found.stdout.decode().splitlines()  # in brackets: one that ends, or has ended
         return [line for line in lines if "python" in line and not line.startswith("[")]
+
+    def left(self) -> list[str]:
+        """Command lines of what runs there besides sshd, and files in the host's own folders."""
+        found = subprocess.run(self.on(["ps", "-eo", "args="]), capture_output=True, check=True)
+        lines = found.stdout.decode().splitlines()
+        own = self.path(Path("/dev/shm")), self.path(Path(self.env["TMPDIR"]))
+        files = [str(file) for folder in own for file in folder.iterdir()]
+        return [line for line in lines if not line.startswith(("[", "sshd", "ps -eo"))] + files
 
     def lives(self) -> bool:
         """Whether it has not died."""

@@ -136,7 +136,10 @@ def _library() -> tuple[str, str]:
     """The MPI library that mpi4py loads, asked in a process of its own; and a remedy."""
     if importlib.util.find_spec("mpi4py") is None:
         return "not installed", _INSTALL
-    code = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"
+    code = (  # not initialized: Open MPI leaves files behind of a rank that no launcher has started
+        "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+        "print(MPI.Get_library_version().splitlines()[0])"
+    )
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False

@@ -195,6 +195,22 @@ def test_a_launcher_of_ones_own(tmp_path):
     )
 
 
+def test_a_launcher_that_ends_before_its_ranks_has_not_ended_well(tmp_path):
+    launcher = tmp_path / "launcher"
+    until = 'until [ -e "$RANK0RL_JOB/rank.1" ]; do sleep 0.1; done'
+    launcher.write_text(f'#!/bin/sh\n{mpiexec()} "$@" &\n{until}\n')
+    launcher.chmod(0o755)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import rank0rl, sys, time\n"
+        f"if rank0rl.mpi_fork(2, mpiexec={str(launcher)!r}) == 'parent': sys.exit()\n"
+        "time.sleep(60)\n"
+    )
+    done = run([sys.executable, str(script)], limit_s=20, env={"PYTHONPATH": str(HERE.parent)})
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the launcher ended before its ranks\nthe job ends\n" in done.stderr
+
+
 FORM = """
 import json, os, sys
 {early}

@@ -15,7 +15,7 @@ PIP_FLAGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 OPEN_MPI := $(VENV)-openmpi
-OF_RANKS := comm accumulate stats averages weights compat_mpi_tools compat_torch compat_evorl launch faults doctor trainer restart evaluation examples
+OF_RANKS := comm accumulate stats averages weights compat_mpi_tools compat_torch compat_evorl launch faults doctor trainer restart evaluation examples hosts
 INSTALL = pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable
 
 .PHONY: train test test-all lint clean

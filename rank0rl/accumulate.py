@@ -56,7 +56,7 @@ def all_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> dic
 class Early:
     """`rank0_accum_batches` in a thread, while a rank does something else, such as stepping environments.
 
-    Collective: every rank makes it, and begins equally many batches.
+    Collective: every rank makes it, once for the job, and begins equally many batches.
     """
 
     def __init__(self) -> None:
@@ -87,8 +87,12 @@ class Early:
             batch, future = self._todo.get()
             try:
                 future.set_result(rank0_accum_batches(batch, self._comm))
-            except Exception as error:
+            except ValueError as error:  # the same on every rank
                 future.set_exception(error)
+            except BaseException as error:  # on this rank alone: the others are in another message
+                future.set_exception(error)
+                return
+            del batch, future  # else they stay until the next one comes
 
 
 class _Kind(NamedTuple):

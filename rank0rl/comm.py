@@ -1,6 +1,7 @@
 """The ranks, and arrays between them.
 
-Three rules hold for everything here. Every wait sleeps, so that rank 0 has all cores for its update.
+Three rules hold for everything here. Every wait sleeps, so that rank 0 has all cores for its update; but for the
+first one of a communicator, in which ranks find out who is on their node.
 Ranks agree on the layout before data moves, and a disagreement raises the same error on every rank.
 An array travels as rows of opaque bytes, so that every dtype and shape works and nothing is pickled.
 """
@@ -14,7 +15,7 @@ import pickle
 import platform
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +31,6 @@ from rank0rl.world import nodes as nodes
 from rank0rl.world import print0 as print0
 from rank0rl.world import split as split
 from rank0rl.world import world as world
-
-if TYPE_CHECKING:
-    pass
 
 Array = npt.NDArray[Any]
 
@@ -232,9 +230,9 @@ def gather(
             f"{what}: MPI counts up to {np.iinfo(np.int32).max} rows in one array: got "
             f"{counts.sum(axis=0).max()}; make them rows of more numbers each"
         )
+    by_node = None if to_all else nodes(comm)
     receives = to_all or comm.rank == 0
     outs = [_rows(a, n if receives else 0) for a, n in zip(arrays, counts.sum(axis=0), strict=True)]
-    by_node = None if to_all else nodes(comm)
     if by_node is None:
         _gather_into(outs, arrays, counts, what, comm, to_all)
         return outs

@@ -41,6 +41,9 @@ _NOT_BOUND = {
     "OMPI_MCA_hwloc_base_binding_policy": "none",
     "I_MPI_PIN": "off",
 }
+# Where Open MPI's launcher has its files. It leaves them when it is ended with the job, and a later one that
+# happens on the same process id would not start with them: so they go with the job's.
+_OPEN_MPI_FILES = "PRTE_MCA_prte_local_tmpdir_base"
 # Vendor -> what its `mpiexec --version` says, its switches for one core a rank, and those for one
 # rank to count a hardware thread as a core, which only Open MPI has to be told.
 _VENDORS: dict[str, tuple[str, list[str], list[str]]] = {
@@ -160,9 +163,9 @@ def run_ranks(
         with tempfile.TemporaryDirectory(prefix="rank0rl-", ignore_cleanup_errors=True) as name:
             job = Path(name)
             jobs.begin(job, n)
-            # Open MPI's launcher, ended with the job, leaves its files where the job's are removed: a
-            # later one that happens on the same process id would not start with them.
-            env[jobs.FOLDER] = env["PRTE_MCA_prte_local_tmpdir_base"] = name
+            env[jobs.FOLDER] = name
+            if _OPEN_MPI_FILES not in os.environ:
+                env[_OPEN_MPI_FILES] = name
             where = switches(vendor(launcher[0]), hosts, env) if hosts else []
             rank = around([sys.executable, *(sys.orig_argv[1:] if args is None else args)])
             supervisor = Supervisor(job, n, [host.name for host in hosts[1:]])

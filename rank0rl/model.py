@@ -327,8 +327,11 @@ def _cpu(nprocs: int, lanes: int, costs: Costs) -> float:
 
 
 def _turn(nprocs: int, lanes: int, costs: Costs) -> float:
-    """CPU of a step of all lanes of a rank: every part of them calls act, and one rank has no parts."""
-    calls = min(costs.parts, lanes) if nprocs > 1 else 1
+    """CPU of a step of all lanes of a rank: every part of them calls act.
+
+    One rank has no parts; with whole episodes all lanes step together, and a part is what has ended.
+    """
+    calls = 1 if nprocs == 1 or costs.longest else min(costs.parts, lanes)
     return calls * costs.act_s + lanes * costs.lane_s
 
 

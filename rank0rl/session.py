@@ -101,9 +101,7 @@ def _lead(
         f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}; settings: "
         f"{plan.source}; run folder: {folder}"
     )
-    if options.update == "allreduce":
-        logger.print("note: with --update allreduce every number of ranks has a curve of its own")
-    for note in plan.notes:
+    for note in [*_notes(options), *plan.notes]:
         logger.print(f"note: {note}")
     changes = provenance.differences(starts[-2], starts[-1]) if len(starts) > 1 else []
     for difference in [*changes, *provenance.apart(machines)]:
@@ -130,6 +128,14 @@ def _lead(
     if state.share_over() < 1:
         logger.print(f"stopped after iteration {kept.saved}, as asked; go on with: {go_on}")
     logger.print("  ".join(f"{name} {_short(value)}" for name, value in kept.summary().items()))
+
+
+def _notes(options: RunOptions) -> Iterator[str]:
+    """What a user may not expect of these settings."""
+    if options.update == "allreduce":
+        yield "with --update allreduce every number of ranks has a curve of its own"
+    if options.gather_parts > 1 and not comm.has_threads():
+        yield "--gather-parts has no effect: several threads may not use this MPI"
 
 
 def _sinks(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterator[Sink]:
@@ -174,7 +180,17 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
             if rank == 0 and options.rank0_lanes is not None:
                 most = options.episodes_per_batch * options.rank0_lanes // options.num_envs
         episodes = functools.partial(tickets.round, most)
-    parts = options.gather_parts if nworkers > 1 and comm.has_threads() else 1
+    parts = 1
+    if nworkers > 1 and comm.has_threads():
+        most = (
+            units
+            if options.episodes_per_batch
+            else max(
+                len(lanes_of(r, nworkers, options.num_envs, options.rank0_lanes))
+                for r in range(nworkers)
+            )
+        )
+        parts = min(options.gather_parts, most)
     return Rollout(
         lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
         lanes,

@@ -66,7 +66,7 @@ class Gathered:
     sha256: str = ""
     """Of the batch, to compare runs."""
     ranks: Batch = field(default_factory=dict)
-    """What each rank tells of its part: "took_s" that it worked, "peak_mb" of memory so far, (ranks,)."""
+    """What each rank tells of its part: "took_s" that it worked, "peak_mb" of memory before it was gathered, (ranks,)."""
 
 
 class State:

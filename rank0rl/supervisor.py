@@ -26,6 +26,9 @@ GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure
 _STUCK_S = 5.0  # how long ranks that cannot go on, or a stopped rank, are given
 _TURN_S = 0.05
 _LOST_S = 2.0  # a launcher may know that a host is gone, and end its ranks here, before ssh does
+_SILENT_S = (
+    16.0  # the same where it has ended as if all were well: ssh needs 15 s to miss a silent host
+)
 _SHARED = ("mpich_shm_", "Intel_MPI_", "sm_segment.", "vader_segment.")  # MPI's, in /dev/shm
 _LOOK_S = 0.5  # between looks at what takes seconds to be wrong, and reading time for every rank
 
@@ -109,6 +112,8 @@ class Supervisor:
             while self._process.poll() is None:
                 self._listen(_TURN_S)
                 self._watch()
+            if self._process.returncode == 0 and not self._received:
+                self._is_wrong()  # while its ranks, if it has left any, still live
         finally:
             self._end()
             for signum, handler in before.items():
@@ -188,7 +193,7 @@ class Supervisor:
         ends = list(self._folder.glob("status.[0-9]*"))
         launcher = self._process.poll() if self._process else None
         through = self._is_through()
-        patience_s = _LOST_S if ends or launcher is not None else 0
+        patience_s = _SILENT_S if launcher == 0 else _LOST_S if ends or launcher else 0
         lost = {} if through else self._contact.lost(patience_s)
         if lost:
             whys = [f"no connection to host {name}: {said}" for name, said in lost.items()]

@@ -146,6 +146,7 @@ def roll(
     Returns:
         All else that rank 0 is to know, for `gather`; {} if this rank had nothing to collect.
     """
+    assert early or rollout.nparts == 1, "rows of all parts but the last would be lost"
     start = time.perf_counter()
     check = (iteration - 1) % options.drift_check_every == 0
     before = weights.hashes(agent.modules()) if check else None

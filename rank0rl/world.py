@@ -148,8 +148,9 @@ def nodes(comm: Comm) -> Nodes | None:
 
     That is on one node, with one rank a node, or where ranks of a node are no neighbours.
 
-    Collective: every rank calls this, in the same order. The first call is a wait that does not
-    sleep; after it nothing is sent.
+    Collective: every rank calls this, in the same order. The first call for a communicator is a wait
+    that does not sleep; after it nothing is sent. Between nodes, the communicator is to last as long
+    as the job: what belongs to it stays.
     """
     from mpi4py import MPI
 
@@ -165,6 +166,9 @@ def nodes(comm: Comm) -> Nodes | None:
         useful = 1 < len(starts) < comm.size and (np.diff(firsts) >= 0).all()
         there = outer if outer != MPI.COMM_NULL else None
         found = [Nodes(inner, there, starts) if useful else None]  # in a list: None is no attribute
+        for level in (inner, there):
+            if level and not useful:
+                level.Free()
         comm.Set_attr(_nodes_key(), found)
     return cast(Nodes | None, found[0])
 

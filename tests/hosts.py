@@ -22,7 +22,7 @@ from pathlib import Path
 BURST = 72 * 1024
 """Bytes that a limited link lets through at once: a frame as the kernel hands it over, of 64 KB of segments."""
 _RELAY = str(Path(__file__).with_name("relay.py"))
-_NEEDS = ("ip", "tc", "ssh", "ssh-keygen", "/usr/sbin/sshd", "unshare", "nsenter", "setpriv")
+_NEEDS = ("ip", "ssh", "ssh-keygen", "/usr/sbin/sshd", "unshare", "nsenter", "setpriv")
 _SWITCH = "ip link add switch type bridge; ip link set switch up && echo up && exec sleep infinity"
 # What Linux comes with, whatever this machine is set to.
 _TCP = """
@@ -69,7 +69,7 @@ def missing(limited: bool = False) -> str:
     """Why there can be no such hosts here, or none whose links are limited; "" if there can."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "namespaces as hosts need root"
-    absent = [name for name in _NEEDS if not shutil.which(name)]
+    absent = [name for name in (*_NEEDS, *["tc"] * limited) if not shutil.which(name)]
     if absent:
         return f"namespaces as hosts need {', '.join(absent)}"
     may = subprocess.run(["unshare", "--net", "--pid", "--fork", "--uts", "true"], check=False)

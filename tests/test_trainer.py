@@ -112,6 +112,24 @@ def test_rows_that_travel_while_others_are_collected(mode, ranks, tmp_path):
     assert sha(tmp_path / "n") == sha(tmp_path / "1")
 
 
+def on_rank_options(options):
+    options = RunOptions("toy_envs:Count-v0", **options)
+    return make_rollout(options, comm.get_rank(), comm.get_nworkers()).nparts
+
+
+@pytest.mark.parametrize(
+    ("n", "options", "parts"),
+    [
+        (2, {"num_envs": 5, "gather_parts": 3}, 3),
+        (2, {"num_envs": 5, "gather_parts": 9}, 3),  # lanes are not cut in two
+        (2, {"num_envs": 4, "episodes_per_batch": 9, "gather_parts": 9}, 4),
+        (1, {"num_envs": 5, "gather_parts": 3}, 1),
+    ],
+)
+def test_as_many_parts_as_asked_for_on_every_rank(n, options, parts):
+    assert on_ranks(n, "test_trainer:on_rank_options", options) == [parts] * n
+
+
 DRIFTS = """
 from algos.ppo import PPO
 from rank0rl import comm
@@ -200,23 +218,26 @@ class Bad(PPO):
     calls = 0
     def process(self, fragment):
         self.calls += 1
-        if comm.rank == 1 and self.calls == 9:
+        if comm.rank == 1 and self.calls == 10:
             {what}
         return super().process(fragment)
 """
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "said"),
+    ("what", "code", "said", "ranks"),
     [
-        ("raise ZeroDivisionError('on purpose')", 1, "ZeroDivisionError: on purpose"),
-        ("import sys; sys.exit(3)", 3, "rank 1 called sys.exit(3)"),
+        ("raise ZeroDivisionError('on purpose')", 1, "ZeroDivisionError: on purpose", 2),
+        ("import sys; sys.exit(3)", 3, "rank 1 called sys.exit(3)", 3),
     ],
 )
-def test_a_failing_rank_ends_the_job_with_its_reason_and_a_checkpoint(tmp_path, what, code, said):
+def test_a_failing_rank_ends_the_job_with_its_reason_and_a_checkpoint(
+    tmp_path, what, code, said, ranks
+):
     (tmp_path / "bad.py").write_text(BAD.format(what=what))
     args = [*SMALL, "--algo", f"{tmp_path / 'bad.py'}:Bad"]
-    done = train(tmp_path / "r", *args, nprocs=3, expect=code, limit_s=60)
+    args += ["--gather-parts", "2"]  # of 2 ranks, a part is on its way when rank 1 fails
+    done = train(tmp_path / "r", *args, nprocs=ranks, expect=code, limit_s=60)
     assert "rank 1" in done.stderr
     assert said in done.stderr
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())

@@ -6,6 +6,7 @@ place.R   what R waits in, in memory that the supervisor reads
 reporter  the rank that says why the job fails, or "supervisor"
 failed    the exit code with which it wants the job to end
 meets.R   R loads MPI
+memory.R  what MPI then has in shared memory, a file a line
 ended.R   R has come to its end, together with all other ranks, or without having loaded MPI
 status.R  the exit status of R, where it ended otherwise
 
@@ -34,6 +35,7 @@ TIMEOUT = "RANK0RL_COLLECTIVE_TIMEOUT"  # seconds that a rank may wait in a coll
 GPU_PCT = "RANK0RL_GPU_PCT"  # share of a GPU's memory for each rank, if limited
 RESUME = "RANK0RL_RESUME"  # the folder of the run that a restarted job goes on with
 END = "the end of the script"  # what a rank waits in that is through
+_SHARED = ("mpich_shm_", "Intel_MPI_", "sm_segment.", "vader_segment.")  # MPI's, in /dev/shm
 _SLOTS = 32  # collectives of each rank that are remembered
 _SLOT = 160  # bytes of a name and where it was called
 _HEAD = struct.Struct("<qq")  # collectives entered, whether it waits in the last one
@@ -156,6 +158,25 @@ def ended() -> None:
 def meets() -> None:
     """This rank is about to load MPI, and waits for all others there."""
     _touch("meets")
+
+
+def met() -> None:
+    """This rank has loaded MPI: what it has in shared memory is for the supervisor to remove."""
+    job = folder()
+    if job:
+        files = "\n".join(map(str, shared_memory(os.getpid())))
+        (job / f"memory.{world_rank()}").write_text(files)
+
+
+def shared_memory(process_id: int) -> set[Path]:
+    """MPI's files in shared memory that a process uses: MPICH's and Open MPI's names."""
+    files = set()
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process_id}/maps").read_text().splitlines():
+            file = Path(line.partition("/")[1] + line.partition("/")[2])
+            if file.is_relative_to("/dev/shm") and file.name.startswith(_SHARED):  # noqa: S108
+                files.add(file)
+    return files
 
 
 def has_met() -> bool:

@@ -29,7 +29,6 @@ _LOST_S = 2.0  # a launcher may know that a host is gone, and end its ranks here
 _SILENT_S = (
     16.0  # the same where it has ended as if all were well: ssh needs 15 s to miss a silent host
 )
-_SHARED = ("mpich_shm_", "Intel_MPI_", "sm_segment.", "vader_segment.")  # MPI's, in /dev/shm
 _LOOK_S = 0.5  # between looks at what takes seconds to be wrong, and reading time for every rank
 
 # $RANK0RL_JOB: see job.py. In the background, because a shell has words of its own for a command in
@@ -309,7 +308,9 @@ class Supervisor:
         process = self._process
         if process is None:
             return
-        memory = {file for process_id in self._survivors() for file in _shared_memory(process_id)}
+        memory = {file for each in self._survivors() for file in jobs.shared_memory(each)}
+        for told in self._folder.glob("memory.*"):  # of ranks that the launcher has killed, too
+            memory |= {Path(line) for line in told.read_text().splitlines()}
         self._drain()
         if process.poll() is None:
             # The launcher first: it would have much to say about the end of its ranks.
@@ -349,17 +350,6 @@ class Supervisor:
                 with contextlib.suppress(OSError, ValueError):
                     found.append(int(file.read_text()))
         return found
-
-
-def _shared_memory(process_id: int) -> set[Path]:
-    """MPI's files in shared memory that a process uses: MPICH's and Open MPI's names."""
-    files = set()
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process_id}/maps").read_text().splitlines():
-            file = Path(line.partition("/")[1] + line.partition("/")[2])
-            if file.is_relative_to("/dev/shm") and file.name.startswith(_SHARED):  # noqa: S108
-                files.add(file)
-    return files
 
 
 def _ending(status: int, agreed: bool) -> str:

@@ -57,6 +57,7 @@ def world() -> Comm | None:
         warnings.simplefilter("ignore", RuntimeWarning)  # of another MPI's launcher: said below
         from mpi4py import MPI
 
+    job.met()
     comm = MPI.COMM_WORLD
     asked = job.asked() or size
     if not comm.size == size == asked:

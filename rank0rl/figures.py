@@ -64,6 +64,15 @@ def short_numbers() -> Any:
     return EngFormatter(sep="")
 
 
+def label_decades(axis: Any) -> None:
+    """Numbers at 1, 2 and 5 of every decade of a logarithmic axis, and nowhere else."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(short_numbers())
+    axis.set_minor_formatter(NullFormatter())
+
+
 def inline_svg(figure: Figure, name: str, alt: str) -> str:
     """A figure as an element of an HTML page, in the page's colors.
 

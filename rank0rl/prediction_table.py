@@ -136,7 +136,7 @@ def _curves(axes: Any, prediction: Prediction, rows: Sequence[Row], title: str) 
     if crossed:
         n = crossed[0].nprocs
         axes.axvline(n, color="0.5", linewidth=0.8)
-        said = f" what rank 0 does alone\n takes longer than\n collecting: {crossed[0].bound}"
+        said = " what rank 0 does alone\n takes longer than\n collecting"
         axes.text(n, min(rates), said, fontsize="small", color="0.3", va="bottom")
     axes.set(xlabel="ranks", ylabel="steps per second", title=title, yscale="log")
     axes.set_xscale("log", base=2)

@@ -106,8 +106,7 @@ def _lead(
     changes = provenance.differences(starts[-2], starts[-1]) if len(starts) > 1 else []
     for difference in [*changes, *provenance.apart(machines)]:
         logger.print(f"note: {difference}: the last bits of the curve may differ")
-    go_on = f"python {sys.argv[0]} --resume {folder}"
-    go_on += f" --nprocs {nworkers}" * (nworkers > 1)
+    go_on = f"python {sys.argv[0]} --resume {folder}{_where(options, nworkers)}"
     try:
         train(agent, rollout, options, kept, evaluation)
     except BaseException as error:
@@ -128,6 +127,13 @@ def _lead(
     if state.share_over() < 1:
         logger.print(f"stopped after iteration {kept.saved}, as asked; go on with: {go_on}")
     logger.print("  ".join(f"{name} {_short(value)}" for name, value in kept.summary().items()))
+
+
+def _where(options: RunOptions, nworkers: int) -> str:
+    """What starts as many ranks again, where these are."""
+    hosts = {"--hosts": options.hosts, "--hostfile": options.hostfile}
+    named = [f" {flag} {value}" for flag, value in hosts.items() if value]
+    return "".join(named) + f" --nprocs {nworkers}" * (nworkers > 1)
 
 
 def _notes(options: RunOptions) -> Iterator[str]:

@@ -218,6 +218,7 @@ class TestTwoHosts:
         out, err = process.communicate(timeout=20)
         assert process.returncode == 130, out + err
         assert "--resume" in out
+        assert "--hosts one:2,two:2 --nprocs 4\n" in out
 
     def test_a_host_that_cannot_be_reached(self, two, tmp_path):
         two[1].dies()

@@ -351,4 +351,4 @@ def test_only_mpis_shared_memory_is_removed(tmp_path):
     mine.write_bytes(bytes(4096))
     with mine.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         assert str(mine) in Path("/proc/self/maps").read_text()
-        assert supervisor._shared_memory(os.getpid()) == set()
+        assert job.shared_memory(os.getpid()) == set()

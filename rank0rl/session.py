@@ -186,17 +186,7 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
             if rank == 0 and options.rank0_lanes is not None:
                 most = options.episodes_per_batch * options.rank0_lanes // options.num_envs
         episodes = functools.partial(tickets.round, most)
-    parts = 1
-    if nworkers > 1 and comm.has_threads():
-        most = (
-            units
-            if options.episodes_per_batch
-            else max(
-                len(lanes_of(r, nworkers, options.num_envs, options.rank0_lanes))
-                for r in range(nworkers)
-            )
-        )
-        parts = min(options.gather_parts, most)
+    parts = 1 if only is not None else _parts(options, nworkers)
     return Rollout(
         lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
         lanes,
@@ -206,6 +196,15 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
         at_once=at_once,
         cuts=[units * part // parts for part in range(1, parts)],
     )
+
+
+def _parts(options: RunOptions, nworkers: int) -> int:
+    """In how many parts a rank's share travels: no more than the largest share has units."""
+    if nworkers == 1 or not comm.has_threads():
+        return 1
+    lanes = [lanes_of(r, nworkers, options.num_envs, options.rank0_lanes) for r in range(nworkers)]
+    episodes = (options.episodes_per_batch or 0) // nworkers
+    return min(options.gather_parts, episodes or max(map(len, lanes)))
 
 
 def make_evaluation(options: RunOptions, nworkers: int) -> Part | None:

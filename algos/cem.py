@@ -36,13 +36,13 @@ class CEM(Agent):
         self.candidates = np.zeros((options.population, *self.mean.shape), np.float32)
         self.draw(rng, 0.0)
 
-    def act(self, obs, noise, unit):
-        weights = self.candidates[unit % self.options.population]
+    def act(self, obs, noise, fragment_id):
+        weights = self.candidates[fragment_id % self.options.population]
         out = (obs.reshape(len(obs), 1, -1).astype(np.float32) @ weights)[:, 0]
         return (out.argmax(1) if self.space.choices else out.reshape(-1, *self.space.shape)), {}
 
     def process(self, fragment):
-        candidate = self.candidates[[fragment.unit % self.options.population]]
+        candidate = self.candidates[[fragment.fragment_id % self.options.population]]
         return {"ret": np.array([fragment.rew.sum() / len(fragment.end)]), "candidate": candidate}
 
     def update(self, batch, rng, progress):

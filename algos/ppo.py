@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rank0rl.actor_critic import ActorCritic, normalized
 from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
 from rank0rl.batch import Batch, minibatches
-from rank0rl.flat import Adam, flatten_
-from rank0rl.nets import ConvNet, ValueFunction, normalizer
-from rank0rl.policies import make_policy
+from rank0rl.nets._nets import ConvNet, ValueFunction, normalizer
+from rank0rl.nets.actor_critic import ActorCritic, normalized
+from rank0rl.nets.cuda import Twin, joined
+from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.policies import make_policy
 from rank0rl.returns import explained_variance
-from rank0rl.twin import Twin, joined
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class PPO(Agent):
         )
 
     def act(
-        self, obs: Array, noise: Array, unit: Array, mask: Array | None = None
+        self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
     ) -> tuple[Array, Batch]:
         """Sample actions."""
         return self.nets.act(obs, noise, mask)
@@ -235,6 +235,6 @@ class PPO(Agent):
         """Take back Adam's moments."""
         self.adam.load(state["adam"])
 
-    def most_probable(self) -> nn.Module:
+    def mode(self) -> nn.Module:
         """Means, or the most probable choices."""
-        return self.nets.most_probable()
+        return self.nets.mode()

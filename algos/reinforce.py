@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from rank0rl.agent import Agent, check_ranges
-from rank0rl.flat import Adam, flatten_
-from rank0rl.policies import MostProbable, make_policy
+from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.policies import Mode, make_policy
 from rank0rl.returns import discounted_sum
 
 
@@ -38,7 +38,7 @@ class Reinforce(Agent):
         self.flat = flatten_(self.policy)
         self.adam = Adam(self.flat)
 
-    def act(self, obs, noise, unit):
+    def act(self, obs, noise, fragment_id):
         return self.policy.act(inputs(obs), noise), {}
 
     def process(self, fragment):
@@ -65,8 +65,8 @@ class Reinforce(Agent):
     def load(self, state):
         self.adam.load(state["adam"])
 
-    def most_probable(self):
-        return MostProbable(self.policy)
+    def mode(self):
+        return Mode(self.policy)
 
 
 def inputs(obs):

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rank0rl.actor_critic import ActorCritic
 from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
 from rank0rl.batch import Batch
-from rank0rl.flat import Adam, flatten_
-from rank0rl.nets import ValueFunction, normalizer
-from rank0rl.policies import make_policy
-from rank0rl.regression import fit_value
+from rank0rl.nets._nets import ValueFunction, normalizer
+from rank0rl.nets._regression import fit_value
+from rank0rl.nets.actor_critic import ActorCritic
+from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.policies import make_policy
 from rank0rl.returns import explained_variance
 
 
@@ -93,7 +93,7 @@ class TRPO(Agent):
         self.adam = Adam(self.value_flat)
 
     def act(
-        self, obs: Array, noise: Array, unit: Array, mask: Array | None = None
+        self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
     ) -> tuple[Array, Batch]:
         """Sample actions."""
         return self.nets.act(obs, noise, mask)
@@ -210,9 +210,9 @@ class TRPO(Agent):
         """Take back Adam's moments."""
         self.adam.load(state["adam"])
 
-    def most_probable(self) -> nn.Module:
+    def mode(self) -> nn.Module:
         """Means, or the most probable choices."""
-        return self.nets.most_probable()
+        return self.nets.mode()
 
 
 def conjugate_gradient(

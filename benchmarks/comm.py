@@ -38,7 +38,7 @@ def main() -> None:
 
 def timed(what, count: int = 1) -> float:
     """Seconds of one call, from when all ranks are there."""
-    from rank0rl import comm
+    from rank0rl.mpi import comm
 
     comm.barrier()
     start = time.perf_counter()
@@ -51,7 +51,7 @@ def headers(args: argparse.Namespace) -> None:
     import numpy as np
     from table import alternate, show
 
-    from rank0rl import comm
+    from rank0rl.mpi import comm
 
     world, rank, n = comm.world(), comm.get_rank(), comm.get_nworkers()
     assert world is not None, "gathering needs --nprocs 2 or more"
@@ -65,7 +65,7 @@ def headers(args: argparse.Namespace) -> None:
             )
 
     calls = {
-        "agree on a layout, us": lambda: comm.agree({"a": "f4"}, "test"),
+        "agree on a layout, us": lambda: comm.check_layout({"a": "f4"}, "test"),
         "gather of no rows, us": lambda: rank0rl.rank0_accum_batches(no_rows),
         "the same messages, blocking, us": blocking,
     }
@@ -79,7 +79,7 @@ def bandwidth(args: argparse.Namespace, size: int) -> None:
     import numpy as np
     from table import alternate, ratio, show
 
-    from rank0rl import comm
+    from rank0rl.mpi import comm
 
     world, rank, n = comm.world(), comm.get_rank(), comm.get_nworkers()
     assert world is not None, "gathering needs --nprocs 2 or more"
@@ -126,8 +126,8 @@ def gradients(args: argparse.Namespace) -> None:
     from mpi4py import MPI
     from table import alternate, ratio, show
 
-    from rank0rl import comm
     from rank0rl.compat import mpi_pytorch
+    from rank0rl.mpi import comm
 
     torch.set_num_threads(1)
     world, rank, n = comm.world(), comm.get_rank(), comm.get_nworkers()

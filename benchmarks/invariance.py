@@ -16,15 +16,15 @@ import numpy as np
 
 from algos.ppo import PPO, PPOOptions
 from rank0rl import envs, seeding
-from rank0rl.policies import CategoricalPolicy
+from rank0rl.mpi.threads import set_threads
+from rank0rl.nets.policies import CategoricalPolicy
 from rank0rl.rollout import Lane, Rollout
-from rank0rl.threads import set_threads
 
 
 class FreePPO(PPO):
     """Acts with one product for all lanes."""
 
-    def act(self, obs, noise, unit):
+    def act(self, obs, noise, fragment_id):
         x = self.norm.numpy(obs)
         if isinstance(self.policy, CategoricalPolicy):
             logits = self.policy.mlp.numpy(x)[-1]

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rank0rl import plot
-from rank0rl.evaluate import evaluate
+from rank0rl.tools import plot
+from rank0rl.tools.evaluate import evaluate
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "learning"

@@ -42,14 +42,14 @@ def calls(args: argparse.Namespace) -> list[tuple[str, Callable[[], Any], int]]:
     import numpy as np
 
     from algos.ppo import PPO, PPOOptions
-    from rank0rl import comm
     from rank0rl.agent import Space, Spaces
-    from rank0rl.weights import named_tensors
+    from rank0rl.mpi import comm
+    from rank0rl.mpi.weights import named_tensors
 
     n = args.rows // comm.get_nworkers()
     rows = {name: np.ones(n, np.float32) for name in ("logp", "adv", "val", "ret")}
     rows["obs"], rows["act"] = np.ones((n, OBS), np.float32), np.ones((n, ACT), np.float32)
-    rows["unit"] = np.zeros(n, np.int64)
+    rows["fragment_id"] = np.zeros(n, np.int64)
     near = comm.hosts().count(comm.hosts()[0])
     size = sum(x.nbytes for x in rows.values()) * (comm.get_nworkers() - near)
     found = [("gather", lambda: rank0rl.rank0_accum_batches(rows), size)]
@@ -74,15 +74,15 @@ def measure(
 
     What a link lets through at once, because it was idle, is counted as if it had taken its time.
     """
-    from rank0rl import comm
+    from rank0rl.mpi import comm
 
     least_s, burst_s = (n * 8e-6 / args.rate for n in (size, args.burst))
     for repeat in range(WARM + args.repeats):
-        begin = comm.share(time.monotonic() + IDLE_S)
+        begin = comm.bcast_obj(time.monotonic() + IDLE_S)
         time.sleep(begin - time.monotonic())
         before = wire()
         what()
-        end = max(comm.everyones(time.monotonic(), "ends"))
+        end = max(comm.allgather_obj(time.monotonic(), "ends"))
         if repeat >= WARM:
             seconds = end - begin + burst_s
             found = {

@@ -34,7 +34,7 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent.parent))
     from table import alternate, ratio, show
 
-    from rank0rl.threads import set_threads
+    from rank0rl.mpi.threads import set_threads
 
     set_threads(1)
     gc.freeze()  # as a run does, for all
@@ -52,8 +52,9 @@ def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]
     import numpy as np
 
     from algos.ppo import PPO, PPOOptions
-    from rank0rl import comm, envs, seeding
-    from rank0rl.config import RunOptions
+    from rank0rl import envs, seeding
+    from rank0rl.mpi import comm
+    from rank0rl.run.config import RunOptions
     from rank0rl.session import make_rollout
 
     lanes = args.lanes * args.nprocs

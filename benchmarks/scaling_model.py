@@ -26,7 +26,7 @@ from typing import Any
 import links
 from table import RESULTS, machine
 
-from rank0rl import provenance
+from rank0rl.run import provenance
 
 TABLE = RESULTS / "scaling_model.csv"
 LANES = 16

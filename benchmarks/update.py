@@ -54,7 +54,7 @@ def gradient_step(args: argparse.Namespace) -> None:
     import numpy as np
     from table import alternate, ratio, show
 
-    from rank0rl.threads import set_threads
+    from rank0rl.mpi.threads import set_threads
 
     set_threads(1)
     for size, rows in ((64, 2048), (256, 20_480)):
@@ -102,8 +102,8 @@ def waiting(args: argparse.Namespace) -> None:
     import numpy as np
     from table import alternate, ratio, show
 
-    from rank0rl import comm
-    from rank0rl.threads import set_threads
+    from rank0rl.mpi import comm
+    from rank0rl.mpi.threads import set_threads
 
     set_threads(args.threads)
     rank = comm.get_rank()

@@ -22,7 +22,8 @@ def main() -> int:
     """Run the tool that the command line names; its exit code."""
     name, *argv = sys.argv[1:] or ["--help"]
     if name in _TOOLS:
-        return int(importlib.import_module(f"rank0rl.{name}").main(argv))
+        folder = "scaling" if name == "speedup" else "tools"
+        return int(importlib.import_module(f"rank0rl.{folder}.{name}").main(argv))
     wanted = name in ("-h", "--help")
     out = sys.stdout if wanted else sys.stderr
     if not wanted:

@@ -64,7 +64,7 @@ class Fragment:
     step T-1, where the episode may go on (a cut: neither terminated nor truncated).
     """
 
-    unit: int
+    fragment_id: int
     """Lane, or number of the episode within the iteration."""
     obs: Array
     """Observations before each step, (T, *obs)."""
@@ -124,14 +124,14 @@ class Agent:
         raise NotImplementedError
 
     def act(
-        self, obs: Array, noise: Array, unit: Array, mask: Array | None = None
+        self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
     ) -> tuple[Array, Batch]:
         """Choose actions. Every rank. A row must not depend on how many rows there are.
 
         Args:
             obs: (B, *obs).
             noise: (B, k), float32, drawn as `noise` says.
-            unit: (B,), lane or episode number of each row.
+            fragment_id: (B,), env index or episode number of each row.
             mask: which choices may be taken, (B, all choices), bool. Given only where the
                 environment tells, in info["action_mask"], and `act` has this argument; the fragment
                 then has it in extras, as "action_mask".
@@ -152,7 +152,7 @@ class Agent:
         """Learn from a batch. Rank 0 only, unless the run asks for "allreduce".
 
         Args:
-            batch: rows of all fragments in order of units, and "unit", the unit of each row. With
+            batch: rows of all fragments in order of fragment ids, and \"fragment_id\", that of each row. With
                 overlap, they were collected and processed with the modules before the last update.
             rng: this iteration's random numbers, such as for the order of minibatches.
             progress: share of the run that is over, in [0, 1), for schedules.
@@ -176,7 +176,7 @@ class Agent:
     def load(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave. Rank 0 only; the modules are loaded already."""
 
-    def most_probable(self) -> Any:
+    def mode(self) -> Any:
         """What `export` writes, for agents that have it.
 
         Returns:
@@ -188,7 +188,7 @@ class Agent:
             ValueError: if the agent has none.
         """
         raise ValueError(
-            f"{type(self).__name__} has nothing to export: give it a method most_probable(self) that "
+            f"{type(self).__name__} has nothing to export: give it a method mode(self) that "
             f"returns a torch module; rank0rl/agent.py says which"
         )
 

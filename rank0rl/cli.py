@@ -9,8 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-from rank0rl import job, launch
-from rank0rl.hosts import count_ranks, read_hosts
+from rank0rl.mpi import job, launch
+from rank0rl.mpi.hosts import count_ranks, read_hosts
 
 # Options that say how ranks are started.
 _HOW = ("hosts", "hostfile", "bind_to_core", "mpiexec", "collective_timeout", "max_restarts")
@@ -36,7 +36,8 @@ def main(configs: Path | None = None) -> None:
         sys.exit(2)
     gc.disable()  # importing torch makes only objects that stay: collecting takes a sixth longer
     try:
-        from rank0rl import comm, session
+        from rank0rl import session
+        from rank0rl.mpi import comm
 
         code = session.run(sys.argv[1:], configs)
     except ModuleNotFoundError as error:

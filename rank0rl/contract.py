@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from rank0rl import batch as batches
-from rank0rl import weights
 from rank0rl.agent import Agent
+from rank0rl.mpi import weights
 
 
 def check_processed(part: Any) -> None:

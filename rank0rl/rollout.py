@@ -53,7 +53,7 @@ class Lane:
     """How many episodes it began before this one: the key of this one's seed."""
     seed: int = 0
     """Of this one."""
-    unit: int = 0
+    fragment_id: int = 0
     over: bool = True
 
 
@@ -111,10 +111,10 @@ class Rollout:
 
         Returns:
             Fragments in order of units; and the episodes that ended, in the order in which they
-            did: "unit", "return" and "length", each (E,).
+            did: "fragment_id", "return" and "length", each (E,).
         """
         fragments = [fragment for part in self.parts(agent, iteration) for fragment in part]
-        return sorted(fragments, key=lambda fragment: fragment.unit), self.ended()
+        return sorted(fragments, key=lambda fragment: fragment.fragment_id), self.ended()
 
     def parts(self, agent: Agent, iteration: int) -> Iterator[list[Fragment]]:
         """Collect, and give units away as soon as the first ones are finished.
@@ -123,7 +123,7 @@ class Rollout:
             As many parts as there are cuts, and the rest, which has a unit at the least wherever
             this rank has any.
         """
-        self._finished = {"unit": [], "return": [], "length": []}
+        self._finished = {"fragment_id": [], "return": [], "length": []}
         if not self.lanes:
             if self._episodes:
                 self._episodes()  # every rank takes part in the round
@@ -140,7 +140,7 @@ class Rollout:
     def ended(self) -> Batch:
         """The episodes that ended while the last iteration was collected, as `collect` gives them."""
         return {
-            "unit": np.array(self._finished["unit"], np.int64),
+            "fragment_id": np.array(self._finished["fragment_id"], np.int64),
             "return": np.array(self._finished["return"], np.float64),
             "length": np.array(self._finished["length"], np.int64),
         }
@@ -220,13 +220,13 @@ class Rollout:
         if self._doing is None:
             return
         lane, action = self._doing
-        self.failed_at = iteration, lane.unit
+        self.failed_at = iteration, lane.fragment_id
         step = f"step {self._length[lane.row] + 1}"
         what = "reset" if action is None else f"{step}, action {action}"
         if isinstance(action, Agent):
             what = f"the agent acts in {step} of this unit and others"
         error.add_note(
-            f"In unit {lane.unit} of iteration {iteration}: {envs.name_of(lane.env)}, episode of seed "
+            f"In unit {lane.fragment_id} of iteration {iteration}: {envs.name_of(lane.env)}, episode of seed "
             f"{lane.seed}, {what}."
         )
 
@@ -250,7 +250,7 @@ class Rollout:
         unit = np.array([lane.number for lane in lanes])
         rows = slice(lanes[0].row, lanes[-1].row + 1)
         for lane in lanes:
-            lane.unit = lane.number
+            lane.fragment_id = lane.number
             if lane.over:
                 self._begin_next(lane)
         for t in range(self._steps):
@@ -276,9 +276,9 @@ class Rollout:
         while True:
             while idle and (number := next(todo, None)) is not None:
                 lane = idle.pop()
-                lane.unit = number
-                draw[lane.row] = self._noise(agent, iteration, lane.unit)
-                seed = seeding.integer(self._seed, "reset", iteration, lane.unit)
+                lane.fragment_id = number
+                draw[lane.row] = self._noise(agent, iteration, lane.fragment_id)
+                seed = seeding.integer(self._seed, "reset", iteration, lane.fragment_id)
                 self._begin(lane, seed)
                 active.append(lane)
             if not active:
@@ -292,7 +292,7 @@ class Rollout:
             steps = self._length[rows]
             for row in rows[steps % _BLOCK == 0]:
                 noise[row] = draw[row](_BLOCK)
-            unit = np.array([lane.unit for lane in active])
+            unit = np.array([lane.fragment_id for lane in active])
             self._reserve(int(steps.max()) + 1)
             at = (rows, steps)
             for lane, last_obs in self._step(agent, active, at, noise[rows, steps % _BLOCK], unit):
@@ -304,7 +304,7 @@ class Rollout:
         yield fragments
 
     def _step(
-        self, agent: Agent, lanes: list[Lane], at: Any, noise: Array, unit: Array
+        self, agent: Agent, lanes: list[Lane], at: Any, noise: Array, fragment_id: Array
     ) -> list[tuple[Lane, Array]]:
         """One step of these lanes, written at [at] = [rows, steps].
 
@@ -314,10 +314,10 @@ class Rollout:
         rows, obs = at[0], self._obs[at[0]]
         self._doing = lanes[0], agent
         if self._mask is None or not self._takes_mask:
-            act, extras = agent.act(obs, noise, unit)
+            act, extras = agent.act(obs, noise, fragment_id)
         else:
             mask = self._mask[at[0]].copy()
-            act, extras = agent.act(obs, noise, unit, mask=mask)
+            act, extras = agent.act(obs, noise, fragment_id, mask=mask)
             extras = {**extras, "action_mask": mask}
         self._write(at, obs=obs, act=act, **extras)
         rewards, terminated, truncated, ended = [], [], [], []
@@ -340,7 +340,7 @@ class Rollout:
         self._ret[rows] += rew
         self._length[rows] += 1
         for lane, _ in ended:
-            self._finished["unit"].append(lane.unit)
+            self._finished["fragment_id"].append(lane.fragment_id)
             self._finished["return"].append(self._ret[lane.row])
             self._finished["length"].append(self._length[lane.row])
         self._write(
@@ -418,7 +418,7 @@ class Rollout:
             rows = {name: array.copy() for name, array in rows.items()}
         known = ("obs", "act", "rew", "terminated", "truncated")
         return Fragment(
-            unit=lane.unit,
+            fragment_id=lane.fragment_id,
             end=np.array([t for t, _ in ends]),
             end_obs=np.stack([obs for _, obs in ends]),
             extras={name: array for name, array in rows.items() if name not in known},

@@ -1,4 +1,4 @@
-"""(seed, purpose, unit) -> an independent random stream.
+"""(seed, purpose, key) -> an independent random stream.
 
 Streams are keyed, never counted: nothing of them has to be saved, and no two of them meet. (seed +
 rank does: seeds 0-199 on 64 ranks give 263 distinct values out of 12,800.)
@@ -21,32 +21,32 @@ _PURPOSES = (
 )  # append only: the position is the key
 
 
-def stream(seed: int, purpose: str, *unit: int) -> np.random.Generator:
-    """The random numbers of one purpose and unit.
+def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:
+    """The random numbers of one purpose and key.
 
     Args:
         seed: the run's seed, at least 0.
         purpose: "init", "reset", "act", "update", "script" or "evaluate".
-        unit: what else tells streams apart, such as (iteration, lane); each at least 0.
+        key: what else tells streams apart, such as (iteration, env); each at least 0.
 
     Source: `SeedSequence` with a spawn key, numpy.org/doc/stable/reference/random/parallel.html.
     """
-    return np.random.default_rng(_sequence(seed, purpose, *unit))
+    return np.random.default_rng(_sequence(seed, purpose, *key))
 
 
-def integer(seed: int, purpose: str, *unit: int) -> int:
+def integer(seed: int, purpose: str, *key: int) -> int:
     """One integer in [0, 2**31), for seeds that other libraries take.
 
     Those whose last key lies in the same block of 64 come from one sequence: 0.4 us each, not 12.
     """
-    *key, last = unit
-    return _block(seed, purpose, *key, last // _BLOCK)[last % _BLOCK]
+    *rest, last = key
+    return _block(seed, purpose, *rest, last // _BLOCK)[last % _BLOCK]
 
 
 @lru_cache(maxsize=1024)
-def _block(seed: int, purpose: str, *unit: int) -> list[int]:
-    return [int(word) for word in _sequence(seed, purpose, *unit).generate_state(_BLOCK) >> 1]
+def _block(seed: int, purpose: str, *key: int) -> list[int]:
+    return [int(word) for word in _sequence(seed, purpose, *key).generate_state(_BLOCK) >> 1]
 
 
-def _sequence(seed: int, purpose: str, *unit: int) -> np.random.SeedSequence:
-    return np.random.SeedSequence(seed, spawn_key=(_PURPOSES.index(purpose), *unit))
+def _sequence(seed: int, purpose: str, *key: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence(seed, spawn_key=(_PURPOSES.index(purpose), *key))

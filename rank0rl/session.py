@@ -14,20 +14,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rank0rl import checkpoint, comm, config, envs, job, provenance, seeding
+from rank0rl import envs, seeding
 from rank0rl.agent import Agent, Spaces
-from rank0rl.averages import AllRanks
-from rank0rl.config import RunOptions
-from rank0rl.episodes import LANES, Part
-from rank0rl.interrupt import Interrupted
-from rank0rl.logger import Logger
-from rank0rl.plan import Plan, load_agent, prepare
+from rank0rl.evaluation import LANES, Part
+from rank0rl.mpi import comm, job
+from rank0rl.mpi.average import AllRanks
+from rank0rl.mpi.counter import Tickets
+from rank0rl.mpi.threads import set_threads
 from rank0rl.rollout import Rollout, lanes_of
-from rank0rl.run import Run
-from rank0rl.sinks import Sink, TensorBoard, WandB
-from rank0rl.state import State
-from rank0rl.threads import set_threads
-from rank0rl.tickets import Tickets
+from rank0rl.run import checkpoint, config, provenance
+from rank0rl.run.config import RunOptions
+from rank0rl.run.interrupt import Interrupted
+from rank0rl.run.logger import Logger
+from rank0rl.run.plan import Plan, load_agent, prepare
+from rank0rl.run.recorder import Run
+from rank0rl.run.sinks import Sink, TensorBoard, WandB
+from rank0rl.run.state import State
 from rank0rl.trainer import train
 
 _TURNS = 2  # in which a rank collects its episodes, for an even end; more give act too few rows
@@ -43,7 +45,7 @@ def run(argv: list[str], configs: Path | None) -> int:
     """
     set_threads(1)
     plan = _try(argv, configs) if comm.get_rank() == 0 else None
-    shared = comm.share(plan if isinstance(plan, int) else _plain(plan))
+    shared = comm.bcast_obj(plan if isinstance(plan, int) else _plain(plan))
     if isinstance(shared, int):
         return shared
     gc.freeze()  # what the imports made
@@ -53,7 +55,7 @@ def run(argv: list[str], configs: Path | None) -> int:
     rollout = make_rollout(options, comm.get_rank(), comm.get_nworkers())
     agent = make_agent(options, agent_options, rollout.spaces)
     evaluation = make_evaluation(options, comm.get_nworkers())
-    machines = comm.everyones(provenance.machine(), "what every rank runs on")
+    machines = comm.allgather_obj(provenance.machine(), "what every rank runs on")
     try:
         if isinstance(plan, Plan):
             _lead(plan, agent, rollout, evaluation, machines)
@@ -172,7 +174,7 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
 
     Collective: every rank calls this.
     """
-    lanes = lanes_of(rank, nworkers, options.num_envs, options.rank0_lanes)
+    lanes = lanes_of(rank, nworkers, options.num_envs, options.rank0_envs)
     episodes = at_once = None
     units = (options.episodes_per_batch or 0) // nworkers or len(lanes)
     if only is not None:
@@ -183,8 +185,8 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
         most = None
         if nworkers > 1:
             at_once = max(1, options.episodes_per_batch // (nworkers * _TURNS))
-            if rank == 0 and options.rank0_lanes is not None:
-                most = options.episodes_per_batch * options.rank0_lanes // options.num_envs
+            if rank == 0 and options.rank0_envs is not None:
+                most = options.episodes_per_batch * options.rank0_envs // options.num_envs
         episodes = functools.partial(tickets.round, most)
     parts = 1 if only is not None else _parts(options, nworkers)
     return Rollout(
@@ -202,7 +204,7 @@ def _parts(options: RunOptions, nworkers: int) -> int:
     """In how many parts a rank's share travels: no more than the largest share has units."""
     if nworkers == 1 or not comm.has_threads():
         return 1
-    lanes = [lanes_of(r, nworkers, options.num_envs, options.rank0_lanes) for r in range(nworkers)]
+    lanes = [lanes_of(r, nworkers, options.num_envs, options.rank0_envs) for r in range(nworkers)]
     episodes = (options.episodes_per_batch or 0) // nworkers
     return min(options.gather_parts, episodes or max(map(len, lanes)))
 

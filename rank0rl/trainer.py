@@ -14,18 +14,21 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import batch as batches
-from rank0rl import comm, contract, film, job, memory, seeding, stats, weights
-from rank0rl.accumulate import Early, rank0_accum_batches
+from rank0rl import contract, seeding
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch
-from rank0rl.config import RunOptions
-from rank0rl.episodes import Part, quiet
-from rank0rl.interrupt import Interrupts
+from rank0rl.evaluation import Part, quiet
+from rank0rl.mpi import comm, job, reduce, weights
+from rank0rl.mpi.gather import Early, rank0_accum_batches
+from rank0rl.mpi.threads import set_threads, using_threads
 from rank0rl.rollout import Rollout
-from rank0rl.run import Run
-from rank0rl.state import Gathered, State
-from rank0rl.threads import set_threads, using_threads
-from rank0rl.timing import Phases
+from rank0rl.run import memory
+from rank0rl.run.config import RunOptions
+from rank0rl.run.interrupt import Interrupts
+from rank0rl.run.recorder import Run
+from rank0rl.run.state import Gathered, State
+from rank0rl.run.timing import Phases
+from rank0rl.tools import video
 
 Array = npt.NDArray[Any]
 
@@ -75,7 +78,7 @@ def train(
                 progress = run.state.share_over() if run else 0.0
                 if options.update == "allreduce":
                     with phases("wait"):
-                        progress = comm.share(progress)
+                        progress = comm.bcast_obj(progress)
                     metrics = update_together(agent, gathered, options, phases, iteration, progress)
                 elif run:
                     metrics = update(agent, gathered, options, phases, iteration, progress)
@@ -90,7 +93,7 @@ def train(
                     with phases("evaluate"):
                         path = run.folder / "videos" / f"{iteration:08d}.mp4"
                         path.parent.mkdir(exist_ok=True)
-                        film.film(acting, options, path, options.seed)
+                        video.film(acting, options, path, options.seed)
                 if run:
                     now = time.perf_counter()  # of recording too: it is in the next row's seconds
                     with interrupts.held(), phases("record"):
@@ -189,14 +192,14 @@ def gather(
     """
     with phases("wait"):
         mine = [int(1e6 * phases.took_s), int(1e6 * memory.peak_mb())]
-        of_ranks = comm.agree({}, "what parts took", numbers=mine) / 1e6
+        of_ranks = comm.check_layout({}, "what parts took", numbers=mine) / 1e6
     with phases("gather"):
         parts = rank0_accum_batches(part)
         rows, ended = parts.get("rows", {}), parts["ended"]
         if early:
             rows = batches.concatenate([batch for batch in [*early.take(), rows] if batch])
-        batch = batches.in_order(rows, rows["unit"]) if rows else {}
-        ended = batches.in_order(ended, ended["unit"])
+        batch = batches.in_order(rows, rows["fragment_id"]) if rows else {}
+        ended = batches.in_order(ended, ended["fragment_id"])
         steps = int(parts["fragments"]["steps"].sum())
         ranks = {"took_s": of_ranks[:, 0], "peak_mb": of_ranks[:, 1]}
     if state:
@@ -260,7 +263,7 @@ def update_together(
             differ afterwards, or the names of what they record.
     """
     with phases("wait"):
-        rows = comm.agree({}, "rows to update on", numbers=[batches.count(gathered.batch)])
+        rows = comm.check_layout({}, "rows to update on", numbers=[batches.count(gathered.batch)])
     if len(set(rows[:, 0].tolist())) > 1:
         raise ValueError(
             f"with --update allreduce, process must give equally many rows on every rank, so that "
@@ -272,7 +275,7 @@ def update_together(
         if (iteration - 1) % options.drift_check_every == 0:
             weights.chksum(agent.modules(), label="after an update of all ranks")
         numbers = {name: float(number) for name, number in metrics.items()}
-        return stats.reduce_many(numbers, "mean", "means of what update returns")
+        return reduce.reduce_many(numbers, "mean", "means of what update returns")
 
 
 def evaluate(
@@ -290,7 +293,7 @@ def evaluate(
         iteration: after which.
 
     Returns:
-        On rank 0 "unit", "return" and "length", (episodes,), in order; elsewhere no rows.
+        On rank 0 "fragment_id", "return" and "length", (episodes,), in order; elsewhere no rows.
 
     Raises:
         ValueError: the same on every rank, if acting has changed weights.
@@ -307,13 +310,13 @@ def evaluate(
             raise
         weights.chksum(agent.modules(), label="after evaluation", before=before)
         ended = rank0_accum_batches(ended)
-        return batches.in_order(ended, ended["unit"])
+        return batches.in_order(ended, ended["fragment_id"])
 
 
 def _told(yes: bool, phases: Phases) -> bool:
     """What rank 0 decides, on every rank."""
     with phases("wait"):
-        return bool(comm.share(yes))
+        return bool(comm.bcast_obj(yes))
 
 
 def _begin(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None) -> int:
@@ -322,12 +325,12 @@ def _begin(agent: Agent, rollout: Rollout, options: RunOptions, run: Run | None)
         run.keep()
         run.save()  # from here on there is something to go on with, however the run ends
         job.resumable(run.folder)
-    iteration = comm.share(run.state.progress.iteration if run else None)
+    iteration = comm.bcast_obj(run.state.progress.iteration if run else None)
     if iteration and options.update == "allreduce":
-        agent.load(comm.share(agent.state()))
+        agent.load(comm.bcast_obj(agent.state()))
     if iteration:
         mine = run.state.unfinished.all() if run else {}
-        names = comm.share(list(mine))
+        names = comm.bcast_obj(list(mine))
         lanes = {name: comm.bcast(mine.get(name)) for name in names}
         for lane, why in rollout.restore(lanes).items():
             print(f"lane {lane}: {why}; a new episode begins there, and the curve is another one")
@@ -343,10 +346,12 @@ def _process(agent: Agent, fragments: list[Fragment], rollout: Rollout, iteratio
             part = agent.process(fragment)
             contract.check_processed(part)
         except Exception as error:
-            rollout.failed_at = iteration, fragment.unit
-            error.add_note(f"In process, of unit {fragment.unit} in iteration {iteration}.")
+            rollout.failed_at = iteration, fragment.fragment_id
+            error.add_note(f"In process, of unit {fragment.fragment_id} in iteration {iteration}.")
             raise
-        rows.append({**part, "unit": np.full(batches.count(part), fragment.unit, np.int64)})
+        rows.append(
+            {**part, "fragment_id": np.full(batches.count(part), fragment.fragment_id, np.int64)}
+        )
     return batches.concatenate(rows)
 
 
@@ -363,6 +368,6 @@ def _plain(ready: Gathered | None) -> dict[str, Any]:
 def _ready(run: Run | None) -> Gathered | None:
     """The batch that the last boundary left: on rank 0 with its rows, or on no rank."""
     ahead = run.state.ahead if run else {}
-    if not comm.share(bool(ahead)):
+    if not comm.bcast_obj(bool(ahead)):
         return None
     return Gathered(**ahead) if run else Gathered({}, {}, 0)

@@ -7,13 +7,13 @@ import os
 
 import toy_envs
 
-import rank0rl.comm
+import rank0rl.mpi.comm
 
 PLACE, _, RANK = os.environ.get("PLACE", "").partition(":")
 
 
 def fail(place):
-    if place == PLACE and (not RANK or rank0rl.comm.rank == int(RANK)):
+    if place == PLACE and (not RANK or rank0rl.mpi.comm.rank == int(RANK)):
         raise ZeroDivisionError("on purpose")
 
 
@@ -22,7 +22,7 @@ class Env(toy_envs.Count):
 
     def __init__(self):
         Env.made += 1
-        if Env.made > (rank0rl.comm.rank == 0):  # rank 0 makes one to look at it
+        if Env.made > (rank0rl.mpi.comm.rank == 0):  # rank 0 makes one to look at it
             fail("constructor")
         super().__init__(length=20)
 

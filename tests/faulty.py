@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-import rank0rl.comm
+import rank0rl.mpi.comm
 
 NPROCS, FAULT, PLACE, *RANK = sys.argv[1:]
 if rank0rl.mpi_fork(int(NPROCS)) == "parent":
@@ -81,7 +81,7 @@ for iteration in range(1, 7):
     if rank0rl.rank == 0:
         fault("update")
         time.sleep(0.01)
-    weights = rank0rl.comm.bcast(np.full(4, iteration + rank0rl.rank))
+    weights = rank0rl.mpi.comm.bcast(np.full(4, iteration + rank0rl.rank))
 iteration = 0
 fault("end")
 rank0rl.print0("well", len(rows["obs"]))

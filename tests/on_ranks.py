@@ -68,8 +68,9 @@ def run(command: list[str], limit_s: float = 60, **kwargs: Any) -> subprocess.Co
 
 
 def _main(folder: str, function: str, args: str) -> None:
-    sys.path[:0] = [str(HERE), str(HERE.parent)]
-    from rank0rl import comm
+    folders = [folder for folder in HERE.iterdir() if folder.is_dir()]
+    sys.path[:0] = [str(HERE), str(HERE.parent), *map(str, folders)]
+    from rank0rl.mpi import comm
 
     module, _, name = function.partition(":")
     try:

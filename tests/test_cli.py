@@ -6,8 +6,8 @@ import tomllib
 import pytest
 from on_ranks import run
 
-from rank0rl import plan
-from rank0rl.config import RunOptions
+from rank0rl.run import plan
+from rank0rl.run.config import RunOptions
 
 
 def train(*args, limit_s=60):

@@ -9,9 +9,9 @@ from on_ranks import HERE
 from runs import SMALL, curve, resume, sha, table, train
 from toy_envs import NoiseAgent
 
-from rank0rl import checkpoint
-from rank0rl.episodes import quiet
-from rank0rl.evaluate import evaluate
+from rank0rl.evaluation import quiet
+from rank0rl.run import checkpoint
+from rank0rl.tools.evaluate import evaluate
 
 EVAL = ["--eval-every", "2", "--eval-episodes", "5"]
 LENGTH = ["--total-steps", "320"]
@@ -60,7 +60,7 @@ from toy_envs import NoiseAgent, np
 class Rises(NoiseAgent):
     def __init__(self, *args):
         self.w = np.zeros(1)
-    def act(self, obs, noise, unit):
+    def act(self, obs, noise, fragment_id):
         return np.repeat(self.w, len(obs))[:, None] + noise, {"noise": noise}
     def update(self, batch, rng, progress):
         self.w[:] = [0.2, 0.5, 0.4, 0.1, 0.5][int(round(5 * progress))]
@@ -90,10 +90,10 @@ def test_acting_that_changes_weights_is_found_out(tmp_path):
     (tmp_path / "a.py").write_text(
         "from algos.ppo import PPO\n"
         "class Drifts(PPO):\n"
-        "    def act(self, obs, noise, unit):\n"
+        "    def act(self, obs, noise, fragment_id):\n"
         "        if (noise == 0).all():\n"
         "            self.value.mlp.biases[0].data += 1\n"
-        "        return super().act(obs, noise, unit)\n"
+        "        return super().act(obs, noise, fragment_id)\n"
     )
     args = ["Pendulum", "--algo", f"{tmp_path / 'a.py'}:Drifts", "--num-envs", "2"]
     args += ["--steps-per-batch", "64", "--eval-every", "1"]
@@ -103,7 +103,7 @@ def test_acting_that_changes_weights_is_found_out(tmp_path):
 
 def test_an_agent_without_noise_takes_masks_as_it_does_with_noise():
     class Masked(NoiseAgent):
-        def act(self, obs, noise, unit, mask=None):
+        def act(self, obs, noise, fragment_id, mask=None):
             return noise + mask, {}
 
     for agent in (Masked(), NoiseAgent()):

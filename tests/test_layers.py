@@ -177,7 +177,7 @@ def test_agents_know_nothing_of_mpi(path):
     assert outside <= ALGOS[1]
 
 
-@pytest.mark.parametrize("module", ["rank0rl", "rank0rl.launch", "rank0rl.cli"])
+@pytest.mark.parametrize("module", ["rank0rl", "rank0rl.mpi.launch", "rank0rl.cli"])
 def test_the_supervisor_loads_nothing_heavy(module):
     heavy = "{'numpy', 'torch', 'mpi4py', 'gymnasium', 'tyro', 'rich'}"
     code = f"import {module}, sys; print({heavy} & set(sys.modules))"

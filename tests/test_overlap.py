@@ -7,8 +7,8 @@ from on_ranks import HERE
 from runs import SMALL, curve, interrupt, resume, sha, table, train
 from test_replay import replay
 
-from rank0rl import checkpoint
 from rank0rl.rollout import lanes_of
+from rank0rl.run import checkpoint
 
 SIZES = {
     "steps": ["--steps-per-batch", "64", "--total-steps", "640"],
@@ -23,10 +23,10 @@ def test_the_same_curve_for_every_number_and_share_of_ranks_and_resumed(mode, tm
     args = ["CartPole", "--num-envs", "4", "--minibatch-size", "32", *SIZES[mode], "--overlap"]
     train(tmp_path / "1", *args)
     train(tmp_path / "3", *args, nprocs=3)
-    train(tmp_path / "share", *args, "--rank0-lanes", "1", nprocs=2)
-    train(tmp_path / "none", *args, "--rank0-lanes", "0", nprocs=2)
+    train(tmp_path / "share", *args, "--rank0-envs", "1", nprocs=2)
+    train(tmp_path / "none", *args, "--rank0-envs", "0", nprocs=2)
     train(tmp_path / "parts", *args, "--stop-after-iterations", "4", nprocs=2)
-    resume(tmp_path / "parts", "--rank0-lanes", "2", nprocs=3)
+    resume(tmp_path / "parts", "--rank0-envs", "2", nprocs=3)
     train(tmp_path / "off", *args[:-1])
     one = curve(tmp_path / "1")
     assert len(one) == 10
@@ -101,8 +101,8 @@ def test_shares_of_lanes():
 
 def test_wrong_shares(tmp_path):
     for lanes, nprocs in (("-1", 1), ("3", 3)):
-        done = train(tmp_path, *SMALL, "--rank0-lanes", lanes, nprocs=nprocs, expect=2)
-        assert "rank0_lanes must" in done.stderr
+        done = train(tmp_path, *SMALL, "--rank0-envs", lanes, nprocs=nprocs, expect=2)
+        assert "rank0_envs must" in done.stderr
 
 
 def test_a_failure_ahead_is_replayed_by_the_command_of_its_report(tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ def test_a_fragment_of_fixed_steps_by_hand():
     fragments, ended = make(steps=5).collect(NoiseAgent(), 0)
     f = fragments[1]
     a, b = first_seen(1, 0), first_seen(1, 1)
-    assert f.unit == 1
+    assert f.fragment_id == 1
     assert f.obs.tolist() == [[a, 0], [a, 1], [a, 2], [b, 0], [b, 1]]
     assert f.rew.tolist() == [1, 2, 3, 1, 2]
     assert f.terminated.tolist() == [False, False, True, False, False]
@@ -47,7 +47,7 @@ def test_a_fragment_of_fixed_steps_by_hand():
     assert f.end_obs.tolist() == [[a, 3], [b, 2]]  # after the step, not after the reset
     assert f.parts() == [slice(0, 3), slice(3, 5)]
     assert {name: array.tolist() for name, array in ended.items()} == {
-        "unit": [0, 1],
+        "fragment_id": [0, 1],
         "return": [6, 6],
         "length": [3, 3],
     }
@@ -170,7 +170,7 @@ def test_choices_begin_where_the_space_begins():
     rollout = make(range(1), steps=4, action_start=-1)
 
     class Choose(NoiseAgent):
-        def act(self, obs, noise, unit):
+        def act(self, obs, noise, fragment_id):
             return np.array([1]), {}
 
     fragments, _ = rollout.collect(Choose(), 0)
@@ -187,10 +187,10 @@ def test_whole_episodes_are_units_of_their_own_whatever_lanes_collect_them():
 
     alone = episodes(range(1), range(11))
     shared = episodes(range(3), range(0, 11, 2)) + episodes(range(3, 5), range(1, 11, 2))
-    assert [f.unit for f in alone] == list(range(11))
+    assert [f.fragment_id for f in alone] == list(range(11))
     for fragment in shared:
-        twin = alone[fragment.unit]
-        assert fragment.obs[0, 0] == seeding.integer(SEED, "reset", 4, fragment.unit) % 1000
+        twin = alone[fragment.fragment_id]
+        assert fragment.obs[0, 0] == seeding.integer(SEED, "reset", 4, fragment.fragment_id) % 1000
         assert fragment.end.tolist() == [len(fragment.rew) - 1]
         assert fragment.terminated[-1]
         for name in ("obs", "act", "rew", "terminated", "end_obs"):
@@ -203,9 +203,9 @@ def test_no_more_episodes_are_under_way_than_at_once():
     seen = []
 
     class Watch(NoiseAgent):
-        def act(self, obs, noise, unit):
-            seen.append(unit.tolist())
-            return super().act(obs, noise, unit)
+        def act(self, obs, noise, fragment_id):
+            seen.append(fragment_id.tolist())
+            return super().act(obs, noise, fragment_id)
 
     rollout.collect(Watch(), 1)
     assert seen[::3] == [[0, 1], [2, 3], [4, 5]]  # of three steps each
@@ -213,7 +213,7 @@ def test_no_more_episodes_are_under_way_than_at_once():
 
 def bits(fragment):
     names = ("obs", "act", "rew", "terminated", "truncated", "end", "end_obs")
-    return [fragment.unit, *(getattr(fragment, name).tobytes() for name in names)]
+    return [fragment.fragment_id, *(getattr(fragment, name).tobytes() for name in names)]
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,9 @@ def test_parts_are_what_is_collected_and_the_last_has_a_unit(mode, cuts, sizes):
         fragments, ended = whole.collect(NoiseAgent(), iteration)
         parts = list(cut.parts(NoiseAgent(), iteration))
         assert [len(part) for part in parts] == sizes
-        together = sorted((f for part in parts for f in part), key=lambda f: f.unit)
+        together = sorted((f for part in parts for f in part), key=lambda f: f.fragment_id)
         assert [bits(f) for f in together] == [bits(f) for f in fragments]
-        assert sorted(cut.ended()["unit"].tolist()) == sorted(ended["unit"].tolist())
+        assert sorted(cut.ended()["fragment_id"].tolist()) == sorted(ended["fragment_id"].tolist())
     for name, array in whole.unfinished().items():
         assert array.tobytes() == cut.unfinished()[name].tobytes()
 
@@ -281,7 +281,7 @@ def test_a_lane_is_bit_for_bit_the_same_alone_and_among_others(env_id):
 )
 def test_what_an_agent_acts_is_checked(act, extra, said):
     class Wrong(NoiseAgent):
-        def act(self, obs, noise, unit):
+        def act(self, obs, noise, fragment_id):
             return act, {"noise": extra}
 
     with pytest.raises(ValueError, match=r"act must give") as info:

@@ -6,8 +6,9 @@ import numpy as np
 import torch
 from on_ranks import on_ranks
 
-from rank0rl import comm, seeding
-from rank0rl.script import set_global_seeds
+from rank0rl import seeding
+from rank0rl.compat.mpi_util import set_global_seeds
+from rank0rl.mpi import comm
 
 
 def test_a_stream_is_the_same_each_time():

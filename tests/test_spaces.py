@@ -14,7 +14,8 @@ from algos.klppo import KLPPO, KLPPOOptions
 from algos.ppo import PPO, PPOOptions
 from algos.reinforce import Reinforce, ReinforceOptions
 from algos.trpo import TRPO, TRPOOptions
-from rank0rl import check, envs
+from rank0rl import envs
+from rank0rl.tools import check
 
 AGENTS = {
     "ppo": (PPO, PPOOptions(hidden=(8,), epochs=1)),
@@ -64,8 +65,8 @@ def test_what_may_not_be_chosen_is_not_chosen(algo, act, tmp_path):
 
 
 class Unmasked(PPO):
-    def act(self, obs, noise, unit):
-        return super().act(obs, noise, unit)
+    def act(self, obs, noise, fragment_id):
+        return super().act(obs, noise, fragment_id)
 
 
 def test_an_agent_that_takes_no_mask_is_given_none(tmp_path):
@@ -184,16 +185,16 @@ def test_an_environment_that_is_registered_in_a_script_only(nprocs, tmp_path):
 
 def test_extra_names_reach_process_and_update(tmp_path):
     class Costs(PPO):
-        def act(self, obs, noise, unit, mask=None):
-            act, _ = super().act(obs, noise, unit, mask)
-            return act, {"cost": unit.astype(np.float32)}
+        def act(self, obs, noise, fragment_id, mask=None):
+            act, _ = super().act(obs, noise, fragment_id, mask)
+            return act, {"cost": fragment_id.astype(np.float32)}
 
         def process(self, fragment):
             cost = fragment.extras["cost"]
             return {**super().process(fragment), "cost": cost, "hidden": np.ones((len(cost), 2, 3))}
 
         def update(self, batch, rng, progress):
-            assert batch["cost"].tolist() == batch["unit"].tolist()
+            assert batch["cost"].tolist() == batch["fragment_id"].tolist()
             assert batch["hidden"].shape == (len(batch["cost"]), 2, 3)
             return super().update(batch, rng, progress)
 

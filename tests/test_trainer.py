@@ -10,11 +10,12 @@ from on_ranks import HERE, on_ranks, run
 from runs import SMALL, curve, sha, table, train
 from toy_envs import NoiseAgent
 
-from rank0rl import comm, trainer
-from rank0rl.config import RunOptions
+from rank0rl import trainer
+from rank0rl.mpi import comm
+from rank0rl.run.config import RunOptions
+from rank0rl.run.state import Gathered
+from rank0rl.run.timing import PHASES, Phases
 from rank0rl.session import make_rollout
-from rank0rl.state import Gathered
-from rank0rl.timing import PHASES, Phases
 
 MODES = {
     "steps": ["--steps-per-batch", "192"],
@@ -52,53 +53,53 @@ def test_the_same_for_up_to_eight_ranks(env, mode, tmp_path):
 
 
 class SlowOnRank1(NoiseAgent):
-    def act(self, obs, noise, unit):
+    def act(self, obs, noise, fragment_id):
         time.sleep(0.01 * comm.rank)
-        return super().act(obs, noise, unit)
+        return super().act(obs, noise, fragment_id)
 
 
-def on_rank_share(rank0_lanes):
+def on_rank_share(rank0_envs):
     options = RunOptions(
-        "toy_envs:Count-v0", num_envs=4, episodes_per_batch=40, rank0_lanes=rank0_lanes
+        "toy_envs:Count-v0", num_envs=4, episodes_per_batch=40, rank0_envs=rank0_envs
     )
     rollout = make_rollout(options, comm.rank, comm.nworkers)
     comm.barrier()
-    return [fragment.unit for fragment in rollout.collect(SlowOnRank1(), 1)[0]]
+    return [fragment.fragment_id for fragment in rollout.collect(SlowOnRank1(), 1)[0]]
 
 
-@pytest.mark.parametrize("rank0_lanes", [None, 1])
-def test_ranks_share_the_episodes_as_they_get_on(rank0_lanes):
-    mine, others = on_ranks(2, "test_trainer:on_rank_share", rank0_lanes)
+@pytest.mark.parametrize("rank0_envs", [None, 1])
+def test_ranks_share_the_episodes_as_they_get_on(rank0_envs):
+    mine, others = on_ranks(2, "test_trainer:on_rank_share", rank0_envs)
     assert sorted(mine + others) == list(range(40))
-    if rank0_lanes is None:
+    if rank0_envs is None:
         assert len(mine) > 2 * len(others)
     else:
-        assert len(mine) == 10 * rank0_lanes
+        assert len(mine) == 10 * rank0_envs
 
 
-def on_rank_rounds(rank0_lanes):
+def on_rank_rounds(rank0_envs):
     options = RunOptions(
-        "toy_envs:Count-v0", num_envs=4, episodes_per_batch=9, rank0_lanes=rank0_lanes
+        "toy_envs:Count-v0", num_envs=4, episodes_per_batch=9, rank0_envs=rank0_envs
     )
     rollout = make_rollout(options, comm.rank, comm.nworkers)
     units = []
     for iteration in range(1, 6):
         fragments, _ = rollout.collect(NoiseAgent(), iteration)
-        units.append([fragment.unit for fragment in fragments])
+        units.append([fragment.fragment_id for fragment in fragments])
         comm.barrier()
     return units
 
 
-@pytest.mark.parametrize("rank0_lanes", [0])
-def test_ranks_share_the_episodes_in_every_iteration(rank0_lanes):
-    for mine, others in zip(*on_ranks(2, "test_trainer:on_rank_rounds", rank0_lanes), strict=True):
+@pytest.mark.parametrize("rank0_envs", [0])
+def test_ranks_share_the_episodes_in_every_iteration(rank0_envs):
+    for mine, others in zip(*on_ranks(2, "test_trainer:on_rank_rounds", rank0_envs), strict=True):
         assert sorted(mine + others) == list(range(9))
 
 
 @pytest.mark.parametrize(
     ("mode", "ranks"),
     [
-        (["--steps-per-batch", "80"], {"nprocs": 3, "args": ["--rank0-lanes", "0"]}),
+        (["--steps-per-batch", "80"], {"nprocs": 3, "args": ["--rank0-envs", "0"]}),
         (["--episodes-per-batch", "7"], {"nprocs": 2, "args": []}),
     ],
 )
@@ -132,7 +133,7 @@ def test_as_many_parts_as_asked_for_on_every_rank(n, options, parts):
 
 DRIFTS = """
 from algos.ppo import PPO
-from rank0rl import comm
+from rank0rl.mpi import comm
 class Drifts(PPO):
     calls = 0
     def process(self, fragment):
@@ -213,7 +214,7 @@ def test_learner_threads_are_the_updates_alone(tmp_path):
 
 BAD = """
 from algos.ppo import PPO
-from rank0rl import comm
+from rank0rl.mpi import comm
 class Bad(PPO):
     calls = 0
     def process(self, fragment):

@@ -292,7 +292,7 @@ class NoOptions:
 
 
 class NoiseAgent(Agent):
-    """Acts with its noise, and shows it and the unit."""
+    """Acts with its noise, and shows it and the fragment id."""
 
     Options = NoOptions
     noise = ("normal", 1)
@@ -300,8 +300,8 @@ class NoiseAgent(Agent):
     def __init__(self, spaces=None, options=None, rng=None):
         self.shape = (-1, *spaces.act.shape) if spaces else (-1, 1)
 
-    def act(self, obs, noise, unit):
-        return 3 * noise.reshape(self.shape), {"noise": noise, "whose": unit}
+    def act(self, obs, noise, fragment_id):
+        return 3 * noise.reshape(self.shape), {"noise": noise, "whose": fragment_id}
 
     def process(self, fragment):
         return {"obs": fragment.obs, "act": fragment.act, "noise": fragment.extras["noise"]}

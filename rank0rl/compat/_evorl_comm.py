@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rank0rl import comm, stats
-from rank0rl.comm import Comm
 from rank0rl.compat import _trees
+from rank0rl.mpi import comm, reduce
+from rank0rl.mpi.comm import Comm
 
 DP_AXIS_NAME = "DP"
 """Of the ranks that share the samples of one agent."""
@@ -73,7 +73,7 @@ def use_axes(**sizes: int) -> Mesh:
     if sizes and (min(sizes.values()) < 1 or math.prod(sizes.values()) != n):
         problem = f"sizes must multiply to the number of ranks, {n}: got {sizes}"
     layout = {axis: str(size) for axis, size in sizes.items()} | {"order": " ".join(sizes)}
-    comm.agree(layout, "use_axes", problem, "axes and sizes")
+    comm.check_layout(layout, "use_axes", problem, "axes and sizes")
     mesh = Mesh(sizes, _along(sizes)) if sizes else _all_ranks()
     for before in _meshes:
         for part in before.comms.values():
@@ -154,7 +154,7 @@ def all_gather(x: Any, axis_name: str | None = None, *, axis: int = 0, tiled: bo
     if axis_name is None:
         return x
     along = current_mesh().comm(axis_name)
-    gathered = stats.gather_many(_trees.leaves(x), "all_gather", along)
+    gathered = reduce.gather_many(_trees.leaves(x), "all_gather", along)
     return _trees.rebuilt(x, {path: _laid(a, axis, tiled) for path, a in gathered.items()})
 
 
@@ -216,7 +216,7 @@ def _reduced(x: Any, op: str, axis_name: str | None, what: str) -> Any:
     if axis_name is None:
         return x
     along = current_mesh().comm(axis_name)
-    return _trees.rebuilt(x, stats.reduce_many(_trees.leaves(x), op, what, along))
+    return _trees.rebuilt(x, reduce.reduce_many(_trees.leaves(x), op, what, along))
 
 
 def _laid(stacked: Any, axis: int, tiled: bool) -> Any:
@@ -242,7 +242,7 @@ def _child(key: Any, i: int) -> Any:
         return int(
             np.random.SeedSequence(int(key), spawn_key=(i,)).generate_state(1, np.uint64)[0] >> 1
         )
-    thing = stats.opened(key)
+    thing = reduce.opened(key)
     if thing.array.dtype.kind not in "iu":
         raise TypeError(f"a key must be integers, a SeedSequence or a Generator: got {key!r}")
     words = np.ascontiguousarray(thing.array).reshape(-1).view(np.uint8).tolist()

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rank0rl import stats
 from rank0rl.compat import _trees
 from rank0rl.compat._evorl_comm import Mesh, current_mesh
+from rank0rl.mpi import reduce
 
 
 def shmap_map(
@@ -113,7 +113,7 @@ def _together(tree: Any, axis: str | None, mesh: Mesh) -> Any:
     """The rows of all ranks along an axis."""
     if axis is None:
         return tree
-    whole = stats.gather_many(_trees.leaves(tree), "shmap", mesh.comm(axis))
+    whole = reduce.gather_many(_trees.leaves(tree), "shmap", mesh.comm(axis))
     rows = {k: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]) for k, a in whole.items()}
     return _trees.rebuilt(tree, rows)
 

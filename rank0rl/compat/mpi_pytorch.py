@@ -8,8 +8,8 @@ import platform
 import torch
 from torch import nn
 
-from rank0rl import averages, comm, weights
-from rank0rl.threads import set_threads
+from rank0rl.mpi import average, comm, weights
+from rank0rl.mpi.threads import set_threads
 
 
 def setup_pytorch_for_mpi() -> None:
@@ -34,7 +34,7 @@ def mpi_avg_grads(module: nn.Module) -> None:
         ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
             between ranks, or a gradient is sparse or holds no data.
     """
-    averages.all_avg_grads(module)
+    average.all_avg_grads(module)
 
 
 def sync_params(module: nn.Module) -> None:

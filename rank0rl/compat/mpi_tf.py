@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from rank0rl import averages, weights
+from rank0rl.mpi import average, weights
 
 GradsAndVars = list[tuple[Tensor | None, Tensor]]
 
@@ -106,7 +106,7 @@ class MpiAdamOptimizer:
             )
         mine = zip(named, found, strict=True)
         grads = {name: grad.clone() for name, grad in mine if grad is not None}  # may be a view
-        mean = averages.average_grads_(named, grads, "MpiAdamOptimizer.compute_gradients")
+        mean = average.average_grads_(named, grads, "MpiAdamOptimizer.compute_gradients")
         return [(mean.get(name), variable) for name, variable in named.items()]
 
     def apply_gradients(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl import comm, launch, stats
+from rank0rl.mpi import comm, launch, reduce
 
 _OPS = ("sum", "prod", "max", "min")
 _TORCH = {"product": "prod", "avg": "mean"}  # names of torch.distributed.ReduceOp
@@ -62,11 +62,11 @@ def allreduce(sendbuf: Any, recvbuf: Any, op: Any = "sum") -> None:
         sendbuf = recvbuf
     name, problem = op_name(op), ""
     try:
-        problem = _unfit(stats.opened(sendbuf).array, recvbuf, name)
+        problem = _unfit(reduce.opened(sendbuf).array, recvbuf, name)
     except (TypeError, ValueError) as error:
         problem = str(error)
-    result = stats.reduce_many({"sendbuf": sendbuf}, name, "allreduce", problem=problem)["sendbuf"]
-    _fill(recvbuf, stats.opened(result).array.reshape(recvbuf.shape))
+    result = reduce.reduce_many({"sendbuf": sendbuf}, name, "allreduce", problem=problem)["sendbuf"]
+    _fill(recvbuf, reduce.opened(result).array.reshape(recvbuf.shape))
 
 
 def broadcast(x: Any, root: int = 0) -> None:
@@ -83,13 +83,13 @@ def broadcast(x: Any, root: int = 0) -> None:
     if not 0 <= root < comm.get_nworkers():
         problem = f"root must be a rank, 0 to {comm.get_nworkers() - 1}: got {root}"
     try:
-        thing = stats.opened(x)
+        thing = reduce.opened(x)
         layout["x"], sent = thing.layout, np.ascontiguousarray(thing.array)
         if sent.dtype.hasobject:
             problem = problem or f"expected numbers or text: got dtype {sent.dtype}"
     except (TypeError, ValueError) as error:
         problem = problem or str(error)
-    comm.agree(layout, "broadcast", problem, "dtypes, shapes and root")
+    comm.check_layout(layout, "broadcast", problem, "dtypes, shapes and root")
     comm.bcast_(sent, root=root)
     if comm.get_rank() != root:
         _fill(x, sent.reshape(x.shape))
@@ -111,7 +111,7 @@ def mpi_op(x: Any, op: Any) -> Any:
         ValueError: the same on every rank, if ranks come with different things, or op is not known.
         OverflowError: the same on every rank, if an integer result does not fit its dtype.
     """
-    return stats.all_reduce(x, op_name(op))
+    return reduce.all_reduce(x, op_name(op))
 
 
 def mpi_sum(x: Any) -> Any:
@@ -119,7 +119,7 @@ def mpi_sum(x: Any) -> Any:
 
     Collective: every rank calls this, in the same order.
     """
-    return stats.all_sum(x)
+    return reduce.all_sum(x)
 
 
 def mpi_avg(x: Any) -> Any:
@@ -127,7 +127,7 @@ def mpi_avg(x: Any) -> Any:
 
     Collective: every rank calls this, in the same order.
     """
-    return stats.all_mean(x)
+    return reduce.all_mean(x)
 
 
 def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False) -> tuple[float, ...]:
@@ -145,7 +145,7 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False) -> tuple[float
     Raises:
         ValueError: the same on every rank, if one comes with what are no real numbers.
     """
-    s = stats.statistics(x)
+    s = reduce.statistics(x)
     return (s.mean, s.std, s.min, s.max) if with_min_and_max else (s.mean, s.std)
 
 
@@ -167,7 +167,7 @@ def _unfit(sent: Any, recvbuf: Any, op: str) -> str:
     problem = _not_writable(recvbuf)
     if problem:
         return f"recvbuf: {problem}"
-    there = stats.opened(recvbuf).array
+    there = reduce.opened(recvbuf).array
     if (there.dtype, there.size) != (sent.dtype, sent.size):
         return (
             f"recvbuf must have the dtype and size of sendbuf: got {there.dtype}, {there.size} and "

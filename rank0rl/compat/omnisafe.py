@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rank0rl import averages, comm, launch, stats
 from rank0rl.compat.mpi_pytorch import setup_pytorch_for_mpi as setup_distributed
 from rank0rl.compat.mpi_pytorch import sync_params
 from rank0rl.compat.mpi_tools import op_name
+from rank0rl.mpi import average, comm, launch, reduce
 
 __all__ = [
     "avg_grads",
@@ -98,7 +98,7 @@ def avg_tensor(value: Tensor) -> None:
         problem = f"expected a tensor: got {type(value).__name__}"
     elif not (value.is_floating_point() or value.is_complex()):
         problem = f"{value.dtype} cannot hold a mean: use dist_avg, which gives float64"
-    mean = stats.reduce_many({"value": value}, "mean", "avg_tensor", problem=problem)["value"]
+    mean = reduce.reduce_many({"value": value}, "mean", "avg_tensor", problem=problem)["value"]
     value.copy_(mean)
 
 
@@ -113,7 +113,7 @@ def avg_grads(module: nn.Module | Tensor) -> None:
         ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
             between ranks, or a gradient is sparse or holds no data.
     """
-    averages.all_avg_grads(module)
+    average.all_avg_grads(module)
 
 
 def avg_params(module: nn.Module) -> None:
@@ -125,7 +125,7 @@ def avg_params(module: nn.Module) -> None:
         ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
             between ranks, or a tensor is sparse or holds no data.
     """
-    averages.all_avg_wts(module)
+    average.all_avg_wts(module)
 
 
 def dist_avg(value: Any) -> Tensor:
@@ -178,7 +178,7 @@ def dist_op(value: Any, operation: Any) -> Tensor:
             not known.
         OverflowError: the same on every rank, if an integer result does not fit its dtype.
     """
-    result = stats.all_reduce(value, op_name(operation))
+    result = reduce.all_reduce(value, op_name(operation))
     return result if isinstance(result, Tensor) else torch.from_numpy(np.array(result))
 
 
@@ -198,7 +198,7 @@ def dist_statistics_scalar(value: Any, with_min_and_max: bool = False) -> tuple[
     Raises:
         ValueError: the same on every rank, if one comes with what are no real numbers.
     """
-    s = stats.statistics(value)
+    s = reduce.statistics(value)
     real = isinstance(value, Tensor) and value.is_floating_point()
     kind = {"dtype": value.dtype, "device": value.device} if real else {"dtype": torch.float64}
     found = (s.mean, s.std, s.min, s.max) if with_min_and_max else (s.mean, s.std)

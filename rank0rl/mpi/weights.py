@@ -1,0 +1,177 @@
+"""Modules between ranks: broadcast, and hashes that show whether ranks still have the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from rank0rl.mpi import comm as ranks
+from rank0rl.mpi.comm import Comm
+
+Array = npt.NDArray[Any]
+
+
+def named_tensors(*things: Any) -> dict[str, Tensor]:
+    """Everything in modules and nested dicts and lists of modules, tensors and arrays, in order.
+
+    Returns:
+        Dotted name -> tensor of the same memory: parameters, then buffers, of each module. Names
+        begin with the number of the thing, but for a dict that is the only one.
+
+    Raises:
+        TypeError: for anything else, naming it.
+        ValueError: if two of them have the same name.
+    """
+    found: dict[str, Tensor] = {}
+    alone = len(things) == 1 and isinstance(things[0], Mapping)
+    for i, thing in enumerate(things):
+        for name, tensor in _named(thing, "" if alone else str(i)):
+            if name in found:
+                raise ValueError(f"two weights are called {name!r}: give one of them another name")
+            found[name] = tensor
+    return found
+
+
+def _named(thing: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(thing, nn.Module):
+        for key, tensor in [*thing.named_parameters(), *thing.named_buffers()]:
+            yield f"{name}.{key}", tensor.detach()
+    elif isinstance(thing, Mapping | list | tuple):
+        items: Any = thing.items() if isinstance(thing, Mapping) else enumerate(thing)
+        for key, value in items:
+            yield from _named(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(thing, Tensor):
+        yield name, thing.detach()
+    elif isinstance(thing, np.ndarray):
+        yield name, torch.from_numpy(thing)
+    else:
+        raise TypeError(
+            f"weights (such as what an agent's modules() returns) are modules, tensors, arrays, and "
+            f"dicts and lists of them: got {type(thing).__name__} at {name!r}"
+        )
+
+
+def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None:
+    """Overwrite weights, in place, with rank 0's: parameters and buffers.
+
+    Tensors that lie side by side in memory, as `flat.flatten_` puts them, travel as one message.
+
+    Collective: every rank calls this, in the same order.
+
+    Args:
+        things: modules, tensors, arrays, and nested dicts of them.
+        label: what these weights are, for the message of an error.
+        comm: the ranks; all of the job by default.
+
+    Raises:
+        ValueError: the same on every rank, if names, dtypes or shapes differ between ranks, or a
+            tensor is sparse or holds no data.
+        TypeError: if something is neither a module, tensor nor array.
+    """
+    comm = comm or ranks.world()
+    if comm is None:
+        return
+    tensors = dict(
+        sorted(named_tensors(*things).items())
+    )  # dicts of ranks may be ordered otherwise
+    layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in tensors.items()}
+    problem = without_data(tensors)
+    sent = {} if problem else tensors
+    staged = {
+        name: t.cpu().contiguous()
+        for name, t in sent.items()
+        if t.device.type != "cpu" or not t.is_contiguous()
+    }
+    blocks = _blocks({**sent, **staged})
+    layout["memory"] = f"blocks of {[block.size for block in blocks]} bytes"
+    ranks.check_layout(layout, f"rank0_bcast_wts {label}".strip(), problem, comm=comm)
+    for block in blocks:
+        ranks.bcast_(block, comm)
+    for name, t in staged.items():
+        tensors[name].copy_(t)
+
+
+def chksum(
+    *things: Any, label: str = "", before: Mapping[str, str] | None = None, comm: Comm | None = None
+) -> str:
+    """Make sure that every rank has the same weights.
+
+    Collective: every rank calls this, in the same order.
+
+    Args:
+        things: modules, tensors, arrays, and nested dicts of them.
+        label: what these weights are, for the message of an error.
+        before: what `hashes` gave earlier on this rank, if they must not have changed since.
+        comm: the ranks; all of the job by default.
+
+    Returns:
+        A hash of them all.
+
+    Raises:
+        ValueError: the same on every rank, naming a rank and a tensor that differ from rank 0's, or
+            from what they were before.
+    """
+    each = hashes(*things)
+    changed = [name for name in each if before is not None and before.get(name) != each[name]]
+    problem = f"{changed[0]!r} has changed, and must not" if changed else ""
+    what = f"chksum {label}".strip()
+    ranks.check_layout(each, what, problem, same="weights, bit for bit", comm=comm)
+    return hashlib.sha256("".join(each.values()).encode()).hexdigest()
+
+
+def without_data(tensors: Mapping[str, Tensor]) -> str:
+    """Which tensor has no memory of its own that can be sent, and why; "" if all have."""
+    for name, t in tensors.items():
+        kind = ""
+        if t.layout != torch.strided:
+            kind = "is sparse"
+        elif t.device.type == "meta":
+            kind = "is on the meta device, where it has no data"
+        elif t.is_conj() or t.is_neg():
+            kind = "is a view that conjugates or negates another tensor"
+        elif any(step == 0 and n > 1 for step, n in zip(t.stride(), t.shape, strict=True)):
+            kind = "is expanded, so that numbers share memory"
+        if kind:
+            return f"{name!r} {kind}: a tensor must be dense and hold data"
+    return ""
+
+
+def hashes(*things: Any) -> dict[str, str]:
+    """Name -> hash of each of the weights."""
+    return {name: sha256(t) for name, t in named_tensors(*things).items()}
+
+
+def sha256(*things: Any) -> str:
+    """Hash of names, dtypes, shapes and bytes of all weights, in a fixed order."""
+    digest = hashlib.sha256()
+    for name, t in named_tensors(*things).items():
+        digest.update(f"{name} {t.dtype} {tuple(t.shape)}\n".encode())
+        digest.update(t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _blocks(tensors: dict[str, Tensor]) -> list[Array]:
+    """The memory of contiguous tensors as few byte arrays: neighbours merged, in a fixed order."""
+    storages: dict[int, list[tuple[int, int]]] = {}  # address -> start and end of each tensor
+    memory: dict[int, Array] = {}
+    for t in tensors.values():
+        storage = t.untyped_storage()
+        start = int(t.storage_offset()) * t.element_size()
+        storages.setdefault(storage.data_ptr(), []).append((start, start + t.nbytes))
+        memory[storage.data_ptr()] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+    blocks = []
+    for address, spans in storages.items():
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted(spans):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((start, end))
+        blocks += [memory[address][start:end] for start, end in merged]
+    return blocks

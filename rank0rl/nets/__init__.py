@@ -1,0 +1,1 @@
+"""Networks, policies, value functions, normalizers, optimizers. No MPI, no files."""

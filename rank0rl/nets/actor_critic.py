@@ -1,0 +1,95 @@
+"""What policy-gradient agents share: acting, and turning fragments into rows with advantages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from rank0rl.agent import Fragment
+from rank0rl.batch import Batch
+from rank0rl.learners import ALONE, Learners
+from rank0rl.nets._nets import ObsNormalizer, PixelScale, ValueFunction
+from rank0rl.nets.policies import Mode, Policy
+from rank0rl.returns import advantages
+
+Array = npt.NDArray[Any]
+
+
+class ActorCritic:
+    """A policy and a value function over normalized observations.
+
+    Args:
+        norm: of observations.
+        policy: of normalized observations.
+        value: of normalized observations.
+    """
+
+    def __init__(
+        self, norm: ObsNormalizer | PixelScale, policy: Policy, value: ValueFunction
+    ) -> None:
+        """Put them together."""
+        self.norm, self.policy, self.value = norm, policy, value
+        self.noise = policy.noise
+
+    def modules(self) -> dict[str, nn.Module]:
+        """For an agent's `modules`."""
+        return {"policy": self.policy, "value": self.value, "norm": self.norm}
+
+    def mode(self) -> nn.Module:
+        """For an agent's `mode`."""
+        return Mode(self.policy, self.norm)
+
+    def act(self, obs: Array, noise: Array, mask: Array | None = None) -> tuple[Array, Batch]:
+        """For an agent's `act`: actions, and no extras."""
+        return self.policy.act(self.norm.numpy(obs), noise, mask), {}
+
+    def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
+        """For an agent's `process`: a part that did not terminate ends with its value.
+
+        Args:
+            fragment: of T steps.
+            gamma: discount in [0, 1].
+            lam: GAE mixing in [0, 1].
+
+        Returns:
+            By name, rows of float32 but for "act": "obs" (T, *obs), "act" (T, *act), "logp",
+            log-probabilities of the actions, "val", values, "adv", advantages, "ret", advantages
+            plus values, (T,) each; and "mask", (T, all choices), where the environment gives them.
+        """
+        rows = {"obs": fragment.obs, "act": fragment.act}
+        if "action_mask" in fragment.extras:
+            rows["mask"] = fragment.extras["action_mask"]
+        obs = self.norm.numpy(fragment.obs)
+        # All steps at once, which spares `act` the work.
+        logp, _, _ = self.policy.numpy(obs, fragment.act, rows.get("mask"))
+        val = self.value.predict(obs)
+        end_val = self.value.predict(self.norm.numpy(fragment.end_obs))
+        end_val[fragment.terminated[fragment.end]] = 0.0
+        adv = advantages(fragment.rew, val, end_val, fragment.parts(), gamma, lam)
+        adv = adv.astype(np.float32)
+        return {**rows, "logp": logp, "adv": adv, "val": val, "ret": adv + val}
+
+    def learned_from(self, batch: Batch, learners: Learners = ALONE) -> Batch:
+        """What a policy's objective takes of a batch of such rows, (N, ...) each.
+
+        Returns:
+            "obs", normalized, "act", "old", log-probabilities when they were taken, "adv",
+            normalized, and "mask", where the environment gives them.
+        """
+        rows = {
+            "obs": self.norm.numpy(batch["obs"]),
+            "act": batch["act"],
+            "old": batch["logp"],
+            "adv": normalized(batch["adv"], learners),
+        }
+        return {**rows, "mask": batch["mask"]} if "mask" in batch else rows
+
+
+def normalized(adv: Array, learners: Learners = ALONE) -> Array:
+    """Advantages with mean 0 and standard deviation 1 over those of all learners, (N,), float32."""
+    adv = adv - learners.average(adv.sum() / np.float32(len(adv)))
+    std = np.sqrt(learners.average(adv @ adv / np.float32(len(adv))))
+    return adv / (std + np.float32(1e-8))  # type: ignore[no-any-return] # 1e-8: they may be equal

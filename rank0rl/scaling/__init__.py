@@ -1,0 +1,1 @@
+"""Speedup studies and the scaling model."""

@@ -1,0 +1,1 @@
+"""The tools of `python -m rank0rl`: check, doctor, evaluate, export, play, plot, replay, report."""

@@ -1,0 +1,39 @@
+"""Two ranks that gather: what `doctor` starts, with a launcher and hosts of its own, or "" for either."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from rank0rl.mpi import launch
+
+
+def main() -> None:
+    """Print latency and bandwidth of the gather, as rank 0 sees them."""
+    mpiexec, hosts = (word or None for word in sys.argv[1:])
+    if launch.mpi_fork(2, mpiexec=mpiexec, hosts=hosts) == "parent":
+        return
+    import numpy as np
+
+    from rank0rl.mpi import comm
+    from rank0rl.mpi.gather import rank0_accum_batches
+
+    took = {}
+    for size in (1, 1 << 24):
+        rows = {"x": np.zeros(size, np.uint8)}
+        rank0_accum_batches(rows)
+        times = []
+        for _ in range(20):
+            comm.barrier()
+            start = time.perf_counter()
+            rank0_accum_batches(rows)
+            times.append(time.perf_counter() - start)
+        took[size] = sorted(times)[10]
+    comm.print0(
+        f"gather a byte in {1e6 * took[1]:.0f} us, and 16 MiB a rank at "
+        f"{2 * (1 << 24) / took[1 << 24] / 1e9:.1f} GB/s"
+    )
+
+
+if __name__ == "__main__":
+    main()

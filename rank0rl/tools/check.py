@@ -1,0 +1,158 @@
+"""python -m rank0rl check ENV: does this environment give the same curve for every number of ranks?
+
+One lane, with random actions: repeated, under other conditions that must not matter. The first
+condition that makes a difference tells what is wrong.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tyro
+
+from rank0rl import envs
+from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, check_ranges, choose
+from rank0rl.batch import Batch
+from rank0rl.rollout import Rollout
+from rank0rl.run.config import Pairs
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Check that an environment repeats an episode from its seed and actions, whatever runs beside it."""
+
+    env_id: tyro.conf.Positional[str]
+    """Environment: Walker2d (newest version), Walker2d-v4, or module:EnvId-v0."""
+    steps: int = 1000
+    """Of each comparison; more find what shows itself late."""
+    others: int = 3
+    """Environments that run beside the first one in the last comparison."""
+    seed: int = 0
+    """Of episodes and actions."""
+    wrappers: tuple[str, ...] = ()
+    """Wrappers, as in training."""
+    env_kwargs: Pairs = field(default_factory=dict)
+    """Arguments of the environment, such as healthy_reward=0.5; values are JSON."""
+
+
+def main(argv: list[str]) -> int:
+    """Exit code: 0 if nothing makes a difference, 1 if something does, 2 for a wrong use."""
+    given = tyro.cli(Options, args=argv, prog="python -m rank0rl check")
+    try:
+        check_ranges(given, steps="[1, inf)", others="[1, inf)", seed="[0, inf)")
+        env_id = envs.resolve(given.env_id)
+        findings = check(
+            lambda: envs.make(env_id, given.wrappers, **given.env_kwargs),
+            steps=given.steps,
+            others=given.others,
+            seed=given.seed,
+        )
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{env_id}: one environment, {given.steps} steps with random actions")
+    for condition, finding in findings.items():
+        print(f"  {condition:34} {finding or 'the same'}")
+    good = not any(findings.values())
+    print(f"the same curve for every number of ranks: {'yes' if good else 'NO'}")
+    return 0 if good else 1
+
+
+def check(
+    make_env: Callable[[], Any], *, steps: int = 1000, others: int = 3, seed: int = 0
+) -> dict[str, str]:
+    """Compare one lane with itself under conditions that must not matter.
+
+    Args:
+        make_env: makes the environment.
+        steps: of each comparison.
+        others: lanes beside it in the last one.
+        seed: of episodes and actions.
+
+    Returns:
+        Condition -> what it changes, "" where it changes nothing.
+
+    Raises:
+        ValueError: for a space that no agent here can use.
+    """
+
+    def run(global_seed: int, lanes: int = 1, make: Callable[[], Any] = make_env) -> Fragment:
+        random.seed(global_seed)
+        np.random.seed(global_seed)  # noqa: NPY002 - what a careless environment uses
+        rollout = Rollout(make, range(lanes), seed, steps=steps)
+        return rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)[0][0]
+
+    env = make_env()
+    first = run(0, make=lambda: env)
+    used = _global_generators_used(0)
+    by_global = _difference(first, run(1))
+    if by_global and used:
+        by_global += f": it draws from {used}, not from self.np_random"
+    wrappers = envs.running_statistics(env)
+    return {
+        "repeated in a new environment": _difference(first, run(0)),
+        "repeated in the same environment": _difference(first, run(0, make=lambda: env)),
+        "with other global random numbers": by_global,
+        f"beside {others} other environments": _difference(first, run(0, lanes=1 + others)),
+        "whatever it was used for before": f"not in {' and '.join(wrappers)}" if wrappers else "",
+    }
+
+
+class RandomAgent(Agent):
+    """Actions at random within their bounds, from the lane's own stream."""
+
+    def __init__(self, spaces: Spaces, options: NoOptions, rng: Any) -> None:
+        """Nothing is learned."""
+        self.space = spaces.act
+        self.noise = ("uniform", len(self.space.choices) or self.space.size)
+
+    def act(
+        self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
+    ) -> tuple[Array, Batch]:
+        """Uniform between the bounds, or on [-1, 1] where there are none."""
+        if self.space.choices:
+            return choose(np.zeros((len(obs), self.space.size)), noise, self.space, mask), {}
+        assert self.space.low is not None
+        assert self.space.high is not None
+        low = np.where(np.isfinite(self.space.low), self.space.low, -1).astype(np.float32)
+        high = np.where(np.isfinite(self.space.high), self.space.high, 1).astype(np.float32)
+        return low + (high - low) * noise.reshape(-1, *self.space.shape), {}
+
+
+def _difference(a: Fragment, b: Fragment) -> str:
+    """What differs first, "" if nothing does."""
+    firsts = {}
+    for name in ("obs", "rew", "terminated", "truncated"):
+        x, y = getattr(a, name), getattr(b, name)
+        same = np.array([p.tobytes() == q.tobytes() for p, q in zip(x, y, strict=True)])
+        if not same.all():
+            firsts[name] = int(same.argmin())
+    if not firsts:
+        return ""
+    name = min(firsts, key=lambda key: firsts[key])
+    return f"another {name} from step {firsts[name]} on"
+
+
+def _global_generators_used(global_seed: int) -> str:
+    """The global generators that have moved on since they were seeded."""
+
+    def state() -> dict[str, Any]:
+        numpy_state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+        return {
+            "Python's global random": random.getstate(),
+            "NumPy's global np.random": (numpy_state["key"].tobytes(), numpy_state["pos"]),
+        }
+
+    now = state()
+    random.seed(global_seed)
+    np.random.seed(global_seed)  # noqa: NPY002
+    then = state()
+    return " and ".join(name for name in now if now[name] != then[name])

@@ -1,0 +1,267 @@
+"""python -m rank0rl plot RUN...: learning curves, an axis an environment, a color an agent.
+
+Runs that differ in nothing but their seed are one curve: its line is their mean, its band goes from
+the lowest to the highest of them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tyro
+
+from rank0rl.run import config, run_data
+from rank0rl.run.run_data import Array, Recorded
+from rank0rl.tools import figures
+
+_POINTS = 500  # of a curve: more than an axis has pixels
+_RESAMPLES = 2000
+_KINDS = (".png", ".svg", ".pdf")
+# Settings that do not make a curve of its own.
+_SAME_CURVE = {*config.SAME_CURVE, "env_id", "algo", "seed", "max_replay_steps"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Learning curves of runs, as a picture and as a table of where they end."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs; those that differ in their seed alone are one curve."""
+    x: Literal["steps", "hours"] = "steps"
+    """Against steps of the environment, or hours of training."""
+    out: Path = Path("learning.png")
+    """The picture; its suffix says which kind: .png, .svg or .pdf."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The seeds of one agent in one environment, as far as all of them have come."""
+
+    x: Array
+    """Steps or hours, (P,)."""
+    ret: Array
+    """Mean returns there, (seeds, P)."""
+
+
+Groups = Mapping[tuple[str, str], Curves]
+"""Environment and agent -> its curves."""
+
+
+def main(argv: list[str]) -> int:
+    """Exit code: 0, or 2 for a wrong use."""
+    given = tyro.cli(Options, args=argv, prog="python -m rank0rl plot")
+    try:
+        if given.out.suffix not in _KINDS:
+            raise ValueError(f"out must end in {' or '.join(_KINDS)}: got {given.out}")
+        groups = group(given.runs, given.x)
+        means = interquartile_means(groups)
+        draw(groups, given.out, given.x, means)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    for (env_id, agent), curves in groups.items():
+        ends = curves.ret[:, -1]
+        print(
+            f"{env_id}  {agent}: {ends.mean():.6g} (from {ends.min():.6g} to {ends.max():.6g}, seeds: "
+            f"{len(ends)}) at {curves.x[-1]:,.6g} {given.x}"
+        )
+    for agent, (mean, low, high) in means.items():
+        print(f"interquartile mean  {agent}: {mean:.3f} (95 % interval {low:.3f} to {high:.3f})")
+    print(given.out)
+    return 0
+
+
+def group(folders: Sequence[Path], x: str = "steps") -> dict[tuple[str, str], Curves]:
+    """Curves of runs by environment and agent, sorted.
+
+    An agent is its name, and the settings in which runs of this name in this environment differ;
+    against hours, the number of processes is one of them.
+
+    Args:
+        folders: of the runs.
+        x: "steps" or "hours".
+
+    Raises:
+        ValueError: if a folder holds no run with a return, or two hold the same seed's.
+    """
+    if not folders:
+        raise ValueError("name a run's folder, such as runs/Walker2d-v5-ppo-seed0-...")
+    named: dict[tuple[str, str], list[Recorded]] = {}
+    for run in map(run_data.read, folders):
+        name = run.settings["env_id"], config.short(run.settings["algo"])
+        named.setdefault(name, []).append(run)
+    seeds: dict[tuple[str, str], dict[int, Recorded]] = {}
+    for (env_id, algo), runs in named.items():
+        for run, differing in zip(runs, _differing([_of_curve(r, x) for r in runs]), strict=True):
+            agent = " ".join([algo, *(f"{name}={value}" for name, value in differing.items())])
+            other = seeds.setdefault((env_id, agent), {}).setdefault(run.settings["seed"], run)
+            if other is not run:
+                raise ValueError(
+                    f"{other.folder} and {run.folder} are one curve, of the same seed and the same "
+                    f"settings: leave one out"
+                )
+    return {
+        key: on_grid([_curve(run, x) for run in runs.values()])
+        for key, runs in sorted(seeds.items())
+    }
+
+
+def on_grid(curves: Sequence[tuple[Array, Array]]) -> Curves:
+    """Curves at common points, evenly over the range that all of them have.
+
+    Args:
+        curves: steps or hours, increasing, and the returns there, (n,) each, n of its own.
+
+    Raises:
+        ValueError: if there is no such range.
+    """
+    low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    if low > high:
+        raise ValueError(
+            f"seeds of one agent must have a range in common: one begins at {low:,.6g}, another ends "
+            f"at {high:,.6g}; leave it out, or wait until it has come further"
+        )
+    x = np.linspace(low, high, _POINTS)
+    return Curves(x, np.stack([np.interp(x, *curve) for curve in curves]))
+
+
+def interquartile_means(groups: Groups) -> dict[str, tuple[float, float, float]]:
+    """Agent -> interquartile mean of its normalized scores, and the ends of a 95 % interval.
+
+    A score is (final - start) / (best - start), of one seed in one environment: final is its return
+    at the end of its curve, start the mean of all returns at the beginnings of curves, best the mean
+    final of the best agent. The interquartile mean is that of the middle half of all scores. Its
+    interval is from a bootstrap that draws seeds within each environment.
+
+    It is over the environments where every agent has two seeds or more and the best one has gained
+    something; empty if there are fewer than two of these.
+
+    Source: Agarwal et al. 2021, arXiv:2108.13264, sections 4.1 and 4.3.
+    """
+    agents = sorted({agent for _, agent in groups})
+    scores: dict[str, list[Array]] = {agent: [] for agent in agents}
+    for env_id in sorted({env_id for env_id, _ in groups}):
+        rets = {agent: groups[env_id, agent].ret for agent in agents if (env_id, agent) in groups}
+        start = np.concatenate([ret[:, 0] for ret in rets.values()]).mean()
+        gain = max(ret[:, -1].mean() for ret in rets.values()) - start
+        if len(rets) == len(agents) and min(map(len, rets.values())) > 1 and gain > 0:
+            for agent, ret in rets.items():
+                scores[agent].append((ret[:, -1] - start) / gain)
+    if len(scores[agents[0]]) < 2:
+        return {}
+    return {agent: _with_interval(of_agent) for agent, of_agent in scores.items()}
+
+
+def _with_interval(scores: Sequence[Array]) -> tuple[float, float, float]:
+    """Interquartile mean and its 95 % interval of scores, (seeds,) for each environment."""
+    rng = np.random.default_rng(0)
+    drawn = [s[rng.integers(len(s), size=(_RESAMPLES, len(s)))] for s in scores]
+    low, high = np.percentile(_middle_mean(np.concatenate(drawn, axis=1)), [2.5, 97.5])
+    return float(_middle_mean(np.concatenate(scores))), float(low), float(high)
+
+
+def _middle_mean(scores: Array) -> Any:
+    """Mean over the last axis without the lowest and the highest quarter, each rounded down."""
+    cut = scores.shape[-1] // 4
+    return np.sort(scores)[..., cut : scores.shape[-1] - cut].mean(-1)
+
+
+def draw(
+    groups: Groups,
+    out: Path,
+    x: str = "steps",
+    means: Mapping[str, tuple[float, float, float]] | None = None,
+) -> None:
+    """Draw curves, and interquartile means beside them.
+
+    Args:
+        groups: as `group` gives them.
+        out: the picture's file.
+        x: what the curves are against.
+        means: as `interquartile_means` gives them.
+
+    Raises:
+        ValueError: if matplotlib is not installed.
+    """
+    env_ids = sorted({env_id for env_id, _ in groups})
+    agents = sorted({agent for _, agent in groups})
+    panels = len(env_ids) + bool(means)
+    rows = math.ceil(panels / 4)
+    columns = math.ceil(panels / rows)
+    with figures.style() as figure_class:
+        figure = figure_class(figsize=(3.3 * columns, 3.0 * rows), layout="constrained")
+        axes = [figure.add_subplot(rows, columns, i + 1) for i in range(panels)]
+        lines = {}
+        for (env_id, agent), curves in sorted(groups.items()):
+            color = f"C{agents.index(agent) % 10}"
+            lines[agent] = _draw_curves(axes[env_ids.index(env_id)], curves, color)
+        for i, (axis, env_id) in enumerate(zip(axes, env_ids, strict=False)):
+            axis.set(title=env_id, xlabel=x)
+            if i % columns == 0:
+                axis.set_ylabel("mean return, last 100 episodes")
+            if x == "steps":
+                axis.xaxis.set_major_formatter(figures.short_numbers())
+        if means:
+            _draw_means(axes[-1], means, agents)
+        several = any(len(curves.ret) > 1 for curves in groups.values())
+        figure.legend(
+            [lines[agent] for agent in agents],
+            agents,
+            loc="outside lower center",
+            ncols=max(1, 50 * columns // (max(map(len, agents)) + 6)),  # letters of an axis's width
+            title="line: mean over seeds; band: lowest to highest seed" if several else None,
+        )
+        figure.savefig(out, dpi=120)
+
+
+def _draw_curves(axis: Any, curves: Curves, color: str) -> Any:
+    """Draw a line, and the band of several seeds; the line."""
+    (line,) = axis.plot(curves.x, curves.ret.mean(0), color=color)
+    if len(curves.ret) > 1:
+        low, high = curves.ret.min(0), curves.ret.max(0)
+        axis.fill_between(curves.x, low, high, color=color, alpha=0.2, linewidth=0)
+    return line
+
+
+def _draw_means(
+    axis: Any, means: Mapping[str, tuple[float, float, float]], agents: Sequence[str]
+) -> None:
+    for agent, (mean, low, high) in means.items():
+        color, y = f"C{agents.index(agent) % 10}", -agents.index(agent)
+        axis.plot([low, high], [y, y], color=color, linewidth=8, alpha=0.4, solid_capstyle="butt")
+        axis.plot([mean], [y], "|", color=color, markersize=14, markeredgewidth=2)
+    axis.set_yticks([-i for i in range(len(agents))], agents)
+    axis.set(title="interquartile mean", xlabel="normalized return, 95 % interval")
+    axis.set_ylim(0.6 - len(agents), 0.6)
+
+
+def _of_curve(run: Recorded, x: str) -> dict[str, Any]:
+    """What makes its curve another one than that of a run with another seed."""
+    settings = {name: v for name, v in run.settings.items() if name not in _SAME_CURVE}
+    return settings | ({"nprocs": run.starts[-1]["nprocs"]} if x == "hours" else {})
+
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each, what is not the same in all."""
+    names = [
+        name
+        for name in sorted(set().union(*settings))
+        if any(one.get(name) != settings[0].get(name) for one in settings)
+    ]
+    return [{name: one[name] for name in names if name in one} for one in settings]
+
+
+def _curve(run: Recorded, x: str) -> tuple[Array, Array]:
+    """Steps or hours and the mean return there, from the first row that has one."""
+    ret = run.column("return_mean")
+    at = run.column("steps") if x == "steps" else run.column("seconds") / 3600
+    known = np.isfinite(ret)
+    if not known.any():
+        raise ValueError(f"{run.folder} has no return yet: no episode of it has ended")
+    return at[known], ret[known]

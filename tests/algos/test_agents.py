@@ -1,0 +1,121 @@
+"""What holds for every agent: the same curve on any number of ranks, exact resume, plain files."""
+
+import itertools
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from on_ranks import HERE, run
+from runs import curve, resume, sha, table, train
+
+from rank0rl import contract
+from rank0rl.run.plan import load_agent
+
+ALGOS = sorted(path.stem for path in (HERE.parent / "algos").glob("[a-z]*.py"))
+SIZES = {
+    "ppo": ["--hidden", "8"],
+    "trpo": ["--hidden", "8"],
+    "klppo": ["--hidden", "8", "8", "--epochs", "4"],
+    "reinforce": ["--hidden", "8"],
+    "cem": ["--population", "6"],
+}
+BATCHES = {"steps": ["--steps-per-batch", "60"], "episodes": ["--episodes-per-batch", "6"]}
+FAST = {("trpo", "CartPole", "episodes")}
+CASES = [
+    pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow)
+    for case in itertools.product(SIZES, ("CartPole", "Hopper"), BATCHES)
+]
+
+
+def test_every_agent_has_its_case():
+    assert set(SIZES) == set(ALGOS)
+
+
+@pytest.mark.parametrize(("algo", "env", "mode"), CASES)
+def test_the_same_for_every_number_of_ranks_and_resumed(algo, env, mode, tmp_path):
+    args = [env, "--algo", algo, "--num-envs", "6", "--seed", "3", *SIZES[algo]]
+    config = ["--config", str(tmp_path / "c.toml")]
+    (tmp_path / "c.toml").write_text("")
+    args += [*BATCHES[mode], *config, "-n", "1000", "--checkpoint-every", "2"]
+    stop = "--stop-after-iterations"
+    train(tmp_path / "1", *args, stop, "4")
+    train(tmp_path / "3", *args, stop, "4", nprocs=3)
+    train(tmp_path / "parts", *args, stop, "2", nprocs=2)
+    resume(tmp_path / "parts", stop, "4", nprocs=3)
+    one = curve(tmp_path / "1")
+    assert len({row["weights_sha256"] for row in one}) == 4
+    for other in ("3", "parts"):
+        assert curve(tmp_path / other) == one
+        assert sha(tmp_path / other) == sha(tmp_path / "1")
+
+
+LEARNS = {
+    "reinforce": (["--episodes-per-batch", "20", "--total-steps", "200000"], 300),
+    "cem": (["--episodes-per-batch", "40", "--num-envs", "40", "-n", "2000"], 300),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nprocs", [1, 4])
+@pytest.mark.parametrize("algo", LEARNS)
+def test_a_copied_agent_runs_unchanged_and_learns(algo, nprocs, tmp_path):
+    file = shutil.copy(HERE.parent / "algos" / f"{algo}.py", tmp_path / f"my_{algo}.py")
+    args, expected = LEARNS[algo]
+    name = {"reinforce": "Reinforce", "cem": "CEM"}[algo]
+    train(
+        *(tmp_path / "r", "CartPole", "--algo", f"{file}:{name}", *args),
+        nprocs=nprocs,
+        limit_s=300,
+    )
+    assert float(table(tmp_path / "r")[-1]["return_mean"]) > expected
+
+
+@pytest.mark.slow
+def test_cem_learns_with_overlap(tmp_path):
+    args, expected = LEARNS["cem"]
+    train(tmp_path / "r", "CartPole", "--algo", "cem", *args, "--overlap", nprocs=2, limit_s=300)
+    assert float(table(tmp_path / "r")[-1]["return_mean"]) > expected
+
+
+def test_agents_have_their_sections_in_the_same_order():
+    """Options, class, __init__, act, process, update, what is its own, modules, state, load, mode."""
+    order = ["__init__", "act", "process", "update", "modules", "state", "load", "mode"]
+    for algo in ALGOS:
+        text = Path(HERE.parent / "algos" / f"{algo}.py").read_text()
+        body = text[text.index("(Agent):") :]
+        found = [name for name in re.findall(r"    def (\w+)\(", body) if name in order]
+        assert found == (order[:-1] if algo == "cem" else order), algo
+        assert text.index("Options:\n    ") < text.index("(Agent):")
+
+
+def test_a_missing_method_is_named(tmp_path):
+    (tmp_path / "half.py").write_text(
+        "from rank0rl import Agent\n"
+        "class Half(Agent):\n"
+        "    def __init__(self, spaces, options, rng): pass\n"
+        "    def act(self, obs, noise, fragment_id): pass\n"
+        "    def process(self, fragment): pass\n"
+    )
+    with pytest.raises(ValueError, match=r"Half has no update and no modules: expected update\(se"):
+        load_agent(f"{tmp_path / 'half.py'}:Half")
+    command = [sys.executable, "train.py", "CartPole", "--algo", f"{tmp_path / 'half.py'}:Half"]
+    done = run([*command, "--nprocs", "2", "--run-dir", str(tmp_path / "r")], 60)
+    assert done.returncode == 2
+    assert done.stderr.count("Half has no update") == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "said"),
+    [
+        ([1, 2], TypeError, r"process must return a dict .* got \[1, 2\]"),
+        ({"obs": [1, 2]}, TypeError, r"process must return .* got \{'obs': \[1, 2\]\}"),
+        ({"obs": np.float32(1)}, TypeError, "process must return a dict"),
+        ({"a": np.ones(2), "b": np.ones(3)}, ValueError, "same number of rows: got {'a': 2, 'b'"),
+    ],
+)
+def test_what_process_gives_is_checked(part, error, said):
+    with pytest.raises(error, match=said):
+        contract.check_processed(part)

@@ -1,0 +1,55 @@
+"""The cross-entropy method: small, plain, without gradients, and it learns."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from in_process import mean_return, train_here
+
+import algos.cem
+from algos.cem import CEM, CEMOptions
+from rank0rl.agent import Space, Spaces
+from rank0rl.run import checkpoint
+
+
+def test_the_agent_without_gradients_is_small_and_free_of_mpi():
+    text = Path(algos.cem.__file__).read_text()
+    code = [line for line in text.splitlines() if line.strip()]  # blank lines are free
+    assert len(code) < 60
+    assert "mpi" not in text.lower()
+    assert "rank" not in text.replace("rank0rl", "")
+
+
+def test_an_episode_is_acted_by_one_candidate():
+    spaces = Spaces(Space("box", (3,), "float32"), Space("box", (2,), "float32"))
+    cem = CEM(spaces, CEMOptions(population=5), np.random.default_rng(0))
+    obs = np.random.default_rng(1).standard_normal((4, 3), dtype=np.float32)
+    act, _ = cem.act(obs, np.zeros((4, 0)), np.array([3, 0, 3, 4]))
+    for i, candidate in enumerate((3, 0, 3, 4)):
+        np.testing.assert_allclose(act[i], obs[i] @ cem.candidates[candidate], rtol=1e-5)
+
+
+def test_the_next_candidates_are_drawn_around_the_best():
+    spaces = Spaces(Space("box", (2,), "float32"), Space("discrete", (), "int64", choices=(2,)))
+    cem = CEM(spaces, CEMOptions(population=8, extra_std=0.5), np.random.default_rng(0))
+    before = cem.candidates.copy()
+    ret = np.array([0.0, 5, 1, 2, 9, 3, 4, 1])
+    cem.update({"ret": ret, "candidate": before}, np.random.default_rng(0), 0.25)
+    np.testing.assert_allclose(cem.mean, (before[4] + before[1]) / 2, rtol=1e-6)
+    np.testing.assert_allclose(cem.std, abs(before[4] - before[1]) / 2, rtol=1e-5)
+    noise = np.random.default_rng(0).standard_normal(before.shape)
+    np.testing.assert_allclose(
+        cem.candidates, cem.mean + (cem.std + 0.25) * noise, rtol=1e-5, atol=1e-6
+    )
+    twin = CEM(spaces, CEMOptions(population=8), np.random.default_rng(1))
+    twin.load(checkpoint.snapshot(cem.state()))
+    assert twin.mean.tolist() == cem.mean.tolist()
+    assert twin.std.tolist() == cem.std.tolist()
+
+
+@pytest.mark.parametrize("mode", ["steps", "episodes"])
+def test_it_learns(mode, tmp_path):
+    size = {"episodes_per_batch": 40} if mode == "episodes" else {"steps_per_batch": 400}
+    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 40, "total_steps": 20000}
+    _, run = train_here(CEM, CEMOptions(), tmp_path, **kwargs, **size)
+    assert mean_return(run) > 8  # of 10; chance is 2.5

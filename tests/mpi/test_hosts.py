@@ -1,0 +1,242 @@
+"""Ranks on several hosts: how they are named, and jobs on two that are namespaces of this machine."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import hosts as namespaces
+import pytest
+from on_ranks import HERE, environment, run
+from runs import SMALL, curve, sha, table, train, wait_for_rows
+
+from rank0rl.mpi.hosts import Host, count_ranks, is_here, read_hosts, switches
+
+reason = namespaces.missing()
+needs_hosts = [pytest.mark.slow, pytest.mark.skipif(bool(reason), reason=reason)]
+LONG = [*SMALL, "--total-steps", "3840", "--checkpoint-every", "5"]
+SLOW = ["--algo", f"{HERE}/slow.py:SlowPPO"]  # a tenth of a second an iteration, 60 of them
+
+
+def test_hosts_are_read_in_either_syntax(tmp_path):
+    listed = (Host("localhost", 8), Host("b", 2))
+    file = tmp_path / "hosts"
+    assert read_hosts("localhost:8,b:2", None) == listed
+    for text in ("localhost:8\nb:2\n", "# of ours\n\nlocalhost slots=8 # here\nb slots = 2\n"):
+        file.write_text(text)
+        assert read_hosts(None, file) == listed
+    assert read_hosts("localhost,b,b", None) == (Host("localhost", 1), Host("b", 2))
+    assert read_hosts(None, None) == ()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "file", "said"),
+    [
+        ("no-such-host:2,localhost:2", None, "the first host must be the one where"),
+        ("localhost:x", None, "got 'localhost:x'"),
+        ("localhost:0", None, "got 'localhost:0'"),
+        ("", None, "got none in --hosts"),
+        (None, "localhost max_slots=3", "got 'localhost max_slots=3'"),
+        (None, "# none", "expected one host or more"),
+        ("localhost", "localhost", "leave one of them out"),
+    ],
+)
+def test_hosts_that_are_wrong(hosts, file, said, tmp_path):
+    if file is not None:
+        (tmp_path / "hosts").write_text(file)
+    with pytest.raises(ValueError, match=said):
+        read_hosts(hosts, None if file is None else str(tmp_path / "hosts"))
+
+
+def test_a_host_file_that_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match="cannot read the host file"):
+        read_hosts(None, str(tmp_path / "none"))
+
+
+def test_ranks_are_as_many_as_slots_or_fewer():
+    listed = (Host("a", 8), Host("b", 2))
+    assert count_ranks(None, ()) == 1
+    assert count_ranks(3, ()) == 3
+    assert count_ranks(None, listed) == 10
+    assert count_ranks(9, listed) == 9
+    with pytest.raises(ValueError, match="got nprocs=11, and 10 slots"):
+        count_ranks(11, listed)
+
+
+def test_this_host_is_known_by_any_of_its_addresses():
+    assert is_here("localhost")
+    assert is_here("127.0.0.1")
+    assert not is_here("192.0.2.1")  # kept for documentation
+
+
+def test_each_launcher_is_told_in_its_own_words():
+    listed = (Host("a", 8), Host("b", 2))
+    env = {"PATH": "x", "BASH_FUNC_f%%": "x", "OMPI_MCA_btl": "x", "RANK0RL_JOB": "x"}
+    assert switches("MPICH", listed, env) == ["-hosts", "a:8,b:2"]
+    words = " ".join(switches("Open MPI", listed, env))
+    assert words == "--host a:8,b:2 --map-by slot:oversubscribe -x PATH -x RANK0RL_JOB"
+    with pytest.raises(ValueError, match="MPICH or Open MPI: got Intel MPI"):
+        switches("Intel MPI", listed, env)
+
+
+def test_a_wrong_host_is_one_line():
+    done = run([sys.executable, "train.py", "CartPole", "--hosts", "no-such-host:2"])
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the first host must be the one where")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_ranks_on_this_host_alone_by_name(tmp_path):
+    args = [*SMALL, "--total-steps", "128"]
+    train(tmp_path / "one", *args)
+    train(tmp_path / "two", *args, "--hosts", "localhost:2")
+    assert sha(tmp_path / "two") == sha(tmp_path / "one")
+    assert table(tmp_path / "two")
+
+
+@pytest.fixture
+def two(tmp_path):
+    with namespaces.hosts(tmp_path, "one", "two") as made:
+        yield made
+        time.sleep(1)  # a proxy may take its time to end its ranks
+        for host in made:
+            left = host.left() if host.lives() else []
+            # Of ranks that are killed where no supervisor is, MPICH's shared memory may stay.
+            known = re.compile(r".*/run" if host is made[0] else r".*/mpich_shm_\w+")
+            assert [what for what in left if not known.fullmatch(what)] == []
+
+
+def command(host, folder, *args):
+    """train.py on a host, and where this machine sees its run."""
+    words = [sys.executable, "train.py", *args, "--run-dir", str(folder / "local" / "run")]
+    return host.on(words), host.path(folder / "local" / "run")
+
+
+def begin(host, folder, *args):
+    """The same, begun."""
+    words, where = command(host, folder, *args)
+    process = subprocess.Popen(
+        words,
+        cwd=HERE.parent,
+        env=environment(host.env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        wait_for_rows(process, where, 8)
+    except AssertionError:
+        process.kill()
+        raise AssertionError(process.communicate()) from None
+    return process, where
+
+
+class TestTwoHosts:
+    pytestmark = needs_hosts
+
+    def test_the_curve_is_that_of_one_machine_and_the_files_are_on_the_first(self, two, tmp_path):
+        args = [*SMALL, "--total-steps", "640"]
+        train(tmp_path / "alone", *args)
+        words, where = command(two[0], tmp_path, *args, "--hosts", "one:2,two:2")
+        done = run(words, env=two[0].env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stderr == ""
+        assert curve(where) == curve(tmp_path / "alone")
+        assert sha(where) == sha(tmp_path / "alone")
+        assert "nprocs 4" in done.stdout
+        assert list(two[1].path(tmp_path / "local").iterdir()) == []
+
+    def test_a_host_file_and_fewer_ranks_than_slots(self, two, tmp_path):
+        (tmp_path / "hosts.txt").write_text("one slots=1\ntwo:4\n")
+        file = ["--hostfile", str(tmp_path / "hosts.txt")]
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import os, platform, rank0rl, sys\n"
+            f"if rank0rl.mpi_fork(3, hostfile={file[1]!r}) == 'parent': sys.exit()\n"
+            "from rank0rl.mpi import comm\n"
+            "mine = [platform.node(), os.environ['OF_MINE']]\n"
+            "comm.print0(comm.allgather_obj(mine, 'where'))\n"
+        )
+        env = {**two[0].env, "OF_MINE": "a b;'c'", "PYTHONPATH": str(HERE.parent)}
+        done = run(two[0].on([sys.executable, str(script)]), env=env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        expected = [[name, "a b;'c'"] for name in ("one", "two", "two")]
+        assert done.stdout == f"{expected}\n"
+
+    def test_an_exception_on_the_other_host_is_told_once(self, two, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import rank0rl, sys\n"
+            "if rank0rl.mpi_fork(hosts='one:1,two:2') == 'parent': sys.exit()\n"
+            "rank0rl.rank0_accum_batches({})\n"
+            "if rank0rl.rank == 2: raise KeyError('on purpose')\n"
+            "rank0rl.rank0_accum_batches({})\n"
+        )
+        env = {**two[0].env, "PYTHONPATH": str(HERE.parent)}
+        done = run(two[0].on([sys.executable, str(script)]), env=env, limit_s=30)
+        assert done.returncode == 1, done.stdout + done.stderr
+        assert done.stderr.count("KeyError: 'on purpose'") == 1
+        assert done.stderr.count("rank 2 of 3, on two, failed") == 1
+        assert "was ended by signal" not in done.stderr  # as ranks are that the launcher ends
+
+    @pytest.mark.parametrize("how", ["dies", "falls_silent"])
+    def test_a_host_that_goes_ends_the_job_with_its_name(self, two, how, tmp_path):
+        process, _ = begin(two[0], tmp_path, *LONG, *SLOW, "--hosts", "one:2,two:2")
+        getattr(two[1], how)()
+        start = time.monotonic()
+        _, err = process.communicate(timeout=60)
+        assert time.monotonic() - start < 30
+        assert process.returncode == 1, err
+        assert err.count("no connection to host two: ") == 1
+        assert two[0].ranks() == []
+        if how == "falls_silent":  # nothing can tell its ranks
+            two[1].dies()
+
+    @pytest.mark.parametrize("how", ["dies", "falls_silent"])
+    def test_a_restart_goes_on_without_it(self, two, how, tmp_path):
+        train(tmp_path / "alone", *LONG)
+        args = [*LONG, *SLOW, "--hosts", "one:2,two:2", "--max-restarts", "1"]
+        process, where = begin(two[0], tmp_path, *args)
+        getattr(two[1], how)()
+        _, err = process.communicate(timeout=90)
+        assert process.returncode == 0, err
+        assert "restart 1 of 1 in 1 s without two: 2 ranks, from the last checkpoint" in err
+        assert curve(where) == curve(tmp_path / "alone")
+        assert sha(where) == sha(tmp_path / "alone")
+        if how == "falls_silent":
+            two[1].dies()
+
+    def test_a_signal_ends_the_ranks_of_both(self, two, tmp_path):
+        process, _ = begin(two[0], tmp_path, *LONG, *SLOW, "--hosts", "one:2,two:2")
+        assert len(two[1].ranks()) >= 2
+        [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(child), signal.SIGINT)  # the supervisor, which nsenter has started
+        out, err = process.communicate(timeout=20)
+        assert process.returncode == 130, out + err
+        assert "--resume" in out
+        assert "--hosts one:2,two:2 --nprocs 4\n" in out
+
+    def test_a_host_that_cannot_be_reached(self, two, tmp_path):
+        two[1].dies()
+        words, _ = command(two[0], tmp_path, *LONG, "--hosts", "one:2,two:2")
+        done = run(words, env=two[0].env, limit_s=30)
+        assert done.returncode in (1, 2)
+        assert done.stderr.count("no connection to host two: ssh: connect to host two") == 1
+
+    def test_the_doctor_looks_into_the_other_host(self, two, tmp_path):
+        words = [sys.executable, "-m", "rank0rl", "doctor", "--hosts"]
+        done = run(two[0].on([*words, "one:2,two:2"]), env=two[0].env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        lines = {line[8:23].strip(): line for line in done.stdout.splitlines()}
+        assert "round trip by ssh" in lines["two"]
+        assert "the same type of CPU" in lines["two"]
+        assert "gather a byte in" in lines["this and two"]
+        two[1].dies()
+        done = run(two[0].on([*words, "one:2,two:2"]), env=two[0].env)
+        assert done.returncode == 1
+        assert "NOT OK  two" in done.stdout
+        assert "`ssh two` has to work without a question" in done.stdout

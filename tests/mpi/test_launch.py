@@ -1,0 +1,298 @@
+"""Start n ranks of this very command, and supervise them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from on_ranks import HERE, mpiexec, run
+
+from rank0rl.mpi import job, launch
+
+RECIPE = [sys.executable, str(HERE / "recipe.py")]
+
+
+def recipe(*args, **kwargs):
+    return run([*RECIPE, *args], env={"PYTHONPATH": str(HERE.parent)}, **kwargs)
+
+
+def test_one_rank_is_the_child_itself():
+    assert launch.mpi_fork(1) == "child"
+    done = recipe("--nprocs", "1")
+    assert (done.returncode, done.stdout) == (0, "rows 2 weights [0.0] ''\n")
+
+
+def test_the_recipe_on_three_ranks(tmp_path):
+    done = recipe("--nprocs", "3", "--text", "a b 'c'", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    gathered, parent = done.stdout.splitlines()
+    assert gathered == f"""rows 6 weights [12.0] {"a b 'c'"!r}"""
+    assert parent == "parent [] []"  # the supervisor imports neither numpy, torch nor mpi4py
+
+
+def test_a_failed_job_gives_its_exit_code_and_no_parent():
+    done = recipe("--nprocs", "2", "--end", "code")
+    assert done.returncode == 3
+    assert "job failed with 3" in done.stdout
+    assert "parent" not in done.stdout
+
+
+def test_an_exception_on_one_rank_ends_the_job():
+    done = recipe("--nprocs", "3", "--end", "raise", limit_s=30)
+    assert done.returncode == 1
+    assert "rank 1 of 3, on " in done.stderr
+    assert "KeyError: 'on purpose'" in done.stderr
+
+
+def test_inside_a_job_nothing_is_started():
+    done = run([mpiexec(), "-n", "2", *RECIPE], env={"PYTHONPATH": str(HERE.parent)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "rows 4 weights [4.0] ''\n"
+
+
+def test_another_number_than_the_launchers_is_an_error():
+    command = [mpiexec(), "-n", "2", *RECIPE, "--nprocs", "4"]
+    done = run(command, env={"PYTHONPATH": str(HERE.parent)})
+    assert done.returncode != 0
+    assert "got nprocs=4 in a job of 2" in done.stderr
+
+
+def test_ranks_that_mpi_does_not_see_are_no_job():
+    """As when mpiexec belongs to another MPI than mpi4py: every process is rank 0 of 1."""
+    code = "from rank0rl.mpi import comm; comm.world()"
+    done = run([sys.executable, "-c", code], env={"OMPI_COMM_WORLD_SIZE": "2"})
+    assert done.returncode == 1
+    assert "MPI sees 1" in done.stderr
+
+
+def test_two_signals_end_a_job_that_hangs():
+    process = subprocess.Popen(
+        [*RECIPE, "--nprocs", "2", "--end", "hang"],
+        env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    time.sleep(6)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGTERM, out
+
+
+def test_no_mpiexec_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setattr(launch.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    with pytest.raises(SystemExit) as end:
+        launch.mpi_fork(2)
+    assert end.value.code == 2
+    assert "pip install mpi4py mpich" in capsys.readouterr().err
+
+
+def test_no_command_line_to_repeat():
+    code = "import rank0rl; rank0rl.mpi_fork(2)"
+    done = run([sys.executable, "-c", code])
+    assert done.returncode == 2
+    assert "put it into a script" in done.stderr
+
+
+def test_no_ranks_are_one():
+    assert launch.mpi_fork(0) == "child"
+
+
+EARLY = """
+import sys, rank0rl
+if "parent" == rank0rl.mpi_fork(2): sys.exit()
+from rank0rl.mpi import job
+if job.world_rank() == 1: raise KeyError("before MPI")
+rank0rl.rank0_accum_batches({})
+"""
+
+
+def test_an_exception_before_the_first_collective_ends_the_job(tmp_path):
+    """Rank 0 waits for rank 1 in MPI's own start; nobody there notices that rank 1 has gone."""
+    (tmp_path / "early.py").write_text(EARLY)
+    command = [sys.executable, str(tmp_path / "early.py")]
+    done = run(command, env={"PYTHONPATH": str(HERE.parent)}, limit_s=40)
+    assert done.returncode == 1
+    assert "KeyError: 'before MPI'" in done.stderr
+
+
+FAKES = {
+    "slots": (
+        "echo 'There are not enough slots available in the system to satisfy the 2' >&2; exit 1",
+        "not enough slots available",
+        "--mpiexec 'mpiexec --oversubscribe'",
+    ),
+    "root": (
+        "echo ----- >&2; echo 'mpiexec has detected an attempt to run as root.' >&2; exit 1",
+        "an attempt to run as root",
+        "run as another user",
+    ),
+    "flag": (
+        "echo 'mpiexec: Error: unknown option \"-n\"' >&2; exit 213",
+        "unknown option",
+        "-n N",
+    ),
+    "silent": ("exit 7", "it ended with code 7", "rank0rl doctor"),
+    "no ranks": (
+        'shift 2; "$@" & "$@" & wait; exit 0',
+        "does not tell its processes their rank",
+        "pip install mpi4py mpich",
+    ),
+    "another MPI": (
+        'shift 2; for r in 0 1; do OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=$r "$@" & done; wait',
+        "MPI sees 1",
+        "pip install mpi4py mpich",
+    ),
+}
+
+
+@pytest.mark.parametrize("fake", FAKES)
+def test_a_launcher_that_does_not_make_one_job_is_one_line(fake, tmp_path):
+    body, said, remedy = FAKES[fake]
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f"#!/bin/sh\n{body}\n")
+    launcher.chmod(0o755)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import rank0rl, sys\n"
+        f"if rank0rl.mpi_fork(2, mpiexec={str(launcher)!r}) == 'parent': sys.exit()\n"
+        "rank0rl.print0('one job')\n"
+    )
+    done = run([sys.executable, str(script)], env={"PYTHONPATH": str(HERE.parent)})
+    assert done.returncode == 2, done.stdout + done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+    assert remedy in line
+    assert "one job" not in done.stdout
+
+
+def test_a_launcher_of_ones_own(tmp_path):
+    launcher = tmp_path / "my launcher"
+    launcher.write_text(f'#!/bin/sh\nshift\nMINE=yes exec {mpiexec()} "$@"\n')
+    launcher.chmod(0o755)
+    own = f"'{launcher}' --my-switch"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, rank0rl, sys\n"
+        f"if rank0rl.mpi_fork(2, mpiexec={own!r}) == 'parent': sys.exit()\n"
+        "rank0rl.print0(os.environ['MINE'], rank0rl.nworkers)\n"
+    )
+    done = run([sys.executable, str(script)], env={"PYTHONPATH": str(HERE.parent)})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "yes 2\n"
+    script.write_text("import rank0rl; rank0rl.mpi_fork(2, mpiexec='no-such-launcher -x')")
+    done = run([sys.executable, str(script)], env={"PYTHONPATH": str(HERE.parent)})
+    assert done.returncode == 2
+    assert (
+        done.stderr == "error: there is no launcher 'no-such-launcher': name one that can be run\n"
+    )
+
+
+def test_a_launcher_that_ends_before_its_ranks_has_not_ended_well(tmp_path):
+    launcher = tmp_path / "launcher"
+    until = 'until [ -e "$RANK0RL_JOB/rank.1" ]; do sleep 0.1; done'
+    launcher.write_text(f'#!/bin/sh\n{mpiexec()} "$@" &\n{until}\n')
+    launcher.chmod(0o755)
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import rank0rl, sys, time\n"
+        f"if rank0rl.mpi_fork(2, mpiexec={str(launcher)!r}) == 'parent': sys.exit()\n"
+        "time.sleep(60)\n"
+    )
+    done = run([sys.executable, str(script)], limit_s=20, env={"PYTHONPATH": str(HERE.parent)})
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "the launcher ended before its ranks\nthe job ends\n" in done.stderr
+
+
+FORM = """
+import json, os, sys
+{early}
+import rank0rl
+if "parent" == rank0rl.mpi_fork(3):
+    sys.exit()
+if rank0rl.rank != 2:
+    rank0rl.rank0_accum_batches({{}})
+    sys.exit()
+print(json.dumps([sys.argv[1:], os.getcwd(), sys.flags.optimize, sys.warnoptions, sys._xoptions,
+                  __name__, rank0rl.nworkers]))
+rank0rl.rank0_accum_batches({{}})
+"""
+FORMS = {
+    "script": [],
+    "flags": ["-O", "-W", "ignore", "-X", "utf8"],
+    "module": ["-m"],
+    "mpi4py first": [],
+    "stale marker": [],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_rank_runs_the_very_command(form, tmp_path):
+    early = "from mpi4py import MPI" if form == "mpi4py first" else ""
+    (tmp_path / "form.py").write_text(FORM.format(early=early))
+    name = ["form"] if form == "module" else ["form.py"]
+    words = ["a b", "*", "--x=$HOME", "'\"", ""]
+    env = {"PYTHONPATH": str(HERE.parent)}
+    if form == "stale marker":
+        (tmp_path / "old").mkdir()
+        (tmp_path / "old" / "begun").write_text("99999999 7")
+        env |= {job.FOLDER: str(tmp_path / "old")}
+    done = run([sys.executable, *FORMS[form], *name, *words], cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    argv, cwd, optimize, warn, x, main, n = json.loads(done.stdout)
+    assert (argv, cwd, main, n) == (words, str(tmp_path), "__main__", 3)
+    flags = form == "flags"
+    assert (optimize, warn, x) == ((1, ["ignore"], {"utf8": True}) if flags else (0, [], {}))
+
+
+def test_a_notebook_is_refused(tmp_path):
+    script = tmp_path / "kernel.py"
+    script.write_text(
+        "import builtins, rank0rl\nbuiltins.__IPYTHON__ = True\nrank0rl.mpi_fork(2)\n"
+    )
+    for command, text in (([str(script)], None), (["-"], "import rank0rl; rank0rl.mpi_fork(2)")):
+        done = subprocess.run(
+            [sys.executable, *command],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(HERE.parent)},
+        )
+        assert done.returncode == 2
+        assert "put it into a script" in done.stderr
+
+
+def test_ranks_are_bound_to_cores_only_if_asked(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, rank0rl, sys\n"
+        "if rank0rl.mpi_fork(2, bind_to_core=len(sys.argv) > 1) == 'parent': sys.exit()\n"
+        "os.write(1, f'{len(os.sched_getaffinity(0))}\\n'.encode())  # one write: no mixed lines\n"
+    )
+    for args, cores in ([[], len(os.sched_getaffinity(0))], [["bound"], 1]):
+        done = run([sys.executable, str(script), *args], env={"PYTHONPATH": str(HERE.parent)})
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.split() == [str(cores)] * 2
+
+
+def test_a_slurm_step_is_a_job_and_a_shell_in_one_is_not(monkeypatch):
+    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    assert job.world_size() is job.world_rank() is None
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    assert job.world_rank() is None
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    assert job.world_size() is job.world_rank() is None
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert (job.world_size(), job.world_rank()) == (4, 3)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert (job.world_size(), job.world_rank()) == (2, 1)

@@ -1,0 +1,92 @@
+"""A job whose rank dies goes on from the last checkpoint, and ends as if nothing had happened."""
+
+import random
+import signal
+import time
+
+import pytest
+from on_ranks import HERE
+from runs import SMALL, curve, sha, table, train
+from test_faults import kill_one_rank, processes, start
+
+from rank0rl.run import plan
+
+DIES = """
+import os, signal
+from pathlib import Path
+from algos.ppo import PPO
+from rank0rl.mpi import comm
+class Dies(PPO):
+    calls = 0
+    def process(self, fragment):
+        self.calls += 1
+        once = Path(__file__ + '.once')
+        if comm.rank == 1 and self.calls == 7 and not once.exists():
+            once.touch()
+            {what}
+        return super().process(fragment)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1 was ended by signal 9"),
+        pytest.param(
+            "raise ZeroDivisionError('on purpose')",
+            "ZeroDivisionError: on purpose",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_a_rank_that_dies_once_changes_nothing(what, said, tmp_path):
+    (tmp_path / "dies.py").write_text(DIES.format(what=what))
+    args = [*SMALL, "--total-steps", "640"]
+    train(tmp_path / "whole", *args)
+    algo = ["--algo", f"{tmp_path / 'dies.py'}:Dies", "--max-restarts", "1"]
+    done = train(tmp_path / "r", *args, *algo, nprocs=3)
+    assert said in done.stderr
+    assert "restart 1 of 1 in 1 s, from the last checkpoint" in done.stderr
+    assert curve(tmp_path / "r") == curve(tmp_path / "whole")
+    assert sha(tmp_path / "r") == sha(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_restarts_come_to_an_end_and_wrong_use_is_not_tried_again(tmp_path):
+    (tmp_path / "dies.py").write_text(DIES.format(what="once.unlink(); raise ZeroDivisionError"))
+    args = [*SMALL, "--algo", f"{tmp_path / 'dies.py'}:Dies", "--max-restarts", "1"]
+    done = train(tmp_path / "r", *args, nprocs=3, expect=1)
+    assert done.stderr.count("restart 1 of 1") == 1
+    done = train(tmp_path / "s", *args, "--gamma", "2", nprocs=3, expect=2)
+    assert "restart" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", range(20))
+def test_chaos(run, tmp_path):
+    """A random rank of four is killed at a random time, up to three times."""
+    rng = random.Random(run)
+    args = [*SMALL, "--total-steps", "3840", "--checkpoint-every", "5"]
+    train(tmp_path / "whole", *args)
+    slow = ["--algo", f"{HERE}/slow.py:SlowPPO", "--max-restarts", "3", "--nprocs", "4"]
+    process, token = start("train.py", *args, *slow, "--run-dir", str(tmp_path / "r"))
+    killed = 0
+    end = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < end:
+        time.sleep(rng.uniform(1, 8))
+        if killed < 3:
+            killed += kill_one_rank(token, rng.randrange(4), signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, out + err
+    assert killed
+    assert processes(token) == []
+    assert len(table(tmp_path / "r")) == 60
+    assert curve(tmp_path / "r") == curve(tmp_path / "whole")
+    assert sha(tmp_path / "r") == sha(tmp_path / "whole")
+
+
+def test_a_restart_keeps_what_was_said_of_this_start():
+    argv = ["CartPole", "--quiet", "--stop-after-seconds=4", "--stop-after-iterations", "7"]
+    kept = ["--stop-after-iterations", "7", "--stop-after-seconds", "4", "--quiet"]
+    assert plan._of_this_start([*argv, "--lr", "1"]) == kept
+    assert plan._of_this_start(["CartPole"]) == []

@@ -1,0 +1,96 @@
+"""Weights of rank 0 on every rank."""
+
+import numpy as np
+import pytest
+import torch
+from on_ranks import on_ranks
+from torch import nn
+
+from rank0rl.mpi import comm, weights
+from rank0rl.nets._nets import ObsNormalizer, ValueFunction
+from rank0rl.nets.flat import flatten_
+
+
+def build(rank, flat):
+    rng = np.random.default_rng(rank)
+    net = nn.ModuleDict({"v": ValueFunction((3,), (4,), rng), "n": ObsNormalizer((3,))})
+    net["n"].merge(rng.normal(size=(9, 3)))
+    if flat:
+        flatten_(net)
+    strided = torch.full((4, 3), float(rank)).T
+    plain = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    nn.init.constant_(plain[0].weight, rank)
+    nn.init.constant_(plain[0].bias, rank)
+    plain[1].num_batches_tracked += rank
+    return [net, {"plain": plain, "deep": {"array": np.arange(3) + rank, "strided": strided}}]
+
+
+def on_rank_broadcast(flat):
+    things = build(comm.rank, flat)
+    net = things[0]
+    before = [p.data_ptr() for p in net.parameters()]
+    weights.rank0_bcast_wts(*things)
+    same_memory = before == [p.data_ptr() for p in net.parameters()]
+    return [weights.sha256(*things), same_memory, len(weights._blocks(weights.named_tensors(net)))]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("flat", [True, False])
+def test_every_rank_has_the_weights_of_rank_0_in_place(n, flat):
+    expected = weights.sha256(*build(0, flat))
+    assert weights.sha256(*build(1, flat)) != expected
+    blocks = 2 if flat else 13  # one per dtype, or one per tensor
+    assert on_ranks(n, "test_weights:on_rank_broadcast", flat) == [[expected, True, blocks]] * n
+
+
+def on_rank_disagree():
+    said = []
+    for other in (nn.Linear(2, 4), nn.Linear(2, 3).double(), nn.Linear(2, 3, bias=False)):
+        try:
+            weights.rank0_bcast_wts(other if comm.rank == 1 else nn.Linear(2, 3), label="policy")
+        except ValueError as error:
+            said.append(str(error))
+    return said
+
+
+def test_other_shapes_dtypes_or_names_raise_the_same_error_on_every_rank():
+    said = on_ranks(3, "test_weights:on_rank_disagree")
+    assert said[0] == said[1] == said[2]
+    assert len(said[0]) == 3
+    assert all("policy" in message and "rank 1" in message for message in said[0])
+
+
+def test_what_is_no_weight_is_named():
+    with pytest.raises(TypeError, match="got int at 'a.b'"):
+        weights.named_tensors({"a": {"b": 3}})
+
+
+def test_the_hash_sees_names_dtypes_shapes_and_values():
+    x = np.zeros(4, np.float32)
+    things = [{"a": x}, {"b": x}, {"a": x + 1}, {"a": x.reshape(2, 2)}, {"a": x.view(np.int32)}]
+    assert len({weights.sha256(thing) for thing in things}) == 5
+    assert weights.sha256({"a": x}) == weights.sha256({"a": torch.from_numpy(x)})
+
+
+def on_rank_chksum(rank, value):
+    net = nn.ModuleDict({"v": ValueFunction((3,), (4,), np.random.default_rng(0))})
+    same = weights.chksum(net, {"array": np.arange(3)})
+    if comm.rank == rank:
+        net["v"].mlp.biases[0].data[1] += value
+    weights.chksum(net, {"array": np.arange(3)}, label="nets")
+    return same
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_equal_weights_have_one_checksum_on_every_rank(n):
+    [digest] = set(on_ranks(n, "test_weights:on_rank_chksum", 0, 0.0))
+    assert len(digest) == 64
+
+
+def test_drifted_weights_raise_on_every_rank_and_are_named():
+    said = on_ranks(3, "test_weights:on_rank_chksum", 2, 1e-7)
+    assert len({said["message"] for said in said}) == 1
+    assert said[0]["raised"] == "ValueError"
+    assert "chksum nets" in said[0]["message"]
+    assert "the same weights, bit for bit: '0.v.mlp.biases.0' is" in said[0]["message"]
+    assert "on rank 2" in said[0]["message"]

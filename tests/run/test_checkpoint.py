@@ -1,0 +1,163 @@
+"""A file that is complete or absent, and that never runs code."""
+
+import enum
+import os
+import pickle
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from rank0rl.run import checkpoint
+
+STATE = {"a": {"t": torch.arange(4.0), "n": np.arange(3)}, "list": [1, 2.5, "x", None, True]}
+
+
+def test_written_and_read_gives_the_same(tmp_path):
+    path = tmp_path / "c.pt"
+    checkpoint.write(path, checkpoint.snapshot(STATE))
+    state = checkpoint.read(path)
+    assert state["list"] == STATE["list"]
+    assert torch.equal(state["a"]["t"], STATE["a"]["t"])
+    assert state["a"]["n"].numpy().tolist() == [0, 1, 2]
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+def test_a_snapshot_does_not_change_with_what_it_was_taken_of():
+    tensor, array = torch.zeros(2), np.zeros(2)
+    kept = checkpoint.snapshot({"t": tensor, "a": array})
+    tensor += 1
+    array += 1
+    assert kept["t"].sum() == kept["a"].sum() == 0
+
+
+class Phase(enum.IntEnum):
+    FIRST = 1
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"a": [1, lambda: 0]}, r"got function in 'a\[1\]'"),
+        ({"phase": Phase.FIRST}, "got Phase in 'phase'"),
+        ({"a": {np.int64(3): 1}}, "got int64 in 'a'"),
+        ({"when": np.datetime64("2026-01-01")}, "got date in 'when'"),
+        ({"long": np.longdouble(1)}, "got longdouble in 'long'"),
+        ({"words": np.array(["a"])}, "got ndarray in 'words'"),
+    ],
+)
+def test_what_needs_code_to_load_is_not_saved(value, said):
+    with pytest.raises(TypeError, match=said):
+        checkpoint.snapshot(value)
+
+
+def test_the_first_difference_is_named():
+    a = checkpoint.snapshot(STATE)
+    assert checkpoint.first_difference(a, checkpoint.snapshot(STATE)) is None
+    b = checkpoint.snapshot(STATE)
+    b["a"]["n"][1] = 7
+    assert checkpoint.first_difference(a, b) == "a.n"
+    b = {**a, "list": [1, 2.5, "y", None, True]}
+    assert checkpoint.first_difference(a, b) == "list.2"
+    assert checkpoint.first_difference(a, {"a": a["a"]}) == ""
+    b = {**a, "list": [1, 2.5, "x", None, 1]}
+    assert checkpoint.first_difference(a, b) == "list.4"
+
+
+def test_200_truncations_and_a_changed_byte_are_clear_errors(tmp_path):
+    path = tmp_path / "c.pt"
+    checkpoint.write(path, checkpoint.snapshot(STATE))
+    data = path.read_bytes()
+    sizes = [*range(30), *np.random.default_rng(0).integers(30, len(data), 170)]
+    for size in sizes:
+        path.write_bytes(data[:size])
+        with pytest.raises(ValueError, match="is no checkpoint, or one cut short|is damaged"):
+            checkpoint.read(path)
+    path.write_bytes(data[:-5] + b"\0" + data[-4:])
+    with pytest.raises(ValueError, match="is damaged"):
+        checkpoint.read(path)
+
+
+def test_a_newer_format_is_named(tmp_path):
+    path = tmp_path / "c.pt"
+    path.write_bytes(b"rank0rl checkpoint 7\n...")
+    with pytest.raises(
+        ValueError, match="has format 7, and this version of rank0rl reads format 4"
+    ):
+        checkpoint.read(path)
+
+
+def test_the_last_few_are_kept_and_the_latest_is_found(tmp_path):
+    with pytest.raises(ValueError, match="there is none"):
+        checkpoint.latest(tmp_path)
+    for iteration in (9, 10, 100):
+        checkpoint.save(tmp_path, iteration, {"x": iteration}, keep=2)
+    (tmp_path / "checkpoints" / "00000101.tmp").write_bytes(b"half")
+    assert checkpoint.read(checkpoint.latest(tmp_path)) == {"x": 100}
+    assert checkpoint.before(tmp_path, 99).name == "00000010.pt"
+    assert checkpoint.before(tmp_path, 9) is None
+
+
+SAVES = """
+import sys, torch
+from pathlib import Path
+from rank0rl.run import checkpoint
+state = {"t": torch.arange(300_000)}
+for i in range(10**6):
+    checkpoint.save(Path(sys.argv[1]), i, {"i": i, **state}, keep=3)
+    print(i, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_latest_loads_after_a_kill_in_the_middle_of_a_save(tmp_path):
+    for pause_ms in range(0, 12, 2):
+        folder = tmp_path / str(pause_ms)
+        folder.mkdir()
+        command = [sys.executable, "-c", SAVES, str(folder)]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        for _ in range(5):
+            said = int(process.stdout.readline())
+        time.sleep(pause_ms / 1000)
+        process.kill()
+        process.wait()
+        assert checkpoint.read(checkpoint.latest(folder))["i"] >= said
+
+
+class Bomb:
+    def __reduce__(self):
+        return os.mkdir, ("exploded",)
+
+
+def test_a_pickle_bomb_is_refused_and_does_not_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "c.pt"
+    path.write_bytes(pickle.dumps(Bomb()))
+    with pytest.raises(ValueError, match="is no checkpoint"):
+        checkpoint.read(path)
+    checkpoint.write(path, {"bomb": Bomb()})
+    with pytest.raises(ValueError, match="cannot be loaded without running code from it"):
+        checkpoint.read(path)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_a_failed_write_leaves_the_previous_file(tmp_path, monkeypatch):
+    path = tmp_path / "c.pt"
+    checkpoint.write(path, {"x": 1})
+
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        checkpoint.write(path, {"x": 2})
+    assert checkpoint.read(path) == {"x": 1}
+    assert os.listdir(tmp_path) == ["c.pt"]
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(ValueError, match="cannot read checkpoint .*No such file"):
+        checkpoint.read(tmp_path / "none.pt")

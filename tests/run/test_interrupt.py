@@ -1,0 +1,54 @@
+"""Signals as an exception, never within a record."""
+
+import os
+import signal
+
+import pytest
+
+from rank0rl.run.interrupt import Interrupted, Interrupts
+
+
+def send(signum):
+    os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_raises_and_names_itself(signum):
+    before = signal.getsignal(signum)
+    with pytest.raises(Interrupted) as interrupted, Interrupts(ignore=False):
+        send(signum)
+    assert interrupted.value.signum == signum
+    assert str(interrupted.value) == signum.name
+    assert signal.getsignal(signum) is before
+
+
+def test_a_record_is_finished_first():
+    done = []
+    with pytest.raises(Interrupted), Interrupts(ignore=False) as interrupts:
+        with interrupts.held():
+            send(signal.SIGTERM)
+            done.append("record")
+        done.append("never")
+    assert done == ["record"]
+
+
+def test_a_second_signal_does_not_cut_short_what_the_first_began():
+    done = []
+    with pytest.raises(Interrupted) as interrupted, Interrupts(ignore=False):
+        try:
+            send(signal.SIGTERM)
+        finally:
+            send(signal.SIGINT)
+            done.append("saved")
+    assert done == ["saved"]
+    assert interrupted.value.signum == signal.SIGTERM
+
+
+def test_other_ranks_leave_it_to_rank_0():
+    with Interrupts(ignore=True):
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+
+
+def test_user_code_does_not_swallow_it():
+    assert not issubclass(Interrupted, Exception)

@@ -1,0 +1,70 @@
+"""The record of a run: one header, flushed rows, no row twice after a resume."""
+
+import json
+
+import pytest
+
+from rank0rl.run.logger import Logger
+
+
+def lines(folder):
+    return (folder / "progress.csv").read_text().split()
+
+
+def test_rows_are_on_disk_as_soon_as_they_are_written(tmp_path):
+    logger = Logger(tmp_path, quiet=True)
+    logger.row({"a": {"iteration": 1, "x": 0.123456789}, "b": {"n": 12345678}}, 1)
+    assert lines(tmp_path) == ["iteration,x,n", "1,0.123457,12345678"]
+
+
+def test_a_row_with_other_names_is_an_error(tmp_path):
+    logger = Logger(tmp_path, quiet=True)
+    logger.row({"a": {"iteration": 1, "x": 0.0}}, 1)
+    with pytest.raises(ValueError, match="update must always return the same"):
+        logger.row({"a": {"iteration": 2, "y": 0.0}}, 1)
+
+
+def test_going_on_drops_later_rows_and_keeps_one_header(tmp_path):
+    first = Logger(tmp_path, quiet=True)
+    for iteration in range(1, 5):
+        first.row({"a": {"iteration": iteration, "x": 1.0}}, 1)
+    first.close()
+    second = Logger(tmp_path, quiet=True)
+    second.go_on_after(2)
+    second.row({"a": {"iteration": 3, "x": 2.0}}, 1)
+    assert lines(tmp_path) == ["iteration,x", "1,1", "2,1", "3,2"]
+    third = Logger(tmp_path, quiet=True)
+    with pytest.raises(ValueError, match="the same names"):
+        third.row({"a": {"iteration": 4, "z": 2.0}}, 1)
+
+
+def test_going_on_before_the_first_row(tmp_path):
+    Logger(tmp_path, quiet=True).go_on_after(0)
+    assert not (tmp_path / "progress.csv").exists()
+
+
+def test_plain_lines_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("RANK0RL_TERMINAL", raising=False)
+    logger = Logger(tmp_path)
+    logger.show("one")
+    logger.show("two")  # too soon after the first
+    logger.print("three [3]")
+    logger.close()
+    assert capsys.readouterr().out == "one\nthree [3]\n"
+
+
+def test_the_supervisors_terminal_is_drawn_on(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("RANK0RL_TERMINAL", "80")
+    logger = Logger(tmp_path)
+    logger.show("one", stays=True)
+    logger.show("two")
+    logger.close()
+    out = capsys.readouterr().out
+    assert "one\n" in out  # drawn, and left there
+    assert "two" in out
+    assert "\x1b[" in out
+
+
+def test_the_summary(tmp_path):
+    Logger(tmp_path, quiet=True).summary({"a": 1, "return_mean": None})
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"a": 1, "return_mean": None}

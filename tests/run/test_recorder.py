@@ -1,0 +1,135 @@
+"""The record of a run: what a row says of episodes, ranks and memory, and what the console shows."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from on_ranks import HERE, run
+from runs import SMALL, resume, table, train
+
+from rank0rl.run import memory
+from rank0rl.run.recorder import Run, _clock
+from rank0rl.run.state import Progress
+
+COUNT = ["toy_envs:Count-v0", "--num-envs", "4", "--steps-per-batch", "64", "--hidden", "8"]
+
+
+def test_the_spread_of_the_last_100_episodes(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    train(
+        tmp_path,
+        *COUNT,
+        "--env-kwargs",
+        "vary=true",
+        "--total-steps",
+        "64",
+        "--keep-checkpoints",
+        "1",
+    )
+    [row] = table(tmp_path)
+    returns = {n * (n + 1) / 2 for n in range(3, 10)}  # of episodes of 3 to 9 steps
+    low, high = float(row["return_min"]), float(row["return_max"])
+    assert low in returns
+    assert high in returns
+    assert low < float(row["return_mean"]) < high
+    assert 0 < float(row["return_std"]) < high - low
+
+
+def test_quiet_is_silent_and_errors_are_not(tmp_path):
+    done = train(tmp_path / "a", *SMALL, "--total-steps", "128", "--quiet", nprocs=2)
+    assert done.stdout == done.stderr == ""
+    done = train(tmp_path / "b", *SMALL, "--quiet", "--gamma", "2", expect=2)
+    assert "gamma" in done.stderr
+
+
+def test_a_run_stops_after_so_many_seconds_and_goes_on(tmp_path):
+    done = train(tmp_path, *SMALL, "--total-steps", "100000000", "--stop-after-seconds", "1")
+    first = float(table(tmp_path)[-1]["seconds"])
+    assert 0.9 < first < 3
+    assert "as asked" in done.stdout
+    resume(tmp_path, "--stop-after-seconds", "1", nprocs=2)
+    assert float(table(tmp_path)[-1]["seconds"]) > first + 0.9
+
+
+def test_the_time_that_is_left(tmp_path):
+    assert [_clock(s) for s in (0.4, 59.6, 3599, 3723)] == ["0:00", "1:00", "59:59", "1:02:03"]
+    args = [*SMALL, "--total-steps", "100000000", "--stop-after-seconds", "3"]
+    done = train(tmp_path, *args)
+    [*_, line] = [line for line in done.stdout.splitlines() if " left)" in line]
+    left = line.partition("%, ")[2].partition(" left")[0]
+    hours, minutes, seconds = (int(part) for part in left.split(":"))
+    row = table(tmp_path)[int(line.partition(":")[0]) - 1]
+    wanted = 1e8 / int(row["steps"]) * float(row["seconds"])
+    assert 3600 * hours + 60 * minutes + seconds == pytest.approx(wanted, rel=0.3)
+
+
+GROWS = """
+import numpy as np
+from rank0rl.run import memory
+before = memory.peak_mb()
+block = np.ones(64 << 17)  # 64 MB
+grown = memory.peak_mb() - before
+del block
+print(grown, memory.peak_mb() - before)
+"""
+
+
+def test_memory_counts_what_is_new_and_keeps_the_peak():
+    done = run([sys.executable, "-c", GROWS], 60)  # this process may have had a higher peak before
+    grown, after = map(float, done.stdout.split())
+    assert 50 < grown < 80
+    assert after == pytest.approx(grown, abs=1)
+
+
+LEAN = """
+import os, resource
+from algos.ppo import PPO
+from rank0rl.mpi import comm
+class Lean(PPO):
+    calls = 0
+    def act(self, obs, noise, fragment_id):
+        self.calls += 1
+        if self.calls % 1600 == 0:  # after every 100 iterations
+            with open(os.environ["GROWTH"] + str(comm.rank), "a") as file:
+                print(open("/proc/self/statm").read().split()[1], file=file)
+        return super().act(obs, noise, fragment_id)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", [[], ["--overlap"], ["--eval-every", "10"]])
+def test_no_rank_grows(mode, tmp_path, monkeypatch):
+    monkeypatch.setenv("GROWTH", str(tmp_path / "pages"))
+    (tmp_path / "lean.py").write_text(LEAN)
+    args = [*SMALL, "--algo", f"{tmp_path / 'lean.py'}:Lean", "--total-steps", str(64 * 500)]
+    train(tmp_path / "r", *args, *mode, nprocs=2, limit_s=200)
+    for rank in range(2):
+        pages = [int(line) for line in (tmp_path / f"pages{rank}").read_text().split()]
+        assert len(pages) >= 5
+        grown = (pages[4] - pages[1]) * 4096 / 2**20  # over 300 iterations, after 200 to warm up
+        assert grown < 3
+
+
+def test_every_rank_is_counted_also_one_without_lanes(tmp_path):
+    args = [*SMALL, "--total-steps", "64"]
+    for lanes in ("0", "1"):
+        train(tmp_path / lanes, *args, "--rank0-envs", lanes, nprocs=2)
+    [none], [some] = (table(tmp_path / lanes) for lanes in ("0", "1"))
+    assert float(none["memory_mb"]) > 250  # one process has less
+    assert float(none["memory_mb"]) == pytest.approx(float(some["memory_mb"]), rel=0.15)
+    assert float(none["fastest_s"]) < 0.2 * float(none["slowest_s"])
+
+
+def test_memory_that_processes_share_counts_once():
+    assert memory.peak_mb() < memory._peak_resident_mb() - 5  # others map torch's code as well
+
+
+def test_an_evaluation_that_is_no_number_is_never_the_best():
+    run = object.__new__(Run)
+    run.state = SimpleNamespace(progress=Progress())
+    returns = (float("nan"), 1.0, float("nan"), 0.5, 2.0)
+    best = [run._is_best({"return": np.array([ret])}) for ret in returns]
+    assert best == [False, True, False, False, True]
+    assert run.state.progress.best_eval == 2.0
+    assert not run._is_best(None)

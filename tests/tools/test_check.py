@@ -1,0 +1,92 @@
+"""Which environments give the same curve for every number of ranks, and what is wrong with the others."""
+
+import sys
+
+import pytest
+import toy_envs
+from on_ranks import HERE, run
+
+from rank0rl import envs
+from rank0rl.tools.check import check
+
+GOOD = [
+    *("Acrobot", "Ant", "CartPole", "HalfCheetah", "Hopper", "InvertedDoublePendulum"),
+    *("MountainCarContinuous", "Pendulum", "Reacher", "Swimmer", "Walker2d"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", GOOD)
+def test_these_are_the_same_under_all_conditions(name):
+    env_id = envs.resolve(name)
+    findings = check(lambda: envs.make(env_id), steps=300)
+    assert len(findings) == 5
+    assert not any(findings.values())
+
+
+class Keeps(toy_envs.Endless):
+    """Brings something along from one episode to the next."""
+
+    episodes = 0
+
+    def reset(self, **kwargs):
+        super().reset(**kwargs)
+        self.t = self.episodes
+        self.episodes += 1
+        return self._obs(), {}
+
+
+class NumpyMoody(toy_envs.Endless):
+    """Rewards with NumPy's global random numbers."""
+
+    def step(self, action):
+        obs, _, *rest = super().step(action)
+        return obs, float(toy_envs.np.random.random()), *rest
+
+
+BAD = [
+    (Keeps, "repeated in the same environment", "another obs from step 0 on"),
+    (
+        toy_envs.Moody,
+        "with other global random numbers",
+        "another obs from step 0 on: it draws from Python's global random, not",
+    ),
+    (
+        NumpyMoody,
+        "with other global random numbers",
+        "another rew from step 0 on: it draws from NumPy's global np.random, not",
+    ),
+    (toy_envs.Restless, "beside 2 other environments", "another obs from step 2 on"),
+    (toy_envs.normalized, "whatever it was used for before", "not in NormalizeObservation"),
+]
+
+
+@pytest.mark.parametrize(("make", "condition", "finding"), BAD)
+def test_what_is_wrong_is_named(make, condition, finding):
+    findings = check(make, steps=1000, others=2)
+    assert findings[condition].startswith(finding)
+    before = list(findings)[: list(findings).index(condition)]
+    if make is not toy_envs.normalized:
+        assert not any(findings[name] for name in before)
+
+
+def test_the_command(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    tool = [sys.executable, "-m", "rank0rl", "check"]
+    good = run([*tool, "CartPole", "--steps", "100"])
+    assert good.returncode == 0, good.stderr
+    assert good.stdout.endswith("the same curve for every number of ranks: yes\n")
+    bad = run([*tool, "toy_envs:Moody"])
+    assert bad.returncode == 1, bad.stderr
+    assert "not from self.np_random" in bad.stdout
+    assert bad.stdout.endswith("NO\n")
+    wrong = run([*tool, "CartPol"])
+    assert wrong.returncode == 2
+    assert "did you mean CartPole" in wrong.stderr
+
+
+def test_the_tools_are_listed():
+    for args, code in ([[], 0], [["nonsense"], 2]):
+        done = run([sys.executable, "-m", "rank0rl", *args])
+        assert done.returncode == code
+        assert "check" in done.stdout + done.stderr

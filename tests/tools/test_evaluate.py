@@ -1,0 +1,61 @@
+"""Evaluation: whole episodes of a run's policy, that training does not see."""
+
+import sys
+
+import pytest
+from on_ranks import HERE, run
+from runs import SMALL, train
+
+from rank0rl.tools.evaluate import evaluate
+
+PATH = {"PYTHONPATH": str(HERE)}
+
+
+def command(*args):
+    return run([sys.executable, "-m", "rank0rl", "evaluate", *map(str, args)], 60, env=PATH)
+
+
+def test_known_returns_and_nothing_is_changed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    args = ["toy_envs:Count-v0", "--env-kwargs", "length=4", "--num-envs", "2", "--hidden", "8"]
+    train(tmp_path / "r", *args, "--steps-per-batch", "8", "--total-steps", "16")
+    before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
+    done = command(tmp_path / "r", "--episodes", "33")
+    assert done.returncode == 0, done.stderr
+    assert "33 episodes: return 10 (standard deviation 0, from 10 to 10), length 4" in done.stdout
+    assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == before
+
+
+def test_the_same_seed_gives_the_same_episodes_and_noise_can_be_left_out(tmp_path):
+    args = ["Pendulum", "--num-envs", "2", "--steps-per-batch", "64", "--total-steps", "64"]
+    train(tmp_path, *args)
+    one, two, other = (evaluate(tmp_path, 3, seed)["return"].tolist() for seed in (1, 1, 2))
+    assert one == two != other
+    assert evaluate(tmp_path, 2, 1)["return"].tolist() == one[:2]
+    quiet = evaluate(tmp_path, 3, 1, deterministic=True)["return"].tolist()
+    assert quiet != one
+    assert quiet == evaluate(tmp_path, 3, 1, deterministic=True)["return"].tolist()
+
+
+def test_wrong_use(tmp_path):
+    for args, said in (
+        ([tmp_path], "checkpoint"),
+        ([tmp_path, "--episodes", "0"], "episodes must"),
+    ):
+        done = command(*args)
+        assert done.returncode == 2
+        assert said in done.stderr
+
+
+@pytest.mark.parametrize("algo", ["cem"])
+def test_any_agent(algo, tmp_path):
+    train(tmp_path, *SMALL[:-2], "--algo", algo, "--population", "4", "--total-steps", "128")
+    assert len(evaluate(tmp_path, 5)["length"]) == 5
+
+
+def test_without_noise_masks_hold_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    args = ["toy_envs:Spaced-v0", "--env-kwargs", "masked=1", *SMALL[1:], "-n", "20"]
+    train(tmp_path, *args)
+    ended = evaluate(tmp_path, 20, deterministic=True)  # the environment refuses what it forbids
+    assert ended["length"].tolist() == [7] * 20

@@ -1,0 +1,155 @@
+"""Policies as files for torch alone."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from on_ranks import HERE, run
+from runs import SMALL, train
+from test_spaces import AGENTS
+from toy_envs import ACT_SPACES
+
+from rank0rl import envs
+from rank0rl.tools.evaluate import last_agent
+from rank0rl.tools.export import export, exported, main
+
+
+def untrained(algo, env):
+    """An agent whose weights and statistics are large enough for every bound and choice."""
+    agent_class, options = AGENTS[algo]
+    rng = np.random.default_rng(0)
+    agent = agent_class(envs.describe(env), options, rng)
+    with torch.no_grad():
+        agent.policy.mlp.weights[-1].mul_(200)
+        for bias in agent.policy.mlp.biases:
+            bias.copy_(torch.from_numpy(rng.normal(0, 0.3, bias.shape)))
+    if algo != "reinforce":
+        agent.norm.merge(observations(env, 50))
+    return agent
+
+
+def observations(env, n):
+    dtype = envs.describe(env).obs.dtype
+    return np.stack([env.observation_space.sample() for _ in range(n)]).astype(dtype)
+
+
+def in_numpy(agent, env, obs, mask=None):
+    """The most probable actions, by the other path."""
+    space = envs.describe(env).act
+    if not space.choices:
+        noise = np.zeros((len(obs), space.size), np.float32)
+        return np.clip(agent.act(obs, noise, np.arange(len(obs)))[0], space.low, space.high)
+    flat = obs.reshape(len(obs), -1).astype(np.float32)
+    logits = agent.policy.mlp.numpy(agent.norm.numpy(obs) if hasattr(agent, "norm") else flat)[-1]
+    if mask is not None:
+        logits[~mask] = -np.inf
+    best = np.stack([logits[:, part].argmax(axis=1) for part in space.parts()], axis=1)
+    return best.reshape(-1, *space.shape) + envs.first_choice(env)
+
+
+CASES = [("ppo", "box", act) for act in ACT_SPACES]
+CASES += [("ppo", obs, "box") for obs in ("box2d", "image", "scalar", "multi", "dict")]
+CASES += [("trpo", "box", "multi"), ("klppo", "box", "box"), ("reinforce", "scalar", "discrete")]
+
+
+@pytest.mark.parametrize(("algo", "obs", "act"), CASES)
+def test_actions_are_those_of_the_numpy_path(algo, obs, act):
+    env = envs.make("toy_envs:Spaced-v0", obs=obs, act=act)
+    env.observation_space.seed(0)
+    agent = untrained(algo, env)
+    program = exported(agent, env)
+    assert not program.constants  # weights are parameters, and there once
+    policy = program.module()
+    for n in (1, 7, 300):
+        obs = observations(env, n)
+        expected = in_numpy(agent, env, obs)
+        got = policy(torch.from_numpy(obs)).numpy()
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+        assert np.allclose(got, expected, atol=1e-5)
+    if act == "box":
+        assert (abs(got) == 0.5).any()
+        assert (abs(got) < 0.5).any()
+    if act == "discrete":
+        assert set(got) == {-1, 0, 1}
+    if act == "multi":
+        assert got.min(axis=0).tolist() == [1, 0]
+        assert got.max(axis=0).tolist() == [3, 1]
+    agent.flat.check()  # the agent can go on learning
+    assert all(p.requires_grad for p in agent.policy.parameters())
+
+
+@pytest.mark.parametrize("act", ["discrete", "multi"])
+def test_no_action_that_the_mask_forbids(act):
+    env = envs.make("toy_envs:Spaced-v0", act=act, masked=True)
+    env.observation_space.seed(0)
+    agent = untrained("ppo", env)
+    policy = exported(agent, env, masked=True).module()
+    for n in (1, 30):
+        obs = observations(env, n)
+        mask = np.ones((n, envs.describe(env).act.size), bool)
+        free = in_numpy(agent, env, obs, mask)
+        mask[np.arange(n), np.reshape(free - envs.first_choice(env), (n, -1))[:, 0]] = False
+        got = policy(torch.from_numpy(obs), torch.from_numpy(mask)).numpy()
+        assert np.array_equal(got, in_numpy(agent, env, obs, mask))
+        assert not (got == free).reshape(n, -1)[:, 0].any()
+
+
+@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    kwargs = ["--env-kwargs", "obs=dict", "act=multi", *["masked=1"] * masked]
+    wrappers = ["--wrappers", "TimeLimit(max_episode_steps=5)"]
+    train(tmp_path / "r", "toy_envs:Spaced-v0", *kwargs, *wrappers, *SMALL[1:], "-n", "20")
+    out = tmp_path / "policy.pt2"
+    command = [sys.executable, "-m", "rank0rl", "export", str(tmp_path / "r"), "--out", str(out)]
+    done = run(command, 60, env={"PYTHONPATH": str(HERE)})
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # torch warns of parameters that share memory
+    notes, lines = done.stdout.split("without rank0rl:\n")
+    assert "(N, 2) int64, for observations (N, 5) float32, of toy_envs:Spaced-v0" in notes
+    assert "flatten(env.observation_space, obs)" in notes
+    assert "TimeLimit" in notes
+    code = [
+        "import sys",
+        "sys.modules['rank0rl'] = sys.modules['algos'] = None",
+        "import numpy as np",
+        "for n in (1, 7):",
+        "    obs = np.random.default_rng(n).normal(size=(n, 5))",
+        "    mask = np.tile([0, 1, 0, 0, 1], (n, 1))",
+        *lines.splitlines(),
+        "    print(act.tolist())",
+    ]
+    loaded = run([sys.executable, "-c", "\n".join(code)], 60, cwd=tmp_path)
+    assert loaded.returncode == 0, loaded.stderr
+    agent, options = last_agent(tmp_path / "r")
+    env = envs.make(options.env_id, **options.env_kwargs)
+    for n, got in zip((1, 7), loaded.stdout.splitlines(), strict=True):
+        obs = np.random.default_rng(n).normal(size=(n, 5)).astype(np.float32)
+        mask = np.tile(np.array([0, 1, 0, 0, 1], bool), (n, 1)) if masked else None
+        assert got == str(in_numpy(agent, env, obs, mask).tolist())
+
+
+def test_wrong_use(tmp_path, capsys):
+    train(tmp_path, *SMALL[:-2], "--algo", "cem", "--population", "4", "--total-steps", "128")
+    for out, said in (
+        ("a.pt2", "CEM has nothing to export: give it a method mode(self)"),
+        ("a.pth", "must be named something.pt2"),
+    ):
+        assert main([str(tmp_path), "--out", str(tmp_path / out)]) == 2
+        assert said in capsys.readouterr().err
+    assert not (tmp_path / "a.pt2").exists()
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    train(tmp_path, *SMALL, "--total-steps", "64")
+    with pytest.raises(ValueError, match=r"cannot write .*none/a.pt2"):
+        export(tmp_path, tmp_path / "none" / "a.pt2")
+
+
+def test_what_an_agent_exports_has_the_shape_of_actions():
+    env = envs.make("toy_envs:Spaced-v0", act="box")
+    agent = untrained("ppo", env)
+    agent.mode = lambda: torch.nn.Linear(3, 1)
+    with pytest.raises(ValueError, match=r"must give actions \(2, 2\) .* got \(2, 1\)"):
+        exported(agent, env)

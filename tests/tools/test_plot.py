@@ -1,0 +1,178 @@
+"""Learning curves: runs to curves, seeds to one curve, agents to interquartile means."""
+
+import sys
+
+import numpy as np
+import pytest
+from on_ranks import run as run_command
+from runs import recorded
+
+from rank0rl.tools import plot
+from rank0rl.tools.plot import Curves
+
+
+def curves(*seeds):
+    return Curves(np.array([0.0, 1.0]), np.array(seeds, float))
+
+
+def test_seeds_of_one_agent_are_one_curve_where_all_of_them_have_come(tmp_path):
+    a = recorded(tmp_path / "a", ["nan", 10, 20, 30], seed=0)
+    b = recorded(tmp_path / "b", [0, 20, 40], seed=1, checkpoint_every=5, rank0_envs=1)
+    groups = plot.group([a, b])
+    assert list(groups) == [("Walker2d-v5", "ppo")]
+    (both,) = groups.values()
+    assert (both.x[0], both.x[-1]) == (2000, 3000)  # the first of a with a return, the last of b
+    np.testing.assert_allclose(both.ret[0], 10 + 10 * (both.x - 2000) / 1000)
+    np.testing.assert_allclose(both.ret[1], 20 + 20 * (both.x - 2000) / 1000)
+
+
+def test_other_settings_are_another_agent_in_the_same_environment_alone(tmp_path):
+    folders = [
+        recorded(tmp_path / "a", [1, 2], lr=0.001, seed=1),
+        recorded(tmp_path / "b", [1, 2], lr=0.002, seed=1, hidden=[8]),
+        recorded(tmp_path / "c", [1, 2], lr=0.003, env_id="Hopper-v5"),
+        recorded(tmp_path / "d", [1, 2], lr=0.004, algo="algos.trpo:TRPO"),
+    ]
+    assert list(plot.group(folders)) == [
+        ("Hopper-v5", "ppo"),
+        ("Walker2d-v5", "ppo hidden=[8] lr=0.002"),
+        ("Walker2d-v5", "ppo lr=0.001"),
+        ("Walker2d-v5", "trpo"),
+    ]
+
+
+def test_hours_and_what_is_as_fast_as_what(tmp_path):
+    one = recorded(tmp_path / "a", [1, 2, 3], seconds=7200, nprocs=1)
+    two = recorded(tmp_path / "b", [1, 2, 3], seconds=3600, nprocs=2)
+    groups = plot.group([one, two], "hours")
+    ends = {agent: (of.x[0], of.x[-1]) for (_, agent), of in groups.items()}
+    assert ends == {"ppo nprocs=1": (2, 6), "ppo nprocs=2": (1, 3)}
+    with pytest.raises(ValueError, match=r"a and .*b are one curve"):
+        plot.group([one, two])
+
+
+def test_interquartile_means_by_hand():
+    groups = {
+        ("A", "good"): curves([0, 100], [20, 140]),
+        ("A", "bad"): curves([10, 10], [10, 65]),
+        ("B", "good"): curves([0, 2], [0, 4]),
+        ("B", "bad"): curves([0, 0], [0, 1]),
+    }
+    means = plot.interquartile_means(groups)
+    # A: start 10, the best ends at 120: scores 90/110, 130/110; 0, 0.5. B: 0, 3: 2/3, 4/3; 0, 1/3.
+    assert means["good"][0] == pytest.approx((90 / 110 + 130 / 110) / 2)
+    assert means["bad"][0] == pytest.approx((0 + 1 / 3) / 2)
+    for mean, low, high in means.values():
+        assert low < mean < high
+    assert means == plot.interquartile_means(groups)
+    # Neither with seeds of one agent alone, nor in another order.
+    assert means == plot.interquartile_means({("C", "good"): curves([0, 5], [0, 6]), **groups})
+
+
+def test_the_interval_is_that_of_a_plain_loop():
+    scores = [np.array([0.0, 1.0, 5.0]), np.array([10.0, 12.0])]
+    rng = np.random.default_rng(3)
+    drawn = []
+    for _ in range(4000):
+        every = sorted([rng.choice(s) for s in scores for _ in s])  # within each environment
+        drawn.append(np.mean(every[1:4]))  # of 5, a quarter rounded down is 1
+    mean, low, high = plot._with_interval(scores)
+    assert mean == pytest.approx((1 + 5 + 10) / 3)
+    np.testing.assert_allclose([low, high], np.percentile(drawn, [2.5, 97.5]), atol=0.35)
+
+
+@pytest.mark.parametrize(
+    "without",
+    [
+        {("B", "ppo"): curves([0, 1])},  # one seed
+        {("B", "ppo"): curves([1, 0], [1, 1])},  # nothing gained
+        {("B", "trpo"): curves([0, 1], [0, 1])},  # none of that agent
+    ],
+)
+def test_no_interquartile_mean_of_one_environment(without):
+    both = {("A", "ppo"): curves([0, 1], [0, 2])}
+    assert plot.interquartile_means({**both, ("B", "ppo"): curves([0, 1], [0, 1])})
+    assert plot.interquartile_means({**both, **without}) == {}
+
+
+def test_the_picture_and_the_table(tmp_path, capsys):
+    folders = [
+        recorded(
+            tmp_path / f"{env_id}{algo}{seed}", [0, 10 + seed], env_id=env_id, algo=algo, seed=seed
+        )
+        for env_id in ("A-v1", "B-v1")
+        for algo in ("ppo", "my_$x$_agent:It")
+        for seed in (0, 1)
+    ]
+    out = tmp_path / "curves.svg"
+    assert plot.main([*map(str, folders), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "A-v1  ppo: 10.5 (from 10 to 11, seeds: 2) at 2,000 steps" in said
+    assert "interquartile mean  ppo: 1.000 (95 % interval 0.952 to 1.048)" in said
+    assert said.endswith(f"{out}\n")
+    picture = out.read_text()
+    for text in ("A-v1", "B-v1", "ppo", "my_$x$_agent", "interquartile mean", "2k"):
+        assert f">{text}<" in picture, text
+    assert "band: lowest to highest seed" in picture
+    assert picture.count("fill-opacity: 0.2") == 4
+
+
+@pytest.mark.parametrize(("suffix", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])
+def test_other_kinds_of_picture(suffix, begins, tmp_path):
+    run, out = recorded(tmp_path / "a", [1, 2]), tmp_path / f"x.{suffix}"
+    assert plot.main([str(run), "--out", str(out), "--x", "hours"]) == 0
+    assert out.read_bytes().startswith(begins)
+
+
+def test_one_seed_has_no_band(tmp_path):
+    out = tmp_path / "x.svg"
+    assert plot.main([str(recorded(tmp_path / "a", [1, 2])), "--out", str(out)]) == 0
+    assert "band" not in out.read_text()
+    assert "fill-opacity" not in out.read_text()
+    assert ">ppo<" in out.read_text()
+
+
+def test_wrong_use(tmp_path, capsys, monkeypatch):
+    good = recorded(tmp_path / "good", [1, 2])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "progress.csv").write_text("epoch,reward\n1,2\n")
+    text = recorded(tmp_path / "text", [1, "x"])
+    bare = recorded(tmp_path / "bare", [1])
+    (bare / "config.toml").unlink()
+    early = recorded(tmp_path / "early", [3], seed=1)
+    late = recorded(tmp_path / "late", ["nan", 3], seed=2)
+    for args, said in (
+        ([tmp_path / "nowhere"], "nowhere is no folder of a run: it has no progress.csv"),
+        ([good, recorded(tmp_path / "empty", [])], "empty/progress.csv is empty"),
+        ([tmp_path / "other"], "other/progress.csv is not of rank0rl: it has no column episodes"),
+        ([text], "text/progress.csv, column return_mean: could not convert"),
+        ([bare], "bare/config.toml"),
+        ([recorded(tmp_path / "nan", ["nan"])], "nan has no return yet"),
+        ([good, good], "are one curve, of the same seed"),
+        ([early, late], "must have a range in common: one begins at 2,000"),
+        ([], "name a run's folder"),
+        ([good, "--out", tmp_path / "x.bmp"], "out must end in .png or .svg or .pdf"),
+        ([good, "--out", tmp_path / "none" / "x.png"], "none/x.png"),
+    ):
+        assert plot.main([*map(str, args)]) == 2
+        err = capsys.readouterr().err
+        assert said in err
+        assert err.count("\n") == 1
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert plot.main([str(good), "--out", str(tmp_path / "x.png")]) == 2
+    assert "in the extra plot: pip install" in capsys.readouterr().err
+
+
+def test_a_row_that_is_being_written_is_left_out(tmp_path):
+    run = recorded(tmp_path / "a", [1, 2])
+    with (run / "progress.csv").open("a") as file:
+        file.write("3,3000,30,90,7")  # of 70.5
+    (of_run,) = plot.group([run]).values()
+    assert of_run.x[-1] == 2000
+
+
+def test_it_is_one_of_the_tools():
+    command = [sys.executable, "-m", "rank0rl", "plot", "nowhere"]
+    done = run_command(command)
+    assert done.returncode == 2
+    assert "nowhere is no folder of a run" in done.stderr

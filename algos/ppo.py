@@ -15,11 +15,13 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
 from rank0rl.batch import Batch, minibatches
-from rank0rl.nets._nets import ConvNet, ValueFunction, normalizer
 from rank0rl.nets.actor_critic import ActorCritic, normalized
+from rank0rl.nets.conv import ConvNet
 from rank0rl.nets.cuda import Twin, joined
 from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import make_policy
+from rank0rl.nets.value import ValueFunction
 from rank0rl.returns import explained_variance
 
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
 from rank0rl.batch import Batch
-from rank0rl.nets._nets import ValueFunction, normalizer
-from rank0rl.nets._regression import fit_value
 from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import make_policy
+from rank0rl.nets.value import ValueFunction, fit_value
 from rank0rl.returns import explained_variance
 
 

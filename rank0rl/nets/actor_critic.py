@@ -11,8 +11,9 @@ from torch import nn
 from rank0rl.agent import Fragment
 from rank0rl.batch import Batch
 from rank0rl.learners import ALONE, Learners
-from rank0rl.nets._nets import ObsNormalizer, PixelScale, ValueFunction
+from rank0rl.nets.normalize import ObsNormalizer, PixelScale
 from rank0rl.nets.policies import Mode, Policy
+from rank0rl.nets.value import ValueFunction
 from rank0rl.returns import advantages
 
 Array = npt.NDArray[Any]

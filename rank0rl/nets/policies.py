@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.agent import NEVER, Space, choose
-from rank0rl.nets._nets import View, network
+from rank0rl.nets.conv import network
+from rank0rl.nets.mlp import View
 
 Array = npt.NDArray[Any]
 

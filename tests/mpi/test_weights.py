@@ -7,8 +7,9 @@ from on_ranks import on_ranks
 from torch import nn
 
 from rank0rl.mpi import comm, weights
-from rank0rl.nets._nets import ObsNormalizer, ValueFunction
 from rank0rl.nets.flat import flatten_
+from rank0rl.nets.normalize import ObsNormalizer
+from rank0rl.nets.value import ValueFunction
 
 
 def build(rank, flat):

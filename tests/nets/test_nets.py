@@ -9,17 +9,12 @@ from test_policies import KINDS, policy_of
 from torch import nn
 
 from rank0rl.agent import Space
-from rank0rl.nets._nets import (
-    MLP,
-    Moments,
-    ObsNormalizer,
-    ValueFunction,
-    is_image,
-    network,
-    normalizer,
-)
+from rank0rl.nets.conv import is_image, network
 from rank0rl.nets.flat import flatten_
+from rank0rl.nets.mlp import MLP
+from rank0rl.nets.normalize import Moments, ObsNormalizer, normalizer
 from rank0rl.nets.policies import GaussianPolicy
+from rank0rl.nets.value import ValueFunction
 
 
 def box(n):

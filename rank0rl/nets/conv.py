@@ -1,0 +1,107 @@
+"""Networks for images, and the choice between them and an MLP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from rank0rl.nets.mlp import MLP
+
+Array = npt.NDArray[Any]
+
+
+class ConvNet(nn.Module):
+    """For images: convolutions that halve each side, then an MLP. It has no closed form.
+
+    In NumPy, a stack of rows (B, 1, inputs) is computed one row at a time, because a convolution of
+    several images rounds differently.
+
+    Args:
+        shape: of an image: of height, width and channels (or frames), the channels are the shortest
+            axis, first or last.
+        hidden: units of each hidden layer of the MLP.
+        outputs: how many.
+        rng: for the weights.
+        last_gain: scale of the last layer's weights.
+    """
+
+    channels = (16, 32, 32)
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        hidden: Sequence[int],
+        outputs: int,
+        rng: np.random.Generator,
+        last_gain: float,
+    ) -> None:
+        """Draw the weights."""
+        super().__init__()
+        self._shape, self._channels_last = tuple(shape), shape[2] <= shape[0]
+        n, *sides = np.roll(shape, 1).tolist() if self._channels_last else shape
+        torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63)))
+        self.kernels, self.shifts = nn.ParameterList(), nn.ParameterList()
+        for channels in self.channels:
+            kernel = torch.empty(channels, n, 3, 3)
+            nn.init.orthogonal_(kernel, math.sqrt(2), generator=torch_rng)
+            self.kernels.append(nn.Parameter(kernel))
+            self.shifts.append(nn.Parameter(torch.zeros(channels)))
+            n, sides = channels, [(side + 1) // 2 for side in sides]
+        self.mlp = MLP([n * math.prod(sides), *hidden, outputs], rng, last_gain)
+        self.weights, self.biases = self.mlp.weights, self.mlp.biases
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, inputs), flattened images -> (N, outputs)."""
+        x = x.reshape(-1, *self._shape)
+        if self._channels_last:
+            x = x.permute(0, 3, 1, 2)
+        for kernel, shift in zip(self.kernels, self.shifts, strict=True):
+            x = torch.relu(nn.functional.conv2d(x, kernel, shift, stride=2, padding=1))
+        return self.mlp(x.flatten(1))  # type: ignore[no-any-return]
+
+    def numpy(self, x: Array) -> list[Array]:
+        """The same on NumPy arrays, (N, inputs) or (B, 1, inputs); the outputs alone, in a list."""
+        with torch.no_grad():
+            if x.ndim == 2:
+                return [self(torch.from_numpy(x)).numpy()]
+            return [np.stack([self(torch.from_numpy(row)).numpy() for row in x])]
+
+    def backward(self, values: list[Array], grad: Array) -> None:
+        """There is no gradient in closed form.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("a ConvNet learns by torch's autograd")
+
+
+def is_image(shape: Sequence[int], dtype: str) -> bool:
+    """Whether observations are images: bytes with two sides and channels, or frames."""
+    return dtype == "uint8" and len(shape) == 3 and sorted(shape)[1] >= 8
+
+
+def network(
+    shape: Sequence[int],
+    hidden: Sequence[int],
+    outputs: int,
+    rng: np.random.Generator,
+    last_gain: float,
+) -> MLP | ConvNet:
+    """The network for flattened observations of this shape: of images, if it has three axes.
+
+    Args:
+        shape: (inputs,), or that of an image.
+        hidden: units of each hidden layer.
+        outputs: how many.
+        rng: for the weights.
+        last_gain: scale of the last layer's weights.
+    """
+    if len(shape) == 3:
+        return ConvNet(shape, hidden, outputs, rng, last_gain)
+    return MLP([math.prod(shape), *hidden, outputs], rng, last_gain)

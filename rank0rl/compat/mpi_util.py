@@ -1,46 +1,87 @@
-"""What a script of one's own needs besides the collectives: seeds, a device, and the time."""
+"""mpi_util's names: the collectives, and the seeds, the device and the times of a script.
+
+The collectives live in `rank0rl.mpi` and are imported when they are first used, so that a script that
+has not forked yet loads neither MPI nor torch. `import rank0rl` offers all these names as well.
+"""
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import time
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from rank0rl import seeding
 from rank0rl.mpi import comm, job, reduce
+
+if TYPE_CHECKING:
+    import torch
+
+_HOME = {
+    "mpi_fork": "launch",
+    "rank": "comm",
+    "nworkers": "comm",
+    "print0": "comm",
+    "bcast": "comm",
+    "rank0_accum_batches": "gather",
+    "all_accum_batches": "gather",
+    "all_sum": "reduce",
+    "all_mean": "reduce",
+    "all_avg_wts": "average",
+    "rank0_bcast_wts": "weights",
+    "chksum": "weights",
+}
+
+__all__ = sorted(  # noqa: PLE0605 - some are names of other files, imported when used
+    [*_HOME, "set_global_seeds", "steps_sec", "tf_config", "timeit"]
+)
+
+# The first number of the key of these streams. The trainer's streams have others, so that a script's
+# random numbers are never those of a run with the same seed.
+_SCRIPT = 4
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def __getattr__(name: str) -> Any:
+    """Return `tf_config`, the device of this rank, or a collective. Both are found when they are read."""
+    if name == "tf_config":
+        return device()
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"rank0rl.mpi.{_HOME[name]}"), name)
 
 
 def set_global_seeds(i: int) -> None:
-    """Seed Python's, NumPy's and torch's global random numbers, with a stream of each rank's own.
+    """Seed the global random numbers of Python, NumPy and torch, differently on every rank.
 
-    Pass the run's seed, the same on every rank. (`i + rank`, as older recipes have it, would let
-    neighbouring runs share streams.)
+    Pass the run's seed, the same on every rank. (Older recipes seed with `i + rank`: neighbouring runs
+    then share streams.)
 
     Args:
         i: the run's seed, at least 0.
     """
-    rng = seeding.stream(i, "script", comm.get_rank())
+    import torch
+
+    rng = np.random.default_rng(np.random.SeedSequence(i, spawn_key=(_SCRIPT, comm.get_rank())))
     random.seed(int(rng.integers(2**63)))
     np.random.seed(rng.integers(2**32, size=4, dtype=np.uint32))  # noqa: NPY002 - scripts use it
     torch.manual_seed(int(rng.integers(2**63)))
 
 
-def __getattr__(name: str) -> torch.device:
-    """`tf_config`: the device of this rank. Read lazily."""
-    if name == "tf_config":
-        return device()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
 def device() -> torch.device:
-    """The device of this rank, for scripts that put every rank on a GPU; the CPU where there is none.
+    """Return the device of this rank: a GPU, or the CPU if there is none.
 
-    With several GPUs, rank r has number r modulo their number. Where `mpi_fork` was told a gpu_pct,
-    this process may use no more than that share of its memory.
+    It is meant for scripts in which every rank uses a GPU. With several GPUs, rank r uses GPU number
+    r modulo their number. If `mpi_fork` was given a gpu_pct, this process may use no more than that
+    share of the GPU's memory.
     """
+    import torch
+
     if not torch.cuda.is_available():
         return torch.device("cpu")
     gpu = torch.device("cuda", comm.get_rank() % torch.cuda.device_count())
@@ -54,13 +95,15 @@ class Laps:
     """Steps per second, and seconds between labels, of a loop."""
 
     def __init__(self) -> None:
-        """Begin now."""
+        """Start the clocks."""
         self._steps_since = self._label_since = time.perf_counter()
         self._loop_since: float | None = None
         self._phases: dict[str, float] = {}
 
     def steps_sec(self, count: int) -> float:
-        """Print steps of all ranks per second since the last call, on rank 0.
+        """Print, on rank 0, how many steps all ranks made per second since the last call.
+
+        The seconds are those of rank 0.
 
         Collective: every rank calls this, in the same order.
 
@@ -68,7 +111,7 @@ class Laps:
             count: steps that this rank has made since the last call.
 
         Returns:
-            The same number, on every rank.
+            The number that is printed, on every rank.
         """
         now = time.perf_counter()
         took_s, self._steps_since = now - self._steps_since, now
@@ -78,15 +121,17 @@ class Laps:
         return rate
 
     def timeit(self, label: str) -> dict[str, float]:
-        """Print the seconds since the last label, on rank 0.
+        """Print, on rank 0, the seconds since the last label.
 
-        A label with "------" in it opens a loop, and prints the seconds of the last one as well.
+        A label that contains "------" starts a new loop, and prints the seconds of the last loop too.
 
         Args:
-            label: of what has been done since the last one; at first, since rank0rl was loaded.
+            label: name of what was done since the last label. The first label counts from the moment
+                this module was loaded.
 
         Returns:
-            Label -> seconds, of this rank's loop up to now; after "------", of the last one.
+            Label -> seconds that this rank has spent in the current loop; after "------", in the loop
+            that has just ended.
         """
         now = time.perf_counter()
         took_s, self._label_since = now - self._label_since, now

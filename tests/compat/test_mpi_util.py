@@ -1,36 +1,82 @@
-"""What a script of one's own has besides the collectives."""
+"""mpi_util's names, and what a script has besides the collectives."""
+
+import random
+import sys
+from contextlib import redirect_stdout
+from io import StringIO
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from on_ranks import on_ranks
+from on_ranks import on_ranks, run
 
 import rank0rl
+from rank0rl import seeding
 from rank0rl.compat import mpi_util
 from rank0rl.mpi import comm, job, launch
 
+# Seed and rank -> the first numbers of Python, NumPy and torch. They must never change: a script's
+# curve depends on them.
+DRAWN = {
+    (0, 0): [0.536342272055764, 0.7849563596787257, 0.14366072416305542],
+    (0, 3): [0.9600891909208356, 0.015566785214498391, 0.13661181926727295],
+    (7, 0): [0.6435901180060855, 0.5988345009141778, 0.6767458319664001],
+    (7, 3): [0.02464667976235224, 0.7786855178789948, 0.7480490803718567],
+}
 
-def on_rank_steps_sec(capture):
-    from contextlib import redirect_stdout
-    from io import StringIO
 
+@pytest.mark.parametrize(("seed", "rank"), DRAWN)
+def test_a_seed_and_a_rank_always_give_the_same_numbers(monkeypatch, seed, rank):
+    monkeypatch.setattr(comm, "get_rank", lambda: rank)
+    mpi_util.set_global_seeds(seed)
+    assert [random.random(), np.random.random(), torch.rand(()).item()] == DRAWN[seed, rank]
+
+
+def test_the_streams_of_scripts_are_those_that_the_trainer_leaves_to_them(monkeypatch):
+    monkeypatch.setattr(comm, "get_rank", lambda: 3)
+    mpi_util.set_global_seeds(7)
+    random_here = random.random()
+    random.seed(int(seeding.stream(7, "script", 3).integers(2**63)))
+    assert random_here == random.random()
+
+
+def test_the_whole_family_can_be_imported_from_here():
+    family = (
+        "mpi_fork rank nworkers tf_config set_global_seeds rank0_accum_batches all_accum_batches "
+        "rank0_bcast_wts all_sum all_mean all_avg_wts bcast print0 steps_sec timeit chksum"
+    )
+    assert sorted(mpi_util.__all__) == sorted(family.split())
+    for name in mpi_util.__all__:
+        assert getattr(mpi_util, name) == getattr(rank0rl, name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(mpi_util, "nothing")
+
+
+def test_to_import_the_family_loads_neither_mpi_nor_torch():
+    code = "from rank0rl.compat.mpi_util import mpi_fork, rank, steps_sec; import sys"
+    done = run([sys.executable, "-c", f"{code}; print({{'mpi4py', 'torch'}} & set(sys.modules))"])
+    assert done.stdout == "set()\n", done.stderr
+
+
+def on_rank_steps_sec(at_s):
+    """The rates of two calls, what was printed, on clocks that show at_s of this rank in turn."""
+    clock = SimpleNamespace(perf_counter=iter(at_s[comm.rank]).__next__)  # comm's is left alone
     said = StringIO()
-    laps = mpi_util.Laps()
-    laps._steps_since -= 2.0 if comm.rank == 0 else 50.0  # rank 0's clock counts
-    with redirect_stdout(said):
+    with mock.patch.object(mpi_util, "time", clock), redirect_stdout(said):
+        laps = mpi_util.Laps()
         rates = [laps.steps_sec(1000 * (comm.rank + 1)), laps.steps_sec(0)]
-    return [rates, said.getvalue() if capture else ""]
+    return [rates, said.getvalue()]
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_steps_of_all_ranks_per_second_of_rank_0(n):
-    results = on_ranks(n, "test_mpi_util:on_rank_steps_sec", True)
-    rates, said = results[0]
-    steps = 1000 * n * (n + 1) // 2
-    assert steps / 2.5 < rates[0] < steps / 2.0
-    assert rates[1] == 0.0
-    assert said == f"steps/s {rates[0]:,.0f}\nsteps/s 0\n"
-    assert all(result == [rates, ""] for result in results[1:])
+@pytest.mark.parametrize(("n", "rates"), [(1, [500.0, 0.0]), (3, [3000.0, 0.0])])
+def test_steps_of_all_ranks_per_second_of_rank_0(n, rates):
+    at_s = [[10.0, 12.0, 13.0], [0.0, 50.0, 70.0], [7.0, 7.5, 8.0]]
+    results = on_ranks(n, "test_mpi_util:on_rank_steps_sec", at_s)
+    assert [result[0] for result in results] == [rates] * n
+    said = f"steps/s {rates[0]:,.0f}\nsteps/s 0\n"
+    assert [result[1] for result in results] == [said] + [""] * (n - 1)
 
 
 def test_timeit_keeps_the_seconds_of_a_loop_by_label(monkeypatch, capsys):

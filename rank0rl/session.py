@@ -21,7 +21,7 @@ from rank0rl.mpi import comm, job
 from rank0rl.mpi.average import AllRanks
 from rank0rl.mpi.counter import Tickets
 from rank0rl.mpi.threads import set_threads
-from rank0rl.rollout import Rollout, lanes_of
+from rank0rl.rollout import Rollout, envs_of
 from rank0rl.run import checkpoint, config, provenance
 from rank0rl.run.config import RunOptions
 from rank0rl.run.interrupt import Interrupted
@@ -174,7 +174,7 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
 
     Collective: every rank calls this.
     """
-    lanes = lanes_of(rank, nworkers, options.num_envs, options.rank0_envs)
+    lanes = envs_of(rank, nworkers, options.num_envs, options.rank0_envs)
     episodes = at_once = None
     units = (options.episodes_per_batch or 0) // nworkers or len(lanes)
     if only is not None:
@@ -204,7 +204,7 @@ def _parts(options: RunOptions, nworkers: int) -> int:
     """In how many parts a rank's share travels: no more than the largest share has units."""
     if nworkers == 1 or not comm.has_threads():
         return 1
-    lanes = [lanes_of(r, nworkers, options.num_envs, options.rank0_envs) for r in range(nworkers)]
+    lanes = [envs_of(r, nworkers, options.num_envs, options.rank0_envs) for r in range(nworkers)]
     episodes = (options.episodes_per_batch or 0) // nworkers
     return min(options.gather_parts, episodes or max(map(len, lanes)))
 

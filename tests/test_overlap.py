@@ -7,7 +7,7 @@ from on_ranks import HERE
 from runs import SMALL, curve, interrupt, resume, sha, table, train
 from test_replay import replay
 
-from rank0rl.rollout import lanes_of
+from rank0rl.rollout import envs_of
 from rank0rl.run import checkpoint
 
 SIZES = {
@@ -94,9 +94,9 @@ def test_a_lane_is_replayed(iteration, tmp_path):
 
 
 def test_shares_of_lanes():
-    assert [lanes_of(r, 3, 10, 2) for r in range(3)] == [range(2), range(2, 6), range(6, 10)]
-    assert [lanes_of(r, 2, 4, 3) for r in range(2)] == [range(3), range(3, 4)]
-    assert lanes_of(0, 1, 10, 2) == range(10)
+    assert [envs_of(r, 3, 10, 2) for r in range(3)] == [range(2), range(2, 6), range(6, 10)]
+    assert [envs_of(r, 2, 4, 3) for r in range(2)] == [range(3), range(3, 4)]
+    assert envs_of(0, 1, 10, 2) == range(10)
 
 
 def test_wrong_shares(tmp_path):

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeAlias
 import tyro
 
 from rank0rl.agent import check_ranges
-from rank0rl.rollout import lanes_of
+from rank0rl.rollout import envs_of
 from rank0rl.run import provenance
 from rank0rl.run.logger import read_rows
 from rank0rl.run.timing import PHASES
@@ -275,7 +275,7 @@ def _row(runs: Sequence[_Run], bare: Sequence[float], last: int) -> Row:
     if "episodes_per_batch" in settings:
         longest = run.mean("longest") * (last - 1) / run.difference("steps")
     lanes = [
-        len(lanes_of(rank, nprocs, settings["num_envs"], settings.get("rank0_envs")))
+        len(envs_of(rank, nprocs, settings["num_envs"], settings.get("rank0_envs")))
         for rank in range(nprocs)
     ]
     return Row(

@@ -42,8 +42,8 @@ class Reinforce(Agent):
         return self.policy.act(inputs(obs), noise), {}
 
     def process(self, fragment):
-        parts = [discounted_sum(fragment.rew[p], self.options.gamma) for p in fragment.parts()]
-        return {"obs": inputs(fragment.obs), "act": fragment.act, "ret": np.concatenate(parts)}
+        ret = [discounted_sum(fragment.rew[e], self.options.gamma) for e in fragment.episodes()]
+        return {"obs": inputs(fragment.obs), "act": fragment.act, "ret": np.concatenate(ret)}
 
     def update(self, batch, rng, progress):
         ret = batch["ret"]

@@ -43,8 +43,8 @@ class Space:
         """Numbers in one element, flattened; of a discrete space, how many choices there are in all."""
         return sum(self.choices) if self.choices else int(np.prod(self.shape))
 
-    def parts(self) -> list[slice]:
-        """Of a discrete space: the columns of each of the choices, where all stand in a row."""
+    def choice_slices(self) -> list[slice]:
+        """Return the columns of each choice in a row that holds all choices of a discrete space."""
         return [slice(a, b) for a, b in pairwise(accumulate(self.choices, initial=0))]
 
 
@@ -60,8 +60,8 @@ class Spaces:
 class Fragment:
     """What one unit collected in one iteration: T steps of a lane, or one whole episode.
 
-    It is cut into E parts of one episode each. Part e ends with step end[e]; the last one ends with
-    step T-1, where the episode may go on (a cut: neither terminated nor truncated).
+    It holds steps of E episodes. Episode e ends with step end[e]. The last one ends with step T-1,
+    where the episode may go on (a cut: neither terminated nor truncated).
     """
 
     fragment_id: int
@@ -77,14 +77,14 @@ class Fragment:
     truncated: Array
     """Where it was cut off by a time limit, (T,), bool."""
     end: Array
-    """Last step of each part, (E,), int64."""
+    """Last step of each episode in the fragment, (E,), int64."""
     end_obs: Array
-    """Observation after each part, (E, *obs): its value counts unless the part terminated."""
+    """Observation after each episode's last step, (E, *obs). Its value counts unless the episode terminated."""
     extras: Batch = field(default_factory=dict)
     """What else `act` gave, name -> (T, ...)."""
 
-    def parts(self) -> list[slice]:
-        """The steps of each part, in order."""
+    def episodes(self) -> list[slice]:
+        """Return the steps of each episode in the fragment, in order."""
         starts = [0, *(self.end[:-1] + 1).tolist()]
         return [slice(a, b + 1) for a, b in zip(starts, self.end.tolist(), strict=True)]
 
@@ -208,14 +208,14 @@ def choose(logits: Array, noise: Array, space: Space, mask: Array | None = None)
     if mask is not None:
         logits[~mask] = NEVER
     chosen = []
-    for i, part in enumerate(space.parts()):
-        some = logits[:, part]
+    for i, columns in enumerate(space.choice_slices()):
+        some = logits[:, columns]
         some -= np.maximum.reduce(some, axis=1, keepdims=True)
         cumulative = np.add.accumulate(np.exp(some), axis=1)
         below = noise[:, i : i + 1] * cumulative[:, -1:] >= cumulative[:, :-1]
         choice = np.add.reduce(below, axis=1, dtype=np.int64)
         if mask is not None:  # rounding may have led past the last one that may be taken
-            choice = np.minimum(choice, below.shape[1] - mask[:, part][:, ::-1].argmax(axis=1))
+            choice = np.minimum(choice, below.shape[1] - mask[:, columns][:, ::-1].argmax(axis=1))
         chosen.append(choice)
     return np.stack(chosen, axis=1).reshape(-1, *space.shape) if space.shape else chosen[0]
 

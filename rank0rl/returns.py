@@ -59,24 +59,25 @@ def gae(rew: Array, val: Array, gamma: float, lam: float) -> Array:
 
 
 def advantages(
-    rew: Array, val: Array, end_val: Array, parts: Sequence[slice], gamma: float, lam: float
+    rew: Array, val: Array, end_val: Array, episodes: Sequence[slice], gamma: float, lam: float
 ) -> Array:
-    """`gae` over steps that are cut into parts of one episode each.
+    """Compute `gae` for each episode of a fragment.
 
     Args:
         rew: rewards, shape (T,).
         val: values of the states before each step, shape (T,).
-        end_val: values of the states after each part, shape (E,); 0 where it terminated.
-        parts: the steps of each part, in order.
+        end_val: values of the states after each episode's last step, shape (E,); 0 where it
+            terminated.
+        episodes: the steps of each episode, in order.
         gamma: discount in [0, 1].
         lam: GAE mixing in [0, 1].
 
     Returns:
         Advantages, shape (T,), float64.
     """
-    ends = zip(parts, end_val, strict=True)
+    ends = zip(episodes, end_val, strict=True)
     return np.concatenate(
-        [gae(rew[part], np.append(val[part], last), gamma, lam) for part, last in ends]
+        [gae(rew[steps], np.append(val[steps], last), gamma, lam) for steps, last in ends]
     )
 
 

@@ -69,7 +69,7 @@ class ActorCritic:
         val = self.value.predict(obs)
         end_val = self.value.predict(self.norm.numpy(fragment.end_obs))
         end_val[fragment.terminated[fragment.end]] = 0.0
-        adv = advantages(fragment.rew, val, end_val, fragment.parts(), gamma, lam)
+        adv = advantages(fragment.rew, val, end_val, fragment.episodes(), gamma, lam)
         adv = adv.astype(np.float32)
         return {**rows, "logp": logp, "adv": adv, "val": val, "ret": adv + val}
 

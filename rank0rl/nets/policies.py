@@ -150,7 +150,7 @@ class CategoricalPolicy(nn.Module):
         self.noise = ("uniform", len(space.choices))
         self.space = space
         self.mlp = network(inputs, hidden, space.size, rng, last_gain=0.01)
-        self._parts = space.parts()
+        self._choices = space.choice_slices()
 
     def act(self, x: Array, noise: Array, mask: Array | None = None) -> Array:
         """Choices (B, *shape), int64, of inputs (B, inputs) and noise (B, k). No row depends on B."""
@@ -161,7 +161,7 @@ class CategoricalPolicy(nn.Module):
         logits = self.mlp(x)
         if mask is not None:
             logits = logits.masked_fill(~mask, NEVER)
-        return tuple(torch.log_softmax(logits[:, part], dim=1) for part in self._parts)
+        return tuple(torch.log_softmax(logits[:, columns], dim=1) for columns in self._choices)
 
     def mode(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Choices (N, *shape), int64, for inputs (N, inputs)."""
@@ -195,25 +195,25 @@ class CategoricalPolicy(nn.Module):
             layers[-1][~mask] = NEVER
         act, rows = act.reshape(len(act), -1), np.arange(len(act))
         all_logp, entropies = np.empty_like(layers[-1]), []
-        for part in self._parts:
-            logp = layers[-1][:, part] - layers[-1][:, part].max(axis=1, keepdims=True)
+        for columns in self._choices:
+            logp = layers[-1][:, columns] - layers[-1][:, columns].max(axis=1, keepdims=True)
             logp -= np.log(np.exp(logp).sum(axis=1, keepdims=True))
-            all_logp[:, part] = logp
+            all_logp[:, columns] = logp
             entropies.append(-(np.exp(logp) * logp).sum(axis=1, keepdims=True))
-        columns = act + np.array([part.start for part in self._parts])
+        taken = act + np.array([columns.start for columns in self._choices])
 
         def pullback(by_logp: Array, by_entropy: float) -> None:
             probs = np.exp(all_logp)
             by_logits = probs * -by_logp[:, None]
-            by_logits[rows[:, None], columns] += by_logp[:, None]
+            by_logits[rows[:, None], taken] += by_logp[:, None]
             if by_entropy:
-                for part, entropy in zip(self._parts, entropies, strict=True):
-                    by_logits[:, part] -= (
-                        by_entropy / len(act) * probs[:, part] * (all_logp[:, part] + entropy)
+                for columns, entropy in zip(self._choices, entropies, strict=True):
+                    by_logits[:, columns] -= (
+                        by_entropy / len(act) * probs[:, columns] * (all_logp[:, columns] + entropy)
                     )
             self.mlp.backward(layers, by_logits)
 
-        logp = np.add.reduce(all_logp[rows[:, None], columns], axis=1)
+        logp = np.add.reduce(all_logp[rows[:, None], taken], axis=1)
         return logp, sum(float(entropy.mean()) for entropy in entropies), pullback
 
 

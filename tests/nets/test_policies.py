@@ -47,7 +47,7 @@ def noise_for(policy, rows, seed=2):
 def mask_for(policy, rows):
     """At least one of each of the choices at once may be taken, and not all."""
     mask = rng(3).random((rows, policy.space.size)) < 0.5
-    for part in policy.space.parts():
+    for part in policy.space.choice_slices():
         mask[:, part.start + rng(4).integers(0, part.stop - part.start, rows)] = True
     return mask
 
@@ -60,7 +60,7 @@ def oracles(policy, kind, mask=None):
         return [Independent(Normal(out, std), 1)]
     if mask is not None:
         out = out.masked_fill(~torch.from_numpy(mask), -torch.inf)
-    return [Categorical(logits=out[:, part]) for part in policy.space.parts()]
+    return [Categorical(logits=out[:, part]) for part in policy.space.choice_slices()]
 
 
 def oracle_logp(policy, kind, act, mask=None):
@@ -155,7 +155,7 @@ def test_the_gradient_with_a_mask_is_autograds(kind):
 def test_what_may_not_be_taken_is_never_taken_and_counts_for_nothing(kind):
     policy, n = policy_of(kind), 33
     mask = mask_for(policy, n)
-    starts = np.array([part.start for part in policy.space.parts()])
+    starts = np.array([part.start for part in policy.space.choice_slices()])
     for seed in range(20):
         act = policy.act(OBS, noise_for(policy, n, seed), mask)
         assert mask[np.arange(n)[:, None], act.reshape(n, -1) + starts].all()

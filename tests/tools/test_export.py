@@ -44,7 +44,7 @@ def in_numpy(agent, env, obs, mask=None):
     logits = agent.policy.mlp.numpy(agent.norm.numpy(obs) if hasattr(agent, "norm") else flat)[-1]
     if mask is not None:
         logits[~mask] = -np.inf
-    best = np.stack([logits[:, part].argmax(axis=1) for part in space.parts()], axis=1)
+    best = np.stack([logits[:, part].argmax(axis=1) for part in space.choice_slices()], axis=1)
     return best.reshape(-1, *space.shape) + envs.first_choice(env)
 
 

@@ -1,0 +1,176 @@
+"""What is known of an option, in one place: a field of a frozen dataclass carries it.
+
+A field gives the option's name, type, default and range, and the docstring under it is the help
+text. An option of a run also says whether it changes the learning curve, whether a resumed run may
+change it, and whether a file may set it. Checks, files and command lines read it from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, NoReturn, get_args, get_type_hints
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of an option besides its name, type, default and help text."""
+
+    interval: str = ""
+    """Range of its numbers, such as "[0, 1]" or "(0, inf)". "": any."""
+    changes_curve: bool = True
+    """True if another value can give another learning curve."""
+    resume: bool = False
+    """True if a resumed run may have another value than it began with."""
+    in_file: bool = True
+    """True if a TOML file may set it. Else it belongs to one start of a run, not to the run."""
+    launch: bool = False
+    """True if it says how the ranks are started: an argument of `mpi_fork`."""
+
+
+def option(default: Any, interval: str = "") -> Any:
+    """Return the field of an option of an agent or a tool.
+
+    Args:
+        default: its value if the user gives none. A dict is copied.
+        interval: range of its numbers, such as "[0, 1]" or "(0, inf)". Every number of a tuple must
+            lie in it; None always may stand.
+    """
+    return _field(default, Facts(interval))
+
+
+def setting(
+    default: Any,
+    interval: str = "",
+    *,
+    changes_curve: bool,
+    resume: bool,
+    in_file: bool = True,
+    launch: bool = False,
+) -> Any:
+    """Return the field of an option of a run, which has to say more than one of an agent.
+
+    Args:
+        default: its value if the user gives none. A dict is copied.
+        interval: range of its numbers, as in `option`.
+        changes_curve: see `Facts`.
+        resume: see `Facts`.
+        in_file: see `Facts`.
+        launch: see `Facts`.
+    """
+    return _field(default, Facts(interval, changes_curve, resume, in_file, launch))
+
+
+def _field(default: Any, known: Facts) -> Any:
+    metadata = {"facts": known}
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=lambda: {**default}, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+class CheckedOptions:
+    """Base of a dataclass of options, which refuses a number out of its range."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers. A subclass with more to check calls this first."""
+        check(self)
+
+
+def check(options: Any) -> None:
+    """Check that the numbers of a dataclass of options lie in their ranges.
+
+    Raises:
+        ValueError: naming the option, what was expected and what came.
+    """
+    for name, known in facts(type(options)).items():
+        if known.interval:
+            _check_number(name, getattr(options, name), known.interval)
+
+
+def _check_number(name: str, value: Any, interval: str) -> None:
+    low, high = (float(x) for x in interval[1:-1].split(","))
+    for number in value if isinstance(value, tuple) else [value]:
+        if number is None:
+            continue
+        above = number >= low if interval[0] == "[" else number > low
+        below = number <= high if interval[-1] == "]" else number < high
+        if not (above and below):
+            raise ValueError(f"{name} must be in {interval}: got {value}; set {flag(name)}")
+
+
+def facts(kind: type) -> Mapping[str, Facts]:
+    """Return what is known of each option of a dataclass, in the order of its fields."""
+    return {f.name: f.metadata.get("facts", Facts()) for f in dataclasses.fields(kind)}
+
+
+def names(kind: type, **values: bool) -> set[str]:
+    """Return the names of the options of which some facts hold, such as in_file=False.
+
+    Args:
+        kind: a dataclass of options.
+        values: what these fields of `Facts` must be.
+    """
+    return {
+        name
+        for name, known in facts(kind).items()
+        if all(getattr(known, fact) is value for fact, value in values.items())
+    }
+
+
+def flag(name: str) -> str:
+    """Return an option's name on the command line: "num_envs" -> "--num-envs"."""
+    return f"--{name.replace('_', '-')}"
+
+
+def read_some(argv: Sequence[str], kind: type, names: Iterable[str]) -> dict[str, Any]:
+    """Return the values of a few options, as far as a command line gives them.
+
+    tyro reads the whole command line. This is for what has to be known before, or in a process that
+    does not load tyro. All other words are skipped.
+
+    Args:
+        argv: the command line, without the program's name.
+        kind: the dataclass that has the options, each a bool, a str or a number, or None.
+        names: which options.
+
+    Raises:
+        ValueError: if a value is missing, or is not of the option's type.
+    """
+    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    types = get_type_hints(kind)
+    for name in names:
+        if types[name] is bool:
+            parser.add_argument(flag(name), action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(flag(name), type=_converter(types[name]))
+    return vars(parser.parse_known_args([_dashed(word) for word in argv])[0])
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def _dashed(word: str) -> str:
+    """Return a word of a command line with the name of an option as `flag` gives it."""
+    name, equals, value = word.partition("=")
+    return f"{flag(name[2:])}{equals}{value}" if word.startswith("--") else word
+
+
+def _converter(kind: Any) -> Callable[[str], Any]:
+    """Return what makes a value of a type, such as int or int | None, of a word."""
+    kinds = get_args(kind) or (kind,)
+    (plain,) = (k for k in kinds if k is not NoneType)
+
+    def convert(word: str) -> Any:
+        if word == "None" and NoneType in kinds:
+            return None
+        try:
+            return plain(word)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected {plain.__name__}, got {word!r}") from None
+
+    return convert

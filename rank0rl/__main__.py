@@ -1,4 +1,4 @@
-"""Tools beside training: python -m rank0rl check Walker2d."""
+"""The tools beside training, such as `python -m rank0rl check Walker2d`."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ import importlib
 import sys
 
 _TOOLS = {
-    "doctor": "whether ranks can be started here, and what to do if not",
-    "check": "whether an environment gives the same curve for every number of ranks",
-    "evaluate": "mean return of a run's policy over episodes of their own",
-    "speedup": "steps per second for several numbers of ranks, and what bounds them",
-    "plot": "learning curves of runs, their seeds together, as a picture",
-    "report": "a run, or a study of speedup, as one HTML page",
-    "play": "a run's policy in a window, or as an mp4",
-    "export": "a run's policy in one file, for torch alone",
-    "replay": "one lane of one iteration of a run again, alone",
+    "doctor": "check that ranks can start here, and say what to fix",
+    "check": "test that an environment gives the same curve for every number of ranks",
+    "evaluate": "print the mean return of a run's policy over new episodes",
+    "speedup": "measure steps per second for several numbers of ranks, and what limits them",
+    "plot": "draw the learning curves of runs",
+    "report": "write a run, or a speedup study, as one HTML page",
+    "play": "show a run's policy in a window, or film it",
+    "export": "write a run's policy to a file that PyTorch loads without rank0rl",
+    "replay": "repeat one environment of one iteration of a run in this process",
 }
 
 
 def main() -> int:
-    """Run the tool that the command line names; its exit code."""
+    """Run the tool named on the command line; return its exit code, or 2 if there is no such tool."""
     name, *argv = sys.argv[1:] or ["--help"]
     if name in _TOOLS:
         folder = "scaling" if name == "speedup" else "tools"
         return int(importlib.import_module(f"rank0rl.{folder}.{name}").main(argv))
-    wanted = name in ("-h", "--help")
-    out = sys.stdout if wanted else sys.stderr
-    if not wanted:
-        print(f"error: no tool {name!r}; expected {' or '.join(_TOOLS)}", file=out)
-    print("usage: python -m rank0rl TOOL ... (TOOL --help for more)", file=out)
-    for tool, what in _TOOLS.items():
-        print(f"  {tool:8} {what}", file=out)
-    return 0 if wanted else 2
+    is_help = name in ("-h", "--help")
+    out = sys.stdout if is_help else sys.stderr
+    if not is_help:
+        print(f"error: unknown tool {name!r}: expected one of {', '.join(_TOOLS)}", file=out)
+    print("usage: python -m rank0rl TOOL ...   (python -m rank0rl TOOL --help for more)", file=out)
+    for tool, purpose in _TOOLS.items():
+        print(f"  {tool:8} {purpose}", file=out)
+    return 0 if is_help else 2
 
 
 if __name__ == "__main__":

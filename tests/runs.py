@@ -28,8 +28,17 @@ def resume(folder, *args, nprocs=1, expect=0, limit_s=120):
     return done
 
 
-def recorded(folder, returns, seconds=3600.0, nprocs=1, columns=None, **settings):
-    """The record of a run that was never made: an iteration of 1000 steps for each return."""
+def replay(folder, iteration, *, env=None, episode=None, expect=0):
+    """Repeat an env, or an episode, of an iteration of a run."""
+    which = ["--env", str(env)] if episode is None else ["--episode", str(episode)]
+    command = [sys.executable, "-m", "rank0rl", "replay", str(folder), "--iteration"]
+    done = run([*command, str(iteration), *which])
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def write_run(folder, returns, seconds=3600.0, nprocs=1, columns=None, **settings):
+    """Write the folder of a run that was never made, with 1000 steps per iteration."""
     settings = {"env_id": "Walker2d-v5", "algo": "ppo", "seed": 0, "total_steps": 9000, **settings}
     start = {"nprocs": nprocs, "command": "python train.py", "versions": {"numpy": "2.4.6"}}
     folder.mkdir(parents=True)

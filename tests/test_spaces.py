@@ -7,23 +7,13 @@ import pytest
 from in_process import train_here
 from on_ranks import HERE, run
 from runs import curve, sha, table, train
+from small_agents import AGENTS
 from toy_envs import ACT_SPACES, OBS_SPACES, Spaced
 
-from algos.cem import CEM, CEMOptions
-from algos.klppo import KLPPO, KLPPOOptions
 from algos.ppo import PPO, PPOOptions
-from algos.reinforce import Reinforce, ReinforceOptions
-from algos.trpo import TRPO, TRPOOptions
 from rank0rl import envs
 from rank0rl.tools import check
 
-AGENTS = {
-    "ppo": (PPO, PPOOptions(hidden=(8,), epochs=1)),
-    "trpo": (TRPO, TRPOOptions(hidden=(8,), value_epochs=1)),
-    "klppo": (KLPPO, KLPPOOptions(hidden=(8, 8), value_hidden=(8, 8), epochs=2)),
-    "reinforce": (Reinforce, ReinforceOptions(hidden=(8,))),
-    "cem": (CEM, CEMOptions(population=4)),
-}
 MASKED = ("discrete", "multi", "multi2d")
 
 

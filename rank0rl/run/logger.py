@@ -1,6 +1,6 @@
 """The record of a run, written by rank 0 alone: console, progress.csv, summary.json.
 
-Every row is flushed when it is written.
+Every row is flushed as soon as it is written.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ from rich.live import Live
 from rank0rl.mpi.job import TERMINAL
 from rank0rl.run.sinks import Sink
 
-_PLAIN_S = 2.0  # between plain lines, where there is no terminal
+_PLAIN_S = 2.0  # seconds between status lines when the output is not a terminal
 
 
 class Logger:
-    """Writes a row per iteration.
+    """A writer of one row per iteration.
 
     Args:
-        folder: the run's.
-        quiet: no console lines.
-        sinks: which take every row besides.
+        folder: the run's folder.
+        quiet: print nothing on the console.
+        sinks: further receivers of every row.
     """
 
     def __init__(self, folder: Path, quiet: bool = False, sinks: Iterable[Sink] = ()) -> None:
-        """Open the console; the CSV opens with its first row."""
+        """Open the console; the CSV file is opened by its first row."""
         self.folder = folder
-        columns = os.environ.get(TERMINAL)  # under a supervisor, what it has
+        columns = os.environ.get(
+            TERMINAL
+        )  # set by the supervisor: the width of its terminal, or ""
         self.console = Console(
             force_terminal=None if columns is None else bool(columns),
             width=int(columns) if columns else None,
@@ -50,20 +52,20 @@ class Logger:
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
 
     def go_on_after(self, iteration: int) -> None:
-        """Drop the rows that come after an iteration, as a resumed run will write them again.
+        """Delete the rows after an iteration, because a resumed run writes them again.
 
         Raises:
-            ValueError: if rows up to there are missing.
+            ValueError: if rows up to the iteration are missing.
         """
         path = self.folder / "progress.csv"
         text = path.read_text() if path.exists() else ""
-        whole = text[: text.rfind("\n") + 1]  # what was cut short when the run was killed is not
-        rows = list(csv.reader(whole.splitlines()))
+        complete = text[: text.rfind("\n") + 1]  # without a row that was cut short by a kill
+        rows = list(csv.reader(complete.splitlines()))
         kept = [row for row in rows[1:] if int(row[0]) <= iteration]
         if [int(row[0]) for row in kept] != list(range(1, iteration + 1)):
             raise ValueError(
-                f"{path} must have the rows of iterations 1 to {iteration}, where the checkpoint is: "
-                f"it has {len(kept)} of them; put the run's own file back"
+                f"{path} must have the rows of iterations 1 to {iteration}, the checkpoint's "
+                f"iteration: it has {len(kept)} of them; put the run's own file back"
             )
         if iteration == 0:
             path.unlink(missing_ok=True)  # the first row brings its header
@@ -74,12 +76,15 @@ class Logger:
         temporary.replace(path)
 
     def row(self, groups: Mapping[str, Mapping[str, float | str]], step: int) -> None:
-        """Write a row; the first one's names are the header.
+        """Write one row; the names of the first row are the header.
 
         Args:
-            groups: group -> name -> value. The names are the CSV's columns; other sinks take the
-                numbers as group/name.
+            groups: group -> name -> value. The names are the CSV's columns. The other sinks receive
+                the numbers as "group/name".
             step: environment steps so far.
+
+        Raises:
+            ValueError: if the names differ from those of the first row.
         """
         values = {name: value for group in groups.values() for name, value in group.items()}
         if self._csv is None:
@@ -87,14 +92,14 @@ class Logger:
         if list(values) != self._names:
             raise ValueError(
                 f"every iteration must record the same names: expected {self._names}, got "
-                f"{list(values)}; update must always return the same ones"
+                f"{list(values)}; make update return the same names every time"
             )
-        csv.writer(self._csv).writerow([_short(value) for value in values.values()])
+        csv.writer(self._csv).writerow([short(value) for value in values.values()])
         self._csv.flush()
         numbers = {
             f"{group}/{name}": float(value)
-            for group, each in groups.items()
-            for name, value in each.items()
+            for group, members in groups.items()
+            for name, value in members.items()
             if not isinstance(value, str) and not math.isnan(value)
         }
         for sink in self._sinks:
@@ -104,8 +109,8 @@ class Logger:
         """Show the state of the run: in place on a terminal, else as a line every few seconds.
 
         Args:
-            line: what to show.
-            stays: on a terminal, leave it there when the next line comes.
+            line: the text to show.
+            stays: on a terminal, leave the line there when the next one comes.
         """
         if self.console.is_terminal:
             self._live.start()
@@ -117,7 +122,7 @@ class Logger:
             self.print(line)
 
     def print(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays on the console."""
         self.console.print(line, soft_wrap=True, markup=False)
 
     def summary(self, values: Mapping[str, Any]) -> None:
@@ -127,10 +132,10 @@ class Logger:
         temporary.replace(self.folder / "summary.json")
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Close the files and sinks, and leave the terminal as it was."""
         self._live.stop()
         if self._csv is not None:
-            with contextlib.suppress(OSError):  # of a full disk: the row's own error says so
+            with contextlib.suppress(OSError):  # a full disk was already reported by the row itself
                 self._csv.close()
         while self._sinks:
             self._sinks.pop().close()
@@ -148,7 +153,7 @@ class Logger:
 
 
 def read_rows(folder: Path) -> list[dict[str, str]]:
-    """The rows of a run's progress.csv, column -> text; none if there is no such file yet."""
+    """Return the rows of a run's progress.csv, column -> text; [] if there is no such file yet."""
     path = folder / "progress.csv"
     if not path.exists():
         return []
@@ -156,5 +161,6 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _short(value: float | str) -> str:
+def short(value: float | str) -> str:
+    """Return a number with six digits, as it stands in the CSV and on the console."""
     return str(value) if isinstance(value, int | str) else f"{value:.6g}"

@@ -1,4 +1,4 @@
-"""What a run was made with, and what of it may change the last bits of its curve."""
+"""What a run was made with, and which of it can change the last bits of its curve: CPU and versions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PACKAGES = ("rank0rl", "numpy", "torch", "gymnasium", "mujoco", "mpi4py")
 
 
 def machine() -> dict[str, Any]:
-    """What of this host may change the last bits of what is computed on it."""
+    """Return this host's name, and what can change the last bits of a result: CPU and versions."""
     return {
         "host": platform.node(),
         "cpu": _cpu(),
@@ -27,11 +27,11 @@ def machine() -> dict[str, Any]:
 
 
 def record(machines: Sequence[Mapping[str, Any]], mpi: str) -> dict[str, Any]:
-    """What is so at a start of a run, for its config.toml.
+    """Return the record of one start of a run, for its config.toml.
 
     Args:
-        machines: of every rank, rank 0's first.
-        mpi: the library.
+        machines: what `machine` returned on every rank, rank 0 first.
+        mpi: name and version of the MPI library.
     """
     return {
         "nprocs": len(machines),
@@ -46,7 +46,7 @@ def record(machines: Sequence[Mapping[str, Any]], mpi: str) -> dict[str, Any]:
 
 
 def key(folder: Path, first_start: Mapping[str, Any]) -> str:
-    """A name for a run that no other one has, from its folder and the record of its first start."""
+    """Return a unique id of a run, made from its folder and the record of its first start."""
     what = f"{first_start['host']} {folder.resolve()} {first_start['started']}"
     return hashlib.sha256(what.encode()).hexdigest()[:16]
 
@@ -54,30 +54,36 @@ def key(folder: Path, first_start: Mapping[str, Any]) -> str:
 def differences(
     before: Mapping[str, Any], now: Mapping[str, Any], how: str = "{name} {before} is now {now}"
 ) -> list[str]:
-    """What two records, or machines, differ in that may change the last bits of what is computed."""
-    old, new = (
+    """List the differences of two records, or machines, that can change the last bits of a result.
+
+    Args:
+        before: what `record` or `machine` returned earlier, or on the first host.
+        now: the same for now, or for another host.
+        how: format of a line, with {name}, {before} and {now}.
+    """
+    first, second = (
         {"cpu": r.get("cpu"), **{k: v for k, v in r.get("versions", {}).items() if k != "mpi4py"}}
         for r in (before, now)
     )
     return [
-        how.format(name=name, before=old.get(name), now=new.get(name))
-        for name in {**old, **new}
-        if old.get(name) != new.get(name)
+        how.format(name=name, before=first.get(name), now=second.get(name))
+        for name in {**first, **second}
+        if first.get(name) != second.get(name)
     ]
 
 
 def apart(machines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What each host differs in from the first one."""
+    """List how each host differs from the first one."""
     hosts = {each["host"]: each for each in reversed(machines)}
     return [
         line
-        for name, each in reversed(hosts.items())
-        for line in differences(machines[0], each, f"{{name}} {{before}} is {{now}} on {name}")
+        for host, each in reversed(hosts.items())
+        for line in differences(machines[0], each, f"{{name}} {{before}} is {{now}} on {host}")
     ]
 
 
 def cores() -> int:
-    """Physical cores that this process may use; threads of one core count once."""
+    """Count the physical cores that this process may use; threads of one core count once."""
     mine = (
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     )
@@ -93,7 +99,7 @@ def cores() -> int:
 
 
 def _commit() -> str:
-    """Of the script that runs, with what is not committed as -dirty; "unknown" outside of git."""
+    """Return the commit of the running script, "-dirty" with uncommitted changes, "unknown" outside git."""
     where = Path(sys.argv[0]).resolve().parent
     try:
         done = subprocess.run(
@@ -128,7 +134,7 @@ def _versions() -> list[tuple[str, str]]:
 
 
 def _cpu() -> str:
-    """The type of CPU: BLAS picks its kernels by it."""
+    """Return the CPU's model name; BLAS chooses its kernels by CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run has left in its folder, for the tools that show it: settings, starts and rows."""
+"""The settings, starts and rows that a run has written to its folder, for the tools that show them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _NEEDED = {"iteration", "steps", "episodes", "seconds", "return_mean", "steps_pe
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A run's config.toml and progress.csv."""
+class RunData:
+    """The contents of a run's config.toml and progress.csv."""
 
     folder: Path
-    """Where they are."""
+    """The run's folder."""
     settings: dict[str, Any]
-    """All that are not None."""
+    """All settings that are not None."""
     starts: list[dict[str, Any]]
-    """What was so at each start of the run, the first one first: versions, machine, command."""
+    """One record for each start of the run, the first start first: versions, machine, command."""
     rows: list[dict[str, str]]
-    """One for each iteration, column -> text; at least one."""
+    """One row for each iteration, column -> text; at least one row."""
 
     def column(self, name: str) -> Array:
-        """The numbers of a column, (rows,); NaN where it is empty.
+        """Return the numbers of a column, shape (rows,); NaN where the column is empty.
 
         Raises:
-            ValueError: if there is text in it.
+            ValueError: if the column holds text.
         """
         try:
             return np.array([float(row[name] or "nan") for row in self.rows])
@@ -43,20 +43,27 @@ class Recorded:
             raise ValueError(f"{self.folder / 'progress.csv'}, column {name}: {error}") from None
 
 
-def read(folder: Path) -> Recorded:
-    """A run's record, as far as it has come.
+def read(folder: Path) -> RunData:
+    """Read what a run has written so far.
 
     Raises:
-        ValueError: if the folder has no run with at least one iteration.
+        ValueError: if the folder holds no run with at least one iteration.
     """
     path = folder / "progress.csv"
     if not path.exists():
-        raise ValueError(f"{folder} is no folder of a run: it has no progress.csv")
-    rows = [row for row in read_rows(folder) if None not in row.values()]  # one may be cut short
+        raise ValueError(
+            f"{folder} is not a run's folder: it has no progress.csv; name a folder such as "
+            f"runs/Walker2d-v5-ppo-seed0-..."
+        )
+    rows = [
+        row for row in read_rows(folder) if None not in row.values()
+    ]  # drops a half-written row
     if not rows:
-        raise ValueError(f"{path} is empty: no iteration of this run has ended yet")
+        raise ValueError(f"{path} has no rows: the run has not finished an iteration yet")
     if missing := _NEEDED - rows[0].keys():
-        raise ValueError(f"{path} is not of rank0rl: it has no column {', '.join(sorted(missing))}")
+        raise ValueError(
+            f"{path} was not written by rank0rl: it has no column {', '.join(sorted(missing))}"
+        )
     settings = config.load(folder / "config.toml")
     starts = tomllib.loads((folder / "config.toml").read_text()).get("record", [])
-    return Recorded(folder, settings, starts, rows)
+    return RunData(folder, settings, starts, rows)

@@ -1,4 +1,4 @@
-"""Where the record of a run goes besides its folder's CSV: TensorBoard, Weights & Biases."""
+"""Where a run's numbers go besides its CSV file: TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 
 class Sink(Protocol):
-    """Takes the numbers of an iteration."""
+    """A receiver of the numbers of every iteration."""
 
     def row(self, values: Mapping[str, float], step: int) -> None:
-        """Write them.
+        """Write the numbers of one iteration.
 
         Args:
             values: "group/name" -> number.
@@ -20,17 +20,20 @@ class Sink(Protocol):
         """
 
     def close(self) -> None:
-        """Write what is not written yet."""
+        """Write everything that is not written yet."""
 
 
-def check(**asked: bool) -> None:
-    """Refuse a sink whose package is missing: tensorboard=True, wandb=True.
+def check(**wanted: bool) -> None:
+    """Raise ValueError if the package of a wanted sink is missing.
+
+    Args:
+        wanted: package -> True if it is wanted, such as tensorboard=True.
 
     Raises:
-        ValueError: naming what to install.
+        ValueError: naming the package to install.
     """
-    for package, wanted in asked.items():
-        if wanted and importlib.util.find_spec(package) is None:
+    for package, is_wanted in wanted.items():
+        if is_wanted and importlib.util.find_spec(package) is None:
             raise ValueError(
                 f"--{package} needs the package {package}, which is not installed: "
                 f"pip install {package}, or leave --{package} out"
@@ -41,38 +44,38 @@ class TensorBoard:
     """An events file in the run's folder.
 
     Args:
-        folder: of the run.
-        after: steps that the run has made: what an earlier start wrote beyond them is hidden.
+        folder: the run's folder.
+        after: steps that the run has made. TensorBoard hides what an earlier start wrote after them.
     """
 
     def __init__(self, folder: Path, after: int) -> None:
-        """Open it."""
+        """Open the file."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder), purge_step=after + 1)  # type: ignore[no-untyped-call]
 
     def row(self, values: Mapping[str, float], step: int) -> None:
-        """Write a row."""
+        """Write the numbers of one iteration."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
-        """Flush and close."""
+        """Flush and close the file."""
         self._writer.close()  # type: ignore[no-untyped-call]
 
 
 class WandB:
-    """A run in a project of Weights & Biases.
+    """A run in a Weights & Biases project.
 
     Args:
-        project: its name.
-        folder: of the run.
-        settings: of the run.
-        key: one and the same for every start of this run, and no other's.
+        project: the project's name.
+        folder: the run's folder.
+        settings: the run's settings.
+        key: id of the W&B run. It is the same for every start of this run, and no other run has it.
     """
 
     def __init__(self, project: str, folder: Path, settings: Mapping[str, Any], key: str) -> None:
-        """Begin the run there, or go on with it."""
+        """Start the W&B run, or continue it."""
         import wandb
 
         self._run = wandb.init(
@@ -85,9 +88,9 @@ class WandB:
         )
 
     def row(self, values: Mapping[str, float], step: int) -> None:
-        """Send a row."""
+        """Send the numbers of one iteration."""
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
-        """Send what is not sent yet."""
+        """Send everything that is not sent yet."""
         self._run.finish()

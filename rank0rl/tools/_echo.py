@@ -1,4 +1,4 @@
-"""Two ranks that gather: what `doctor` starts, with a launcher and hosts of its own, or "" for either."""
+"""A job of two ranks that gather, which `doctor` starts. Its arguments are a launcher and hosts, or ""."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rank0rl.mpi import launch
 
 
 def main() -> None:
-    """Print latency and bandwidth of the gather, as rank 0 sees them."""
+    """Print the latency and bandwidth of a gather, as rank 0 measures them."""
     mpiexec, hosts = (word or None for word in sys.argv[1:])
     if launch.mpi_fork(2, mpiexec=mpiexec, hosts=hosts) == "parent":
         return
@@ -30,7 +30,7 @@ def main() -> None:
             times.append(time.perf_counter() - start)
         took[size] = sorted(times)[10]
     comm.print0(
-        f"gather a byte in {1e6 * took[1]:.0f} us, and 16 MiB a rank at "
+        f"gathered 1 byte per rank in {1e6 * took[1]:.0f} us, and 16 MiB per rank at "
         f"{2 * (1 << 24) / took[1 << 24] / 1e9:.1f} GB/s"
     )
 

@@ -1,4 +1,4 @@
-"""What `doctor` starts on another host: it tells what it finds there, and then the time, as often as asked."""
+"""A script that `doctor` starts on another host: it describes that host, then tells its time on request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rank0rl.run import provenance
 
 
 def main() -> None:
-    """Answer each line of stdin with the time, after a first line about this host."""
+    """Print a line about this host, then answer each line of stdin with the time."""
     print(json.dumps(provenance.machine()), flush=True)
     for _ in sys.stdin:
         print(time.time(), flush=True)

@@ -1,7 +1,7 @@
-"""python -m rank0rl check ENV: does this environment give the same curve for every number of ranks?
+"""python -m rank0rl check ENV: test that an environment gives the same curve for every number of ranks.
 
-One lane, with random actions: repeated, under other conditions that must not matter. The first
-condition that makes a difference tells what is wrong.
+One environment takes random actions. The same steps are repeated under conditions that must not
+matter. The first condition that makes a difference shows what is wrong.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,10 @@ import numpy.typing as npt
 import tyro
 
 from rank0rl import envs
-from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, check_ranges, choose
+from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, choose
 from rank0rl.batch import Batch
+from rank0rl.options import check as check_options
+from rank0rl.options import option
 from rank0rl.rollout import Rollout
 from rank0rl.run.config import Pairs
 
@@ -27,27 +29,27 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Options:
-    """Check that an environment repeats an episode from its seed and actions, whatever runs beside it."""
+    """Test that an environment repeats an episode from its seed and actions, whatever runs beside it."""
 
     env_id: tyro.conf.Positional[str]
     """Environment: Walker2d (newest version), Walker2d-v4, or module:EnvId-v0."""
-    steps: int = 1000
-    """Of each comparison; more find what shows itself late."""
-    others: int = 3
-    """Environments that run beside the first one in the last comparison."""
-    seed: int = 0
-    """Of episodes and actions."""
+    steps: int = option(1000, "[1, inf)")
+    """Environment steps of each comparison. More steps find differences that appear late."""
+    others: int = option(3, "[1, inf)")
+    """Further environments that run in the same process in one of the comparisons."""
+    seed: int = option(0, "[0, inf)")
+    """Seed of the episodes and actions, >= 0."""
     wrappers: tuple[str, ...] = ()
-    """Wrappers, as in training."""
-    env_kwargs: Pairs = field(default_factory=dict)
-    """Arguments of the environment, such as healthy_reward=0.5; values are JSON."""
+    """Wrappers of the environment, as in training."""
+    env_kwargs: Pairs = option({})
+    """Arguments of the environment, such as healthy_reward=0.5. Values are JSON."""
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0 if nothing makes a difference, 1 if something does, 2 for a wrong use."""
+    """Run the tool; return its exit code: 0 if no condition matters, 1 if one does, 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl check")
     try:
-        check_ranges(given, steps="[1, inf)", others="[1, inf)", seed="[0, inf)")
+        check_options(given)
         env_id = envs.resolve(given.env_id)
         findings = check(
             lambda: envs.make(env_id, given.wrappers, **given.env_kwargs),
@@ -69,25 +71,25 @@ def main(argv: list[str]) -> int:
 def check(
     make_env: Callable[[], Any], *, steps: int = 1000, others: int = 3, seed: int = 0
 ) -> dict[str, str]:
-    """Compare one lane with itself under conditions that must not matter.
+    """Compare one environment with itself under conditions that must not matter.
 
     Args:
-        make_env: makes the environment.
-        steps: of each comparison.
-        others: lanes beside it in the last one.
-        seed: of episodes and actions.
+        make_env: function that makes the environment.
+        steps: environment steps of each comparison.
+        others: number of environments beside it in one of the comparisons.
+        seed: seed of the episodes and actions.
 
     Returns:
-        Condition -> what it changes, "" where it changes nothing.
+        Condition -> what it changes, "" if it changes nothing.
 
     Raises:
-        ValueError: for a space that no agent here can use.
+        ValueError: for a space that no agent can use.
     """
 
-    def run(global_seed: int, lanes: int = 1, make: Callable[[], Any] = make_env) -> Fragment:
+    def run(global_seed: int, num_envs: int = 1, make: Callable[[], Any] = make_env) -> Fragment:
         random.seed(global_seed)
-        np.random.seed(global_seed)  # noqa: NPY002 - what a careless environment uses
-        rollout = Rollout(make, range(lanes), seed, steps=steps)
+        np.random.seed(global_seed)  # noqa: NPY002 - some environments use it
+        rollout = Rollout(make, range(num_envs), seed, steps=steps)
         return rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)[0][0]
 
     env = make_env()
@@ -101,23 +103,25 @@ def check(
         "repeated in a new environment": _difference(first, run(0)),
         "repeated in the same environment": _difference(first, run(0, make=lambda: env)),
         "with other global random numbers": by_global,
-        f"beside {others} other environments": _difference(first, run(0, lanes=1 + others)),
-        "whatever it was used for before": f"not in {' and '.join(wrappers)}" if wrappers else "",
+        f"beside {others} other environments": _difference(first, run(0, num_envs=1 + others)),
+        "after any earlier use": (
+            f"changed by the statistics of {' and '.join(wrappers)}" if wrappers else ""
+        ),
     }
 
 
 class RandomAgent(Agent):
-    """Actions at random within their bounds, from the lane's own stream."""
+    """An agent that acts at random within the bounds, from each environment's own stream."""
 
     def __init__(self, spaces: Spaces, options: NoOptions, rng: Any) -> None:
-        """Nothing is learned."""
+        """Take the space of actions; there is nothing to learn."""
         self.space = spaces.act
         self.noise = ("uniform", len(self.space.choices) or self.space.size)
 
     def act(
         self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
     ) -> tuple[Array, Batch]:
-        """Uniform between the bounds, or on [-1, 1] where there are none."""
+        """Return uniform actions between the bounds, or on [-1, 1] where there are none."""
         if self.space.choices:
             return choose(np.zeros((len(obs), self.space.size)), noise, self.space, mask), {}
         assert self.space.low is not None
@@ -128,7 +132,7 @@ class RandomAgent(Agent):
 
 
 def _difference(a: Fragment, b: Fragment) -> str:
-    """What differs first, "" if nothing does."""
+    """Return the first array that differs and its step, or "" if none does."""
     firsts = {}
     for name in ("obs", "rew", "terminated", "truncated"):
         x, y = getattr(a, name), getattr(b, name)
@@ -138,11 +142,11 @@ def _difference(a: Fragment, b: Fragment) -> str:
     if not firsts:
         return ""
     name = min(firsts, key=lambda key: firsts[key])
-    return f"another {name} from step {firsts[name]} on"
+    return f"{name} differs from step {firsts[name]} on"
 
 
 def _global_generators_used(global_seed: int) -> str:
-    """The global generators that have moved on since they were seeded."""
+    """Name the global generators that have drawn numbers since they were seeded."""
 
     def state() -> dict[str, Any]:
         numpy_state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002

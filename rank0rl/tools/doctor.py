@@ -1,4 +1,4 @@
-"""python -m rank0rl doctor: can this environment start ranks, and if not, what is to be done?"""
+"""python -m rank0rl doctor: check that ranks can start here, and say what to fix."""
 
 from __future__ import annotations
 
@@ -31,44 +31,44 @@ _ECHO = Path(__file__).parent / "_echo.py"
 
 @dataclass(frozen=True)
 class Options:
-    """Look into everything that ranks need, line by line, each ok or with its remedy."""
+    """Check everything that ranks need. Each line is ok, or says what to do."""
 
     mpiexec: str | None = None
-    """Command line of a launcher of your own. None: that of the environment."""
+    """Command line of your own launcher. None: the environment's mpiexec."""
     hosts: str | None = None
-    """Hosts to look into, such as a:8,b:8; this one comes first."""
+    """Hosts to check, such as a:8,b:8. This host comes first."""
     hostfile: str | None = None
-    """File of the hosts in place of that, a line each: a:8, or a slots=8."""
+    """File that lists the hosts, one per line: a:8, or a slots=8. Replaces --hosts."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One thing that was looked into."""
+    """One check and its result."""
 
     name: str
     found: str
     remedy: str = ""
-    """What to do, "" if it is well."""
+    """What to do; "" if the check passed."""
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0 if all is well, 1 if something is not."""
+    """Run the tool; return its exit code: 0 if every check passed, 1 if one failed, 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl doctor")
     try:
         hosts = [host.name for host in read_hosts(given.hosts, given.hostfile)]
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    well = True
+    all_ok = True
     for line in lines(given.mpiexec, hosts):
-        well = well and not line.remedy
+        all_ok = all_ok and not line.remedy
         mark = "NOT OK" if line.remedy else "ok"
         print(f"{mark:7} {line.name:15} {line.found}" + (f"; {line.remedy}" if line.remedy else ""))
-    return 0 if well else 1
+    return 0 if all_ok else 1
 
 
 def lines(mpiexec: str | None = None, hosts: Sequence[str] = ()) -> Iterator[Line]:
-    """What is found, one after the other; what hangs on something that is missing is left out."""
+    """Yield the result of each check; checks that need something missing are left out."""
     yield Line("Python", f"{platform.python_version()} at {sys.executable}")
     yield _cores()
     yield Line("user", "root" if _is_root() else "not root")
@@ -76,34 +76,35 @@ def lines(mpiexec: str | None = None, hosts: Sequence[str] = ()) -> Iterator[Lin
     yield Line("started by", _launcher_variables())
     library, remedy = _library()
     yield Line("mpi4py", library, remedy)
-    found = mpiexec or launch.find_mpiexec()
-    if found is None:
-        yield Line("mpiexec", "none beside this Python or on PATH", _INSTALL)
-    if found is None or remedy:
+    launcher = mpiexec or launch.find_mpiexec()
+    if launcher is None:
+        yield Line("mpiexec", "not found next to this Python or on PATH", _INSTALL)
+    if launcher is None or remedy:
         return
-    whose = launch.vendor(shlex.split(found)[0])
-    belongs = not whose or _family(whose) in (_family(library), "")
+    vendor = launch.vendor(shlex.split(launcher)[0])
+    matches = not vendor or _family(vendor) in (_family(library), "")
     yield Line(
         "mpiexec",
-        f"{found}, {whose or 'which does not say whose it is'}",
+        f"{launcher}, {vendor or 'of an unknown MPI'}",
         ""
-        if belongs
+        if matches
         else f"mpi4py belongs to another MPI: activate its environment, or {_INSTALL}",
     )
     yield _echo("two ranks", mpiexec)
     for host in hosts[1:]:
-        line = _other(host)
+        line = _other_host(host)
         yield line
         if line.remedy:
             continue
-        yield _echo(f"this and {host}", mpiexec, f"{hosts[0]}:1,{host}:1")
+        yield _echo(f"here and {host}", mpiexec, f"{hosts[0]}:1,{host}:1")
 
 
 def _cores() -> Line:
     cores = os.cpu_count() or 1
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    remedy = "this process is bound: start it without binding" if mine < cores else ""
-    return Line("cores", f"{mine} of {cores} may be used", remedy if mine == 1 else "")
+    is_bound = mine == 1 < cores
+    remedy = "this process is bound to one core: start it without binding" if is_bound else ""
+    return Line("cores", f"{mine} of {cores} may be used", remedy)
 
 
 def _is_root() -> bool:
@@ -119,7 +120,7 @@ def _host() -> tuple[str, str]:
 
 
 def _launcher_variables() -> str:
-    """The variables of a launcher or a batch system around this process."""
+    """Name the variables that a launcher or a batch system has set for this process."""
     prefixes = (
         "PMI_",
         "PMIX_",
@@ -134,10 +135,10 @@ def _launcher_variables() -> str:
 
 
 def _library() -> tuple[str, str]:
-    """The MPI library that mpi4py loads, asked in a process of its own; and a remedy."""
+    """Return the MPI library that mpi4py loads in a new process, and a remedy."""
     if importlib.util.find_spec("mpi4py") is None:
         return "not installed", _INSTALL
-    code = (  # not initialized: Open MPI leaves files behind of a rank that no launcher has started
+    code = (  # MPI is not initialized: Open MPI would leave files behind without a launcher
         "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
         "print(MPI.Get_library_version().splitlines()[0])"
     )
@@ -146,25 +147,25 @@ def _library() -> tuple[str, str]:
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
         )
     except subprocess.TimeoutExpired:
-        return "MPI does not start within 60 s", "look at the name resolution of this host"
+        return "MPI did not load within 60 s", "check that this host's name resolves to its address"
     version = importlib.metadata.version("mpi4py")
     if done.returncode or not done.stdout.strip():
-        last = (done.stderr.strip().splitlines() or ["it ends without a word"])[-1]
-        return f"{version}, which loads no MPI ({last})", f"pip install mpich, or {_INSTALL}"
+        last = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
+        return f"{version}, but it cannot load an MPI ({last})", f"pip install mpich, or {_INSTALL}"
     return f"{version} with {' '.join(done.stdout.split())}", ""
 
 
 def _family(name: str) -> str:
-    """MPIs whose launchers start each other's ranks: MPICH and those derived from it."""
+    """Return the family of an MPI, "" if unknown. Launchers of one family start each other's ranks."""
     if "Open MPI" in name:
         return "Open MPI"
-    known = ("MPICH", "Intel", "MVAPICH")
+    known = ("MPICH", "Intel", "MVAPICH")  # the last two are derived from MPICH
     return "MPICH" if any(word in name for word in known) else ""
 
 
-def _other(host: str) -> Line:
-    """Another host: the same Python, packages and CPU, in the same folder; round trip and clock."""
-    python = f"PYTHONPATH={shlex.quote(_path())} exec {shlex.quote(sys.executable)} -m rank0rl.tools._probe"
+def _other_host(host: str) -> Line:
+    """Check another host: ssh, Python, packages and CPU in the same folder; measure round trip and clock."""
+    python = f"PYTHONPATH={shlex.quote(_python_path())} exec {shlex.quote(sys.executable)} -m rank0rl.tools._probe"
     session = subprocess.Popen(
         [*SSH, host, f"cd {shlex.quote(os.getcwd())} && {python}"],
         stdin=subprocess.PIPE,
@@ -178,15 +179,15 @@ def _other(host: str) -> Line:
     assert session.stdout
     try:
         about = json.loads(session.stdout.readline())
-        answers = [_asked(session.stdin, session.stdout) for _ in range(20)]
+        answers = [_ask_time(session.stdin, session.stdout) for _ in range(20)]
     except (OSError, ValueError):
-        _, said = session.communicate()
-        last = (said.strip().splitlines() or ["no answer within 60 s"])[-1]
+        _, errors = session.communicate()
+        last = (errors.strip().splitlines() or ["no answer within 60 s"])[-1]
         return Line(
             host,
             last,
-            f"`ssh {host}` has to work without a question, and {os.getcwd()} and this Python with "
-            f"its packages have to be there",
+            f"make `ssh {host}` work without a question, and have {os.getcwd()} and this Python with "
+            f"its packages there",
         )
     finally:
         limit.cancel()
@@ -196,16 +197,21 @@ def _other(host: str) -> Line:
     here = provenance.machine()
     how = "{name} is {now} there and {before} here"
     same_cpu = about["cpu"] == here["cpu"]
+    differing = provenance.differences({**here, "cpu": about["cpu"]}, about, how)
     return Line(
         host,
         f"round trip by ssh {1e3 * trip_s:.2f} ms, clock {1e3 * ahead_s:+.1f} ms, "
-        + ("the same type of CPU" if same_cpu else f"another CPU, {about['cpu']}: other last bits"),
-        "; ".join(provenance.differences({**here, "cpu": about["cpu"]}, about, how)),
+        + (
+            "same CPU type"
+            if same_cpu
+            else f"another CPU, {about['cpu']}: the last bits may differ"
+        ),
+        "; ".join([*differing, *["install the same versions"] * bool(differing)]),
     )
 
 
-def _asked(question: IO[str], answer: IO[str]) -> tuple[float, float]:
-    """Seconds that a question takes, and how far the other host's clock is ahead."""
+def _ask_time(question: IO[str], answer: IO[str]) -> tuple[float, float]:
+    """Ask the other host for its time; return the round trip and how far its clock is ahead, in s."""
     begin = time.time()
     question.write("\n")
     question.flush()
@@ -214,14 +220,14 @@ def _asked(question: IO[str], answer: IO[str]) -> tuple[float, float]:
     return end - begin, there - (begin + end) / 2
 
 
-def _path() -> str:
-    """PYTHONPATH with this installation."""
+def _python_path() -> str:
+    """Return a PYTHONPATH with this installation first."""
     root = str(Path(__file__).parent.parent.parent)
     return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _echo(name: str, mpiexec: str | None, hosts: str | None = None) -> Line:
-    """Two ranks that gather, as a job of this very installation."""
+    """Start two ranks of this installation, and let them gather."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(_ECHO), mpiexec or "", hosts or ""]
         try:
@@ -231,12 +237,16 @@ def _echo(name: str, mpiexec: str | None, hosts: str | None = None) -> Line:
                 text=True,
                 timeout=60,
                 check=False,
-                cwd=None if hosts else folder,  # which no other host has
-                env={**os.environ, "PYTHONPATH": _path()},
+                cwd=None if hosts else folder,  # other hosts do not have this folder
+                env={**os.environ, "PYTHONPATH": _python_path()},
             )
         except subprocess.TimeoutExpired:
-            return Line(name, "no end after 60 s", "look at the name resolution of this host")
+            return Line(
+                name,
+                "not finished after 60 s",
+                "check that this host's name resolves to its address",
+            )
     if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["they end without a word"])[-1]
-        return Line(name, f"end with code {done.returncode}: {last}", f"try {_INSTALL}")
+        last = (done.stderr.strip().splitlines() or ["they printed no error"])[-1]
+        return Line(name, f"ended with code {done.returncode}: {last}", f"try {_INSTALL}")
     return Line(name, done.stdout.strip())

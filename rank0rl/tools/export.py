@@ -1,7 +1,7 @@
-"""python -m rank0rl export RUN: the policy of a run's last checkpoint in one file, for torch alone.
+"""python -m rank0rl export RUN: write the policy of a run's last checkpoint for PyTorch alone.
 
-It takes observations as the environment shows them to actions as the environment takes them; the
-scaling of observations, the bounds of actions and the numbers of choices are in it.
+The exported program takes the environment's own observations and returns the environment's own
+actions. It contains the scaling of observations, the bounds of actions and the numbering of choices.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from rank0rl.tools.evaluate import last_agent
 
 @dataclass(frozen=True)
 class Options:
-    """Write a run's policy, without its noise, to a file that torch loads without rank0rl."""
+    """Write a run's policy, without its noise, to a file that PyTorch loads without rank0rl."""
 
     run: tyro.conf.Positional[Path]
-    """Folder of the run, or one of its checkpoints; nothing in it is changed."""
+    """Folder of the run, or one of its checkpoints. Nothing in it is changed."""
     out: Path = Path("policy.pt2")
-    """The file."""
+    """File to write; its name must end in .pt2."""
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0, or 2 for a wrong use."""
+    """Run the tool; return its exit code: 0, or 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl export")
     set_threads(1)
     try:
@@ -47,47 +47,50 @@ def main(argv: list[str]) -> int:
 
 
 def export(run: Path, out: Path) -> str:
-    """Write the most probable actions of a run's last checkpoint as a program of torch.export.
+    """Write a program of torch.export that returns the most probable actions of a run's policy.
 
     Args:
-        run: its folder.
-        out: the file, which must end in .pt2.
+        run: the run's folder, or one of its checkpoints.
+        out: file to write; its name must end in .pt2.
 
     Returns:
-        What is in it, and how to load it.
+        Text for the user: what the file contains, and the lines that load it.
 
     Raises:
         ValueError: if there is no such run, its agent has nothing to export, or the file cannot be
             written.
     """
     if out.suffix != ".pt2":
-        raise ValueError(f"the file must be named something.pt2: got {out}")
+        raise ValueError(f"the name of the file must end in .pt2: got {out}")
     agent, options = last_agent(run)
     env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
     try:
-        masked = "mask" in inspect.signature(agent.act).parameters and _tells_masks(env)
+        masked = "mask" in inspect.signature(agent.act).parameters and _gives_masks(env)
         program = exported(agent, env, masked)
     finally:
         env.close()
     try:
         torch.export.save(program, out)
-    except (OSError, RuntimeError) as error:  # the latter from torch, if there is no such folder
+    except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a missing folder
         raise ValueError(f"cannot write {out}: {error}") from None
     spaces = envs.describe(env)
     notes = [
-        f"{out}: the most probable actions, {_shape(spaces.act)}, for observations "
-        f"{_shape(spaces.obs)}, of "
-        f"{options.env_id}"
+        f"{out} holds the policy for {options.env_id}: from observations {_shape(spaces.obs)} to the "
+        f"most probable actions {_shape(spaces.act)}"
     ]
     if options.wrappers:
-        notes.append(f"observations and actions are those of {', '.join(options.wrappers)}")
+        notes.append(
+            f"observations and actions are those of the wrappers {', '.join(options.wrappers)}"
+        )
     if envs.is_flattened(env):
-        notes.append("an observation is gymnasium.spaces.flatten(env.observation_space, obs)")
+        notes.append(
+            "flatten each observation: gymnasium.spaces.flatten(env.observation_space, obs)"
+        )
     mask = ", torch.as_tensor(mask, dtype=torch.bool)" if masked else ""
     return "\n".join(
         [
             *notes,
-            "without rank0rl:",
+            "load it without rank0rl:",
             "    import torch",
             f'    policy = torch.export.load("{out}").module()',
             f"    act = policy(torch.as_tensor(obs, dtype=torch.{spaces.obs.dtype}){mask}).numpy()",
@@ -96,51 +99,51 @@ def export(run: Path, out: Path) -> str:
 
 
 def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.ExportedProgram:
-    """An agent's most probable actions as a program.
+    """Export a program that returns an agent's most probable actions.
 
     Args:
-        agent: which stays as it is.
-        env: of the same spaces.
-        masked: whether the program takes masks as well, (N, all choices), bool.
+        agent: the agent, which is not changed.
+        env: an environment with the agent's spaces.
+        masked: the program also takes masks, shape (N, all choices), bool.
 
     Returns:
-        Takes observations (N, *obs) to actions (N, *act), for any N.
+        A program from observations (N, *obs) to actions (N, *act), for any N.
 
     Raises:
-        ValueError: if the agent has none, or they are of another shape.
+        ValueError: if the agent's `mode` is missing or returns another shape.
     """
     spaces = envs.describe(env)
-    chosen = _copy(agent.mode())
+    mode = _copy(agent.mode())
     mask = [torch.ones(2, spaces.act.size, dtype=torch.bool)] * masked
-    shape = tuple(chosen(torch.zeros(2, spaces.obs.size), *mask).shape)
+    shape = tuple(mode(torch.zeros(2, spaces.obs.size), *mask).shape)
     if shape != (2, *spaces.act.shape):
         raise ValueError(
-            f"mode of {type(agent).__name__} must give actions {(2, *spaces.act.shape)} for 2 "
-            f"observations: got {shape}"
+            f"mode of {type(agent).__name__} must return actions of shape {(2, *spaces.act.shape)} "
+            f"for 2 observations: got {shape}"
         )
     obs = torch.zeros(2, *spaces.obs.shape, dtype=getattr(torch, spaces.obs.dtype))
-    module = _ForEnvironment(chosen, spaces.act, envs.first_choice(env))
+    module = _ForEnvironment(mode, spaces.act, envs.first_choice(env))
     rows = {0: torch.export.Dim("N")}
     names = ("obs", "mask")[: 1 + masked]
     return torch.export.export(module, (obs, *mask), dynamic_shapes=dict.fromkeys(names, rows))
 
 
 class _ForEnvironment(nn.Module):
-    """From what an environment shows to what it takes.
+    """A module from an environment's observations to the actions that it takes.
 
     Args:
-        chosen: an agent's most probable actions.
-        space: of the actions.
-        first: what the environment calls choice 0: a number, or one for each of the choices.
+        mode: a module that returns an agent's most probable actions.
+        space: the space of actions.
+        first: the environment's number for choice 0, or one number for each choice of an action.
     """
 
     low: Tensor
     high: Tensor
     first: Tensor
 
-    def __init__(self, chosen: nn.Module, space: Space, first: Any) -> None:
+    def __init__(self, mode: nn.Module, space: Space, first: Any) -> None:
         super().__init__()
-        self.chosen, self.bounded = chosen, not space.choices
+        self.mode, self.bounded = mode, not space.choices
         if self.bounded:
             self.register_buffer("low", torch.from_numpy(space.low))
             self.register_buffer("high", torch.from_numpy(space.high))
@@ -148,26 +151,26 @@ class _ForEnvironment(nn.Module):
             self.register_buffer("first", torch.from_numpy(np.asarray(first, np.int64)))
 
     def forward(self, obs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Actions (N, *act)."""
+        """Return actions, shape (N, *act)."""
         obs = obs.reshape(obs.shape[0], -1).to(torch.float32)
-        act: Tensor = self.chosen(obs) if mask is None else self.chosen(obs, mask)
+        act: Tensor = self.mode(obs) if mask is None else self.mode(obs, mask)
         return act.clamp(self.low, self.high) if self.bounded else act + self.first
 
 
 def _copy(module: nn.Module) -> nn.Module:
-    """A module that learns no more and shares no memory: views would be saved with all of it."""
+    """Return a frozen copy without shared memory: torch would save the whole buffer behind a view."""
     module = copy.deepcopy(module).requires_grad_(False)
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.clone()
     return module
 
 
-def _tells_masks(env: Any) -> bool:
-    """Whether an environment tells which choices may be taken."""
+def _gives_masks(env: Any) -> bool:
+    """Return True if an environment's info says which choices are allowed."""
     _, info = env.reset(seed=0)
     return bool(envs.describe(env).act.choices) and "action_mask" in info
 
 
 def _shape(space: Space) -> str:
-    """Such as "(N, 17) float32"."""
+    """Return a shape and dtype as text, such as "(N, 17) float32"."""
     return f"({', '.join(map(str, ('N', *space.shape)))}) {space.dtype}"

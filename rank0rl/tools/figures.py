@@ -1,4 +1,4 @@
-"""The look of all pictures, and pictures as a part of an HTML page. Needs matplotlib."""
+"""The style of all figures, and figures as SVG in an HTML page. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "lines.linewidth": 1.4,
-    "text.parse_math": False,  # a setting with two $ is no formula
-    "svg.fonttype": "none",  # text stays text, in the page's font
-    "svg.hashsalt": "rank0rl",  # the same picture is the same file
+    "text.parse_math": False,  # a setting may contain two $ and is not a formula
+    "svg.fonttype": "none",  # text stays text, shown in the page's font
+    "svg.hashsalt": "rank0rl",  # fixed, so that the same figure gives the same file
 }
-# matplotlib's cycle of colors, C0 to C9, and its black: the page's, light or dark.
+# matplotlib's colors C0 to C9 and its black become the page's colors, light or dark.
 _CYCLE = (
     *("1f77b4", "ff7f0e", "2ca02c", "d62728", "9467bd"),
     *("8c564b", "e377c2", "7f7f7f", "bcbd22", "17becf"),
@@ -41,7 +41,7 @@ _COLORS = {
 
 @contextlib.contextmanager
 def style() -> Iterator[type[Figure]]:
-    """Give matplotlib's Figure; what is drawn and saved in here has the same look.
+    """Give matplotlib's Figure class; figures drawn and saved in this context share one style.
 
     Raises:
         ValueError: if matplotlib is not installed.
@@ -51,21 +51,21 @@ def style() -> Iterator[type[Figure]]:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError(
-            "pictures need matplotlib, which is in the extra plot: pip install -e '.[plot]'"
+            "figures need matplotlib, which is in the extra \"plot\": run pip install -e '.[plot]'"
         ) from None
     with mpl.rc_context(_STYLE):
         yield Figure
 
 
 def short_numbers() -> Any:
-    """A formatter of an axis: 20k, 1.5M."""
+    """Return a formatter of an axis that writes 20k and 1.5M."""
     from matplotlib.ticker import EngFormatter
 
     return EngFormatter(sep="")
 
 
 def label_decades(axis: Any) -> None:
-    """Numbers at 1, 2 and 5 of every decade of a logarithmic axis, and nowhere else."""
+    """Label a logarithmic axis at 1, 2 and 5 of every decade, and nowhere else."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -74,16 +74,16 @@ def label_decades(axis: Any) -> None:
 
 
 def inline_svg(figure: Figure, name: str, alt: str) -> str:
-    """A figure as an element of an HTML page, in the page's colors.
+    """Return a figure as an SVG element for an HTML page, in the page's colors.
 
     Args:
-        figure: what is drawn.
-        name: of this figure alone, so that no two on a page share an id.
-        alt: what it shows, for those who do not see it.
+        figure: the drawn figure.
+        name: name that no other figure on the page has; it begins every id in the SVG.
+        alt: text that tells a screen reader what the figure shows.
     """
     file = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(file, format="svg", transparent=True, metadata=no_metadata)
     svg = file.getvalue()
     svg = svg[svg.index("<svg ") :]
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)

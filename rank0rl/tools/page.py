@@ -1,4 +1,4 @@
-"""Parts of an HTML page that needs nothing but itself. All text given to it is escaped here."""
+"""Elements of a self-contained HTML page. This module escapes all text that it is given."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 _STYLE = """
-:root { color-scheme: light dark; --back: #fff; --text: #1f2328; --quiet: #59636e; --line: #d8dee4;
+:root { color-scheme: light dark; --back: #fff; --text: #1f2328; --muted: #59636e; --line: #d8dee4;
   --tile: #f6f8fa; --c0: #2563eb; --c1: #d97706; --c2: #059669; --c3: #dc2626; --c4: #7c3aed;
   --c5: #8b5e34; --c6: #db2777; --c7: #6b7280; --c8: #84910b; --c9: #0891b2; }
-@media (prefers-color-scheme: dark) { :root { --back: #0d1117; --text: #e6edf3; --quiet: #9198a1;
+@media (prefers-color-scheme: dark) { :root { --back: #0d1117; --text: #e6edf3; --muted: #9198a1;
   --line: #30363d; --tile: #161b22; --c0: #60a5fa; --c1: #fbbf24; --c2: #34d399; --c3: #f87171;
   --c4: #a78bfa; --c5: #d6a77a; --c6: #f472b6; --c7: #9ca3af; --c8: #cddc39; --c9: #22d3ee; } }
 * { box-sizing: border-box; }
@@ -20,7 +20,7 @@ h1 { font-size: 1.7rem; line-height: 1.25; margin: 0; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .7rem; padding-bottom: .3rem;
   border-bottom: 1px solid var(--line); }
 p { margin: .3rem 0; }
-.quiet, figcaption, dt, th { color: var(--quiet); }
+.muted, figcaption, dt, th { color: var(--muted); }
 figcaption { font-size: .87rem; }
 figure { margin: 0; min-width: 0; }
 svg { display: block; width: 100%; height: auto; }
@@ -51,37 +51,38 @@ th:first-child, td:first-child, .text td, .text th { text-align: left; }
 """
 
 
-def document(title: str, subtitle: str, *parts: str) -> str:
-    """The whole page.
+def document(title: str, subtitle: str, *sections: str) -> str:
+    """Return the whole page.
 
     Args:
-        title: its heading.
-        subtitle: a line below.
-        parts: its sections, in HTML.
+        title: heading of the page.
+        subtitle: line below the heading.
+        sections: contents of the page, in HTML.
     """
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f'<h1>{escape(title)}</h1>\n<p class="quiet">{escape(subtitle)}</p>\n'
-        + "\n".join(parts)
+        f'<h1>{escape(title)}</h1>\n<p class="muted">{escape(subtitle)}</p>\n'
+        + "\n".join(sections)
         + "\n</body>\n</html>\n"
     )
 
 
-def section(heading: str, *parts: str) -> str:
-    """A heading and what is below; nothing if there is nothing."""
-    return f"<section>\n<h2>{escape(heading)}</h2>\n{''.join(parts)}\n</section>" * any(parts)
+def section(heading: str, *contents: str) -> str:
+    """Return a heading with its contents in HTML, or "" if all contents are empty."""
+    body = "".join(contents)
+    return f"<section>\n<h2>{escape(heading)}</h2>\n{body}\n</section>" * bool(body)
 
 
 def pairs(values: Mapping[str, str], kind: str = "pairs") -> str:
-    """Names and values: "pairs" in columns, "tiles" with large values."""
+    """Return names and values: as "pairs" in columns, or as "tiles" with large values."""
     each = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in values.items())
     return f'<dl class="{kind}">{"".join(each)}</dl>' * bool(values)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "numbers") -> str:
-    """A table that scrolls where it is too wide: of "numbers", or of "text"."""
+    """Return a table of "numbers" or "text", which scrolls if it is too wide."""
     lines = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
     return (
         f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{_cells("th", head)}</tr>'
@@ -90,30 +91,30 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "numbe
 
 
 def figure(picture: str, caption: str = "") -> str:
-    """An SVG with a line about it."""
+    """Return an SVG with a caption."""
     below = f"<figcaption>{escape(caption)}</figcaption>" * bool(caption)
     return f"<figure>{picture}{below}</figure>"
 
 
 def image(png: bytes, alt: str) -> str:
-    """A PNG as a part of the page."""
+    """Return a PNG as an element of the page."""
     data = base64.b64encode(png).decode()
     return f'<figure><img src="data:image/png;base64,{data}" alt="{escape(alt)}"></figure>'
 
 
-def small(parts: Iterable[str]) -> str:
-    """Figures side by side, as many as there is room for."""
-    inside = "".join(parts)
+def small(figures: Iterable[str]) -> str:
+    """Return small figures side by side, as many as fit."""
+    inside = "".join(figures)
     return f'<div class="small">{inside}</div>' * bool(inside)
 
 
 def code(text: str) -> str:
-    """A command line."""
+    """Return a block of code, such as a command line."""
     return f'<pre class="scroll" tabindex="0">{escape(text)}</pre>'
 
 
 def items(texts: Iterable[str]) -> str:
-    """A list."""
+    """Return a bulleted list."""
     inside = "".join(f"<li>{escape(text)}</li>" for text in texts)
     return f"<ul>{inside}</ul>" * bool(inside)
 

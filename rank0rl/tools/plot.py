@@ -1,7 +1,7 @@
-"""python -m rank0rl plot RUN...: learning curves, an axis an environment, a color an agent.
+"""python -m rank0rl plot RUN...: draw learning curves, one axis per environment, one color per agent.
 
-Runs that differ in nothing but their seed are one curve: its line is their mean, its band goes from
-the lowest to the highest of them.
+Runs that differ only in their seed form one curve. Its line is their mean; its band reaches from the
+lowest to the highest seed.
 """
 
 from __future__ import annotations
@@ -17,44 +17,44 @@ import numpy as np
 import tyro
 
 from rank0rl.run import config, run_data
-from rank0rl.run.run_data import Array, Recorded
+from rank0rl.run.run_data import Array, RunData
 from rank0rl.tools import figures
 
-_POINTS = 500  # of a curve: more than an axis has pixels
-_RESAMPLES = 2000
+_POINTS = 500  # points of a curve: more than the width of an axis in pixels
+_RESAMPLES = 2000  # bootstrap samples of an interval
 _KINDS = (".png", ".svg", ".pdf")
-# Settings that do not make a curve of its own.
+# Runs that differ only in these settings form one curve, or are told apart by other means.
 _SAME_CURVE = {*config.SAME_CURVE, "env_id", "algo", "seed", "max_replay_steps"}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Learning curves of runs, as a picture and as a table of where they end."""
+    """Draw learning curves of runs, and print the return at the end of each curve."""
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Folders of runs; those that differ in their seed alone are one curve."""
+    """Folders of runs. Runs that differ only in their seed form one curve."""
     x: Literal["steps", "hours"] = "steps"
-    """Against steps of the environment, or hours of training."""
+    """Horizontal axis: environment steps, or hours of training."""
     out: Path = Path("learning.png")
-    """The picture; its suffix says which kind: .png, .svg or .pdf."""
+    """File to write. Its suffix chooses the format: .png, .svg or .pdf."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """The seeds of one agent in one environment, as far as all of them have come."""
+    """The curves of all seeds of one agent in one environment, up to where every seed has come."""
 
     x: Array
-    """Steps or hours, (P,)."""
+    """Steps or hours, shape (P,)."""
     ret: Array
-    """Mean returns there, (seeds, P)."""
+    """Mean returns at these points, shape (seeds, P)."""
 
 
 Groups = Mapping[tuple[str, str], Curves]
-"""Environment and agent -> its curves."""
+"""Curves by environment and agent."""
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0, or 2 for a wrong use."""
+    """Run the tool; return its exit code: 0, or 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl plot")
     try:
         if given.out.suffix not in _KINDS:
@@ -78,33 +78,38 @@ def main(argv: list[str]) -> int:
 
 
 def group(folders: Sequence[Path], x: str = "steps") -> dict[tuple[str, str], Curves]:
-    """Curves of runs by environment and agent, sorted.
+    """Group the curves of runs by environment and agent, sorted.
 
-    An agent is its name, and the settings in which runs of this name in this environment differ;
-    against hours, the number of processes is one of them.
+    An agent is named by its algorithm and by the settings in which the runs of this algorithm in this
+    environment differ. With x="hours", the number of ranks is one of these settings.
 
     Args:
-        folders: of the runs.
+        folders: folders of the runs.
         x: "steps" or "hours".
 
+    Returns:
+        (environment, agent) -> curves.
+
     Raises:
-        ValueError: if a folder holds no run with a return, or two hold the same seed's.
+        ValueError: if a folder holds no run with a return, or two runs have the same seed and
+            settings.
     """
     if not folders:
-        raise ValueError("name a run's folder, such as runs/Walker2d-v5-ppo-seed0-...")
-    named: dict[tuple[str, str], list[Recorded]] = {}
+        raise ValueError("name at least one run's folder, such as runs/Walker2d-v5-ppo-seed0-...")
+    named: dict[tuple[str, str], list[RunData]] = {}
     for run in map(run_data.read, folders):
         name = run.settings["env_id"], config.short(run.settings["algo"])
         named.setdefault(name, []).append(run)
-    seeds: dict[tuple[str, str], dict[int, Recorded]] = {}
+    seeds: dict[tuple[str, str], dict[int, RunData]] = {}
     for (env_id, algo), runs in named.items():
-        for run, differing in zip(runs, _differing([_of_curve(r, x) for r in runs]), strict=True):
+        settings = [_curve_settings(run, x) for run in runs]
+        for run, differing in zip(runs, _differing(settings), strict=True):
             agent = " ".join([algo, *(f"{name}={value}" for name, value in differing.items())])
             other = seeds.setdefault((env_id, agent), {}).setdefault(run.settings["seed"], run)
             if other is not run:
                 raise ValueError(
-                    f"{other.folder} and {run.folder} are one curve, of the same seed and the same "
-                    f"settings: leave one out"
+                    f"{other.folder} and {run.folder} have the same seed and the same settings: leave "
+                    f"one of them out"
                 )
     return {
         key: on_grid([_curve(run, x) for run in runs.values()])
@@ -113,34 +118,38 @@ def group(folders: Sequence[Path], x: str = "steps") -> dict[tuple[str, str], Cu
 
 
 def on_grid(curves: Sequence[tuple[Array, Array]]) -> Curves:
-    """Curves at common points, evenly over the range that all of them have.
+    """Interpolate curves at common points, spread evenly over the range that all curves cover.
 
     Args:
-        curves: steps or hours, increasing, and the returns there, (n,) each, n of its own.
+        curves: for each seed, steps or hours in increasing order and the returns at these points,
+            shape (n,) each; n can differ between seeds.
 
     Raises:
-        ValueError: if there is no such range.
+        ValueError: if no range is covered by all curves.
     """
     low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
     if low > high:
         raise ValueError(
-            f"seeds of one agent must have a range in common: one begins at {low:,.6g}, another ends "
-            f"at {high:,.6g}; leave it out, or wait until it has come further"
+            f"the seeds of one agent must overlap: one curve begins at {low:,.6g}, another ends at "
+            f"{high:,.6g}; leave one out, or wait until the shorter run has come further"
         )
     x = np.linspace(low, high, _POINTS)
     return Curves(x, np.stack([np.interp(x, *curve) for curve in curves]))
 
 
 def interquartile_means(groups: Groups) -> dict[str, tuple[float, float, float]]:
-    """Agent -> interquartile mean of its normalized scores, and the ends of a 95 % interval.
+    """Compute each agent's interquartile mean of normalized scores, with a 95 % interval.
 
-    A score is (final - start) / (best - start), of one seed in one environment: final is its return
-    at the end of its curve, start the mean of all returns at the beginnings of curves, best the mean
-    final of the best agent. The interquartile mean is that of the middle half of all scores. Its
-    interval is from a bootstrap that draws seeds within each environment.
+    The score of one seed in one environment is (final - start) / (best - start). "final" is the
+    return at the end of its curve, "start" is the mean return at the beginning of all curves, and
+    "best" is the highest mean of "final" over the agents. The interquartile mean is the mean of the
+    middle half of all scores. Its interval comes from a bootstrap that draws seeds within each
+    environment.
 
-    It is over the environments where every agent has two seeds or more and the best one has gained
-    something; empty if there are fewer than two of these.
+    An environment counts if every agent has two or more seeds there and the best agent has improved.
+
+    Returns:
+        Agent -> (mean, low end, high end); {} if fewer than two environments count.
 
     Source: Agarwal et al. 2021, arXiv:2108.13264, sections 4.1 and 4.3.
     """
@@ -159,7 +168,7 @@ def interquartile_means(groups: Groups) -> dict[str, tuple[float, float, float]]
 
 
 def _with_interval(scores: Sequence[Array]) -> tuple[float, float, float]:
-    """Interquartile mean and its 95 % interval of scores, (seeds,) for each environment."""
+    """Compute the interquartile mean and its 95 % interval of scores, shape (seeds,) per environment."""
     rng = np.random.default_rng(0)
     drawn = [s[rng.integers(len(s), size=(_RESAMPLES, len(s)))] for s in scores]
     low, high = np.percentile(_middle_mean(np.concatenate(drawn, axis=1)), [2.5, 97.5])
@@ -167,7 +176,7 @@ def _with_interval(scores: Sequence[Array]) -> tuple[float, float, float]:
 
 
 def _middle_mean(scores: Array) -> Any:
-    """Mean over the last axis without the lowest and the highest quarter, each rounded down."""
+    """Average the last axis without the lowest and the highest quarter, each rounded down."""
     cut = scores.shape[-1] // 4
     return np.sort(scores)[..., cut : scores.shape[-1] - cut].mean(-1)
 
@@ -178,13 +187,13 @@ def draw(
     x: str = "steps",
     means: Mapping[str, tuple[float, float, float]] | None = None,
 ) -> None:
-    """Draw curves, and interquartile means beside them.
+    """Draw the curves, and the interquartile means beside them.
 
     Args:
-        groups: as `group` gives them.
-        out: the picture's file.
-        x: what the curves are against.
-        means: as `interquartile_means` gives them.
+        groups: curves from `group`.
+        out: file to write.
+        x: label of the horizontal axis.
+        means: results of `interquartile_means`.
 
     Raises:
         ValueError: if matplotlib is not installed.
@@ -214,14 +223,14 @@ def draw(
             [lines[agent] for agent in agents],
             agents,
             loc="outside lower center",
-            ncols=max(1, 50 * columns // (max(map(len, agents)) + 6)),  # letters of an axis's width
+            ncols=max(1, 50 * columns // (max(map(len, agents)) + 6)),  # about 50 letters per axis
             title="line: mean over seeds; band: lowest to highest seed" if several else None,
         )
         figure.savefig(out, dpi=120)
 
 
 def _draw_curves(axis: Any, curves: Curves, color: str) -> Any:
-    """Draw a line, and the band of several seeds; the line."""
+    """Draw a line, with a band if there are several seeds; return the line."""
     (line,) = axis.plot(curves.x, curves.ret.mean(0), color=color)
     if len(curves.ret) > 1:
         low, high = curves.ret.min(0), curves.ret.max(0)
@@ -241,14 +250,14 @@ def _draw_means(
     axis.set_ylim(0.6 - len(agents), 0.6)
 
 
-def _of_curve(run: Recorded, x: str) -> dict[str, Any]:
-    """What makes its curve another one than that of a run with another seed."""
+def _curve_settings(run: RunData, x: str) -> dict[str, Any]:
+    """Return the settings that tell this run's curve from the curves of other agents."""
     settings = {name: v for name, v in run.settings.items() if name not in _SAME_CURVE}
     return settings | ({"nprocs": run.starts[-1]["nprocs"]} if x == "hours" else {})
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each, what is not the same in all."""
+    """Return, for each run, the settings that are not the same in all runs."""
     names = [
         name
         for name in sorted(set().union(*settings))
@@ -257,11 +266,11 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: one[name] for name in names if name in one} for one in settings]
 
 
-def _curve(run: Recorded, x: str) -> tuple[Array, Array]:
-    """Steps or hours and the mean return there, from the first row that has one."""
+def _curve(run: RunData, x: str) -> tuple[Array, Array]:
+    """Return steps or hours and the mean returns at these points, without rows that have no return."""
     ret = run.column("return_mean")
     at = run.column("steps") if x == "steps" else run.column("seconds") / 3600
     known = np.isfinite(ret)
     if not known.any():
-        raise ValueError(f"{run.folder} has no return yet: no episode of it has ended")
+        raise ValueError(f"{run.folder} has no return yet: none of its episodes has ended")
     return at[known], ret[known]

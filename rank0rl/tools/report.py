@@ -1,6 +1,6 @@
-"""python -m rank0rl report RUN: a run, or a study of speedup, as one HTML page that needs nothing else.
+"""python -m rank0rl report RUN: write a run, or a speedup study, as one self-contained HTML page.
 
-Figures are SVG within the page, in its own light or dark colors; it loads nothing and runs nothing.
+Figures are SVG inside the page, in its light or dark colors. The page loads nothing and runs no script.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ import numpy as np
 import tyro
 
 from rank0rl.run import run_data
-from rank0rl.run.run_data import Array, Recorded
+from rank0rl.run.run_data import Array, RunData
 from rank0rl.tools import figures, page
 
-_POINTS = 400  # of a curve; each is the mean of several iterations where there are more of these
-_LEAST_SHARE = 0.005  # of the time: a phase with less is not to be seen
-_RATES = ("steps_per_s", "bare_steps_per_s")  # end in _s, and are no seconds
+_POINTS = 400  # most points of a curve; in longer runs, a point is the mean of several iterations
+_LEAST_SHARE = 0.005  # of the time: a smaller phase would be invisible in the figure
+_RATES = ("steps_per_s", "bare_steps_per_s")  # end in _s, but are not seconds
 _BESIDE = ("length_mean", "steps_per_s", "memory_mb")
 
 Columns = Mapping[str, Array]
-"""Name -> numbers, (points,); NaN where there is none."""
+"""Numbers by column name, shape (points,); NaN where there is no number."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """One HTML page about a run, or about a study of speedup."""
+    """Write one HTML page about a run, or about a speedup study."""
 
     folder: tyro.conf.Positional[Path]
-    """Of the run, or of the study."""
+    """Folder of the run, or of the study."""
     out: Path | None = None
-    """The page. None: report.html in the folder."""
+    """File to write. None: report.html in the folder."""
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0, or 2 for a wrong use."""
+    """Run the tool; return its exit code: 0, or 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl report")
     out = given.out or given.folder / "report.html"
     try:
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
 
 
 def of_run(folder: Path) -> str:
-    """The page of a run, as far as it has come.
+    """Return the page of a run, as far as the run has come.
 
     Raises:
         ValueError: if there is no run with at least one iteration, or no matplotlib.
@@ -64,10 +64,10 @@ def of_run(folder: Path) -> str:
     run = run_data.read(folder)
     settings, last = run.settings, run.rows[-1]
     names = list(last)
-    own = names[names.index("weights_sha256") + 1 :]  # what the agent records comes last
+    own = names[names.index("weights_sha256") + 1 :]  # the agent's own columns come last
     columns = _thinned(run, [name for name in names if not name.endswith("sha256")])
     block = _block(run)
-    note = f" A point is the mean of {block} iterations." * (block > 1)
+    note = f" Each point is the mean of {block} iterations." * (block > 1)
     with figures.style():
         curve = page.figure(_returns(columns), _RETURN_CAPTION + note)
         phases = page.figure(_phases(run, columns), _PHASES_CAPTION + note)
@@ -78,7 +78,7 @@ def of_run(folder: Path) -> str:
     return page.document(
         f"{settings['env_id']}, {settings['algo']}, seed {settings['seed']}",
         f"{folder.resolve().name}: {len(run.rows):,} iterations",
-        page.pairs(_in_short(run), "tiles"),
+        page.pairs(_overview(run), "tiles"),
         page.section("Return", curve),
         page.section("Where the time goes", phases),
         page.section("Episodes and speed, by steps", beside),
@@ -89,14 +89,14 @@ def of_run(folder: Path) -> str:
     )
 
 
-_RETURN_CAPTION = "Return of an episode in training, over the last 100."
-_PHASES_CAPTION = (
-    "Share of each phase in the time of an iteration, on rank 0; beside its name, in the whole run."
-)
+_RETURN_CAPTION = "Return of the last 100 training episodes."
+_PHASES_CAPTION = "Each phase's share of an iteration's time on rank 0. The legend gives its share of the whole run."
 
 
 def of_study(folder: Path) -> str:
-    """The page of a study of speedup: speedup.csv, and speedup.json and speedup.png if they are there.
+    """Return the page of a speedup study, from its speedup.csv, speedup.json and speedup.png.
+
+    Only speedup.csv has to exist.
 
     Raises:
         ValueError: if the study has no row yet.
@@ -104,16 +104,16 @@ def of_study(folder: Path) -> str:
     with (folder / "speedup.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     if not rows:
-        raise ValueError(f"{folder / 'speedup.csv'} is empty: nothing has been measured yet")
+        raise ValueError(f"{folder / 'speedup.csv'} has no rows: nothing has been measured yet")
     about, picture = folder / "speedup.json", folder / "speedup.png"
     known = json.loads(about.read_text()) if about.exists() else {}
-    alt = "Speedup by number of processes: " + ", ".join(
+    alt = "Speedup by number of ranks: " + ", ".join(
         f"{_number(row['speedup'])} with {row['nprocs']}" for row in rows
     )
     seconds = [name for name in rows[0] if name.endswith("_s") and name not in _RATES]
     others = [name for name in rows[0] if name not in seconds]
     return page.document(
-        "Speedup by number of processes",
+        "Speedup by number of ranks",
         folder.resolve().name,
         page.section("Advice", page.items(known.get("notes", []))),
         page.section("Speedup", page.image(picture.read_bytes(), alt) if picture.exists() else ""),
@@ -125,12 +125,12 @@ def of_study(folder: Path) -> str:
 
 
 def _study_table(rows: Sequence[Mapping[str, str]], names: Sequence[str]) -> str:
-    head = [_words(name) for name in names]
+    head = [_label(name) for name in names]
     return page.table(head, [[_number(row[name]) for name in names] for row in rows])
 
 
-def _in_short(run: Recorded) -> dict[str, str]:
-    """What one wants to know first."""
+def _overview(run: RunData) -> dict[str, str]:
+    """Return the most important numbers of a run, name -> text."""
     last, settings = run.rows[-1], run.settings
     by_episodes = "num_episodes" in settings
     of_steps = "" if by_episodes else f" of {settings['total_steps']:,}"
@@ -142,7 +142,7 @@ def _in_short(run: Recorded) -> dict[str, str]:
         f"episodes{of_episodes}": _number(last["episodes"]),
         "time": _duration(seconds),
         "steps / s": _number(str(float(last["steps"]) / seconds)),
-        **({"processes": str(run.starts[-1]["nprocs"])} if run.starts else {}),
+        **({"ranks": str(run.starts[-1]["nprocs"])} if run.starts else {}),
     }
 
 
@@ -152,7 +152,7 @@ def _duration(seconds: float) -> str:
 
 
 def _starts(starts: Sequence[Mapping[str, Any]]) -> str:
-    """A column for each start of a run: when, where, with what."""
+    """Return a table with a column for each start of a run: when, where, with which versions."""
     flat = [{**start, **start.get("versions", {})} for start in starts]
     names = [name for name in dict.fromkeys(n for one in flat for n in one) if name != "versions"]
     rows = [[name, *(str(one.get(name, "")) for one in flat)] for name in names]
@@ -160,10 +160,11 @@ def _starts(starts: Sequence[Mapping[str, Any]]) -> str:
     return page.table(head, rows, "text") if flat else ""
 
 
-def _thinned(run: Recorded, names: Sequence[str]) -> Columns:
-    """Columns of at most _POINTS rows: steps where a block of rows ends, else its mean.
+def _thinned(run: RunData, names: Sequence[str]) -> Columns:
+    """Return columns of at most _POINTS points, each the mean of a block of rows.
 
-    "seconds" are those of an iteration, not those since the beginning.
+    "steps" is the number at the end of each block. "seconds" is the time of an iteration, not the
+    time since the run's beginning.
     """
     each = {name: run.column(name) for name in names} | {"seconds": _seconds(run)}
     starts = np.arange(0, len(run.rows), _block(run))
@@ -176,18 +177,18 @@ def _thinned(run: Recorded, names: Sequence[str]) -> Columns:
     return columns | {"steps": each["steps"][[*(starts[1:] - 1), -1]]}
 
 
-def _block(run: Recorded) -> int:
-    """Iterations of a point."""
+def _block(run: RunData) -> int:
+    """Return the number of iterations of each point."""
     return -(-len(run.rows) // _POINTS)
 
 
-def _seconds(run: Recorded) -> Array:
-    """Of each iteration; those since the run's beginning lose their last digits in a long one."""
+def _seconds(run: RunData) -> Array:
+    """Return the seconds of each iteration; differences of the column "seconds" would lose digits."""
     return np.diff(run.column("steps"), prepend=0.0) / run.column("steps_per_s")
 
 
 def _returns(columns: Columns) -> str:
-    """The learning curve, with the spread of episodes and evaluations where they are recorded."""
+    """Draw the learning curve, with the spread of episodes and the evaluations if they are recorded."""
     steps, mean = columns["steps"], columns["return_mean"]
     figure, axis = _axis(8.6, 3.4, steps[-1])
     if {"return_min", "return_max"} <= columns.keys():
@@ -208,15 +209,15 @@ def _returns(columns: Columns) -> str:
     return figures.inline_svg(figure, "returns", f"Mean return by steps: {_course(mean)}")
 
 
-def _phases(run: Recorded, columns: Columns) -> str:
-    """Shares of the phases in the time of each iteration, stacked; the rest is no phase's."""
+def _phases(run: RunData, columns: Columns) -> str:
+    """Draw each phase's share of the time of an iteration, stacked; the rest belongs to no phase."""
     total = _seconds(run).sum()
     names = [name for name in columns if name.endswith("_s") and name not in _RATES]
     whole = {name: float(np.nansum(run.column(name)) / total) for name in names}
     shown = {name: share for name, share in whole.items() if share >= _LEAST_SHARE}
-    labels = [f"{_words(name)} {share:.0%}" for name, share in shown.items()]
+    labels = [f"{_label(name)} {share:.0%}" for name, share in shown.items()]
     shares = [np.nan_to_num(columns[name] / columns["seconds"]) for name in shown]
-    steps = np.concatenate([[0.0], columns["steps"]])  # a share is that of the steps before it
+    steps = np.concatenate([[0.0], columns["steps"]])  # a share belongs to the steps before it
     figure, axis = _axis(8.6, 3.0, steps[-1])
     stacked = axis.stackplot(
         steps, [np.concatenate([s[:1], s]) for s in shares], labels=labels, step="pre", alpha=0.85
@@ -232,17 +233,17 @@ def _phases(run: Recorded, columns: Columns) -> str:
 
 
 def _small(columns: Columns, name: str) -> str:
-    """One column by steps."""
+    """Draw one column by steps."""
     figure, axis = _axis(3.2, 1.8, columns["steps"][-1])
     axis.locator_params(nbins=4)
-    axis.set_title(_words(name), loc="left")
+    axis.set_title(_label(name), loc="left")
     axis.plot(columns["steps"], columns[name], color="C0", **_dot_if_alone(columns[name]))
-    alt = f"{_words(name)} by steps: {_course(columns[name])}"
+    alt = f"{_label(name)} by steps: {_course(columns[name])}"
     return page.figure(figures.inline_svg(figure, re.sub(r"\W", "-", name), alt))
 
 
 def _axis(width: float, height: float, last: float) -> tuple[Any, Any]:
-    """A figure of so many inches, and its axis by steps up to the last one."""
+    """Make a figure of this size in inches, with an axis of steps from 0 to last."""
     with figures.style() as figure_class:
         figure = figure_class(figsize=(width, height), layout="constrained")
         axis = figure.add_subplot()
@@ -252,28 +253,28 @@ def _axis(width: float, height: float, last: float) -> tuple[Any, Any]:
 
 
 def _dot_if_alone(values: Array) -> dict[str, str]:
-    """A line of one point is not seen."""
+    """Ask for a marker if there is only one point, because a line of one point is invisible."""
     return {"marker": "o"} if np.isfinite(values).sum() == 1 else {}
 
 
 def _course(values: Array) -> str:
-    """A curve in words."""
+    """Describe a curve in words."""
     known = values[np.isfinite(values)]
     if not len(known):
         return "no values"
     first, last, low, high = (
         _number(str(v)) for v in (known[0], known[-1], known.min(), known.max())
     )
-    return f"{first} at first, {last} at last, from {low} to {high}"
+    return f"first {first}, last {last}, lowest {low}, highest {high}"
 
 
-def _words(name: str) -> str:
-    """A column's name as one reads it: "steps_per_s" -> "steps / s", "update_s" -> "update"."""
+def _label(name: str) -> str:
+    """Return a column's name for readers: "steps_per_s" -> "steps / s", "update_s" -> "update"."""
     return name.replace("_per_", " / ").removesuffix("_s").replace("_", " ")
 
 
 def _number(text: str) -> str:
-    """A number of a CSV in at most five digits, or more before its point; other text as it is."""
+    """Shorten a number from a CSV file; return other text unchanged."""
     try:
         value = float(text)
     except ValueError:
@@ -282,5 +283,5 @@ def _number(text: str) -> str:
 
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Settings as they are written: text as it is, all else as JSON."""
+    """Return settings as text: strings unchanged, everything else as JSON."""
     return {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}

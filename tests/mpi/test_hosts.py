@@ -233,10 +233,10 @@ class TestTwoHosts:
         assert done.returncode == 0, done.stdout + done.stderr
         lines = {line[8:23].strip(): line for line in done.stdout.splitlines()}
         assert "round trip by ssh" in lines["two"]
-        assert "the same type of CPU" in lines["two"]
-        assert "gather a byte in" in lines["this and two"]
+        assert "same CPU type" in lines["two"]
+        assert "GB/s" in lines["here and two"]
         two[1].dies()
         done = run(two[0].on([*words, "one:2,two:2"]), env=two[0].env)
         assert done.returncode == 1
         assert "NOT OK  two" in done.stdout
-        assert "`ssh two` has to work without a question" in done.stdout
+        assert "`ssh two`" in done.stdout

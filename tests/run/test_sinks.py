@@ -1,4 +1,4 @@
-"""The record of a run beside its CSV: one events file, one W&B run, from rank 0 only."""
+"""The sinks of a run: one events file and one W&B run, from rank 0 only."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Which environments give the same curve for every number of ranks, and what is wrong with the others."""
+"""Environments that give the same curve for every number of ranks, and what is wrong with others."""
 
 import sys
 
@@ -45,26 +45,26 @@ class NumpyMoody(toy_envs.Endless):
 
 
 BAD = [
-    (Keeps, "repeated in the same environment", "another obs from step 0 on"),
+    (Keeps, "repeated in the same environment", ("obs", "step 0")),
     (
         toy_envs.Moody,
         "with other global random numbers",
-        "another obs from step 0 on: it draws from Python's global random, not",
+        ("obs", "step 0", "Python's global random"),
     ),
     (
         NumpyMoody,
         "with other global random numbers",
-        "another rew from step 0 on: it draws from NumPy's global np.random, not",
+        ("rew", "step 0", "np.random"),
     ),
-    (toy_envs.Restless, "beside 2 other environments", "another obs from step 2 on"),
-    (toy_envs.normalized, "whatever it was used for before", "not in NormalizeObservation"),
+    (toy_envs.Restless, "beside 2 other environments", ("obs", "step 2")),
+    (toy_envs.normalized, "after any earlier use", ("NormalizeObservation",)),
 ]
 
 
-@pytest.mark.parametrize(("make", "condition", "finding"), BAD)
-def test_what_is_wrong_is_named(make, condition, finding):
+@pytest.mark.parametrize(("make", "condition", "facts"), BAD)
+def test_what_is_wrong_is_named(make, condition, facts):
     findings = check(make, steps=1000, others=2)
-    assert findings[condition].startswith(finding)
+    assert all(fact in findings[condition] for fact in facts), findings[condition]
     before = list(findings)[: list(findings).index(condition)]
     if make is not toy_envs.normalized:
         assert not any(findings[name] for name in before)
@@ -75,18 +75,19 @@ def test_the_command(monkeypatch):
     tool = [sys.executable, "-m", "rank0rl", "check"]
     good = run([*tool, "CartPole", "--steps", "100"])
     assert good.returncode == 0, good.stderr
-    assert good.stdout.endswith("the same curve for every number of ranks: yes\n")
+    assert good.stdout.endswith("yes\n")
     bad = run([*tool, "toy_envs:Moody"])
     assert bad.returncode == 1, bad.stderr
-    assert "not from self.np_random" in bad.stdout
+    assert "self.np_random" in bad.stdout
     assert bad.stdout.endswith("NO\n")
     wrong = run([*tool, "CartPol"])
     assert wrong.returncode == 2
-    assert "did you mean CartPole" in wrong.stderr
+    assert "CartPole" in wrong.stderr.replace("CartPol'", "")
 
 
 def test_the_tools_are_listed():
     for args, code in ([[], 0], [["nonsense"], 2]):
         done = run([sys.executable, "-m", "rank0rl", *args])
         assert done.returncode == code
-        assert "check" in done.stdout + done.stderr
+        listed = done.stdout + done.stderr
+        assert all(tool in listed for tool in ("check", "doctor", "evaluate", "replay", "speedup"))

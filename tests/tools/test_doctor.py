@@ -1,4 +1,4 @@
-"""The doctor on a good environment, on one without MPI, and on one with a foreign launcher."""
+"""The doctor in a good environment, without MPI, and with the launcher of another MPI."""
 
 import os
 import sys
@@ -10,8 +10,8 @@ from on_ranks import HERE, run
 DOCTOR = ["-m", "rank0rl", "doctor"]
 
 
-def looked(done):
-    """Name -> whether it is ok, and the line."""
+def checks(done):
+    """Name of a check -> (True if it is ok, its line)."""
     lines = {}
     for line in done.stdout.splitlines():
         lines[line[8:23].strip()] = (line.startswith("ok "), line)
@@ -21,11 +21,11 @@ def looked(done):
 def test_a_good_environment():
     done = run([sys.executable, *DOCTOR])
     assert done.returncode == 0, done.stdout + done.stderr
-    lines = looked(done)
+    lines = checks(done)
     names = ["Python", "cores", "user", "host", "started by", "mpi4py", "mpiexec", "two ranks"]
     assert list(lines) == names
     assert all(ok for ok, _ in lines.values())
-    assert "gather a byte in" in lines["two ranks"][1]
+    assert "GB/s" in lines["two ranks"][1]
 
 
 def test_without_mpi(tmp_path):
@@ -35,9 +35,9 @@ def test_without_mpi(tmp_path):
     env = {"PYTHONPATH": f"{tmp_path}:{HERE.parent}", "PATH": "/usr/bin:/bin"}
     done = run([os.path.realpath(sys.executable), *DOCTOR], env=env)
     assert done.returncode == 1, done.stdout + done.stderr
-    lines = looked(done)
+    lines = checks(done)
     assert not lines["mpi4py"][0]
-    assert lines["mpi4py"][1].endswith("not installed; pip install mpi4py mpich")
+    assert "pip install mpi4py mpich" in lines["mpi4py"][1]
     assert not lines["mpiexec"][0]
     assert "two ranks" not in lines
 
@@ -52,9 +52,9 @@ def test_a_launcher_of_another_mpi(tmp_path):
     launcher.chmod(0o755)
     done = run([sys.executable, *DOCTOR, "--mpiexec", str(launcher)])
     assert done.returncode == 1, done.stdout + done.stderr
-    lines = looked(done)
+    lines = checks(done)
     assert lines["mpi4py"][0]
     assert not lines["mpiexec"][0]
-    assert "mpi4py belongs to another MPI" in lines["mpiexec"][1]
+    assert "another MPI" in lines["mpiexec"][1]
     assert not lines["two ranks"][0]
-    assert "does not tell its processes their rank" in lines["two ranks"][1]
+    assert "rank" in lines["two ranks"][1].partition("ended with code")[2]

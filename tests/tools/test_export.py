@@ -1,4 +1,4 @@
-"""Policies as files for torch alone."""
+"""Policies in files that PyTorch loads without rank0rl."""
 
 import sys
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from on_ranks import HERE, run
 from runs import SMALL, train
-from test_spaces import AGENTS
+from small_agents import AGENTS
 from toy_envs import ACT_SPACES
 
 from rank0rl import envs
@@ -16,7 +16,7 @@ from rank0rl.tools.export import export, exported, main
 
 
 def untrained(algo, env):
-    """An agent whose weights and statistics are large enough for every bound and choice."""
+    """Make an agent whose weights and statistics are large enough to reach every bound and choice."""
     agent_class, options = AGENTS[algo]
     rng = np.random.default_rng(0)
     agent = agent_class(envs.describe(env), options, rng)
@@ -35,7 +35,7 @@ def observations(env, n):
 
 
 def in_numpy(agent, env, obs, mask=None):
-    """The most probable actions, by the other path."""
+    """Return the most probable actions, computed in NumPy."""
     space = envs.describe(env).act
     if not space.choices:
         noise = np.zeros((len(obs), space.size), np.float32)
@@ -44,7 +44,9 @@ def in_numpy(agent, env, obs, mask=None):
     logits = agent.policy.mlp.numpy(agent.norm.numpy(obs) if hasattr(agent, "norm") else flat)[-1]
     if mask is not None:
         logits[~mask] = -np.inf
-    best = np.stack([logits[:, part].argmax(axis=1) for part in space.choice_slices()], axis=1)
+    best = np.stack(
+        [logits[:, columns].argmax(axis=1) for columns in space.choice_slices()], axis=1
+    )
     return best.reshape(-1, *space.shape) + envs.first_choice(env)
 
 
@@ -107,9 +109,8 @@ def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monk
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # torch warns of parameters that share memory
     notes, lines = done.stdout.split("without rank0rl:\n")
-    assert "(N, 2) int64, for observations (N, 5) float32, of toy_envs:Spaced-v0" in notes
-    assert "flatten(env.observation_space, obs)" in notes
-    assert "TimeLimit" in notes
+    for fact in ("(N, 2) int64", "(N, 5) float32", "toy_envs:Spaced-v0", "TimeLimit", "flatten("):
+        assert fact in notes
     code = [
         "import sys",
         "sys.modules['rank0rl'] = sys.modules['algos'] = None",
@@ -132,18 +133,16 @@ def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monk
 
 def test_wrong_use(tmp_path, capsys):
     train(tmp_path, *SMALL[:-2], "--algo", "cem", "--population", "4", "--total-steps", "128")
-    for out, said in (
-        ("a.pt2", "CEM has nothing to export: give it a method mode(self)"),
-        ("a.pth", "must be named something.pt2"),
-    ):
+    for out, facts in (("a.pt2", ("CEM", "mode(")), ("a.pth", ("a.pth", ".pt2"))):
         assert main([str(tmp_path), "--out", str(tmp_path / out)]) == 2
-        assert said in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert all(fact in err for fact in facts), err
     assert not (tmp_path / "a.pt2").exists()
 
 
 def test_a_file_that_cannot_be_written(tmp_path):
     train(tmp_path, *SMALL, "--total-steps", "64")
-    with pytest.raises(ValueError, match=r"cannot write .*none/a.pt2"):
+    with pytest.raises(ValueError, match=r"none/a.pt2"):
         export(tmp_path, tmp_path / "none" / "a.pt2")
 
 
@@ -151,5 +150,5 @@ def test_what_an_agent_exports_has_the_shape_of_actions():
     env = envs.make("toy_envs:Spaced-v0", act="box")
     agent = untrained("ppo", env)
     agent.mode = lambda: torch.nn.Linear(3, 1)
-    with pytest.raises(ValueError, match=r"must give actions \(2, 2\) .* got \(2, 1\)"):
+    with pytest.raises(ValueError, match=r"\(2, 2\) .*got \(2, 1\)"):
         exported(agent, env)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import sys
@@ -11,9 +10,8 @@ from pathlib import Path
 
 from rank0rl.mpi import job, launch
 from rank0rl.mpi.hosts import count_ranks, read_hosts
-
-# Options that say how ranks are started.
-_HOW = ("hosts", "hostfile", "bind_to_core", "mpiexec", "collective_timeout", "max_restarts")
+from rank0rl.run import launch_options
+from rank0rl.run.launch_options import LaunchOptions
 
 
 def main(configs: Path | None = None) -> None:
@@ -27,8 +25,7 @@ def main(configs: Path | None = None) -> None:
     """
     try:
         given = _given(sys.argv[1:], configs)
-        how = {name: getattr(given, name) for name in _HOW}
-        if launch.mpi_fork(given.nprocs, **how) == "parent":
+        if launch.mpi_fork(given.nprocs, **given.how()) == "parent":
             return
     except ValueError as error:
         if not job.world_rank():  # of several ranks, one says it
@@ -58,47 +55,35 @@ def main(configs: Path | None = None) -> None:
     sys.exit(code)
 
 
-def _given(argv: list[str], configs: Path | None) -> argparse.Namespace:
-    """How the command line says that ranks are started; one rank for --help.
+def _given(argv: list[str], configs: Path | None) -> LaunchOptions:
+    """Return how the command line says that ranks are started; one rank for --help.
 
     Raises:
-        ValueError: if there cannot be so many, before they are started.
+        ValueError: if so many ranks cannot be, before they are started.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--nprocs", type=int)
-    parser.add_argument("--hosts")
-    parser.add_argument("--hostfile")
-    parser.add_argument("--num-envs", "--num_envs", type=int)
-    parser.add_argument("--config", type=Path)
-    parser.add_argument("--resume", type=Path)
-    parser.add_argument("--mpiexec")
-    parser.add_argument("--bind-to-core", "--bind_to_core", action="store_true")
-    parser.add_argument("--collective-timeout", "--collective_timeout", type=float)
-    parser.add_argument("--max-restarts", "--max_restarts", type=int, default=0)
-    parser.add_argument("-h", "--help", action="store_true")
-    given, _ = parser.parse_known_args(argv)
-    if given.help:
-        given.nprocs, given.hosts, given.hostfile = 1, None, None
-    if given.nprocs is not None and given.nprocs < 1:
-        raise ValueError(f"nprocs must be at least 1: got {given.nprocs}")
+    if {"-h", "--help"} & {*argv}:
+        return LaunchOptions(nprocs=1)
+    given = launch_options.read(argv)
+    options = LaunchOptions(**given)
     if job.world_size() is not None:  # the ranks are there, and a host file may not be
-        return given
-    nprocs = count_ranks(given.nprocs, read_hosts(given.hosts, given.hostfile))
+        return options
+    nprocs = count_ranks(options.nprocs, read_hosts(options.hosts, options.hostfile))
     if nprocs == 1:
-        return given
-    if given.num_envs is not None:
-        most = given.num_envs
-    else:  # which file it will be is for rank 0 to find out; here only what none of them allows
-        named = given.config or (given.resume / "config.toml" if given.resume else None)
-        files = [named] if named else (configs.glob("*.toml") if configs else [])
-        most = max([32, *map(_num_envs, files)])
+        return options
+    if "num_envs" in given:
+        most = options.num_envs
+    else:  # rank 0 finds out which file it is; this is what any of them allows
+        run = options.resume
+        named = options.config or (Path(run, "config.toml") if run else None)
+        files = [Path(named)] if named else (configs.glob("*.toml") if configs else [])
+        most = max([options.num_envs, *map(_num_envs, files)])
     if nprocs > most:
         raise ValueError(launch.too_many_ranks(nprocs, most))
-    return given
+    return options
 
 
 def _num_envs(path: Path) -> int:
-    """The number of environments that a file sets; 0 if it is for rank 0 to say what is wrong with it."""
+    """Return the number of environments that a file sets; 0 if rank 0 has to say what is wrong with it."""
     try:
         return int(tomllib.loads(path.read_text()).get("num_envs", 0))
     except (OSError, ValueError, TypeError):

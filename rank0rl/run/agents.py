@@ -1,0 +1,87 @@
+"""Find and load an agent's class by its name."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from rank0rl.agent import Agent
+
+# The methods that an agent must have, as its author writes them.
+_METHODS = {
+    "__init__": "__init__(self, spaces, options, rng)",
+    "act": "act(self, obs, noise, fragment_id)",
+    "process": "process(self, fragment)",
+    "update": "update(self, batch, rng, progress)",
+    "modules": "modules(self)",
+}
+
+
+@cache
+def load_agent(algo: str) -> type[Agent]:
+    """Return an agent's class.
+
+    Args:
+        algo: "file.py:Class", "package.module:Class", or the name of a module in algos/ with one
+            agent.
+
+    Raises:
+        ValueError: if there is no such agent, or it lacks a method.
+    """
+    where, _, name = algo.partition(":")
+    module = _import(where, algo)
+    agents = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, Agent)
+        and (name or value.__module__ == module.__name__)
+    }
+    if name not in agents and (name or len(agents) != 1):
+        raise ValueError(
+            f"{algo!r} does not name one agent: expected file.py:Class or module:Class with one of "
+            f"{sorted(agents)}"
+        )
+    agent = agents[name] if name else next(iter(agents.values()))
+    missing = [m for m in _METHODS if getattr(agent, m) is getattr(Agent, m)]
+    if missing:
+        raise ValueError(
+            f"agent {agent.__name__} has no {' and no '.join(missing)}: expected "
+            f"{', '.join(_METHODS[m] for m in missing)}; rank0rl/agent.py says what each one returns"
+        )
+    return agent
+
+
+def _import(where: str, algo: str) -> ModuleType:
+    """Return an agent's module, from a file, a package or algos/."""
+    try:
+        if where.endswith(".py"):
+            return _import_file(where)
+        return importlib.import_module(where if ":" in algo else f"algos.{where}")
+    except (ImportError, FileNotFoundError) as error:
+        if isinstance(error, ImportError) and error.name not in (where, "algos", f"algos.{where}"):
+            raise ValueError(f"the agent's file {where} cannot be imported: {error}") from error
+        raise ValueError(
+            f"no agent {algo!r} ({error}); expected a name in algos/, file.py:Class or "
+            f"package.module:Class"
+        ) from None
+
+
+def _import_file(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+def short_name(algo: str) -> str:
+    """Return an agent's name for files, the last part of its module: "algos.ppo:PPO" -> "ppo"."""
+    where = algo.partition(":")[0]
+    return Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]

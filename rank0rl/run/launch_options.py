@@ -1,0 +1,53 @@
+"""The options that must be known before the ranks start, read without tyro, numpy or torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rank0rl.options import CheckedOptions, names, read_some, setting
+
+# How ranks are started is part of one start of a run. It never changes the curve.
+_launch = partial(setting, changes_curve=False, resume=True, in_file=False, launch=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions(CheckedOptions):
+    """How the ranks of a run are started, and what bounds their number."""
+
+    nprocs: int | None = _launch(None, "[1, inf)")
+    """Number of ranks. It changes how long a run takes, and nothing else. None: the number that a launcher started, else one per slot of the hosts, else 1."""
+    hosts: str | None = _launch(None)
+    """Hosts and their numbers of slots, such as a:8,b:8. Ranks on other hosts are started with ssh; this host comes first. None: this host only."""
+    hostfile: str | None = _launch(None)
+    """File of the hosts, in place of --hosts. Each line is a:8 or a slots=8."""
+    mpiexec: str | None = _launch(None)
+    """Command line of your own launcher. It is given -n, the number of ranks and their command. None: the launcher of this Python environment."""
+    bind_to_core: bool = _launch(False)
+    """Bind every rank to one core. Rank 0's update then has one core too."""
+    collective_timeout: float | None = _launch(None, "(0, inf)")
+    """Seconds that a rank may wait for the others. None: no limit."""
+    max_restarts: int = _launch(0, "[0, inf)")
+    """Number of times that a job with a failed rank is started again, from its last checkpoint."""
+    num_envs: int = setting(32, "[1, inf)", changes_curve=True, resume=False)
+    """Environments over all ranks, at least one per rank. The number is part of the experiment: nprocs never changes it."""
+    config: str | None = setting(None, changes_curve=True, resume=False, in_file=False)
+    """TOML file of settings. None: the file in configs/ that is named after the agent and the environment, if there is one."""
+    resume: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
+    """Folder of a run to continue, with its own settings."""
+
+    def how(self) -> dict[str, Any]:
+        """Return the arguments of `mpi_fork` besides the number of ranks."""
+        how = names(LaunchOptions, launch=True) - {"nprocs"}
+        return {name: getattr(self, name) for name in how}
+
+
+def read(argv: Sequence[str]) -> dict[str, Any]:
+    """Return the options of `LaunchOptions` that a command line gives.
+
+    Raises:
+        ValueError: if a value is not of its option's type.
+    """
+    return read_some(argv, LaunchOptions, names(LaunchOptions))

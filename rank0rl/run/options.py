@@ -1,0 +1,164 @@
+"""The options of a run: what each one means, and how they have to fit together."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from rank0rl.mpi import job, launch
+from rank0rl.options import setting
+from rank0rl.run.launch_options import LaunchOptions
+
+
+def _pairs(words: list[str]) -> dict[str, Any]:
+    """Return {"a": 1, "b": "x"} for ["a=1", "b=x"]. A value that is not JSON is a string."""
+    pairs = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ValueError(f"expected NAME=VALUE, got {word!r}")
+        try:
+            pairs[name] = json.loads(value)
+        except json.JSONDecodeError:
+            pairs[name] = value
+        if pairs[name] is None:
+            raise ValueError(f"{name} cannot be null: leave it out to use its default")
+    return pairs
+
+
+Pairs = Annotated[
+    dict[str, Any],
+    tyro.constructors.PrimitiveConstructorSpec(
+        nargs="*",
+        metavar="NAME=VALUE ...",
+        instance_from_str=_pairs,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda pairs: [f"{k}={json.dumps(v)}" for k, v in pairs.items()],
+    ),
+]
+"""Type of an option with names and values, such as healthy_reward=0.5."""
+
+
+@dataclass(frozen=True)
+class RunOptions(LaunchOptions):
+    """The options of every run. The agent's own options come after them."""
+
+    env_id: tyro.conf.Positional[str] = setting("", changes_curve=True, resume=False)
+    """Environment: Walker2d (its newest version), Walker2d-v4, module:EnvId-v0, or module:function."""
+    algo: str = setting("ppo", changes_curve=True, resume=False)
+    """Agent: a name in algos/, file.py:Class, or package.module:Class."""
+    seed: int = setting(0, "[0, inf)", changes_curve=True, resume=False)
+    """Seed of every random stream, >= 0."""
+    total_steps: int = setting(1_000_000, "[1, inf)", changes_curve=True, resume=True)
+    """Environment steps of the whole run, over all ranks. Schedules, such as a falling step size, end there too."""
+    num_episodes: Annotated[int | None, tyro.conf.arg(aliases=["-n"])] = setting(
+        None, "[1, inf)", changes_curve=True, resume=True
+    )
+    """Episodes of the whole run, in place of --total-steps."""
+    steps_per_batch: int | None = setting(None, "[1, inf)", changes_curve=True, resume=False)
+    """Steps per iteration over all environments, a multiple of --num-envs. None: 64 per environment."""
+    episodes_per_batch: int | None = setting(None, "[1, inf)", changes_curve=True, resume=False)
+    """Episodes per iteration, in place of --steps-per-batch: batches of whole episodes, at least one episode per rank."""
+    learner_threads: int = setting(1, "[1, inf)", changes_curve=True, resume=False)
+    """Cores that rank 0's update uses while the other ranks sleep. Another number changes the last bits of the weights."""
+    update: Literal["rank0", "allreduce"] = setting("rank0", changes_curve=True, resume=False)
+    """Who updates."""
+    device: str = setting("cpu", changes_curve=True, resume=True)
+    """Device of rank 0's update: cpu, cuda or cuda:1. Everything else runs on CPUs."""
+    overlap: bool = setting(False, changes_curve=True, resume=False)
+    """Let rank 0 update on one batch while the other ranks collect the next one. Their weights are one update older, so the curve is another one. It is the same for every nprocs."""
+    rank0_envs: int | None = setting(None, "[0, inf)", changes_curve=False, resume=True)
+    """Environments of rank 0. Give it fewer if --overlap leaves it less time, or 0 if there are many ranks. In batches of whole episodes this sets its share of the episodes. The data stay the same. None: an equal share."""
+    gather_parts: int = setting(1, "[1, inf)", changes_curve=False, resume=True)
+    """Number of parts in which a rank collects and sends its rows. Every part but the last is sent while the next one is collected, which helps on slow links between hosts. The data stay the same."""
+    stop_after_iterations: int | None = setting(
+        None, "[1, inf)", changes_curve=False, resume=True, in_file=False
+    )
+    """Stop early, when the run has made this many iterations, earlier starts included. Schedules stay those of --total-steps."""
+    stop_after_seconds: float | None = setting(
+        None, "(0, inf)", changes_curve=False, resume=True, in_file=False
+    )
+    """Stop early, at the end of the iteration in which this many seconds have passed since this start or restart."""
+    eval_every: int | None = setting(None, "[1, inf)", changes_curve=False, resume=False)
+    """Iterations between evaluations. Every evaluation uses the same episodes, which training does not see. None: no evaluations."""
+    eval_episodes: int = setting(10, "[1, inf)", changes_curve=False, resume=False)
+    """Episodes per evaluation, over all ranks. A rank runs at most 16 of them at once."""
+    eval_deterministic: bool = setting(True, changes_curve=False, resume=False)
+    """Evaluate with the mean of normal actions. Discrete choices are still drawn."""
+    checkpoint_every: int = setting(10, "[1, inf)", changes_curve=False, resume=True)
+    """Iterations between checkpoints on disk. One is always written at the end."""
+    keep_checkpoints: int = setting(3, "[1, inf)", changes_curve=False, resume=True)
+    """Number of checkpoints to keep on disk, the newest ones."""
+    max_replay_steps: int = setting(10_000, "[0, inf)", changes_curve=True, resume=False)
+    """Longest unfinished episode that a resumed run repeats, in steps. The environment of a longer one starts a new episode, so the curve changes there."""
+    drift_check_every: int = setting(100, "[1, inf)", changes_curve=False, resume=True)
+    """Iterations between checks that all ranks have the same weights, bit for bit."""
+    wrappers: tuple[str, ...] = setting((), changes_curve=True, resume=False)
+    """Wrappers from gymnasium.wrappers, or module:Class, the innermost first. Examples: TimeAwareObservation, "FrameStackObservation(stack_size=4)"."""
+    env_kwargs: Pairs = setting({}, changes_curve=True, resume=False)
+    """Arguments of the environment, such as healthy_reward=0.5. Values are JSON."""
+    video_every: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
+    """Iterations between videos of one evaluation episode, in the run's folder. All other ranks wait meanwhile. None: no videos."""
+    quiet: bool = setting(False, changes_curve=False, resume=True, in_file=False)
+    """Print errors only."""
+    tensorboard: bool = setting(False, changes_curve=False, resume=True)
+    """Write an events file for TensorBoard too (pip install tensorboard)."""
+    wandb: str | None = setting(None, changes_curve=False, resume=True)
+    """Project of Weights & Biases that is sent the record (pip install wandb)."""
+    run_dir: str | None = setting(None, changes_curve=False, resume=False, in_file=False)
+    """Folder of the run's files. None: a new one under runs/."""
+
+    @property
+    def steps_per_env(self) -> int:
+        """Steps of one environment in one iteration, T; 0 in batches of whole episodes."""
+        if self.episodes_per_batch:
+            return 0
+        return self.steps_per_batch // self.num_envs if self.steps_per_batch else 64
+
+    def progress(self, steps: int, episodes: int) -> float:
+        """Return the share of the run that is over after some steps and episodes; 1 or more at its end."""
+        if self.num_episodes is not None:
+            return episodes / self.num_episodes
+        return steps / self.total_steps
+
+    def check(self, nworkers: int) -> None:
+        """Check what depends on several options, and on the number of ranks.
+
+        Raises:
+            ValueError: if they do not fit together, or a rank would have nothing to do.
+        """
+        if self.nprocs not in (None, nworkers) and not job.supervised():
+            raise ValueError(f"nprocs is {self.nprocs} in a job of {nworkers}; leave --nprocs out")
+        if self.num_envs < nworkers:
+            raise ValueError(launch.too_many_ranks(nworkers, self.num_envs))
+        most = self.num_envs - (nworkers - 1)
+        if self.rank0_envs is not None and nworkers > 1 and self.rank0_envs > most:
+            raise ValueError(
+                f"rank0_envs must leave an environment for every other rank: got "
+                f"{self.rank0_envs} of num_envs={self.num_envs} with {nworkers} ranks; at most "
+                f"--rank0-envs {most}"
+            )
+        self._check_batch(nworkers)
+
+    def _check_batch(self, nworkers: int) -> None:
+        if self.steps_per_batch and self.episodes_per_batch:
+            raise ValueError(
+                "a batch is either a number of steps or a number of episodes: got both; leave out "
+                "--steps-per-batch or --episodes-per-batch"
+            )
+        if self.steps_per_batch and self.steps_per_batch % self.num_envs:
+            nearest = self.num_envs * max(1, round(self.steps_per_batch / self.num_envs))
+            raise ValueError(
+                f"steps_per_batch must be a multiple of num_envs, so that every environment makes "
+                f"the same number of steps: got {self.steps_per_batch} and {self.num_envs}; the "
+                f"nearest is --steps-per-batch {nearest}"
+            )
+        if self.episodes_per_batch and self.episodes_per_batch < nworkers:
+            raise ValueError(
+                f"episodes_per_batch must be at least nprocs so that every rank has an episode: "
+                f"got episodes_per_batch={self.episodes_per_batch}, nprocs={nworkers}; raise "
+                f"--episodes-per-batch or lower --nprocs"
+            )

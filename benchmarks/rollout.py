@@ -50,12 +50,12 @@ def main() -> None:
 
 def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]]:
     import numpy as np
+    from rank0rl.session import make_rollout
 
     from algos.ppo import PPO, PPOOptions
     from rank0rl import envs, seeding
     from rank0rl.mpi import comm
-    from rank0rl.run.config import RunOptions
-    from rank0rl.session import make_rollout
+    from rank0rl.run.options import RunOptions
 
     lanes = args.lanes * args.nprocs
     options = RunOptions(envs.resolve(env_id), num_envs=lanes, steps_per_batch=lanes * args.steps)

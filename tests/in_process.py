@@ -1,14 +1,14 @@
 """Train in this process, on one rank, without a command line."""
 
 import numpy as np
+from rank0rl.session import make_rollout
 
 from rank0rl import envs, seeding
 from rank0rl.mpi.threads import set_threads
-from rank0rl.run.config import RunOptions
 from rank0rl.run.logger import Logger
+from rank0rl.run.options import RunOptions
 from rank0rl.run.recorder import Run
 from rank0rl.run.state import State
-from rank0rl.session import make_rollout
 from rank0rl.trainer import train
 
 

@@ -7,15 +7,15 @@ import time
 import numpy as np
 import pytest
 from on_ranks import HERE, on_ranks, run
+from rank0rl.session import make_rollout
 from runs import SMALL, curve, sha, table, train
 from toy_envs import NoiseAgent
 
 from rank0rl import trainer
 from rank0rl.mpi import comm
-from rank0rl.run.config import RunOptions
+from rank0rl.run.options import RunOptions
 from rank0rl.run.state import Gathered
 from rank0rl.run.timing import PHASES, Phases
-from rank0rl.session import make_rollout
 
 MODES = {
     "steps": ["--steps-per-batch", "192"],

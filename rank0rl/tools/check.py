@@ -22,7 +22,7 @@ from rank0rl.batch import Batch
 from rank0rl.options import check as check_options
 from rank0rl.options import option
 from rank0rl.rollout import Rollout
-from rank0rl.run.config import Pairs
+from rank0rl.run.options import Pairs
 
 Array = npt.NDArray[Any]
 

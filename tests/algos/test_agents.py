@@ -12,7 +12,7 @@ from on_ranks import HERE, run
 from runs import curve, resume, sha, table, train
 
 from rank0rl import contract
-from rank0rl.run.plan import load_agent
+from rank0rl.run.agents import load_agent
 
 ALGOS = sorted(path.stem for path in (HERE.parent / "algos").glob("[a-z]*.py"))
 SIZES = {

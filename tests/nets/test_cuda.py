@@ -10,7 +10,7 @@ from algos.ppo import PPO, PPOOptions
 from rank0rl.agent import Space, Spaces
 from rank0rl.nets.cuda import check_device
 from rank0rl.run import plan
-from rank0rl.run.config import RunOptions
+from rank0rl.run.options import RunOptions
 
 BOX = Space("box", (2,), "float32", low=-np.ones(2), high=np.ones(2))
 CHOICE = Space("discrete", (), "int64", choices=(3,))

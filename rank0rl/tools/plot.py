@@ -16,7 +16,10 @@ from typing import Any, Literal
 import numpy as np
 import tyro
 
-from rank0rl.run import config, run_data
+from rank0rl.options import names
+from rank0rl.run import run_data
+from rank0rl.run.agents import short_name
+from rank0rl.run.options import RunOptions
 from rank0rl.run.run_data import Array, RunData
 from rank0rl.tools import figures
 
@@ -24,7 +27,10 @@ _POINTS = 500  # points of a curve: more than the width of an axis in pixels
 _RESAMPLES = 2000  # bootstrap samples of an interval
 _KINDS = (".png", ".svg", ".pdf")
 # Runs that differ only in these settings form one curve, or are told apart by other means.
-_SAME_CURVE = {*config.SAME_CURVE, "env_id", "algo", "seed", "max_replay_steps"}
+_SAME_CURVE = {
+    *names(RunOptions, changes_curve=False),
+    *("env_id", "algo", "seed", "max_replay_steps"),
+}
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ def group(folders: Sequence[Path], x: str = "steps") -> dict[tuple[str, str], Cu
         raise ValueError("name at least one run's folder, such as runs/Walker2d-v5-ppo-seed0-...")
     named: dict[tuple[str, str], list[RunData]] = {}
     for run in map(run_data.read, folders):
-        name = run.settings["env_id"], config.short(run.settings["algo"])
+        name = run.settings["env_id"], short_name(run.settings["algo"])
         named.setdefault(name, []).append(run)
     seeds: dict[tuple[str, str], dict[int, RunData]] = {}
     for (env_id, algo), runs in named.items():

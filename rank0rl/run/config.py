@@ -145,10 +145,3 @@ def write(
     temporary.write_text(tomli_w.dumps({**kept, "record": records}))
     temporary.replace(path)
     return records
-
-
-# Until the callers have moved:
-from rank0rl.run.agents import short_name as short  # noqa: E402, F401
-from rank0rl.run.options import Pairs, RunOptions  # noqa: E402, F401
-
-SAME_CURVE = names(RunOptions, changes_curve=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 
@@ -64,8 +64,6 @@ class RunOptions(LaunchOptions):
     """Episodes per iteration, in place of --steps-per-batch: batches of whole episodes, at least one episode per rank."""
     learner_threads: int = setting(1, "[1, inf)", changes_curve=True, resume=False)
     """Cores that rank 0's update uses while the other ranks sleep. Another number changes the last bits of the weights."""
-    update: Literal["rank0", "allreduce"] = setting("rank0", changes_curve=True, resume=False)
-    """Who updates."""
     device: str = setting("cpu", changes_curve=True, resume=True)
     """Device of rank 0's update: cpu, cuda or cuda:1. Everything else runs on CPUs."""
     overlap: bool = setting(False, changes_curve=True, resume=False)

@@ -1,1 +1,1 @@
-"""Speedup studies and the scaling model."""
+"""Speedup studies, and a cost model that predicts the steps per second of more ranks."""

@@ -1,4 +1,4 @@
-"""Processes that only call `env.step`, for `speedup`: how fast the machine is without us."""
+"""Processes that only call `env.step`, for `speedup`: the speed of the machine without rank0rl."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ import numpy as np
 
 from rank0rl import envs
 
-_DRAWN = 1000  # actions, over and over again
+_DRAWN = 1000  # actions that each process takes over and over again
 
 
 def rate(settings: Mapping[str, Any], processes: int, seconds: float, path: Path) -> float:
-    """Steps per second of so many processes that step an environment each, all together.
+    """Measure the steps per second of processes that each step an environment at the same time.
 
     Args:
-        settings: of a run: "env_id", "wrappers" and "env_kwargs".
-        processes: how many.
-        seconds: for which they step.
-        path: where the environment's module may be found.
+        settings: settings of a run. Only "env_id", "wrappers" and "env_kwargs" count.
+        processes: number of processes.
+        seconds: time for which they step.
+        path: folder in which the environment's module may be found.
 
     Returns:
-        nan where they cannot make the environment, or step it with any action that is allowed.
+        The sum over all processes; nan if one cannot make the environment, or step it with allowed
+        actions.
     """
     what = {name: settings[name] for name in ("env_id", "wrappers", "env_kwargs")}
     command = [
@@ -41,7 +42,7 @@ def rate(settings: Mapping[str, Any], processes: int, seconds: float, path: Path
         json.dumps({**what, "seconds": seconds}),
     ]
     paths = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])
-    these = [
+    running = [
         subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -52,32 +53,31 @@ def rate(settings: Mapping[str, Any], processes: int, seconds: float, path: Path
         )
         for _ in range(processes)
     ]
-    for process in these:
+    for process in running:
         assert process.stdout is not None
         while process.stdout.readline() not in ("ready\n", ""):  # the environment may print, too
             pass
-    for process in these:  # all at once
+    for process in running:  # all start at once
         assert process.stdin is not None
-        with contextlib.suppress(OSError):  # it has failed
+        with contextlib.suppress(OSError):  # this process has failed
             process.stdin.write("go\n")
             process.stdin.flush()
-    said = [process.communicate()[0].split() for process in these]
+    printed = [process.communicate()[0].split() for process in running]
     return sum(
         float(words[-1]) if words and process.returncode == 0 else float("nan")
-        for words, process in zip(said, these, strict=True)
+        for words, process in zip(printed, running, strict=True)
     )
 
 
 def main() -> None:
-    """Be one of them: make the environment, say "ready", wait for a line, step, print the rate."""
+    """Run one process: make the environment, print "ready", wait for a line, step, print the rate."""
     what = json.loads(sys.argv[1])
     env = envs.make(what["env_id"], what["wrappers"], **what["env_kwargs"])
     space = env.action_space
     space.seed(0)
     actions = [space.sample() for _ in range(_DRAWN)]
-    if isinstance(
-        space, gym.spaces.Box
-    ):  # as a new policy acts: how a robot moves decides the cost
+    if isinstance(space, gym.spaces.Box):
+        # As a new policy acts, because the cost of a robot's step depends on how it moves.
         drawn = np.random.default_rng(0).standard_normal((_DRAWN, *space.shape), dtype=np.float32)
         actions = list(np.clip(drawn, space.low, space.high))
     _, info = env.reset(seed=0)
@@ -86,7 +86,7 @@ def main() -> None:
     steps, took, begin = 0, 0.0, time.perf_counter()
     for action in itertools.cycle(actions):
         if "action_mask" in info:
-            action = space.sample(info["action_mask"])  # noqa: PLW2901 - only some are allowed
+            action = space.sample(info["action_mask"])  # noqa: PLW2901 - only some actions are allowed
         _, _, terminated, truncated, info = env.step(action)
         steps += 1
         if terminated or truncated:

@@ -1,4 +1,4 @@
-"""Ranks that exchange what an iteration exchanges, for `speedup --predict`: latency and bandwidth."""
+"""Ranks that exchange what an iteration exchanges, for `speedup --predict`: their latency and bandwidth."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 from rank0rl.mpi import launch
 
 _REPEATS = 21
-_ARRAYS = 16  # about as many as a part of a batch has
-_BYTES = 1 << 22  # of a rank: more than fits into a cache that ranks share
-_LATE_S = 0.02  # an update: ranks that wait for longer sleep
+_ARRAYS = 16  # about as many arrays as a rank sends in an iteration
+_BYTES = 1 << 22  # bytes of a rank: more than fits into a cache that ranks share
+_LATE_S = 0.02  # seconds of an update: ranks that wait that long go to sleep
 
 
 def main() -> None:
-    """Print as JSON what rank 0 sees; the number of ranks is the argument."""
+    """Print what rank 0 measures as JSON. The argument is the number of ranks."""
     nprocs = int(sys.argv[1])
     if launch.mpi_fork(nprocs) == "parent":
         return
@@ -64,7 +64,7 @@ def _timed(what: Callable[[], Any]) -> float:
 
 
 def _least(what: Callable[[], Any]) -> float:
-    """Seconds from when all ranks are there; of many turns the fastest, which nothing has disturbed."""
+    """Return the seconds of a call from when all ranks are there: the fastest turn, which nothing disturbed."""
     from rank0rl.mpi import comm
 
     times = []

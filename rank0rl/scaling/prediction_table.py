@@ -1,4 +1,4 @@
-"""The files of a prediction: a table for speedup.md, a CSV, and a picture."""
+"""Files of a prediction: a table in speedup.md, predicted.csv and predicted.png."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rank0rl.scaling import model
-from rank0rl.scaling.advice import Row
 from rank0rl.scaling.prediction import Predicted, Prediction
+from rank0rl.scaling.rows import Row
+from rank0rl.scaling.what_if import LARGER_BATCH, SAME, SAME_BATCH
 from rank0rl.tools import figures
 
 _LABELS = {
-    model.LANES: "predicted, the same experiment",
-    model.BATCH: "more lanes, the same batch",
-    model.GROWS: "more lanes, batch grows with the ranks",
+    SAME: "predicted, the same experiment",
+    SAME_BATCH: "more envs, the same batch",
+    LARGER_BATCH: "more envs, batch grows with the ranks",
 }
 
 
@@ -26,9 +26,9 @@ def write(out: Path, prediction: Prediction, rows: Sequence[Row], title: str) ->
 
     Args:
         out: folder of the study.
-        prediction: what to write.
-        rows: that were measured.
-        title: of the picture.
+        prediction: the predicted rows and notes.
+        rows: the measured rows.
+        title: title of the picture.
     """
     with (out / "speedup.md").open("a") as file:
         file.write("\n" + "\n".join(_markdown(prediction)) + "\n")
@@ -41,15 +41,12 @@ def write(out: Path, prediction: Prediction, rows: Sequence[Row], title: str) ->
 
 
 def _columns(each: Predicted, rows: Sequence[Row]) -> dict[str, str | int]:
-    update = "allreduce" if each.costs.together else "rank0"
     measured = [
-        row.steps_per_s
-        for row in rows
-        if row.nprocs == each.nprocs and row.update == update and each.experiment == model.LANES
+        row.steps_per_s for row in rows if row.nprocs == each.nprocs and each.experiment == SAME
     ]
     seconds = {
         f"{name}_s": f"{value:.6g}"
-        for name, value in asdict(each.parts).items()
+        for name, value in asdict(each.iteration).items()
         if name not in ("overlap", "floor", "rank0_collect")
     }
     return {
@@ -61,16 +58,16 @@ def _columns(each: Predicted, rows: Sequence[Row]) -> dict[str, str | int]:
         "predicted": f"{each.steps_per_s:.6g}",
         "measured": f"{measured[0]:.6g}" if measured else "",
         "speedup": f"{each.speedup:.6g}",
-        "bound": each.bound,
+        "bound": each.iteration.bound,
         "helps": _helps(each),
-        "seconds": f"{each.parts.seconds:.6g}",
+        "seconds": f"{each.iteration.seconds:.6g}",
         **seconds,
     }
 
 
 def _markdown(prediction: Prediction) -> Iterator[str]:
-    yield "Predicted, with what was measured above:\n"
-    yield "| ranks | nodes | experiment | lanes | batch | steps/s | speedup | bound by | what helps |"
+    yield "Predicted from the measurements above:\n"
+    yield "| ranks | nodes | experiment | envs | batch | steps/s | speedup | limited by | what helps |"
     yield f"|{'---|' * 9}"
     for each in prediction.rows:
         cells = [
@@ -81,22 +78,22 @@ def _markdown(prediction: Prediction) -> Iterator[str]:
             f"{each.costs.steps:,.0f}",
             f"{each.steps_per_s:,.0f}",
             f"{each.speedup:.2f}",
-            f"{each.bound} ({_share(each):.0%})",
-            _helps(each) or "more ranks" * (each.parts.bound == "collect"),
+            f"{each.iteration.bound} ({_fraction(each):.0%})",
+            _helps(each) or "more ranks" * (each.iteration.largest == "collect"),
         ]
         yield f"| {' | '.join(cells)} |"
     yield (
-        f"\nRanks beyond the {prediction.costs.num_envs} lanes that were measured need more lanes, which is another "
-        f"experiment: with the same batch, of shorter fragments, or with a batch that grows. What helps is said "
-        f"with how many times the steps per second it gives; overlap and larger batches give another curve, and "
-        f"averaging gradients one for each number of ranks.\n"
+        f"\nThe measured experiment has {prediction.costs.num_envs} envs. More ranks than that need more envs, "
+        f"which is another experiment: with the same batch in shorter fragments, or with a batch that grows. "
+        f"What helps: in brackets, the factor by which it raises the steps per second. Overlap and larger "
+        f"batches give another curve.\n"
     )
     yield from (f"- {note}" for note in prediction.notes)
 
 
-def _share(each: Predicted) -> float:
-    """Of an iteration's seconds, in what takes the most."""
-    return float(getattr(each.parts, each.parts.bound)) / each.parts.seconds
+def _fraction(each: Predicted) -> float:
+    """Return the fraction of an iteration's seconds in what takes the most."""
+    return float(getattr(each.iteration, each.iteration.largest)) / each.iteration.seconds
 
 
 def _helps(each: Predicted) -> str:
@@ -104,7 +101,7 @@ def _helps(each: Predicted) -> str:
 
 
 def draw(path: Path, prediction: Prediction, rows: Sequence[Row], title: str) -> None:
-    """Steps per second by number of ranks, predicted and measured; nothing without matplotlib."""
+    """Draw steps per second by number of ranks, predicted and measured; print a line without matplotlib."""
     try:
         with figures.style() as figure_class:
             figure = figure_class(figsize=(7, 4.2), layout="constrained")
@@ -119,21 +116,20 @@ def _curves(axes: Any, prediction: Prediction, rows: Sequence[Row], title: str) 
     ranks = sorted({each.nprocs for each in curve})
     ideal = [n * first.steps_per_s / first.nprocs for n in ranks]
     axes.plot(ranks, ideal, color="0.7", linestyle=":", label="ideal")
-    joint = [each for each in curve if each.experiment == model.LANES][-1:]
+    joint = [each for each in curve if each.experiment == SAME][-1:]
     for i, (name, label) in enumerate(_LABELS.items()):
         these = [each for each in curve if each.experiment == name]
-        if name != model.LANES and these:
+        if name != SAME and these:
             these = [*joint, *these]
         x, y = [each.nprocs for each in these], [each.steps_per_s for each in these]
         if these:
             axes.plot(x, y, color=f"C{i}", linestyle=("-", "--", "-.")[i], label=label)
     crowd = prediction.machines.cores is not None
-    own = "allreduce" if prediction.costs.together else "rank0"
-    measured = [row for row in rows if row.update == own and (crowd or not row.oversubscribed)]
+    measured = [row for row in rows if crowd or not row.oversubscribed]
     x, y = [row.nprocs for row in measured], [row.steps_per_s for row in measured]
     axes.plot(x, y, "ko", markersize=4, label="measured here")
     rates = [each.steps_per_s for each in curve]
-    crossed = [each for each in curve if each.parts.rank0_alone > each.parts.collect]
+    crossed = [each for each in curve if each.iteration.rank0_alone > each.iteration.collect]
     if crossed:
         n = crossed[0].nprocs
         axes.axvline(n, color="0.5", linewidth=0.8)

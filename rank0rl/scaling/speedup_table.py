@@ -1,4 +1,4 @@
-"""The files of a speedup study: table, picture, and the same for programs."""
+"""Files of a speedup study: speedup.md, .csv, .json and .png."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from rank0rl.run.timing import PHASES
 from rank0rl.scaling import advice
-from rank0rl.scaling.advice import Row
+from rank0rl.scaling.rows import Row
 
-# Steps per second and mean reward by number of ranks: mpi_util's README, one run each of 2000
+# Number of ranks -> steps per second and mean reward. From mpi_util's README: one run each of 2000
 # episodes of Walker2d-v1, 20 a batch, on a machine of 6 cores and 12 threads, 2017.
 PUBLISHED = {
     n: (steps_per_s, reward)
@@ -27,12 +27,12 @@ PUBLISHED = {
 
 
 def write(out: Path, rows: Sequence[Row], about: dict[str, Any]) -> None:
-    """The study's files.
+    """Write the files of a study.
 
     Args:
-        out: its folder.
-        rows: as `study` gave them.
-        about: the same.
+        out: folder of the study.
+        rows: rows that `study` yields.
+        about: facts that it yields with them.
     """
     table = [_columns(row) for row in rows]
     with (out / "speedup.csv").open("w", newline="") as file:
@@ -51,7 +51,7 @@ def _columns(row: Row) -> dict[str, Any]:
     )
     figures = {name: getattr(row, name) for name in names}
     phases = {f"{phase}_s": row.phases[phase] for phase in PHASES}
-    every = {"nprocs": row.nprocs, "update": row.update, **row.columns, **figures, **phases}
+    every = {"nprocs": row.nprocs, **row.columns, **figures, **phases}
     return {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in every.items()}
 
 
@@ -69,7 +69,7 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
         c = row.columns
         spread = f" ({row.steps_per_s_min:,.0f} to {row.steps_per_s_max:,.0f})"
         cells = [
-            f"{_label(row)}{' (more than cores)' if row.oversubscribed else ''}",
+            f"{row.nprocs}{' (more than cores)' if row.oversubscribed else ''}",
             f"{row.steps_per_s:,.0f}{spread * (row.steps_per_s_min < row.steps_per_s_max)}",
             *(f"{c[name]:.2f}" for name in ("speedup", "efficiency", "ceiling", "expected")),
             f"{row.bare_steps_per_s:,.0f}",
@@ -82,63 +82,54 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
             cells += [f"{steps_per_s:,}", f"{ratio:.2f}"] if steps_per_s else ["", ""]
         yield f"| {' | '.join(cells)} |"
     yield (
-        "\nEfficiency is speedup per rank. The ceiling is what the phases of the first row allow, where "
-        "every rank has a core to itself; what is expected takes in how processes slow each other down "
-        "here, as bare env.step tells: that many processes without policy or update, steps/s of all. "
-        "Return is the mean of the last 100 episodes, memory the peak of all ranks together.\n"
+        "\nEfficiency is speedup per rank. The ceiling is the speedup that the first row's phases allow if "
+        "every rank has a core to itself. Expected also accounts for processes that slow each other down "
+        "here, as measured with bare env.step: as many processes that only step an environment, steps/s "
+        "summed. Return is the mean of the last 100 episodes. Memory is the peak of all ranks together.\n"
     )
-    yield "Milliseconds of an iteration on rank 0, and their share:\n"
+    yield "Milliseconds of an iteration on rank 0, and fractions of it:\n"
     phases = _phases(rows)
     yield f"| ranks | iteration | {' | '.join(phases)} | in no phase |"
     yield f"|{'---|' * (len(phases) + 3)}"
     for row in rows:
-        each = [f"{1000 * row.phases[p]:.1f} ({row.share(p):.0%})" for p in phases]
+        each = [f"{1000 * row.phases[p]:.1f} ({row.fraction(p):.0%})" for p in phases]
         rest = f"{advice.unaccounted(row):.1%}"
-        yield f"| {_label(row)} | {1000 * row.seconds:.1f} | {' | '.join(each)} | {rest} |"
+        yield f"| {row.nprocs} | {1000 * row.seconds:.1f} | {' | '.join(each)} | {rest} |"
     yield ""
     yield from (f"- {note}" for note in about["notes"])
 
 
-def _label(row: Row) -> str:
-    """The number of ranks, and how they update, if not by rank 0."""
-    return f"{row.nprocs}, {row.update}" if row.update != "rank0" else str(row.nprocs)
-
-
 def _phases(rows: Sequence[Row]) -> list[str]:
-    """Those that took any time."""
+    """Return the phases that took any time."""
     return [phase for phase in PHASES if any(row.phases[phase] for row in rows)]
 
 
 def _draw(path: Path, rows: Sequence[Row], title: str) -> None:
-    """Speedup against the ideal and the ceilings, and the phases of an iteration; nothing without matplotlib."""
+    """Draw speedup beside the ideal and the ceilings, and the phases of an iteration; print a line without matplotlib."""
     try:
         import matplotlib as mpl
     except ImportError:
-        print("no picture: pip install matplotlib", file=sys.stderr)
+        print("no picture: run pip install matplotlib", file=sys.stderr)
         return
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    n = sorted({row.nprocs for row in rows})
+    n = [row.nprocs for row in rows]
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.6), layout="constrained")
     left.plot(n, [x / n[0] for x in n], color="0.7", linestyle=":", label="ideal")
+    for name, style in (("ceiling", "--"), ("expected", "-.")):
+        left.plot(n, [row.columns[name] for row in rows], color="0.4", linestyle=style, label=name)
     first = rows[0].steps_per_s
-    for i, update in enumerate(dict.fromkeys(row.update for row in rows)):
-        these = [row for row in rows if row.update == update]
-        x, said = [row.nprocs for row in these], f", {update}" * (update != "rank0")
-        for name, style in (("ceiling", "--"), ("expected", "-.")):
-            y = [row.columns[name] for row in these]
-            left.plot(x, y, color=f"{0.4 + 0.2 * i}", linestyle=style, label=name + said)
-        spread = [
-            [(row.steps_per_s - row.steps_per_s_min) / first for row in these],
-            [(row.steps_per_s_max - row.steps_per_s) / first for row in these],
-        ]
-        y = [row.columns["speedup"] for row in these]
-        left.errorbar(x, y, spread, color=f"C{i}", marker="o", capsize=3, label="measured" + said)
+    spread = [
+        [(row.steps_per_s - row.steps_per_s_min) / first for row in rows],
+        [(row.steps_per_s_max - row.steps_per_s) / first for row in rows],
+    ]
+    y = [row.columns["speedup"] for row in rows]
+    left.errorbar(n, y, spread, color="C0", marker="o", capsize=3, label="measured")
     left.set(xlabel="ranks", ylabel="speedup", title=title, xticks=n)
     left.legend(frameon=False)
     bottom = [0.0] * len(rows)
-    labels = [_label(row) for row in rows]
+    labels = [str(x) for x in n]
     for i, phase in enumerate(_phases(rows)):
         seconds = [row.phases[phase] for row in rows]
         right.bar(labels, seconds, bottom=bottom, color=f"C{i}", label=phase)
@@ -150,6 +141,6 @@ def _draw(path: Path, rows: Sequence[Row], title: str) -> None:
 
 
 def _published(settings: dict[str, Any]) -> dict[int, tuple[int, int]]:
-    """The table of the work that this one continues, where the batch rule is the same; else nothing."""
+    """Return the published table of mpi_util for runs with its batch rule; else nothing."""
     same = settings["algo"] == "klppo" and settings.get("episodes_per_batch") == 20
     return PUBLISHED if same else {}

@@ -1,0 +1,119 @@
+"""Predictions: what is measured for them, their rows and notes, and their files."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+from scaling_examples import FREE, PLAIN, row
+
+from rank0rl.scaling import calibration, cost_model, prediction, prediction_table, speedup
+from rank0rl.scaling.cost_model import iteration
+from rank0rl.scaling.what_if import LARGER_BATCH, SAME, SAME_BATCH
+
+FOUND = {
+    "per_step": {"1": [0.016, 0.006], "4": [0.064, 0.009]},
+    "row_bytes": 100.0,
+    "arrays": 5,
+    "weights_bytes": 1000,
+}
+SETTINGS = {"num_envs": 4, "env_id": "E-v0", "algo": "ppo"}
+
+
+@pytest.fixture
+def nobody_sleeps(monkeypatch):
+    monkeypatch.setattr(cost_model, "POLL_S", 0.0)
+
+
+def test_costs_follow_from_what_was_measured(nobody_sleeps):
+    first = row(1, 200.0, collect=0.7, process=0.1, update=0.2, hash=0.1, record=0.1)  # of 1.2 s
+    costs = calibration.costs_of(first, SETTINGS, FOUND)
+    # CPU of a step: 5 ms for act and 1 ms an env; it waits for the rest of the time. 60 times
+    # 64 ms would be 3.84 s, and 0.8 s were measured.
+    times = 0.8 / 3.84
+    found = [costs.act_s / times, costs.env_s / times, costs.wait_s / times]
+    assert found == pytest.approx([5e-3, 1e-3, 55e-3 / 4])
+    assert costs.steps == pytest.approx(240)
+    assert iteration(1, costs, FREE).seconds == pytest.approx(1.2)
+
+
+def test_rows_notes_and_files(tmp_path, nobody_sleeps):
+    (tmp_path / "speedup.md").write_text("measured\n")
+    rows = [row(1, 800.0, collect=0.8, update=0.2), row(2, 1300.0, collect=0.4, update=0.2)]
+    machines = replace(FREE, nodes=2, link_bandwidth=1e9 / 8)
+    found = prediction.from_costs([40, 4096, 400], PLAIN, machines, rows)
+    assert [(each.nprocs, each.experiment) for each in found.rows] == [
+        *((40, SAME), (400, SAME_BATCH), (400, LARGER_BATCH), (4096, LARGER_BATCH))
+    ]
+    assert [each.iteration.largest for each in found.rows] == ["update"] * 4
+    crossing, link, update, assumed = found.notes
+    assert "from 4 ranks" in crossing
+    assert "its update" in crossing
+    assert all(number in link for number in ("1,250,000 steps/s", "1 Gbit/s", "100 bytes"))
+    assert "4,000 steps/s" in update
+    assert all(option in assumed for option in ("--latency-us", "--link-gbit"))
+    prediction_table.write(tmp_path, found, rows, "title")
+    text = (tmp_path / "speedup.md").read_text()
+    assert text.startswith("measured\n")
+    lines = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
+    assert [line[1].strip() for line in lines[1:]] == ["40", "400", "400", "4096"]
+    assert all(note in text for note in found.notes)
+    with (tmp_path / "predicted.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [each["nprocs"] for each in table if each["measured"]] == ["1", "2"]
+    assert float(table[0]["predicted"]) == pytest.approx(800)
+    assert float(table[0]["speedup"]) == pytest.approx(1)
+    assert [each["nodes"] for each in table[:3]] == ["1", "1", "2"]  # 1 and 2 were measured on one
+    assert (tmp_path / "predicted.png").read_bytes().startswith(b"\x89PNG")
+    few = prediction.from_costs([2], PLAIN, FREE, rows)
+    assert "up to 2 ranks" in few.notes[0]
+
+
+def test_ranks_exchange(monkeypatch):
+    found = calibration._link(2)
+    assert found.keys() == {
+        *("latency_s", "message_s", "bandwidth", "exchange_s", "least_exchange_s")
+    }
+    assert found["least_exchange_s"] <= found["exchange_s"]
+    monkeypatch.setattr(calibration, "_link", lambda n: found)
+    machines = calibration.measure_machines(FREE, [row(1, bare=100.0), row(2, bare=160.0)], 64)
+    assert machines.bandwidth == found["bandwidth"]
+    assert machines.slower == pytest.approx(1.25)
+    assert machines.crowd_s == 0
+
+
+def test_ranks_that_share_cores_are_measured_where_they_will(monkeypatch):
+    monkeypatch.setattr(calibration.provenance, "cores", lambda: 2)
+    monkeypatch.setattr(cost_model, "POLL_S", 0.0)
+    least = {"latency_s": 1e-4, "message_s": 0.0, "bandwidth": 1.0, "least_exchange_s": 0.02}
+    monkeypatch.setattr(calibration, "_link", lambda n: {**least, "exchange_s": n / 100})
+    machines = calibration.measure_machines(replace(FREE, cores=2), [row(1)], 8)
+    assert machines.crowd_s == pytest.approx(0.02)
+    assert machines.latency_s == pytest.approx(0.02 / cost_model.COLLECTIVES)
+
+
+def test_a_measurement_that_fails_is_named(tmp_path):
+    with pytest.raises(calibration.CannotMeasureError, match=r"rank0rl\.none.*No module"):
+        calibration._printed(["-m", "rank0rl.none"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("args", "option"),
+    [
+        (["--predict", "0"], "predict"),
+        (["--predict", "4", "--nodes", "8"], "--nodes 8"),
+        (["--predict", "4", "--nodes", "0"], "nodes"),
+        (["--predict", "4", "--node-cores", "0"], "node_cores"),
+        (["--predict", "4", "--link-gbit", "0"], "link_gbit"),
+        (["--predict", "4", "--latency-us", "-1"], "latency_us"),
+    ],
+)
+def test_wrong_use(args, option, capsys):
+    assert speedup.main(["CartPole", *args]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert option in line
+
+
+def test_no_number():
+    with pytest.raises(SystemExit) as end:
+        speedup.main(["CartPole", "--predict", "many"])
+    assert end.value.code == 2

@@ -1,11 +1,12 @@
-"""What a custom algorithm provides, and the plain description of spaces that it is given.
+"""The interface of a batch algorithm: `Agent`, and the fragments and spaces that it is given.
 
-An agent holds no MPI, no files, no logging and no seeding: it acts, turns fragments into rows, and
-learns from a batch of rows. ``algos/reinforce.py`` is the one to copy.
+An agent acts, turns fragments into rows, and learns from a batch of rows. It holds no MPI, no
+files, no logging and no seeding. ``algos/reinforce.py`` is the one to copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar
@@ -13,8 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.batch import Batch
-from rank0rl.learners import ALONE, Learners
+from rank0rl.batch import Batch, count
 
 Array = npt.NDArray[Any]
 
@@ -23,24 +23,24 @@ NEVER = -1e8  # logit of a choice that may not be taken: exp gives 0, and 0 time
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """One space: the shape and dtype of its elements, and what bounds them."""
+    """A space of observations or actions: the shape and dtype of its elements, and their bounds."""
 
     kind: str
     """"box": numbers; "discrete": one choice, or several at once, each numbered from 0."""
     shape: tuple[int, ...]
-    """Of one element; () for a single choice."""
+    """Shape of one element; () for a single choice."""
     dtype: str
-    """As rows hold it."""
+    """Dtype of an element as rows hold it."""
     choices: tuple[int, ...] = ()
-    """Of a discrete space: how many there are, for each of the choices at once."""
+    """Discrete space: number of values of each choice. Several choices can be made at once."""
     low: Array | None = None
-    """Of a box, with its shape: actions are clipped to it on the way to the environment."""
+    """Box: lower bounds, with its shape. Actions are clipped to them on the way to the environment."""
     high: Array | None = None
-    """The same, from above."""
+    """Box: upper bounds, likewise."""
 
     @property
     def size(self) -> int:
-        """Numbers in one element, flattened; of a discrete space, how many choices there are in all."""
+        """Number of numbers in one element, or of values of all choices in a discrete space."""
         return sum(self.choices) if self.choices else int(np.prod(self.shape))
 
     def choice_slices(self) -> list[slice]:
@@ -50,7 +50,7 @@ class Space:
 
 @dataclass(frozen=True, eq=False)
 class Spaces:
-    """What an environment shows and takes."""
+    """The observations that an environment gives and the actions that it takes."""
 
     obs: Space
     act: Space
@@ -58,30 +58,30 @@ class Spaces:
 
 @dataclass(eq=False)
 class Fragment:
-    """What one unit collected in one iteration: T steps of a lane, or one whole episode.
+    """T steps that belong together: what one env collected in one iteration, or one whole episode.
 
     It holds steps of E episodes. Episode e ends with step end[e]. The last one ends with step T-1,
     where the episode may go on (a cut: neither terminated nor truncated).
     """
 
     fragment_id: int
-    """Lane, or number of the episode within the iteration."""
+    """Index of the env; in whole-episode batches, number of the episode within the iteration."""
     obs: Array
     """Observations before each step, (T, *obs)."""
     act: Array
-    """Actions as `act` gave them, (T, *act)."""
+    """Actions as `act` returned them, (T, *act)."""
     rew: Array
     """Rewards, (T,), float64."""
     terminated: Array
-    """Where the episode reached a terminal state, (T,), bool."""
+    """True at steps that reached a terminal state, (T,), bool."""
     truncated: Array
-    """Where it was cut off by a time limit, (T,), bool."""
+    """True at steps at which a time limit cut the episode off, (T,), bool."""
     end: Array
     """Last step of each episode in the fragment, (E,), int64."""
     end_obs: Array
     """Observation after each episode's last step, (E, *obs). Its value counts unless the episode terminated."""
     extras: Batch = field(default_factory=dict)
-    """What else `act` gave, name -> (T, ...)."""
+    """Extras that `act` returned, name -> (T, ...)."""
 
     def episodes(self) -> list[slice]:
         """Return the steps of each episode in the fragment, in order."""
@@ -91,11 +91,11 @@ class Fragment:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """For an agent that leaves its user nothing to choose."""
+    """Options of an agent that leaves its user nothing to choose."""
 
 
 class Agent:
-    """Base class of batch algorithms. Give `Options`, `noise`, and the methods without a body.
+    """Base class of batch algorithms. A subclass gives `Options`, `noise` and the methods without a body.
 
     Args of the constructor: spaces (`Spaces`), options (an instance of `Options`), and rng, a
     `numpy.random.Generator` for initial weights. Only rank 0's weights count.
@@ -105,19 +105,13 @@ class Agent:
     """A frozen dataclass with a default for every field: they become command-line options."""
 
     noise: tuple[str, int] = ("normal", 0)
-    """What `act` draws per step: "normal" or "uniform" on [0, 1), and how many numbers, k."""
+    """Distribution and number, k, of what `act` draws per step: "normal", or "uniform" on [0, 1)."""
 
     devices: tuple[str, ...] = ("cpu",)
     """Kinds of devices that `update` can compute on: "cpu", "cuda"."""
 
-    updates: tuple[str, ...] = ("rank0",)
-    """Ways to update: "rank0", and "allreduce" if `update` averages over `learners` what it takes of its rows."""
-
-    learners: Learners = ALONE
-    """Who updates together, each on an equal share of the batch: rank 0 alone, or all ranks."""
-
     device: str = "cpu"
-    """Where `update` is to compute; the modules always stay on the CPU."""
+    """Device on which `update` computes. The modules always stay on the CPU."""
 
     def __init__(self, spaces: Spaces, options: Any, rng: np.random.Generator) -> None:
         """Build the networks and everything else that `act`, `process` and `update` need."""
@@ -131,10 +125,10 @@ class Agent:
         Args:
             obs: (B, *obs).
             noise: (B, k), float32, drawn as `noise` says.
-            fragment_id: (B,), env index or episode number of each row.
-            mask: which choices may be taken, (B, all choices), bool. Given only where the
-                environment tells, in info["action_mask"], and `act` has this argument; the fragment
-                then has it in extras, as "action_mask".
+            fragment_id: (B,), the fragment of each row.
+            mask: True for choices that may be taken, (B, all choices), bool. It is given only if the
+                environment does, in info["action_mask"], and `act` has this argument; the fragment
+                then has it in its extras, as "action_mask".
 
         Returns:
             Actions (B, *act), int64 for choices; and extras, name -> (B, ...), kept in the fragment.
@@ -149,12 +143,12 @@ class Agent:
         raise NotImplementedError
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
-        """Learn from a batch. Rank 0 only, unless the run asks for "allreduce".
+        """Learn from a batch. Rank 0 only.
 
         Args:
-            batch: rows of all fragments in order of fragment ids, and \"fragment_id\", that of each row. With
-                overlap, they were collected and processed with the modules before the last update.
-            rng: this iteration's random numbers, such as for the order of minibatches.
+            batch: rows of all fragments in order of fragment ids, and "fragment_id", that of each
+                row. With overlap, they were collected with the weights before the last update.
+            rng: random numbers of this iteration, for the order of minibatches and the like.
             progress: share of the run that is over, in [0, 1), for schedules.
 
         Returns:
@@ -163,26 +157,26 @@ class Agent:
         raise NotImplementedError
 
     def modules(self) -> dict[str, Any]:
-        """All that `act` and `process` read, name -> torch module or array. Broadcast and saved."""
+        """Return all that `act` and `process` read, name -> torch module or array. Broadcast and saved."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """What only rank 0 has, such as an optimizer's state: saved, not broadcast.
+        """Return what only rank 0 has, such as an optimizer's state: saved, not broadcast.
 
         A nested dict of tensors, arrays, numbers and strings.
         """
         return {}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave. Rank 0 only; the modules are loaded already."""
+        """Take back what `state` returned. Rank 0 only; the modules are loaded already."""
 
     def mode(self) -> Any:
-        """What `export` writes, for agents that have it.
+        """Return the most probable actions as a torch module, for `export`.
 
         Returns:
             A torch module that takes observations, flattened to float32, (N, numbers), to the most
-            probable actions, as `act` gives them, (N, *act); and after the observations the mask,
-            (N, all choices), bool, if `act` does. torch.export must be able to follow it.
+            probable actions, as `act` returns them, (N, *act). If `act` takes masks, so does the
+            module, as its second argument. torch.export must be able to follow it.
 
         Raises:
             ValueError: if the agent has none.
@@ -218,6 +212,26 @@ def choose(logits: Array, noise: Array, space: Space, mask: Array | None = None)
             choice = np.minimum(choice, below.shape[1] - mask[:, columns][:, ::-1].argmax(axis=1))
         chosen.append(choice)
     return np.stack(chosen, axis=1).reshape(-1, *space.shape) if space.shape else chosen[0]
+
+
+def check_processed(rows: Any) -> None:
+    """Make sure that an agent's `process` returned rows.
+
+    Raises:
+        TypeError: if it returned something else.
+        ValueError: if its arrays disagree on the number of rows.
+    """
+    wrong = rows if not isinstance(rows, Mapping) else None
+    for name, array in {} if wrong is not None else rows.items():
+        if not isinstance(array, np.ndarray) or array.ndim == 0:
+            wrong = {name: array}
+            break
+    if wrong is not None:
+        raise TypeError(
+            f"process must return a dict of name -> array with rows along its first axis: got "
+            f"{wrong!r:.100}"
+        )
+    count(rows)
 
 
 def check_ranges(options: Any, **ranges: str) -> None:

@@ -1,9 +1,9 @@
-"""Dicts of arrays with rows along the first axis: check, concatenate, take, minibatches."""
+"""Dicts of arrays with rows along the first axis: collect, check, concatenate, order, minibatches."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ Batch = dict[str, Array]
 
 
 def count(batch: Mapping[str, Array]) -> int:
-    """Number of rows, N.
+    """Return the number of rows, N.
 
     Raises:
         ValueError: if the arrays do not all have the same number of rows.
@@ -26,7 +26,7 @@ def count(batch: Mapping[str, Array]) -> int:
 
 
 def concatenate(batches: Sequence[Mapping[str, Array]]) -> Batch:
-    """One batch of the rows of all, in order.
+    """Return one batch with the rows of all batches, in order.
 
     Raises:
         ValueError: if the batches do not have the same names.
@@ -43,33 +43,68 @@ def concatenate(batches: Sequence[Mapping[str, Array]]) -> Batch:
 
 
 def take(batch: Mapping[str, Array], index: Array) -> Batch:
-    """The rows that an index array or a mask picks, of every array."""
+    """Return the rows of every array that an index array or a boolean mask picks."""
     return {name: array[index] for name, array in batch.items()}
 
 
 def in_order(batch: Batch, key: Array) -> Batch:
-    """The rows sorted by key, shape (N,); equal keys keep their order. The same dict if already sorted."""
+    """Return the rows sorted by key, (N,); equal keys keep their order. A sorted batch is returned as it is."""
     if (key[1:] >= key[:-1]).all():
         return batch
     return take(batch, np.argsort(key, kind="stable"))
 
 
-def sha256(batch: Mapping[str, Array]) -> str:
-    """Hash of names, dtypes, shapes and bytes, whatever the order of the names."""
-    digest = hashlib.sha256()
-    for name, array in sorted(batch.items()):
-        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
-        if array.size:  # no view of the bytes of nothing
-            digest.update(np.ascontiguousarray(array).data.cast("B"))
-    return digest.hexdigest()
-
-
 def minibatches(batch: Mapping[str, Array], size: int, rng: np.random.Generator) -> Iterator[Batch]:
-    """One epoch in random order, in parts of `size` rows; the last takes what is left.
+    """Yield one epoch in random order, in minibatches of `size` rows; the last takes what is left.
 
-    Rows are moved once an epoch; the parts are views of them.
+    Rows are moved once an epoch; minibatches are views of them.
     """
     rows = count(batch)
     shuffled = take(batch, rng.permutation(rows))
     for start in range(0, rows, size):
         yield {name: array[start : start + size] for name, array in shuffled.items()}
+
+
+class Buffer:
+    """Rows of several envs while these collect them: name -> (envs, capacity, ...).
+
+    Args:
+        envs: number of envs.
+        capacity: steps per env that there is room for at first.
+    """
+
+    def __init__(self, envs: int, capacity: int) -> None:
+        """Begin without names."""
+        self.rows: Batch = {}
+        self._envs, self._capacity = envs, capacity
+
+    def write(self, at: Any, **values: Array) -> None:
+        """Write values at [at] = [rows, steps]; a new name gets its array by its first values."""
+        for name, value in values.items():
+            if name not in self.rows:
+                shape = (self._envs, self._capacity, *value.shape[1:])
+                self.rows[name] = np.empty(shape, value.dtype)
+            self.rows[name][at] = value
+
+    def reserve(self, steps: int) -> None:
+        """Make room for so many steps per env."""
+        if steps > self._capacity:
+            self._capacity *= 2
+            for name, rows in self.rows.items():
+                self.rows[name] = np.concatenate([rows, np.empty_like(rows)], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Gathered:
+    """What all ranks collected in one iteration: everything on rank 0, no rows elsewhere."""
+
+    rows: Batch
+    """Rows of all fragments in order of fragment ids, and "fragment_id", that of each row."""
+    ended: Batch
+    """Episodes that ended, in order of fragment ids: "fragment_id", "return", "length", (E,) each."""
+    steps: int
+    """Environment steps of all ranks."""
+    sha256: str = ""
+    """Hash of the rows, to compare runs."""
+    ranks: Batch = field(default_factory=dict)
+    """Figures of each rank, (ranks,): "took_s", seconds it collected and processed; "peak_mb", its memory."""

@@ -33,10 +33,11 @@ def main(configs: Path | None = None) -> None:
         sys.exit(2)
     gc.disable()  # importing torch makes only objects that stay: collecting takes a sixth longer
     try:
-        from rank0rl import session
+        from rank0rl import start
         from rank0rl.mpi import comm
+        from rank0rl.tools import video
 
-        code = session.run(sys.argv[1:], configs)
+        code = start.start(sys.argv[1:], configs, video.check, video.hooks)
     except ModuleNotFoundError as error:
         if not job.world_rank():
             print(

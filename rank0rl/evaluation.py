@@ -1,4 +1,4 @@
-"""Whole episodes of an agent, apart from training: with seeds that training does not use."""
+"""Whole episodes of an agent, apart from training: their seeds are not those of training."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl import seeding
+from rank0rl import batch as batches
+from rank0rl import envs, seeding
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
+from rank0rl.mpi import hashes, weights
+from rank0rl.mpi.counter import Counter
+from rank0rl.mpi.gather import rank0_accum_batches
 from rank0rl.rollout import Rollout
+from rank0rl.run.options import RunOptions
 
 Array = npt.NDArray[Any]
 
-LANES = 16  # at most: what acts on them all costs little more than on one
+MAX_ENVS = 16  # per rank: acting on all of them costs little more than on one
 
 
 def whole_episodes(
@@ -24,71 +29,112 @@ def whole_episodes(
     make_env: Callable[[], Any],
     episodes: int,
     seed: int = 0,
-    lanes: int = LANES,
+    num_envs: int = MAX_ENVS,
 ) -> Batch:
-    """Returns and lengths. An episode is the same however many there are, on however many lanes.
+    """Return the returns and lengths of some episodes.
+
+    An episode is the same however many there are, and however many envs share them.
 
     Args:
         agent: acts; it learns nothing.
-        make_env: makes one environment.
-        episodes: how many.
-        seed: of them: other ones than those of training, whatever its seed was.
-        lanes: environments to step at the same time, at most.
+        make_env: makes one gymnasium environment.
+        episodes: number of episodes.
+        seed: keys the episodes. They are never those of training, whatever seed that had.
+        num_envs: number of environments to step at the same time, at most.
 
     Returns:
-        "return" and "length" of each, (episodes,).
+        "return" and "length", (episodes,) each.
     """
-    part = Part(make_env, episodes, seed, lambda: iter(range(episodes)), lanes)
+    rollout = _rollout(make_env, episodes, seed, lambda: iter(range(episodes)), num_envs)
     try:
-        ended = part(agent)
+        ended = rollout.collect(agent, 1)[1]
     finally:
-        part.close()
+        rollout.close()
     order = np.argsort(ended["fragment_id"])
     return {name: ended[name][order] for name in ("return", "length")}
 
 
-class Part:
-    """What one rank has of such episodes: the same ones, with the same noise, at every call.
+class Evaluation:
+    """A hook of the loop: the same episodes with new weights, every few iterations.
+
+    Collective: every rank makes one.
 
     Args:
-        make_env: makes one environment.
-        episodes: how many there are, over all ranks.
-        seed: of them.
-        mine: called for the numbers of those that this rank takes part in.
-        lanes: environments of this rank, at most.
+        options: options of the run; `eval_every` is set.
+        nworkers: number of ranks.
     """
 
-    def __init__(
-        self,
-        make_env: Callable[[], Any],
-        episodes: int,
-        seed: int,
-        mine: Callable[[], Iterator[int]],
-        lanes: int = LANES,
-    ) -> None:
-        """Make the environments."""
-        seed = seeding.integer(seed, "evaluate", 0, 0)
-        self._rollout = Rollout(make_env, range(min(episodes, lanes)), seed, episodes=mine)
+    name = "evaluation"
 
-    def __call__(self, agent: Agent) -> Batch:
-        """This rank's episodes: "fragment_id", "return" and "length" of each, (E,), as they ended."""
-        return self._rollout.collect(agent, 1)[1]
+    def __init__(self, options: RunOptions, nworkers: int) -> None:
+        """Make this rank's environments."""
+        assert options.eval_every
+        self._every, self._deterministic = options.eval_every, options.eval_deterministic
+        self._rollout = _rollout(
+            lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
+            options.eval_episodes,
+            options.seed,
+            Counter(options.eval_episodes).round,
+            min(MAX_ENVS, -(-options.eval_episodes // nworkers)),
+        )
+
+    def due(self, iteration: int) -> bool:
+        """Return True every `eval_every` iterations."""
+        return iteration % self._every == 0
+
+    def __call__(self, agent: Agent, iteration: int) -> Batch:
+        """Evaluate the agent after an iteration.
+
+        Collective: every rank calls this.
+
+        Returns:
+            On rank 0 "fragment_id", "return" and "length", (episodes,) each, in order; elsewhere no
+            rows.
+
+        Raises:
+            ValueError: the same on every rank, if acting has changed weights.
+        """
+        before = hashes.sha256_each(weights.named_tensors(agent.modules()))
+        try:
+            acting = deterministic(agent) if self._deterministic else agent
+            ended = self._rollout.collect(acting, 1)[1]
+        except Exception as error:
+            error.add_note(
+                f"In evaluation, after iteration {iteration}: the fragment above is one of its "
+                f"episodes; python -m rank0rl evaluate runs the same ones."
+            )
+            raise
+        weights.chksum(agent.modules(), label="after evaluation", before=before)
+        ended = rank0_accum_batches(ended)
+        return batches.in_order(ended, ended["fragment_id"])
 
     def close(self) -> None:
         """Close the environments."""
         self._rollout.close()
 
 
-def quiet(agent: Agent) -> Agent:
-    """An agent that takes the mean of normal actions; one that draws choices stays what it is."""
-    return _Quiet(agent) if agent.noise[0] == "normal" else agent
+def deterministic(agent: Agent) -> Agent:
+    """Return the agent without the noise of normal actions; one that draws choices stays as it is."""
+    return _Deterministic(agent) if agent.noise[0] == "normal" else agent
 
 
-class _Quiet(Agent):
+class _Deterministic(Agent):
     def __init__(self, agent: Agent) -> None:
-        @functools.wraps(agent.act)  # whether it takes a mask is seen by its signature
+        @functools.wraps(agent.act)  # its signature tells whether it takes a mask
         def act(obs: Array, noise: Array, *args: Any, **kwargs: Any) -> tuple[Array, Batch]:
             return agent.act(obs, np.zeros_like(noise), *args, **kwargs)
 
         self.noise = agent.noise
         self.act = act  # type: ignore[method-assign]
+
+
+def _rollout(
+    make_env: Callable[[], Any],
+    episodes: int,
+    seed: int,
+    draw: Callable[[], Iterator[int]],
+    num_envs: int,
+) -> Rollout:
+    """Return the rollouts of this rank's share of evaluation episodes, the same ones at every call."""
+    seed = seeding.integer(seed, "evaluate", 0, 0)
+    return Rollout(make_env, range(min(episodes, num_envs)), seed, episodes=draw)

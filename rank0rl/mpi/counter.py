@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-class Tickets:
+class Counter:
     """The numbers 0 to n - 1, in every round anew, each for the rank that asks first.
 
     Collective: every rank makes it, and calls `round` equally often with a `barrier` (or whatever

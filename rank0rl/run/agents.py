@@ -8,8 +8,11 @@ import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from rank0rl.agent import Agent
+from rank0rl import seeding
+from rank0rl.agent import Agent, Spaces
+from rank0rl.run.options import RunOptions
 
 # The methods that an agent must have, as its author writes them.
 _METHODS = {
@@ -53,6 +56,14 @@ def load_agent(algo: str) -> type[Agent]:
             f"agent {agent.__name__} has no {' and no '.join(missing)}: expected "
             f"{', '.join(_METHODS[m] for m in missing)}; rank0rl/agent.py says what each one returns"
         )
+    return agent
+
+
+def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent:
+    """Return a run's agent with its initial weights."""
+    rng = seeding.stream(options.seed, "init")
+    agent = load_agent(options.algo)(spaces, agent_options, rng)
+    agent.device = options.device
     return agent
 
 

@@ -1,51 +1,71 @@
-"""The record of a run, on rank 0: rows, checkpoints, summary."""
+"""The record of a run, on rank 0: rows, checkpoints, summary, and the last words."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from rank0rl.batch import Batch
-from rank0rl.mpi import weights
+from rank0rl.batch import Batch, Gathered
+from rank0rl.mpi import comm, hashes, job
 from rank0rl.run import checkpoint
-from rank0rl.run.config import RunOptions
-from rank0rl.run.logger import Logger
-from rank0rl.run.state import Gathered, State
+from rank0rl.run.interrupt import Interrupted
+from rank0rl.run.logger import Logger, short
+from rank0rl.run.options import RunOptions
+from rank0rl.run.state import State
 from rank0rl.run.timing import PHASES, Phases
 
 _HASH = 16  # digits of a hash in the CSV: 64 bits tell any two apart
 
 
-class Run:
-    """Keeps what the last boundary was, and writes the run's files. Rank 0 only.
+class Recorder:
+    """Keeps the last iteration boundary, and writes the run's files. Rank 0 only.
 
     Args:
-        state: of the run.
-        options: of the run.
+        state: state of the run.
+        options: options of the run.
+        phases: seconds of each phase, taken once an iteration.
         about: what the summary begins with, such as env_id, algo and seed.
-        logger: where it is written.
+        logger: writes to the run's folder and to the console.
+        resume_command: command line with which the run goes on.
     """
 
     def __init__(
-        self, state: State, options: RunOptions, about: Mapping[str, Any], logger: Logger
+        self,
+        state: State,
+        options: RunOptions,
+        phases: Phases,
+        about: Mapping[str, Any],
+        logger: Logger,
+        resume_command: str = "",
     ) -> None:
         """Begin, or go on from where the state is."""
         self.state = state
-        self.phases = Phases()
         self.saved: int | None = None
-        """The iteration of the last checkpoint."""
-        self.folder = logger.folder
-        self._options, self._about, self._logger = options, about, logger
+        """Iteration of the last checkpoint."""
+        self._options, self._phases, self._about, self._logger = options, phases, about, logger
+        self._folder, self._resume_command = logger.folder, resume_command
         self._boundary: dict[str, Any] = {}
         self._steps_before = state.progress.steps
         self._begun, self._share_begun = time.monotonic(), state.share_over()
         logger.go_on_after(state.progress.iteration)
 
+    @property
+    def iteration(self) -> int:
+        """Number of iterations made."""
+        return self.state.progress.iteration
+
+    def begin(self) -> None:
+        """Save the boundary that the run begins with: from here on there is something to resume."""
+        self._boundary = self.state.snapshot()
+        self.save()
+        job.resumable(self._folder)
+
     def over(self) -> bool:
-        """Whether all steps or episodes are made, or as many iterations or seconds as were asked for."""
+        """Return True when all steps, episodes, iterations or seconds that were asked for are over."""
         iterations, seconds = self._options.stop_after_iterations, self._options.stop_after_seconds
         return (
             self.state.share_over() >= 1
@@ -56,19 +76,20 @@ class Run:
     def record(
         self,
         seconds: float,
-        gathered: Gathered,
+        batch: Gathered,
         metrics: Mapping[str, float],
         evaluated: Batch | None = None,
     ) -> None:
-        """Keep the iteration that has just ended, as a boundary, in the CSV and on the console.
+        """Count the iteration that has just ended; keep its boundary, write its row, show its line.
 
         Args:
-            seconds: that it took, with the recording of the one before it.
-            gathered: what it learned from.
-            metrics: what the agent records.
-            evaluated: "return" and "length" of the episodes of an evaluation, (E,), if it had one.
+            seconds: wall time of the iteration, and of the recording before it.
+            batch: what the agent learned from.
+            metrics: what the agent's update returned.
+            evaluated: "return" and "length" of an evaluation's episodes, (E,), if there was one.
         """
-        progress, phases = self.state.progress, self.phases.take()
+        progress, phases = self.state.progress, self._phases.take()
+        progress.add(batch.steps, batch.ended)
         steps_per_s = (progress.steps - self._steps_before) / seconds
         self._steps_before = progress.steps
         progress.seconds += seconds
@@ -84,17 +105,17 @@ class Run:
             "episodes": {
                 **_spread("return", progress.returns),
                 "length_mean": _mean(progress.lengths),
-                "longest": float(max(gathered.ended["length"], default=np.nan)),
+                "longest": float(max(batch.ended["length"], default=np.nan)),
             },
             "evaluation": _evaluation(evaluated) if self._options.eval_every else {},
             "speed": {
                 "steps_per_s": steps_per_s,
                 **{f"{phase}_s": phases.get(phase, 0.0) for phase in PHASES},
-                **_of_ranks(gathered.ranks),
+                **_of_ranks(batch.ranks),
             },
             "hashes": {
-                "batch_sha256": gathered.sha256[:_HASH],
-                "weights_sha256": weights.sha256(boundary["weights"])[:_HASH],
+                "batch_sha256": batch.sha256[:_HASH],
+                "weights_sha256": hashes.sha256_tensors(boundary["weights"])[:_HASH],
             },
             "update": metrics,
         }
@@ -102,11 +123,11 @@ class Run:
             self._logger.row(groups, progress.steps)
         except OSError as error:
             raise checkpoint.NotSaved(
-                f"cannot write {self.folder / 'progress.csv'}: {error.strerror}"
+                f"cannot write {self._folder / 'progress.csv'}: {error.strerror}"
             ) from error
         self._boundary = boundary  # once its row is written: resume goes on after the last row
         if is_best:
-            checkpoint.save_best(self.folder, boundary)
+            checkpoint.save_best(self._folder, boundary)
         checkpoint_now = progress.iteration % self._options.checkpoint_every == 0
         line = self._line(seconds, steps_per_s, phases)
         if evaluated:
@@ -115,26 +136,22 @@ class Run:
         if checkpoint_now:
             self.save()
 
-    def keep(self) -> None:
-        """Make this the boundary that `save` writes."""
-        self._boundary = self.state.snapshot()
-
     def save(self) -> None:
-        """Write checkpoint and summary of the last boundary, whatever is half done since.
+        """Write checkpoint and summary of the last boundary, whatever has been half done since.
 
         Raises:
             NotSaved: if the checkpoint cannot be written.
         """
-        iteration = self._boundary["progress"]["iteration"]
-        if self.saved == iteration:
+        if not self._boundary or self.saved == self._boundary["progress"]["iteration"]:
             return
+        iteration = self._boundary["progress"]["iteration"]
         keep = self._options.keep_checkpoints
-        checkpoint.save(self.folder, iteration, self._boundary, keep)
+        checkpoint.save(self._folder, iteration, self._boundary, keep)
         self.saved = iteration
         self._logger.summary(self.summary())
 
     def summary(self) -> dict[str, Any]:
-        """The last boundary in a few numbers, so that two runs are compared at a glance."""
+        """Return the last boundary in a few numbers, so that two runs are compared at a glance."""
         progress = self._boundary["progress"]
         seconds = progress["seconds"]
         return {
@@ -146,11 +163,37 @@ class Run:
             "steps_per_s": round(progress["steps"] / seconds, 1) if seconds else 0.0,
             "return_mean": _mean(progress["returns"]) if progress["returns"] else None,
             **({"best_eval": progress["best_eval"]} if self._options.eval_every else {}),
-            "weights_sha256": weights.sha256(self._boundary["weights"]),
+            "weights_sha256": hashes.sha256_tensors(self._boundary["weights"]),
         }
 
+    @contextmanager
+    def last_words(self) -> Iterator[None]:
+        """Say at the end what was saved and how to go on; end the job after a signal or a full disk."""
+        try:
+            yield
+        except BaseException as error:
+            self._logger.close()
+            said = f"saved iteration {self.saved}; go on with: {self._resume_command}"
+            self._logger.print(
+                f"{error if isinstance(error, Interrupted) and not job.failed() else 'failed'}: "
+                f"{'nothing was saved' if self.saved is None else said}"
+            )
+            if isinstance(error, Interrupted):
+                comm.abort(128 + error.signum)
+            if isinstance(error, checkpoint.NotSaved):
+                job.fail(1, f"error: {error}")
+                comm.abort(1)
+            raise
+        self._logger.close()
+        if self.state.share_over() < 1:
+            self._logger.print(
+                f"stopped after iteration {self.saved}, as asked; go on with: {self._resume_command}"
+            )
+        summary = self.summary().items()
+        self._logger.print("  ".join(f"{name} {short(value)}" for name, value in summary))
+
     def _is_best(self, evaluated: Batch | None) -> bool:
-        """Whether no evaluation before was as good; then this is the one to beat."""
+        """Return True if no evaluation before was as good, and keep this one as the best."""
         if evaluated is None:
             return False
         ret, progress = _mean(evaluated["return"]), self.state.progress
@@ -159,7 +202,7 @@ class Run:
         return bool(better)
 
     def _line(self, seconds: float, steps_per_s: float, phases: Mapping[str, float]) -> str:
-        """The state of the run for the console."""
+        """Return the state of the run, for the console."""
         progress, over = self.state.progress, min(self.state.share_over(), 1.0)
         shares = {phase: phases.get(phase, 0.0) / seconds for phase in PHASES}
         pace = (time.monotonic() - self._begun) / (over - self._share_begun or 1.0)
@@ -172,7 +215,7 @@ class Run:
 
 
 def _spread(name: str, values: Any) -> dict[str, float]:
-    """Mean, standard deviation and extremes; nan of nothing."""
+    """Return mean, standard deviation and extremes; nan where there are no values."""
     some = values if len(values) else [float("nan")]
     return {
         f"{name}_mean": _mean(values),
@@ -181,7 +224,7 @@ def _spread(name: str, values: Any) -> dict[str, float]:
 
 
 def _evaluation(evaluated: Batch | None) -> dict[str, float | str]:
-    """Columns of an evaluation; empty ones of an iteration without."""
+    """Return the columns of an evaluation, empty in an iteration without one."""
     if evaluated is None:
         return {"eval_return": "", "eval_return_std": "", "eval_length": ""}
     return {
@@ -192,7 +235,7 @@ def _evaluation(evaluated: Batch | None) -> dict[str, float | str]:
 
 
 def _of_ranks(told: Mapping[str, Any]) -> dict[str, float]:
-    """What the ranks told of themselves: how unequally they work, and what they all take."""
+    """Return how unequally the ranks work, and the memory of all of them."""
     return {
         "slowest_s": float(told["took_s"].max()),
         "fastest_s": float(told["took_s"].min()),
@@ -205,7 +248,7 @@ def _mean(values: Any) -> float:
 
 
 def _clock(seconds: float) -> str:
-    """1:02:03 or 2:03."""
+    """Return a time as 1:02:03 or 2:03."""
     minutes, s = divmod(round(seconds), 60)
     hours, m = divmod(minutes, 60)
     return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"

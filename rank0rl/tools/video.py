@@ -1,6 +1,7 @@
-"""Episodes of an agent as an mp4, made without a display.
+"""Films of an agent's episodes as MP4 files, made without a display.
 
-MuJoCo draws by EGL or OSMesa then: $MUJOCO_GL names one of them, and is set here where it is not.
+Without a display, MuJoCo draws with EGL or OSMesa. $MUJOCO_GL names the one to use; this module sets it
+if you have not.
 """
 
 from __future__ import annotations
@@ -15,28 +16,78 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl import envs
+from rank0rl import envs, evaluation
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
 from rank0rl.evaluation import whole_episodes
-from rank0rl.run.config import RunOptions
+from rank0rl.mpi import comm
+from rank0rl.run.options import RunOptions
+from rank0rl.trainer import Hook
+
+
+class Video:
+    """A hook of training: it films one episode every `options.video_every` iterations.
+
+    Args:
+        options: the run's options; video_every is not None.
+        folder: the run's folder on rank 0, None on the other ranks.
+        deterministic: act with the mean of normally distributed actions.
+    """
+
+    name = "video"
+
+    def __init__(self, options: RunOptions, folder: Path | None, deterministic: bool) -> None:
+        """Keep the arguments; `check` has found that the environment can be filmed."""
+        assert options.video_every is not None
+        self._every = options.video_every
+        self._options, self._folder, self._deterministic = options, folder, deterministic
+
+    def due(self, iteration: int) -> bool:
+        """Return True if an episode is to be filmed after this iteration."""
+        return iteration % self._every == 0
+
+    def __call__(self, agent: Agent, iteration: int) -> None:
+        """Film an episode into videos/ of the run's folder; ranks other than 0 return at once.
+
+        Args:
+            agent: the agent after the iteration's update; it learns nothing here.
+            iteration: the iteration's number, which names the file.
+        """
+        if self._folder is None:
+            return
+        path = self._folder / "videos" / f"{iteration:08d}.mp4"
+        path.parent.mkdir(exist_ok=True)
+        acting = evaluation.deterministic(agent) if self._deterministic else agent
+        film(acting, self._options, path, self._options.seed)
+
+
+def hooks(options: RunOptions, folder: Path) -> list[Hook]:
+    """Return a `Video` in a list if the options ask for films of a run, else [].
+
+    Args:
+        options: the run's options.
+        folder: the run's folder.
+    """
+    if options.video_every is None:
+        return []
+    return [Video(options, None if comm.get_rank() else folder, options.eval_deterministic)]
 
 
 def film(agent: Agent, options: RunOptions, path: Path, seed: int = 0, episodes: int = 1) -> Batch:
-    """Film the episodes that `evaluate` counts with the same seed, the first ones of them.
+    """Film the first episodes that `evaluate` runs with the same seed.
 
-    A picture after every reset and every step, written as they come. After an error the file holds
-    what came before it, if anything.
+    The film has one picture after every reset and every step, written at once. After an error, the
+    file holds the pictures before it; without any picture, there is no file.
 
     Args:
-        agent: acts; it learns nothing.
-        options: of the run whose environment it is.
-        path: of the mp4.
-        seed: of the episodes.
-        episodes: how many.
+        agent: the agent that acts; it learns nothing.
+        options: options of the run, which name the environment.
+        path: MP4 file to write.
+        seed: seed of the episodes.
+        episodes: number of episodes.
 
     Returns:
-        "return" and "length" of each, (episodes,).
+        "return" and "length" of each episode, shape (episodes,).
 
     Raises:
         ValueError: if imageio-ffmpeg is missing, the file cannot be written, or the environment
@@ -46,21 +97,23 @@ def film(agent: Agent, options: RunOptions, path: Path, seed: int = 0, episodes:
     _do_without_display()
     try:
         ended = whole_episodes(
-            agent, lambda: envs.Watched(_make(options), camera.shoot), episodes, seed, lanes=1
+            agent, lambda: envs.Watched(_make(options), camera.shoot), episodes, seed, num_envs=1
         )
     finally:
         camera.close()
     if not path.exists():
-        raise ValueError(f"ffmpeg has written nothing to {path}; what it says stands above")
+        raise ValueError(f"ffmpeg has written nothing to {path}; its own message is above")
     return ended
 
 
 def check(options: RunOptions) -> None:
-    """Find out whether the environment of a run can be filmed here, before there is a run.
+    """Draw one picture if a run is to be filmed, so that problems appear before training starts.
 
     Raises:
-        ValueError: if not, saying why.
+        ValueError: if the environment cannot be filmed here, with the reason.
     """
+    if options.video_every is None:
+        return
     _ffmpeg()
     _do_without_display()
     env = _make(options)
@@ -75,15 +128,15 @@ def _make(options: RunOptions) -> Any:
 
 
 def has_display() -> bool:
-    """Whether there is a screen for a window."""
+    """Return True if there is a display for a window."""
     return sys.platform != "linux" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
 
 
-@functools.cache  # what does not work is not tried again
+@functools.cache  # a failed attempt is not repeated
 def _do_without_display() -> None:
-    """Where there is none: let MuJoCo draw by what works, and pygame look for no screen.
+    """Prepare drawing without a display: choose a library that works for MuJoCo, and tell pygame.
 
-    Each way is tried in a process of its own: one that fails leaves PyOpenGL unfit for the other.
+    Each library is tried in its own process, because a failure would break PyOpenGL for the other.
     """
     if has_display():
         return
@@ -103,23 +156,23 @@ def _ffmpeg() -> Any:
         import imageio_ffmpeg
     except ImportError as error:
         raise ValueError(
-            f'a video needs the extra "video" ({error}): pip install -e ".[video]", or '
+            f'a video needs the extra "video" ({error}): run pip install -e ".[video]", or '
             f"pip install imageio-ffmpeg"
         ) from None
     return imageio_ffmpeg
 
 
 class _Camera:
-    """Pictures of one size, in a file.
+    """A writer of pictures of one size to a video file.
 
     Args:
-        path: of the file, which must end in .mp4.
+        path: file to write; its name must end in .mp4.
     """
 
     def __init__(self, path: Path) -> None:
         open_ = _ffmpeg().write_frames
         if path.suffix != ".mp4":
-            raise ValueError(f"a video must be named something.mp4: got {path}")
+            raise ValueError(f"the name of a video must end in .mp4: got {path}")
         try:
             path.open("ab").close()
         except OSError as error:
@@ -129,24 +182,24 @@ class _Camera:
         self._shape: tuple[int, ...] = ()
 
     def shoot(self, env: Any) -> None:
-        """Add what an environment shows now."""
+        """Add the environment's current picture."""
         picture = _drawn(env)
         if self._writer is None:
             self._shape = picture.shape
         elif picture.shape != self._shape:
             raise ValueError(
-                f"pictures of a video must have one size: {envs.name_of(env)} gave {self._shape}, "
+                f"all pictures of a video must have the same size: {envs.name_of(env)} gave {self._shape}, "
                 f"then {picture.shape}"
             )
         height, width, _ = picture.shape
-        # H.264 halves both sides for its colors, so that they must be even.
+        # Both sides must be even, because H.264 stores colors at half the size.
         picture = np.pad(picture, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
         if self._writer is None:
             self._writer = self._open(
                 self._path,
                 picture.shape[1::-1],
                 fps=env.metadata.get("render_fps") or 30,
-                macro_block_size=1,  # or it would stretch pictures to a multiple of 16
+                macro_block_size=1,  # the default would stretch pictures to a multiple of 16
                 ffmpeg_log_level="error",
             )
             self._writer.send(None)
@@ -156,7 +209,7 @@ class _Camera:
             raise ValueError(f"ffmpeg cannot write {self._path}: {error}") from None
 
     def close(self) -> None:
-        """Finish the file; where nothing came, there is none."""
+        """Finish the file; delete it if it is empty."""
         if self._writer is not None:
             self._writer.close()
         if not self._path.stat().st_size:
@@ -164,10 +217,10 @@ class _Camera:
 
 
 def _drawn(env: Any) -> Any:
-    """A picture, (height, width, 3), uint8."""
+    """Return the environment's current picture, shape (height, width, 3), uint8."""
     try:
         picture = np.asarray(env.render())
-    except Exception as error:  # whatever the environment raises
+    except Exception as error:  # an environment can raise anything
         uses_mujoco = "mujoco" in sys.modules
         raise ValueError(
             f"cannot draw {envs.name_of(env)}: {type(error).__name__}: {error}"
@@ -175,13 +228,14 @@ def _drawn(env: Any) -> Any:
         ) from error
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise ValueError(
-            f"render() must give a picture, (height, width, 3), uint8: {envs.name_of(env)} gave "
+            f"render() must return a picture of shape (height, width, 3), uint8: {envs.name_of(env)} gave "
             f"{picture.dtype} {picture.shape}"
         )
     return picture
 
 
 _MUJOCO_HINT = (
-    "MuJoCo draws without a display by EGL or by OSMesa: on Debian and Ubuntu, apt install libegl1 "
-    "libgl1 for the one, libosmesa6 for the other; MUJOCO_GL=egl or osmesa chooses"
+    "without a display, MuJoCo draws with EGL or OSMesa. On Debian and Ubuntu, install EGL with "
+    "apt install libegl1 libgl1, or OSMesa with apt install libosmesa6. MUJOCO_GL=egl or "
+    "MUJOCO_GL=osmesa chooses one of them"
 )

@@ -1,0 +1,217 @@
+"""One batch per iteration: roll out and process on every rank, gather on rank 0."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from rank0rl import batch as batches
+from rank0rl import envs
+from rank0rl.agent import Agent, Fragment, check_processed
+from rank0rl.batch import Batch, Gathered
+from rank0rl.env_block import envs_of
+from rank0rl.mpi import comm, hashes, weights
+from rank0rl.mpi.counter import Counter
+from rank0rl.mpi.gather import Early, rank0_accum_batches
+from rank0rl.rollout import Rollout
+from rank0rl.run import memory
+from rank0rl.run.options import RunOptions
+from rank0rl.run.timing import Phases
+from rank0rl.run.unfinished import Unfinished
+
+_TURNS = 2  # in which a rank collects its episodes, for an even end; more give act too few rows
+
+
+class Collector:
+    """Rolls out, processes and gathers.
+
+    Collective: every rank makes one.
+
+    Args:
+        agent: acts and processes; the same weights on every rank.
+        rollout: this rank's rollouts.
+        options: options of the run.
+        phases: takes the seconds of "collect", "process", "wait", "gather" and "hash".
+    """
+
+    def __init__(self, agent: Agent, rollout: Rollout, options: RunOptions, phases: Phases) -> None:
+        """Begin before the first iteration."""
+        self.rollout = rollout
+        self._agent, self._options, self._phases = agent, options, phases
+        self._early = Early() if rollout.nparts > 1 else None
+        self._unfinished = Unfinished(options.max_replay_steps)  # filled on rank 0
+        self._mine: dict[str, Batch] = {}  # of this rank, rolled out and not gathered
+        self._took_s = 0.0
+        self._ready: Gathered | None = None
+
+    def batch(self, iteration: int) -> Gathered:
+        """Return the batch of an iteration: collected now, or ahead of time by `--overlap`.
+
+        Collective: every rank calls this.
+
+        Returns:
+            On rank 0 the rows of all ranks, in order of fragment ids; no rows elsewhere.
+        """
+        if self._ready is None:
+            self.roll(iteration)
+            self.gather()
+        ready, self._ready = self._ready, None
+        assert ready is not None
+        return ready
+
+    def roll(self, iteration: int) -> None:
+        """Collect and process this rank's fragments with the weights that were broadcast last.
+
+        Collective: every rank calls this, and `gather` after it.
+        """
+        start = time.perf_counter()
+        check = (iteration - 1) % self._options.drift_check_every == 0
+        before = hashes.sha256_each(weights.named_tensors(self._agent.modules())) if check else None
+        steps: list[int] = []
+        rows: Batch = {}
+        parts = self.rollout.parts(self._agent, iteration)
+        for later in reversed(range(self.rollout.nparts)):
+            with self._phases("collect"):
+                fragments = next(parts)
+            with self._phases("process"):
+                rows = self._process(fragments, iteration)
+            steps += [len(fragment.rew) for fragment in fragments]
+            if self._early and later:
+                self._early.begin(rows)
+        self._took_s = time.perf_counter() - start
+        if check:
+            with self._phases("wait"):
+                weights.chksum(self._agent.modules(), label="after act and process", before=before)
+        self._mine = {}
+        if steps:
+            self._mine = {
+                "rows": rows,
+                "ended": self.rollout.ended(),
+                "envs": self.rollout.unfinished(),
+                "fragments": {"steps": np.array(steps, np.int64)},
+            }
+
+    def gather(self) -> None:
+        """Gather what the ranks have rolled out; `batch` returns it next.
+
+        Collective: every rank calls this.
+        """
+        with self._phases("wait"):
+            mine = [int(1e6 * self._took_s), int(1e6 * memory.peak_mb())]
+            of_ranks = comm.check_layout({}, "seconds and memory of ranks", numbers=mine) / 1e6
+        with self._phases("gather"):
+            gathered = rank0_accum_batches(self._mine)
+            rows, ended = gathered.get("rows", {}), gathered["ended"]
+            if self._early:
+                rows = batches.concatenate([each for each in [*self._early.take(), rows] if each])
+            rows = batches.in_order(rows, rows["fragment_id"]) if rows else {}
+            ended = batches.in_order(ended, ended["fragment_id"])
+            steps = int(gathered["fragments"]["steps"].sum())
+            ranks = {"took_s": of_ranks[:, 0], "peak_mb": of_ranks[:, 1]}
+        if not comm.get_rank():
+            self._unfinished.add(gathered.get("envs", {}))
+        self._mine = {}
+        with self._phases("hash"):
+            sha256 = hashes.sha256_arrays(rows) if rows else ""
+            self._ready = Gathered(rows, ended, steps, sha256, ranks)
+
+    def state(self) -> dict[str, Any]:
+        """Return the episodes under way and the batch that was collected ahead. Rank 0 only."""
+        ahead = dict(vars(self._ready)) if self._ready else {}
+        return {"envs": self._unfinished.all(), "ahead": ahead}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` returned, as tensors. Rank 0 only, before `restore`."""
+        self._unfinished.load(_arrays(state["envs"]))
+        ahead = {
+            name: _arrays(value) if isinstance(value, Mapping) else value
+            for name, value in state["ahead"].items()
+        }
+        self._ready = Gathered(**ahead) if ahead else None  # type: ignore[arg-type]
+
+    def restore(self) -> dict[int, str]:
+        """Bring every rank to the state that rank 0 has loaded: repeat the episodes under way.
+
+        Collective: every rank calls this.
+
+        Returns:
+            Index of each of this rank's envs that begins a new episode instead -> the reason.
+        """
+        unfinished = self._unfinished.all()
+        names = comm.bcast_obj(list(unfinished))
+        strays = self.rollout.restore({name: comm.bcast(unfinished.get(name)) for name in names})
+        if comm.bcast_obj(self._ready is not None) and self._ready is None:
+            self._ready = Gathered({}, {}, 0)
+        return strays
+
+    def _process(self, fragments: list[Fragment], iteration: int) -> Batch:
+        """Return the rows of these fragments, and the fragment id of each."""
+        rows = []
+        for fragment in fragments:
+            try:
+                processed = self._agent.process(fragment)
+                check_processed(processed)
+            except Exception as error:
+                self.rollout.failed_at = iteration, fragment.fragment_id
+                error.add_note(
+                    f"In process, of fragment {fragment.fragment_id} in iteration {iteration}."
+                )
+                raise
+            ids = np.full(batches.count(processed), fragment.fragment_id, np.int64)
+            rows.append({**processed, "fragment_id": ids})
+        return batches.concatenate(rows)
+
+
+def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None = None) -> Rollout:
+    """Return the rollouts of one rank; or of one fragment of each iteration only.
+
+    Collective: every rank calls this.
+
+    Args:
+        options: options of the run.
+        rank: this rank.
+        nworkers: number of ranks.
+        only: the fragment's id.
+    """
+    indices = envs_of(rank, nworkers, options.num_envs, options.rank0_envs)
+    episodes = at_once = None
+    fragments = (options.episodes_per_batch or 0) // nworkers or len(indices)
+    if only is not None:
+        indices = range(only, only + 1)
+        episodes = (lambda: iter([only])) if options.episodes_per_batch else None
+    elif options.episodes_per_batch:
+        counter = Counter(options.episodes_per_batch)
+        most = None
+        if nworkers > 1:
+            at_once = max(1, options.episodes_per_batch // (nworkers * _TURNS))
+            if rank == 0 and options.rank0_envs is not None:
+                most = options.episodes_per_batch * options.rank0_envs // options.num_envs
+        episodes = functools.partial(counter.round, most)
+    nparts = 1 if only is not None else _nparts(options, nworkers)
+    return Rollout(
+        lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
+        indices,
+        options.seed,
+        steps=options.steps_per_env,
+        episodes=episodes,
+        at_once=at_once,
+        cuts=[fragments * part // nparts for part in range(1, nparts)],
+    )
+
+
+def _nparts(options: RunOptions, nworkers: int) -> int:
+    """Return the number of parts of a rank's rows: no more than the fragments of the largest share."""
+    if nworkers == 1 or not comm.has_threads():
+        return 1
+    ranks = range(nworkers)
+    blocks = [envs_of(rank, nworkers, options.num_envs, options.rank0_envs) for rank in ranks]
+    episodes = (options.episodes_per_batch or 0) // nworkers
+    return min(options.gather_parts, episodes or max(map(len, blocks)))
+
+
+def _arrays(tensors: Mapping[str, Any]) -> Batch:
+    return {name: t.numpy() for name, t in tensors.items()}

@@ -1,0 +1,131 @@
+"""Rank 0's update, alone or while the other ranks collect the next batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from rank0rl import seeding
+from rank0rl.agent import Agent
+from rank0rl.batch import Gathered
+from rank0rl.collector import Collector
+from rank0rl.mpi import comm, weights
+from rank0rl.mpi.threads import using_threads
+from rank0rl.run.options import RunOptions
+from rank0rl.run.timing import Phases
+
+
+class Learner:
+    """Lets the agent learn from a batch on rank 0; the other ranks return at once.
+
+    Args:
+        agent: the agent.
+        options: options of the run.
+        phases: takes the seconds of "update".
+        share_over: returns the share of the run that is over, on rank 0.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        options: RunOptions,
+        phases: Phases,
+        share_over: Callable[[], float],
+    ) -> None:
+        """Keep what every update needs."""
+        self._agent, self._options, self._phases = agent, options, phases
+        self._share_over = share_over
+
+    def update(self, batch: Gathered, iteration: int) -> Mapping[str, float]:
+        """Update the agent on rank 0.
+
+        Args:
+            batch: the iteration's batch.
+            iteration: its number, which keys the update's random stream.
+
+        Returns:
+            What the agent records, name -> number; nothing on other ranks.
+
+        Raises:
+            TypeError: if what the agent's update returns cannot be recorded.
+            FloatingPointError: if weights are nan after it.
+        """
+        if comm.get_rank():
+            return {}
+        rng = seeding.stream(self._options.seed, "update", iteration)
+        try:
+            with self._phases("update"), using_threads(self._options.learner_threads):
+                metrics = self._agent.update(batch.rows, rng, self._share_over())
+            _check_learned(self._agent, metrics)
+        except Exception as error:
+            error.add_note(f"In update, of iteration {iteration}; resuming the run repeats it.")
+            raise
+        return metrics
+
+
+class Overlap:
+    """Let rank 0 update on a batch while the other ranks collect the next one.
+
+    That batch is collected with weights that are one update older, by rank 0 too, before its update.
+    It is gathered before the new weights are broadcast, so that a checkpoint holds it.
+
+    Args:
+        learner: updates.
+        collector: collects.
+        phases: takes the seconds of "wait".
+        share_over: as `State.share_over`, on rank 0.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        collector: Collector,
+        phases: Phases,
+        share_over: Callable[[int, int], float],
+    ) -> None:
+        """Keep both."""
+        self._learner, self._collector = learner, collector
+        self._phases, self._share_over = phases, share_over
+
+    def update(self, batch: Gathered, iteration: int) -> Mapping[str, float]:
+        """Update on rank 0; collect the next batch unless the schedule ends with this one.
+
+        Collective: every rank calls this.
+        """
+        with self._phases("wait"):
+            more = not comm.get_rank() and self._share_over(batch.steps, _episodes(batch)) < 1
+            more = comm.bcast_obj(more)
+        if not more:
+            return self._learner.update(batch, iteration)
+        self._collector.roll(iteration + 1)
+        metrics = self._learner.update(batch, iteration)
+        self._collector.gather()
+        return metrics
+
+
+def _episodes(batch: Gathered) -> int:
+    return len(batch.ended["return"])
+
+
+def _check_learned(agent: Agent, metrics: Any) -> None:
+    """Raise unless an update has left what can be recorded and gone on with."""
+    if not isinstance(metrics, Mapping) or not all(map(_is_number, metrics.values())):
+        raise TypeError(
+            f"update must return a dict of name -> number, for the record: got {metrics!r:.100}"
+        )
+    for name, tensor in weights.named_tensors(agent.modules()).items():
+        if tensor.isnan().any():  # infinities may be meant, as in masks
+            raise FloatingPointError(
+                f"{name!r} holds nan: try a lower learning rate, or smaller rewards and "
+                f"observations; the run's last checkpoint is from before this update"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return np.ndim(value) == 0

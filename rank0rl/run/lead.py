@@ -1,0 +1,79 @@
+"""What rank 0 does before the loop: go on from a checkpoint, open the record, say what is run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rank0rl.mpi import comm
+from rank0rl.run import checkpoint, config, provenance
+from rank0rl.run.logger import Logger
+from rank0rl.run.plan import Plan
+from rank0rl.run.recorder import Recorder
+from rank0rl.run.sinks import Sink, TensorBoard, WandB
+from rank0rl.run.state import State
+from rank0rl.run.timing import Phases
+
+
+def lead(
+    plan: Plan, state: State, phases: Phases, machines: Sequence[Mapping[str, Any]]
+) -> Recorder:
+    """Open a run's record; on a resume, load its last checkpoint first. Rank 0 only.
+
+    Args:
+        plan: settings and folder of the run.
+        state: state of a run that begins.
+        phases: seconds of each phase.
+        machines: `provenance.machine` of every rank.
+
+    Raises:
+        ValueError: if the checkpoint is damaged, or rows of progress.csv are missing.
+    """
+    options, folder, nworkers = plan.options, plan.folder, len(machines)
+    if options.resume:
+        state.load(checkpoint.read(checkpoint.latest(folder)))
+    if plan.notes:
+        state.progress.same_schedule_since = state.progress.iteration
+    start = provenance.record(machines, comm.mpi_version())
+    starts = config.write(folder / "config.toml", (options, plan.agent), start)
+    logger = Logger(folder, options.quiet, _sinks(plan, state, starts[0]))
+    about = {
+        "env_id": options.env_id,
+        "algo": options.algo,
+        "seed": options.seed,
+        "nprocs": nworkers,
+        "num_envs": options.num_envs,
+    }
+    command = f"python {sys.argv[0]} --resume {folder}{_where(plan, nworkers)}"
+    recorder = Recorder(state, options, phases, about, logger, command)
+    logger.print(
+        f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}; settings: "
+        f"{plan.source}; run folder: {folder}"
+    )
+    if options.gather_parts > 1 and not comm.has_threads():
+        logger.print("note: --gather-parts has no effect: this MPI does not support threads")
+    changes = provenance.differences(starts[-2], starts[-1]) if len(starts) > 1 else []
+    differences = [*changes, *provenance.apart(machines)]
+    for note in [
+        *plan.notes,
+        *(f"{d}: the last bits of the curve may differ" for d in differences),
+    ]:
+        logger.print(f"note: {note}")
+    return recorder
+
+
+def _where(plan: Plan, nworkers: int) -> str:
+    """Return the options that start as many ranks again on the same hosts."""
+    hosts = {"--hosts": plan.options.hosts, "--hostfile": plan.options.hostfile}
+    named = [f" {flag} {value}" for flag, value in hosts.items() if value]
+    return "".join(named) + f" --nprocs {nworkers}" * (nworkers > 1)
+
+
+def _sinks(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterator[Sink]:
+    """Yield where the record goes besides the run's folder."""
+    options, folder = plan.options, plan.folder
+    if options.tensorboard:
+        yield TensorBoard(folder, state.progress.steps)
+    if options.wandb:
+        yield WandB(options.wandb, folder, state.settings, provenance.key(folder, first_start))

@@ -1,0 +1,116 @@
+"""A run as every rank takes part in it: whether it goes on, its signals, and rank 0's record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Protocol
+
+from rank0rl.batch import Batch, Gathered
+from rank0rl.mpi import comm
+from rank0rl.run.interrupt import Interrupts
+from rank0rl.run.recorder import Recorder
+from rank0rl.run.timing import Phases
+
+
+class Restorable(Protocol):
+    """What a run restores on every rank: a `Collector`."""
+
+    def restore(self) -> Mapping[int, str]:
+        """Bring every rank to where rank 0 is; return the envs that cannot go on, and why."""
+
+
+class Run:
+    """Counts, records, saves and handles signals; on ranks other than 0 it does what rank 0 says.
+
+    Entered, it turns signals into an orderly end. Left, however that comes, it saves the last
+    iteration boundary.
+
+    Args:
+        phases: takes the seconds of each phase.
+        recorder: keeps the record on rank 0; None on the other ranks.
+
+    Raises:
+        Interrupted: on rank 0 after SIGINT or SIGTERM, when the last boundary's state is on disk.
+    """
+
+    def __init__(self, phases: Phases, recorder: Recorder | None) -> None:
+        """Nothing begins until the run is entered."""
+        self.phases = phases
+        self._recorder = recorder
+        self._interrupts = Interrupts(ignore=recorder is None)
+        self._stack = ExitStack()
+        self._last = 0.0
+
+    def __enter__(self) -> Run:
+        """Take over the signals."""
+        if self._recorder:
+            self._stack.enter_context(self._recorder.last_words())
+        self._stack.enter_context(self._interrupts)
+        if self._recorder:
+            self._stack.enter_context(self._saved(self._recorder))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        """Save the last boundary, give the signals back, and say how to go on."""
+        return self._stack.__exit__(kind, error, trace)
+
+    def restore(self, collector: Restorable) -> int:
+        """Bring all ranks to where rank 0 is; return the number of iterations made.
+
+        Collective: every rank calls this.
+        """
+        with self._interrupts.held():
+            if self._recorder:
+                self._recorder.begin()
+            iteration = comm.bcast_obj(self._recorder.iteration if self._recorder else None)
+            for env, why in collector.restore().items():
+                print(f"env {env}: {why}; a new episode begins there, so the curve is another one")
+            comm.barrier()  # so that the first iteration's times are not those of starting
+        self._last = time.perf_counter()
+        return int(iteration)
+
+    def goes_on(self) -> bool:
+        """Return rank 0's decision on every rank: True while there is more to do.
+
+        Collective: every rank calls this. Called right after the broadcast of weights, it follows
+        that on one trip.
+        """
+        with self.phases("wait"):
+            return bool(comm.bcast_obj(self._recorder is not None and not self._recorder.over()))
+
+    def share_over(self, steps: int = 0, episodes: int = 0) -> float:
+        """Return the share of the run that is over, as `State.share_over` does; 0 on other ranks."""
+        return self._recorder.state.share_over(steps, episodes) if self._recorder else 0.0
+
+    def record(
+        self, batch: Gathered, metrics: Mapping[str, float], results: Mapping[str, Batch | None]
+    ) -> None:
+        """Record the iteration that has just ended, on rank 0.
+
+        Args:
+            batch: what the agent learned from.
+            metrics: what its update returned.
+            results: what hooks returned, by their names.
+        """
+        if self._recorder is None:
+            return
+        now = time.perf_counter()  # recording counts for the next iteration
+        with self._interrupts.held(), self.phases("record"):
+            self._recorder.record(now - self._last, batch, metrics, results.get("evaluation"))
+        self._last = now
+
+    @contextmanager
+    def _saved(self, recorder: Recorder) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with self._interrupts.held():
+                recorder.save()

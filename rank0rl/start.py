@@ -1,0 +1,113 @@
+"""Start a run on this rank: rank 0's plan, the objects of the loop, then the loop.
+
+Rank 0 reads and checks everything, once. The other ranks are told what it found, or how it failed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from rank0rl.collector import Collector, make_rollout
+from rank0rl.evaluation import Evaluation
+from rank0rl.learner import Learner, Overlap
+from rank0rl.mpi import comm, job
+from rank0rl.mpi.threads import set_threads
+from rank0rl.run import config, provenance
+from rank0rl.run.agents import load_agent, make_agent
+from rank0rl.run.lead import lead
+from rank0rl.run.options import RunOptions
+from rank0rl.run.plan import Plan, prepare
+from rank0rl.run.run import Run
+from rank0rl.run.state import State
+from rank0rl.run.timing import Phases
+from rank0rl.trainer import Hook, train
+
+Hooks = Callable[[RunOptions, Path], Sequence[Hook]]
+
+
+def start(
+    argv: list[str],
+    configs: Path | None,
+    check: Callable[[RunOptions], None],
+    make_hooks: Hooks,
+) -> int:
+    """Train as the command line says.
+
+    Collective: every rank calls this.
+
+    Args:
+        argv: the command line, without the program's name.
+        configs: folder of TOML files, one of which may be loaded by itself.
+        check: raises ValueError for options that the hooks cannot serve. Called on rank 0.
+        make_hooks: returns hooks of the loop besides evaluation, from the options and the run's folder.
+
+    Returns:
+        The exit code: 0, or 2 for a wrong use.
+    """
+    set_threads(1)
+    plan = _plan(argv, configs, check) if comm.get_rank() == 0 else None
+    told = comm.bcast_obj(_plain(plan) if isinstance(plan, Plan) else plan)
+    if isinstance(told, int):
+        return told
+    gc.freeze()  # what the imports made
+    gc.enable()
+    options, folder = RunOptions(**told["options"]), Path(told["folder"])
+    agent_options = load_agent(options.algo).Options(**told["agent"])
+    phases = Phases()
+    with ExitStack() as stack:
+        rollout = stack.enter_context(
+            closing(make_rollout(options, comm.get_rank(), comm.get_nworkers()))
+        )
+        agent = make_agent(options, agent_options, rollout.spaces)
+        collector = Collector(agent, rollout, options, phases)
+        hooks = make_hooks(options, folder)
+        if options.eval_every:
+            evaluation = Evaluation(options, comm.get_nworkers())
+            hooks = [stack.enter_context(closing(evaluation)), *hooks]
+        machines = comm.allgather_obj(provenance.machine(), "what every rank runs on")
+        recorder = None
+        if isinstance(plan, Plan):
+            settings = config.settings(options, plan.agent)
+            recorder = lead(plan, State(agent, collector, options, settings), phases, machines)
+        run = Run(phases, recorder)
+        learner = Learner(agent, options, phases, run.share_over)
+        overlap = Overlap(learner, collector, phases, run.share_over)
+        try:
+            train(agent, collector, overlap if options.overlap else learner, run, hooks)
+        except Exception as error:
+            if rollout.failed_at:
+                error.add_note(_replay(options, folder, *rollout.failed_at))
+            raise
+    return 0
+
+
+def _plan(argv: list[str], configs: Path | None, check: Callable[[RunOptions], None]) -> Plan | int:
+    """Return the plan of rank 0, or the exit code after saying what is wrong."""
+    try:
+        return prepare(argv, configs, comm.get_nworkers(), os.environ.get(job.RESUME), [check])
+    except SystemExit as done:  # tyro has printed help or what is wrong with an argument
+        return int(done.code or 0)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _plain(plan: Plan) -> dict[str, Any]:
+    """Return the settings as dicts: the other ranks have not imported the agent's file yet."""
+    fields = {f.name: getattr(plan.agent, f.name) for f in dataclasses.fields(plan.agent)}
+    return {"options": vars(plan.options), "agent": fields, "folder": str(plan.folder)}
+
+
+def _replay(options: RunOptions, folder: Path, iteration: int, fragment_id: int) -> str:
+    which = "--episode" if options.episodes_per_batch else "--env"
+    return (
+        f"To repeat it on one rank: python -m rank0rl replay {folder} --iteration {iteration} "
+        f"{which} {fragment_id}"
+    )

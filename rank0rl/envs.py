@@ -1,4 +1,4 @@
-"""Find and make environments, and describe their spaces. Gymnasium is spoken to here."""
+"""Find, make and wrap gymnasium environments, and describe their spaces."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from rank0rl.agent import Space, Spaces
 
 
 def resolve(env_id: str) -> str:
-    """The full id of an environment.
+    """Return the full id of an environment.
 
     Args:
         env_id: a name without version ("Walker2d": the newest registered one), a full id
             ("Walker2d-v4"), "module:EnvId-v0" with a module that registers it, or
-            "module:function" with one that makes it.
+            "module:function" with a function that makes it.
 
     Raises:
-        ValueError: if there is none of this id, naming the nearest ones.
+        ValueError: if there is no such environment, naming the nearest ones.
     """
     module, _, name = env_id.rpartition(":")
     if module:
@@ -49,24 +49,24 @@ def resolve(env_id: str) -> str:
     raise ValueError(
         f"no environment {env_id!r} is registered"
         + (f"; did you mean {' or '.join(close)}?" if close else "")
-        + " An environment of your own is named as module:EnvId-v0 or module:function"
+        + "; name an environment of your own as module:EnvId-v0 or module:function"
     )
 
 
 def base(env_id: str) -> str:
-    """The id without module and version: "my_module:Walker2d-v5" -> "Walker2d"."""
+    """Return the id without module and version: "my_module:Walker2d-v5" -> "Walker2d"."""
     return re.sub(r"-v\d+$", "", env_id.rpartition(":")[2])
 
 
 def make(env_id: str, wrappers: Sequence[str] = (), **kwargs: Any) -> gym.Env[Any, Any]:
-    """An environment with its time limit and without the checks that cost time every step.
+    """Make an environment with its time limit and without the checks that cost time every step.
 
     Observations that are a dict, a tuple or choices are flattened: choices become one-hot.
 
     Args:
-        env_id: as `resolve` gives it.
-        wrappers: the innermost first, as `wrap` takes them.
-        kwargs: of the environment.
+        env_id: full id, as `resolve` returns it.
+        wrappers: wrappers as `wrap` takes them, the innermost first.
+        kwargs: arguments of the environment.
 
     Raises:
         ValueError: if it cannot be made, with Gymnasium's reason.
@@ -79,7 +79,7 @@ def make(env_id: str, wrappers: Sequence[str] = (), **kwargs: Any) -> gym.Env[An
             f"cannot make environment {env_id!r}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(env, gym.Env):
-        raise ValueError(f"{env_id} must give a gymnasium.Env: got {env!r:.100}")
+        raise ValueError(f"{env_id} must return a gymnasium.Env: got {env!r:.100}")
     for wrapper in wrappers:
         env = wrap(env, wrapper)
     space = env.observation_space
@@ -88,15 +88,15 @@ def make(env_id: str, wrappers: Sequence[str] = (), **kwargs: Any) -> gym.Env[An
 
 
 def wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
-    """An environment in a wrapper.
+    """Return an environment in a wrapper.
 
     Args:
-        env: to be wrapped.
+        env: the environment to wrap.
         wrapper: name of one of `gymnasium.wrappers`, or "module:Class"; with arguments, if it has
             any, such as "FrameStackObservation(stack_size=4)".
 
     Raises:
-        ValueError: if there is none of this name, or it does not take these arguments or this
+        ValueError: if there is no such wrapper, or it does not take these arguments or this
             environment.
     """
     where, _, arguments = wrapper.partition("(")
@@ -110,44 +110,44 @@ def wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
         return cls(env, **kwargs)  # type: ignore[no-any-return]
     except Exception as error:  # whatever the wrapper's constructor raises
         raise ValueError(
-            f"cannot wrap {name_of(env)} in {wrapper!r}: {type(error).__name__}: {error}; expected the "
-            f"name of one of gymnasium.wrappers, or module:Class, with keyword arguments in brackets"
+            f"cannot wrap {name_of(env)} in {wrapper!r}: {type(error).__name__}: {error}; expected a "
+            f"name in gymnasium.wrappers, or module:Class, with keyword arguments in brackets"
         ) from error
 
 
 class Watched(gym.Wrapper[Any, Any, Any, Any]):
-    """Calls a function with the environment after every reset and every step.
+    """A wrapper that calls a function with the environment after every reset and every step.
 
     Args:
-        env: to be watched.
+        env: the environment to watch.
         look: the function.
     """
 
     def __init__(self, env: gym.Env[Any, Any], look: Callable[[gym.Env[Any, Any]], None]) -> None:
-        """Nothing is called yet."""
+        """Wrap the environment; nothing is called yet."""
         super().__init__(env)
         self._look = look
 
     def reset(self, **kwargs: Any) -> Any:
-        """As the environment does."""
+        """Reset the environment, then call the function."""
         result = self.env.reset(**kwargs)
         self._look(self.env)
         return result
 
     def step(self, action: Any) -> Any:
-        """As the environment does."""
+        """Step the environment, then call the function."""
         result = self.env.step(action)
         self._look(self.env)
         return result
 
 
 def is_flattened(env: gym.Env[Any, Any]) -> bool:
-    """Whether `make` has flattened the observations."""
+    """Return True if `make` has flattened the observations."""
     return isinstance(env, gym.wrappers.FlattenObservation)
 
 
 def _flattens(space: gym.Space[Any]) -> bool:
-    """Whether all of a space is numbers and choices."""
+    """Return True if a space consists of numbers and choices only."""
     if isinstance(space, gym.spaces.Dict):
         return all(map(_flattens, space.spaces.values()))
     if isinstance(space, gym.spaces.Tuple):
@@ -157,14 +157,14 @@ def _flattens(space: gym.Space[Any]) -> bool:
 
 
 def _factory(env_id: str) -> Any:
-    """The function that "module:function" names, None for an id."""
+    """Return the function that "module:function" names, None for an id."""
     module, _, name = env_id.rpartition(":")
     made = getattr(importlib.import_module(module), name, None) if module else None
     return made if callable(made) else None
 
 
 def describe(env: gym.Env[Any, Any]) -> Spaces:
-    """The spaces of an environment, as plain data.
+    """Return the spaces of an environment, as plain data.
 
     Raises:
         ValueError: for a space that no agent here can use, naming it.
@@ -187,9 +187,9 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
 
 
 def running_statistics(env: gym.Env[Any, Any]) -> list[str]:
-    """The wrappers of an environment that normalize with statistics of what it has shown so far.
+    """Return the names of an environment's wrappers that normalize with running statistics.
 
-    What such an environment shows depends on all that it was used for, so no episode repeats.
+    Observations of such an environment depend on everything it was used for, so no episode repeats.
     """
     found = []
     while isinstance(env, gym.Wrapper):
@@ -200,7 +200,7 @@ def running_statistics(env: gym.Env[Any, Any]) -> list[str]:
 
 
 def refuse_running_statistics(env: gym.Env[Any, Any]) -> None:
-    """Refuse what makes a run depend on the number of ranks.
+    """Refuse wrappers that make a run depend on the number of ranks.
 
     Raises:
         ValueError: naming the wrappers.
@@ -208,14 +208,14 @@ def refuse_running_statistics(env: gym.Env[Any, Any]) -> None:
     found = running_statistics(env)
     if found:
         raise ValueError(
-            f"{name_of(env)} is wrapped in {' and '.join(found)}, whose running statistics would be "
-            f"another on every rank: leave the wrapper out; the agents here normalize observations "
+            f"{name_of(env)} is wrapped in {' and '.join(found)}, whose running statistics would "
+            f"differ on every rank: leave the wrapper out; the agents here normalize observations "
             f"and scale values themselves, with statistics of all ranks"
         )
 
 
 def first_choice(env: gym.Env[Any, Any]) -> Any:
-    """What a discrete action space calls its choice 0: a number, or one for each of its choices."""
+    """Return what a discrete action space calls its value 0: a number, or one for each choice."""
     return getattr(env.action_space, "start", 0)
 
 
@@ -236,5 +236,5 @@ def _describe(space: gym.Space[Any]) -> Space:
 
 
 def name_of(env: gym.Env[Any, Any]) -> str:
-    """The id of an environment, or its class if it was not made by one."""
+    """Return the id of an environment, or the name of its class if it has no id."""
     return env.spec.id if env.spec else type(env.unwrapped).__name__

@@ -1,4 +1,4 @@
-"""Discounted sums, generalized advantages, explained variance: pure functions of arrays."""
+"""Discounted sums, generalized advantage estimates and explained variance: pure functions of arrays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Array = npt.NDArray[Any]
 
 
 def discounted_sum(rew: Array, gamma: float, last: float = 0.0) -> Array:
-    """Discounted return, R_t = r_t + gamma R_{t+1}, with R_T = last.
+    """Return the discounted sums, R_t = r_t + gamma R_{t+1}, with R_T = last.
 
     Args:
         rew: rewards r_0 .. r_{T-1}, shape (T,).
@@ -32,7 +32,7 @@ def discounted_sum(rew: Array, gamma: float, last: float = 0.0) -> Array:
 
 
 def gae(rew: Array, val: Array, gamma: float, lam: float) -> Array:
-    """Generalized advantage estimate, A_t = delta_t + gamma lam A_{t+1}, with delta_t = r_t + gamma V_{t+1} - V_t.
+    """Return generalized advantage estimates, A_t = delta_t + gamma lam A_{t+1}, with delta_t = r_t + gamma V_{t+1} - V_t.
 
     Args:
         rew: rewards r_0 .. r_{T-1}, shape (T,).
@@ -82,7 +82,7 @@ def advantages(
 
 
 def explained_variance(pred: Array, target: Array) -> float:
-    """1 - Var[target - pred] / Var[target]: 1 is perfect, 0 no better than a constant.
+    """Return 1 - Var[target - pred] / Var[target]: 1 is perfect, 0 no better than a constant.
 
     Args:
         pred: shape (N,).

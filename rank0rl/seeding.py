@@ -1,6 +1,6 @@
-"""(seed, purpose, key) -> an independent random stream.
+"""Random streams: (seed, purpose, key) -> an independent stream.
 
-Streams are keyed, never counted: nothing of them has to be saved, and no two of them meet. (seed +
+Streams are keyed, never counted: they need not be saved, and no two of them meet. (seed +
 rank does: seeds 0-199 on 64 ranks give 263 distinct values out of 12,800.)
 """
 
@@ -22,12 +22,12 @@ _PURPOSES = (
 
 
 def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:
-    """The random numbers of one purpose and key.
+    """Return the random numbers of one purpose and key.
 
     Args:
         seed: the run's seed, at least 0.
         purpose: "init", "reset", "act", "update", "script" or "evaluate".
-        key: what else tells streams apart, such as (iteration, env); each at least 0.
+        key: what else tells streams apart, such as (iteration, fragment_id); each at least 0.
 
     Source: `SeedSequence` with a spawn key, numpy.org/doc/stable/reference/random/parallel.html.
     """
@@ -35,9 +35,9 @@ def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
 
 def integer(seed: int, purpose: str, *key: int) -> int:
-    """One integer in [0, 2**31), for seeds that other libraries take.
+    """Return one integer in [0, 2**31), for seeds that other libraries take.
 
-    Those whose last key lies in the same block of 64 come from one sequence: 0.4 us each, not 12.
+    Integers whose last key lies in the same block of 64 come from one sequence: 0.4 us each, not 12.
     """
     *rest, last = key
     return _block(seed, purpose, *rest, last // _BLOCK)[last % _BLOCK]

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as an exception on rank 0, between two records and never within one."""
+"""Turn SIGINT and SIGTERM into an exception on rank 0, between two records and never within one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class Interrupted(BaseException):
-    """The run was asked to end. No `Exception`, so that user code does not swallow it."""
+    """Request to end the run. It is not an `Exception`, so that user code does not swallow it."""
 
     def __init__(self, signum: int) -> None:
         """Keep the signal's number, for the exit code."""
@@ -18,15 +18,15 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """While entered, SIGINT and SIGTERM raise `Interrupted` here, or are ignored.
+    """Context in which SIGINT and SIGTERM raise `Interrupted` on this rank, or are ignored.
 
     Args:
-        ignore: for ranks other than 0: a terminal's Ctrl-C may reach every rank, and rank 0 needs
+        ignore: True on ranks other than 0. A terminal's Ctrl-C may reach every rank, and rank 0 needs
             time to write its checkpoint before it ends the job.
     """
 
     def __init__(self, ignore: bool) -> None:
-        """Nothing happens until it is entered."""
+        """Keep the signals as they are until the context is entered."""
         self._ignore = ignore
         self._held = False
         self._pending: int | None = None
@@ -44,7 +44,7 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A signal that comes within the `with` block raises at its end."""
+        """Delay a signal that comes within the `with` block until the end of the block."""
         self._held = True
         try:
             yield

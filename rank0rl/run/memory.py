@@ -1,4 +1,4 @@
-"""How much memory a process has used, so that the ranks' figures add up."""
+"""Peak memory of a process, measured so that the figures of the ranks add up."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def peak_mb() -> float:
-    """The most that this process has had in memory, in MB (2^20 bytes); 0 where it cannot be known.
+    """Return this process's peak memory in MB (2^20 bytes); 0 if the system does not tell.
 
-    Pages that several processes share, such as torch's code, count once for all of them: they are
-    counted at the first call, which takes 10 ms; what the peak has grown by since is this process's.
+    Pages that several processes share, such as torch's code, count once for all of them. The first
+    call measures them, which takes 10 ms. All growth of the peak since then counts as this process's.
     """
     shared = _shared_mb()
     return max(_peak_resident_mb() - shared, 0.0)
@@ -19,13 +19,13 @@ def peak_mb() -> float:
 
 @cache
 def _shared_mb() -> float:
-    """How much of what is resident belongs to other processes, on Linux."""
+    """Return the share of the resident memory that counts for other processes, in MB, on Linux."""
     kb = _kb("/proc/self/smaps_rollup")
     return (kb["Rss"] - kb["Pss"]) / 1024 if kb else 0.0
 
 
 def _peak_resident_mb() -> float:
-    # Not getrusage where this is known: there a process begins with the peak of the one it is from.
+    # getrusage only as a last resort: there a process begins with the peak of its parent.
     if kb := _kb("/proc/self/status"):
         return kb["VmHWM"] / 1024
     try:
@@ -37,7 +37,7 @@ def _peak_resident_mb() -> float:
 
 
 def _kb(path: str) -> dict[str, int]:
-    """The lines "name: number kB" of a file; none if there is no such file."""
+    """Return name -> number of the lines "name: number kB" of a file; {} if there is no such file."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:

@@ -17,17 +17,15 @@ PHASES = (
     "evaluate",
     "record",
 )
-"""Of an iteration, on rank 0. All else takes microseconds: their seconds add up to the iteration's."""
+"""Phases of an iteration on rank 0. The rest takes microseconds, so their seconds add up to the iteration's."""
 
 
 class Phases:
-    """Adds up the seconds of named phases: ``with phases("collect"): ...``."""
+    """Seconds of named phases, added up: ``with phases("collect"): ...``."""
 
     def __init__(self) -> None:
         """Start with nothing measured."""
         self._seconds: dict[str, float] = {}
-        self.took_s = 0.0
-        """What this rank's last part of a batch took."""
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -39,6 +37,6 @@ class Phases:
             self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
 
     def take(self) -> dict[str, float]:
-        """Phase -> seconds since the last call."""
+        """Return phase -> seconds since the last call."""
         seconds, self._seconds = self._seconds, {}
         return seconds

@@ -30,7 +30,8 @@ def resume(folder, *args, nprocs=1, expect=0, limit_s=120):
 
 def replay(folder, iteration, *, env=None, episode=None, expect=0):
     """Repeat an env, or an episode, of an iteration of a run."""
-    which = ["--env", str(env)] if episode is None else ["--episode", str(episode)]
+    given = {"--env": env, "--episode": episode}
+    which = [word for name, n in given.items() if n is not None for word in (name, str(n))]
     command = [sys.executable, "-m", "rank0rl", "replay", str(folder), "--iteration"]
     done = run([*command, str(iteration), *which])
     assert done.returncode == expect, done.stdout + done.stderr

@@ -4,10 +4,9 @@ import signal
 
 import pytest
 from on_ranks import HERE
-from runs import SMALL, curve, interrupt, resume, sha, table, train
-from test_replay import replay
+from runs import SMALL, curve, interrupt, replay, resume, sha, table, train
 
-from rank0rl.rollout import envs_of
+from rank0rl.env_block import envs_of
 from rank0rl.run import checkpoint
 
 SIZES = {
@@ -79,29 +78,29 @@ def test_a_batch_is_collected_with_the_weights_before_the_last_update(
     assert {row["rows"] for row in rows} == {"20"}
     assert [row["steps"] for row in rows] == ["20", "40", "60", "80", "100"]
     last = checkpoint.read(checkpoint.latest(tmp_path / "r"))
-    assert last["ahead"] == {}  # the schedule needs no other batch
+    assert last["collector"]["ahead"] == {}  # the schedule needs no other batch
 
 
 SLOW_TOO = [pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 7)]
 
 
 @pytest.mark.parametrize("iteration", [3, *SLOW_TOO])
-def test_a_lane_is_replayed(iteration, tmp_path):
+def test_an_env_is_replayed(iteration, tmp_path):
     stop = ["--stop-after-iterations", "6", "--checkpoint-every", "3"]
     train(tmp_path, *SMALL, "--overlap", *stop, nprocs=2)
     same = 2 if iteration < 7 else 1  # the seventh is gathered, and not recorded yet
-    assert replay(tmp_path, iteration, 1).stdout.count("the same data") == same
+    assert replay(tmp_path, iteration, env=1).stdout.count("the same data") == same
 
 
-def test_shares_of_lanes():
+def test_shares_of_envs():
     assert [envs_of(r, 3, 10, 2) for r in range(3)] == [range(2), range(2, 6), range(6, 10)]
     assert [envs_of(r, 2, 4, 3) for r in range(2)] == [range(3), range(3, 4)]
     assert envs_of(0, 1, 10, 2) == range(10)
 
 
 def test_wrong_shares(tmp_path):
-    for lanes, nprocs in (("-1", 1), ("3", 3)):
-        done = train(tmp_path, *SMALL, "--rank0-envs", lanes, nprocs=nprocs, expect=2)
+    for share, nprocs in (("-1", 1), ("3", 3)):
+        done = train(tmp_path, *SMALL, "--rank0-envs", share, nprocs=nprocs, expect=2)
         assert "rank0_envs must" in done.stderr
 
 
@@ -109,9 +108,9 @@ def test_a_failure_ahead_is_replayed_by_the_command_of_its_report(tmp_path, monk
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = ["toy_envs:Breaks-v0", "--num-envs", "3", "--steps-per-batch", "30", "--overlap"]
     failed = train(tmp_path / "r", *args, nprocs=2, expect=1)
-    assert "--iteration 4 --lane 1" in failed.stderr  # of which only 2 iterations are recorded
+    assert "--iteration 4 --env 1" in failed.stderr  # of which only 2 iterations are recorded
     assert len(table(tmp_path / "r")) == 2
-    assert "ZeroDivisionError" in replay(tmp_path / "r", 4, 1, expect=1).stderr
+    assert "ZeroDivisionError" in replay(tmp_path / "r", 4, env=1, expect=1).stderr
 
 
 @pytest.mark.slow
@@ -120,7 +119,7 @@ def test_a_longer_run_is_replayed_where_the_shorter_one_ended(tmp_path):
     train(tmp_path, *SMALL, *args, "--overlap")
     resume(tmp_path, "--total-steps", "960")
     for iteration in (9, 11, 12):
-        assert replay(tmp_path, iteration, 1).stdout.count("the same data") == 2
+        assert replay(tmp_path, iteration, env=1).stdout.count("the same data") == 2
 
 
 @pytest.mark.slow

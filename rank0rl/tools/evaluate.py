@@ -1,6 +1,6 @@
-"""python -m rank0rl evaluate RUN: the policy of a run's last checkpoint, on episodes of its own.
+"""python -m rank0rl evaluate RUN: the returns of a run's policy over whole episodes.
 
-Whole episodes with seeds that training does not use; nothing in the run's folder is changed.
+The episodes have seeds that training does not use. Nothing in the run's folder is changed.
 """
 
 from __future__ import annotations
@@ -11,37 +11,39 @@ from pathlib import Path
 
 import tyro
 
-from rank0rl import envs
-from rank0rl.agent import Agent, check_ranges
+from rank0rl import envs, evaluation
+from rank0rl.agent import Agent
 from rank0rl.batch import Batch
-from rank0rl.evaluation import quiet, whole_episodes
+from rank0rl.evaluation import whole_episodes
 from rank0rl.mpi.threads import set_threads
+from rank0rl.options import check as check_options
+from rank0rl.options import option
 from rank0rl.run import checkpoint, plan
-from rank0rl.run.config import RunOptions
-from rank0rl.run.state import State
-from rank0rl.session import make_agent
+from rank0rl.run.agents import make_agent
+from rank0rl.run.options import RunOptions
+from rank0rl.run.state import load_weights
 
 
 @dataclass(frozen=True)
 class Options:
-    """Mean return of a run's policy over some episodes, with the noise that it trained with."""
+    """Print the mean return of a run's policy over whole episodes, with the noise of training."""
 
     run: tyro.conf.Positional[Path]
-    """Folder of the run, or one of its checkpoints, such as checkpoints/best.pt; nothing in it is changed."""
-    episodes: int = 100
-    """How many."""
-    seed: int | None = None
-    """Of the episodes: others than those of training. None: the run's, so that these are the episodes of its own evaluations."""
+    """Folder of the run, or one of its checkpoints, such as checkpoints/best.pt. Nothing in it is changed."""
+    episodes: int = option(100, "[1, inf)")
+    """Number of episodes."""
+    seed: int | None = option(None, "[0, inf)")
+    """Seed of the episodes, >= 0. None: the run's seed, which gives the episodes of the run's own evaluations. Training never sees any of these episodes."""
     deterministic: bool = False
-    """Take the mean of normal actions. Choices are drawn as ever."""
+    """Act with the mean of normally distributed actions. Discrete actions are still drawn at random."""
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0, or 2 for a wrong use."""
+    """Run the tool; return its exit code: 0, or 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl evaluate")
     set_threads(1)
     try:
-        check_ranges(given, episodes="[1, inf)", seed="[0, inf)")
+        check_options(given)
         ended = evaluate(given.run, given.episodes, given.seed, given.deterministic)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -57,23 +59,23 @@ def main(argv: list[str]) -> int:
 def evaluate(
     run: Path, episodes: int, seed: int | None = None, deterministic: bool = False
 ) -> Batch:
-    """Whole episodes of a run's environment with the policy of its last checkpoint.
+    """Run whole episodes of a run's environment with the policy of its last checkpoint.
 
     Args:
-        run: its folder, or one of its checkpoints.
-        episodes: how many.
-        seed: of them; by default the run's.
-        deterministic: act without noise, where it is normal.
+        run: the run's folder, or one of its checkpoints.
+        episodes: number of episodes.
+        seed: seed of the episodes; None means the run's seed.
+        deterministic: act with the mean of normally distributed actions.
 
     Returns:
-        "return" and "length" of each, (episodes,).
+        "return" and "length" of each episode, shape (episodes,).
 
     Raises:
         ValueError: if there is no such run, or its checkpoint is damaged.
     """
     agent, options = last_agent(run)
     return whole_episodes(
-        quiet(agent) if deterministic else agent,
+        evaluation.deterministic(agent) if deterministic else agent,
         lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
         episodes,
         options.seed if seed is None else seed,
@@ -81,7 +83,10 @@ def evaluate(
 
 
 def last_agent(run: Path) -> tuple[Agent, RunOptions]:
-    """The agent of a run's last checkpoint, and the run's options.
+    """Load the agent of a run's last checkpoint; return it with the run's options.
+
+    Args:
+        run: the run's folder, or one of its checkpoints.
 
     Raises:
         ValueError: if there is no such run, or its checkpoint is damaged.
@@ -91,5 +96,5 @@ def last_agent(run: Path) -> tuple[Agent, RunOptions]:
     env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
     agent = make_agent(options, agent_options, envs.describe(env))
     env.close()
-    State(agent, options, saved["settings"]).load(saved)
+    load_weights(agent, saved)
     return agent, options

@@ -1,6 +1,6 @@
-"""python -m rank0rl play RUN: watch the policy of a run's last checkpoint, or film it.
+"""python -m rank0rl play RUN: show the policy of a run's last checkpoint in a window, or film it.
 
-The episodes are those of evaluate with the same seed.
+The episodes are those of `evaluate` with the same seed.
 """
 
 from __future__ import annotations
@@ -11,31 +11,31 @@ from pathlib import Path
 
 import tyro
 
-from rank0rl import envs
-from rank0rl.agent import check_ranges
+from rank0rl import envs, evaluation
 from rank0rl.batch import Batch
-from rank0rl.evaluation import quiet, whole_episodes
+from rank0rl.evaluation import whole_episodes
 from rank0rl.mpi.threads import set_threads
+from rank0rl.options import check, option
 from rank0rl.tools import evaluate
 from rank0rl.tools.video import film, has_display
 
 
 @dataclass(frozen=True)
 class Options(evaluate.Options):
-    """Watch a run's policy in a window, or film it, with the noise that it trained with."""
+    """Show a run's policy in a window, or film it, with the noise of training."""
 
-    episodes: int = 1
-    """How many."""
+    episodes: int = option(1, "[1, inf)")
+    """Number of episodes."""
     video: Path | None = None
-    """An mp4 to write, without a display. None: a window."""
+    """MP4 file to write; no display is needed. None: open a window."""
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0, or 2 for a wrong use."""
+    """Run the tool; return its exit code: 0, or 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl play")
     set_threads(1)
     try:
-        check_ranges(given, episodes="[1, inf)", seed="[0, inf)")
+        check(given)
         ended = play(given.run, given.episodes, given.seed, given.deterministic, given.video)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -55,25 +55,25 @@ def play(
     """Show whole episodes of a run's environment with the policy of its last checkpoint.
 
     Args:
-        run: its folder, or one of its checkpoints.
-        episodes: how many.
-        seed: of them; by default the run's.
-        deterministic: act without noise, where it is normal.
-        video: an mp4 to write, in place of a window.
+        run: the run's folder, or one of its checkpoints.
+        episodes: number of episodes.
+        seed: seed of the episodes; None means the run's seed.
+        deterministic: act with the mean of normally distributed actions.
+        video: MP4 file to write; None opens a window.
 
     Returns:
-        "return" and "length" of each, (episodes,).
+        "return" and "length" of each episode, shape (episodes,).
 
     Raises:
-        ValueError: if there is no such run, no display for a window, or what `film` raises.
+        ValueError: if there is no such run, if there is no display for a window, or from `film`.
     """
     if video is None and not has_display():
         raise ValueError(
-            "there is no display here ($DISPLAY and $WAYLAND_DISPLAY are not set): give --video "
-            "out.mp4"
+            "a window needs a display, and $DISPLAY and $WAYLAND_DISPLAY are not set: write a file "
+            "with --video out.mp4"
         )
     agent, options = evaluate.last_agent(run)
-    agent = quiet(agent) if deterministic else agent
+    agent = evaluation.deterministic(agent) if deterministic else agent
     seed = options.seed if seed is None else seed
     if video is not None:
         return film(agent, options, video, seed, episodes)
@@ -83,5 +83,5 @@ def play(
         lambda: envs.make(options.env_id, options.wrappers, **kwargs),
         episodes,
         seed,
-        lanes=1,
+        num_envs=1,
     )

@@ -1,174 +1,227 @@
-"""python -m rank0rl replay RUN --iteration I --lane L: one lane of one iteration again, alone.
+"""python -m rank0rl replay RUN --iteration I --env E: repeat one environment of one iteration, alone.
 
-All that decides what a lane does is keyed by the run's seed, so one process repeats what any rank
-did. That is how an environment's failure on one of many ranks is brought under a debugger.
+The run's seed keys everything that an environment does, so one process repeats what any rank did. This
+is how an environment that fails on one of many ranks is brought under a debugger.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import tyro
 
 from rank0rl import batch as batches
+from rank0rl.batch import Batch
+from rank0rl.collector import Collector, make_rollout
+from rank0rl.learner import Learner, Overlap
+from rank0rl.mpi import hashes
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.cuda import check_device
-from rank0rl.rollout import Rollout
 from rank0rl.run import checkpoint, plan
-from rank0rl.run.config import RunOptions
+from rank0rl.run.agents import make_agent
 from rank0rl.run.logger import read_rows
-from rank0rl.run.state import Gathered, State
+from rank0rl.run.options import RunOptions
+from rank0rl.run.state import State
 from rank0rl.run.timing import Phases
-from rank0rl.session import make_agent, make_rollout
-from rank0rl.trainer import collect, update
 
 
 @dataclass(frozen=True)
 class Options:
-    """Run one lane of one iteration of a run again, and compare it with what was recorded."""
+    """Repeat one environment, or one episode, of an iteration of a run; compare it with the record."""
 
     run: tyro.conf.Positional[Path]
-    """Folder of the run; nothing in it is changed."""
+    """Folder of the run. Nothing in it is changed."""
     iteration: int
-    """Of the run, from 1."""
-    lane: Annotated[int, tyro.conf.arg(aliases=["--episode"])]
-    """Lane, from 0; in whole-episode batches the episode's number within the iteration."""
+    """Iteration of the run, from 1."""
+    env: int | None = None
+    """Index of the environment, from 0, in a run with --steps-per-batch."""
+    episode: int | None = None
+    """Number of the episode within the iteration, from 0, in a run with --episodes-per-batch."""
 
 
 def main(argv: list[str]) -> int:
-    """Exit code: 0 if it is the same data, 1 if not, 2 for a wrong use."""
+    """Run the tool; return its exit code: 0 if the data are the same, 1 if not, 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl replay")
     set_threads(1)
     try:
-        return 0 if replay(given.run, given.iteration, given.lane) else 1
-    except CannotReplayError as error:  # and no other one: it is the run's own, to be looked into
+        same = replay(given.run, given.iteration, env=given.env, episode=given.episode)
+    except CannotReplayError as error:  # other errors are the run's own and keep their traceback
         print(f"error: {error}", file=sys.stderr)
         return 2
+    return 0 if same else 1
 
 
 class CannotReplayError(Exception):
-    """There is no such run, iteration or lane, or it cannot be repeated."""
+    """An error for a run, iteration, environment or episode that cannot be repeated."""
 
 
-def replay(run: Path, iteration: int, lane: int) -> bool:
-    """Run one lane of one iteration again, alone, then among all lanes; say what came out.
+def replay(
+    run: Path, iteration: int, *, env: int | None = None, episode: int | None = None
+) -> bool:
+    """Repeat one environment of one iteration, first alone, then among all others; print the results.
 
-    What lies between the last checkpoint before the iteration and it is trained again, in memory.
+    The iterations between the last checkpoint and this one are trained again, in memory.
 
     Args:
         run: the run's folder.
-        iteration: of the run, from 1.
-        lane: lane, or number of the episode in whole-episode batches.
+        iteration: iteration of the run, from 1.
+        env: index of the environment, in a run with fixed-step batches.
+        episode: number of the episode within the iteration, in a run with whole-episode batches.
 
     Returns:
-        Whether the lane alone gave the rows that it gives among all lanes, and these the batch that
-        the run recorded (if it came so far).
+        True if the fragment has the same rows alone as among all others, and if the batch is the one
+        that the run recorded (or the run has not recorded this iteration).
 
     Raises:
-        CannotReplayError: if there is no such run, iteration or lane, or it cannot be repeated.
+        CannotReplayError: if there is no such run, iteration, environment or episode, or if it cannot
+            be repeated.
     """
     try:
-        start = checkpoint.read(checkpoint.latest(run))
-        options, agent_options = plan.read([], start["settings"], str(run))
-        boundary = max(iteration - 1 - options.overlap, 0)  # where it was collected from
-        end = checkpoint.before(run, iteration - 1)
-        if options.overlap and end and int(end.stem) == iteration - 1:
-            begun = checkpoint.read(end)
-            if not begun["ahead"]:  # the run ended there once, and went on later
-                boundary = iteration - 1
-        file = checkpoint.before(run, boundary)
-        if file:
-            start = checkpoint.read(file)
-            options, agent_options = plan.read([], start["settings"], str(run))
-        check_device(options.device)
-        _check_update(run, options)
+        start = _find_start(run, iteration)
+        check_device(start.options.device)
     except ValueError as error:
         raise CannotReplayError(error) from None
-    units = options.episodes_per_batch or options.num_envs
-    if not (iteration >= 1 and 0 <= lane < units):
-        raise CannotReplayError(
-            f"iterations count from 1, and this run's lanes (or episodes of an iteration) from 0 to "
-            f"{units - 1}: got iteration {iteration}, lane {lane}"
-        )
+    what, fragment_id = _fragment(start.options, env, episode)
     rows = read_rows(run)
-    if iteration > len(rows) + 1 + options.overlap:
-        raise CannotReplayError(
-            f"the run has made {len(rows)} iterations: got iteration {iteration}"
-        )
-    since = start["progress"]["same_schedule_since"]
-    if file is None and since:
-        raise CannotReplayError(
-            f"the length of this run was changed after iteration {since}, and no checkpoint before "
-            f"iteration {iteration} is left: only later ones can be repeated"
-        )
-    rollout = make_rollout(options, 0, 1)
-    state = State(make_agent(options, agent_options, rollout.spaces), options, start["settings"])
-    if file:
-        state.load(start)
-        _restore(rollout, state)
-    print(
-        f"from {file or 'the beginning of the run'}: training "
-        f"{boundary - state.progress.iteration} iterations again"
-    )
-    _go_to(boundary, state, rollout, options)
-    if options.overlap and boundary < iteration - 1 and not state.ahead:
-        collect(state.agent, rollout, options, Phases(), iteration - 1, state)
+    _check_iteration(start, iteration, len(rows))
+    collector, state = _go_to(start, iteration)
 
-    alone = make_rollout(options, 0, 1, only=lane)
-    _restore(alone, state)
+    alone = make_rollout(start.options, 0, 1, only=fragment_id)
+    _refuse(alone.restore(collector.state()["envs"]))
     [fragment], ended = alone.collect(state.agent, iteration)
     alone_rows = state.agent.process(fragment)
     returns = ", ".join(f"{value:.6g}" for value in ended["return"]) or "none"
     print(
-        f"iteration {iteration}, lane {lane}, alone: {len(fragment.rew)} steps, returns of episodes "
-        f"that ended: {returns}; sha256 {batches.sha256(alone_rows)[:16]}"
+        f"iteration {iteration}, {what} {fragment_id}, alone: {len(fragment.rew)} steps; returns of "
+        f"finished episodes: {returns}; sha256 {hashes.sha256_arrays(alone_rows)[:16]}"
     )
-    gathered = collect(state.agent, rollout, options, Phases(), iteration)
-    among = batches.take(gathered.batch, gathered.batch["fragment_id"] == lane)
-    among.pop("fragment_id")
-    same_rows = batches.sha256(alone_rows) == batches.sha256(among)
-    print(f"among all lanes: {'the same data' if same_rows else 'DIFFERENT data'}")
-    return same_rows and _as_recorded(rows, iteration, gathered.sha256)
+    collector.roll(iteration)
+    collector.gather()
+    gathered = collector.batch(iteration)
+    same_rows = _same_rows(alone_rows, gathered.rows, fragment_id)
+    print(f"among all {what}s: {'the same data' if same_rows else 'DIFFERENT data'}")
+    return same_rows and _is_recorded(rows, iteration, gathered.sha256)
 
 
-def _check_update(run: Path, options: RunOptions) -> None:
-    if options.update == "allreduce":
-        raise ValueError(
-            f"{run} was trained with --update allreduce, whose curve depends on the number of "
-            f"ranks: one rank cannot repeat it"
+@dataclass(frozen=True)
+class _Start:
+    """Where a replay starts training again."""
+
+    boundary: int
+    """Number of iterations to make before the one that is repeated is collected."""
+    file: Path | None
+    """The last checkpoint that is not after the boundary; None means the run's beginning."""
+    saved: Mapping[str, Any]
+    """Contents of that checkpoint, or of the run's last one, which also holds the settings."""
+    options: RunOptions
+    agent_options: Any
+
+
+def _find_start(run: Path, iteration: int) -> _Start:
+    saved = checkpoint.read(checkpoint.latest(run))
+    options, agent_options = plan.read([], saved["settings"], str(run))
+    boundary = max(iteration - 1 - options.overlap, 0)
+    end = checkpoint.before(run, iteration - 1)
+    if options.overlap and end and int(end.stem) == iteration - 1:
+        begun = checkpoint.read(end)
+        if not begun["collector"]["ahead"]:  # the run ended here once, and was continued later
+            boundary = iteration - 1
+    file = checkpoint.before(run, boundary)
+    if file:
+        saved = checkpoint.read(file)
+        options, agent_options = plan.read([], saved["settings"], str(run))
+    return _Start(boundary, file, saved, options, agent_options)
+
+
+def _fragment(options: RunOptions, env: int | None, episode: int | None) -> tuple[str, int]:
+    """Return "env" or "episode", as the run's kind of batch needs it, and the fragment's id."""
+    if options.episodes_per_batch:
+        what, number, other, count = "episode", episode, env, options.episodes_per_batch
+    else:
+        what, number, other, count = "env", env, episode, options.num_envs
+    if number is None or other is not None:
+        kind = "whole-episode" if what == "episode" else "fixed-step"
+        got = {"--env": env, "--episode": episode}
+        given = " and ".join(f"{name} {n}" for name, n in got.items() if n is not None)
+        raise CannotReplayError(
+            f"this run has {kind} batches: expected --{what} alone, got {given or 'neither'}; give "
+            f"--{what} with a number from 0 to {count - 1}"
+        )
+    if not 0 <= number < count:
+        raise CannotReplayError(
+            f"--{what} must be a number from 0 to {count - 1} in this run: got {number}"
+        )
+    return what, number
+
+
+def _check_iteration(start: _Start, iteration: int, made: int) -> None:
+    if iteration < 1:
+        raise CannotReplayError(f"--iteration must be at least 1: got {iteration}")
+    last = made + 1 + start.options.overlap
+    if iteration > last:
+        raise CannotReplayError(
+            f"the run has made {made} iterations, so --iteration must be at most {last}: got "
+            f"{iteration}"
+        )
+    changed_at = start.saved["progress"]["same_schedule_since"]
+    if start.file is None and changed_at:
+        raise CannotReplayError(
+            f"the length of this run was changed after iteration {changed_at}, and there is no "
+            f"checkpoint before iteration {iteration}: only later iterations can be repeated"
         )
 
 
-def _restore(rollout: Rollout, state: State) -> None:
-    if not state.unfinished.lanes:
-        return
-    for stray, why in rollout.restore(state.unfinished.all()).items():
-        raise CannotReplayError(f"cannot repeat this run: lane {stray}: {why}")
-
-
-def _go_to(iteration: int, state: State, rollout: Rollout, options: RunOptions) -> None:
-    """Train to an iteration boundary."""
-    ready = Gathered(**state.ahead) if state.ahead else None
-    for number in range(state.progress.iteration + 1, iteration + 1):
-        gathered = ready or collect(state.agent, rollout, options, Phases(), number, state)
-        if options.overlap:
-            ready = collect(state.agent, rollout, options, Phases(), number + 1, state)
-        update(state.agent, gathered, options, Phases(), number, state.share_over())
-        state.progress.add(gathered.steps, gathered.ended)
-    state.ahead = {"batch": ready.batch} if ready else {}
-
-
-def _as_recorded(rows: list[dict[str, str]], iteration: int, sha256: str) -> bool:
-    recorded = next((row for row in rows if int(row["iteration"]) == iteration), None)
-    if not recorded:
-        print("the run has not recorded this iteration: nothing to compare the batch with")
-        return True
-    same = sha256.startswith(recorded["batch_sha256"])
+def _go_to(start: _Start, iteration: int) -> tuple[Collector, State]:
+    """Train to where the iteration was collected; return what collects it."""
+    options, phases = start.options, Phases()
+    rollout = make_rollout(options, 0, 1)
+    agent = make_agent(options, start.agent_options, rollout.spaces)
+    collector = Collector(agent, rollout, options, phases)
+    state = State(agent, collector, options, start.saved["settings"])
+    if start.file:
+        state.load(start.saved)
+        _refuse(collector.restore())
+    first = state.progress.iteration + 1
     print(
-        f"batch of all lanes: sha256 {sha256[:16]}, recorded {recorded['batch_sha256']}: "
+        f"from {start.file or 'the beginning of the run'}: training "
+        f"{start.boundary + 1 - first} iterations again"
+    )
+    alone = Learner(agent, options, phases, state.share_over)
+    overlapping = Overlap(alone, collector, phases, state.share_over)
+    learner = overlapping if options.overlap else alone
+    for number in range(first, start.boundary + 1):
+        batch = collector.batch(number)
+        learner.update(batch, number)
+        state.progress.add(batch.steps, batch.ended)
+    if start.boundary < iteration - 1 and not collector.state()["ahead"]:
+        collector.batch(iteration - 1)  # with the same weights as the iteration itself
+    return collector, state
+
+
+def _refuse(strays: Mapping[int, str]) -> None:
+    for env, why in strays.items():
+        raise CannotReplayError(f"cannot repeat this run: env {env}: {why}")
+
+
+def _same_rows(alone: Batch, gathered: Batch, fragment_id: int) -> bool:
+    among = batches.take(gathered, gathered["fragment_id"] == fragment_id)
+    among.pop("fragment_id")
+    return hashes.sha256_arrays(alone) == hashes.sha256_arrays(among)
+
+
+def _is_recorded(rows: list[dict[str, str]], iteration: int, sha256: str) -> bool:
+    """Print whether a batch's hash is the recorded one; return False if it is another."""
+    row = next((row for row in rows if int(row["iteration"]) == iteration), None)
+    if not row:
+        print("the run has not recorded this iteration, so there is no batch to compare with")
+        return True
+    same = sha256.startswith(row["batch_sha256"])
+    print(
+        f"whole batch: sha256 {sha256[:16]}, recorded {row['batch_sha256']}: "
         f"{'the same data' if same else 'DIFFERENT data'}"
     )
     return same

@@ -40,5 +40,5 @@ def test_what_failed_where_and_how_to_repeat_it(place, rank, tmp_path, monkeypat
     lane = 2 * first
     seed = seeding.integer(0, "reset", lane, 0)
     assert PLACES[place].format(lane=lane, seed=seed) in err
-    replay = f"python -m rank0rl replay {tmp_path / 'r'} --iteration 1 --lane {lane}"
+    replay = f"python -m rank0rl replay {tmp_path / 'r'} --iteration 1 --env {lane}"
     assert (replay in err) == (place in ("reset", "step", "act", "process"))

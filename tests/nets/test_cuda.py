@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from runs import SMALL, curve, resume, train
-from test_replay import replay
+from runs import SMALL, curve, replay, resume, train
 
 from algos.ppo import PPO, PPOOptions
 from rank0rl.agent import Space, Spaces
@@ -93,7 +92,7 @@ def test_a_run_on_another_device_is_replayed_and_goes_on_elsewhere(tmp_path):
     device = "cuda" if torch.cuda.is_available() else "cpu:0"
     args = [*SMALL, "--total-steps", "256", "--device", device, "--stop-after-iterations", "3"]
     train(tmp_path, *args)
-    assert replay(tmp_path, 3, 1).stdout.count("the same data") == 2
+    assert replay(tmp_path, 3, env=1).stdout.count("the same data") == 2
     done = resume(tmp_path, "--device", "cpu")
     assert f"updates compute on cpu and no longer on {device}" in done.stdout
 

@@ -1,4 +1,4 @@
-"""Watching a run's policy, and filming it."""
+"""A run's policy in a window and on film."""
 
 import os
 import sys
@@ -13,7 +13,7 @@ from toy_envs import Drawn, NoiseAgent
 
 from rank0rl import envs
 from rank0rl.agent import Space
-from rank0rl.run.config import RunOptions
+from rank0rl.run.options import RunOptions
 from rank0rl.tools import play, video
 from rank0rl.tools.evaluate import evaluate
 
@@ -29,7 +29,7 @@ def no_display(monkeypatch):
 
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
-    """A run."""
+    """Train a small run in an environment that can be drawn."""
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = [DRAWN, "--env-kwargs", "vary=1", "--num-envs", "2", "--hidden", "8"]
     train(tmp_path / "r", *args, "--steps-per-batch", "8", "--total-steps", "16")
@@ -37,7 +37,7 @@ def drawn(tmp_path, monkeypatch):
 
 
 def pictures(path):
-    """What the file tells of itself, and the brightness of each picture."""
+    """Return the description of a video and the brightness of each picture."""
     frames = imageio_ffmpeg.read_frames(str(path))
     about = next(frames)
     return about, [np.frombuffer(frame, np.uint8).mean() for frame in frames]
@@ -66,15 +66,16 @@ def test_a_film_has_the_episodes_of_evaluate(drawn, tmp_path, capsys):
 
 def test_a_film_without_noise(drawn, tmp_path):
     path = tmp_path / "a.mp4"
-    quiet, noisy = (
-        play.play(drawn, 1, 4, quiet, path)["return"].tolist() for quiet in (True, False)
+    fixed, noisy = (
+        play.play(drawn, 1, 4, deterministic, path)["return"].tolist()
+        for deterministic in (True, False)
     )
-    assert quiet == evaluate(drawn, 1, 4, deterministic=True)["return"].tolist() != noisy
+    assert fixed == evaluate(drawn, 1, 4, deterministic=True)["return"].tolist() != noisy
 
 
 def test_a_window_where_there_is_a_display(drawn, monkeypatch, capsys):
     assert play.main([str(drawn)]) == 2
-    assert "no display here" in capsys.readouterr().err
+    assert "--video" in capsys.readouterr().err
     for name in ("DISPLAY", "WAYLAND_DISPLAY"):
         monkeypatch.setenv(name, ":0")
         assert play.main([str(drawn), "--seed", "1", "--episodes", "2"]) == 0
@@ -88,7 +89,7 @@ def test_a_window_where_there_is_a_display(drawn, monkeypatch, capsys):
 
 def test_without_imageio_ffmpeg_nothing_begins(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    with pytest.raises(ValueError, match=r"needs the extra \"video\" .* pip install"):
+    with pytest.raises(ValueError, match=r"pip install imageio-ffmpeg"):
         video.film(None, None, tmp_path / "a.mp4")
     assert not list(tmp_path.iterdir())
 
@@ -103,11 +104,11 @@ def test_after_an_error_all_is_closed_and_the_film_ends_there(tmp_path):
 
 def test_what_cannot_be_drawn_leaves_no_file(tmp_path):
     path = tmp_path / "a.mp4"
-    for fails, said in (
-        ("render", "cannot draw Drawn-v0: ZeroDivisionError: on purpose"),
-        ("dtype", r"must give a picture, .* gave float32 \(33, 47, 3\)"),
+    for fails, facts in (
+        ("render", "Drawn-v0: ZeroDivisionError: on purpose"),
+        ("dtype", r"uint8: Drawn-v0 gave float32 \(33, 47, 3\)"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=facts):
             film_one(path, fails=fails)
         assert not path.exists()
     film_one(path)
@@ -115,21 +116,21 @@ def test_what_cannot_be_drawn_leaves_no_file(tmp_path):
     with pytest.raises(ValueError):
         film_one(path, fails="render")
     assert path.read_bytes() == old
-    with pytest.raises(ValueError, match=r"one size: Drawn-v0 gave \(33, 47, 3\), then \(40, 47"):
+    with pytest.raises(ValueError, match=r"Drawn-v0 gave \(33, 47, 3\), then \(40, 47"):
         film_one(path, fails="size")
 
 
 def test_what_cannot_be_written(tmp_path):
-    with pytest.raises(ValueError, match=r"named something.mp4: got .*a.avi"):
+    with pytest.raises(ValueError, match=r"\.mp4: got .*a\.avi"):
         film_one(tmp_path / "a.avi")
-    with pytest.raises(ValueError, match=r"cannot write the video: .*No such file"):
+    with pytest.raises(ValueError, match=r"No such file .*a\.mp4"):
         film_one(tmp_path / "none" / "a.mp4")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full here")
 def test_a_full_disk_is_an_error(tmp_path):
     (tmp_path / "a.mp4").symlink_to("/dev/full")
-    with pytest.raises(ValueError, match=r"ffmpeg (has written nothing to|cannot write) .*a.mp4"):
+    with pytest.raises(ValueError, match=r"ffmpeg .*a\.mp4"):
         film_one(tmp_path / "a.mp4")
 
 
@@ -209,5 +210,5 @@ def test_what_cannot_be_filmed_is_found_out_before_the_run(tmp_path, monkeypatch
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = ["toy_envs:Count-v0", "--num-envs", "2", "--video-every", "2"]
     done = train(tmp_path / "r", *args, nprocs=2, expect=2)
-    assert "cannot" in done.stderr
+    assert "Count-v0" in done.stderr
     assert not (tmp_path / "r").exists()

@@ -44,7 +44,8 @@ class Collector:
         self._agent, self._options, self._phases = agent, options, phases
         self._early = Early() if rollout.nparts > 1 else None
         self._unfinished = Unfinished(options.max_replay_steps)  # filled on rank 0
-        self._mine: dict[str, Batch] = {}  # of this rank, rolled out and not gathered
+        self.rolled: dict[str, Batch] = {}
+        """Arrays of this rank that are rolled out and not gathered, by kind and name."""
         self._took_s = 0.0
         self._ready: Gathered | None = None
 
@@ -86,9 +87,9 @@ class Collector:
         if check:
             with self._phases("wait"):
                 weights.chksum(self._agent.modules(), label="after act and process", before=before)
-        self._mine = {}
+        self.rolled = {}
         if steps:
-            self._mine = {
+            self.rolled = {
                 "rows": rows,
                 "ended": self.rollout.ended(),
                 "envs": self.rollout.unfinished(),
@@ -104,7 +105,7 @@ class Collector:
             mine = [int(1e6 * self._took_s), int(1e6 * memory.peak_mb())]
             of_ranks = comm.check_layout({}, "seconds and memory of ranks", numbers=mine) / 1e6
         with self._phases("gather"):
-            gathered = rank0_accum_batches(self._mine)
+            gathered = rank0_accum_batches(self.rolled)
             rows, ended = gathered.get("rows", {}), gathered["ended"]
             if self._early:
                 rows = batches.concatenate([each for each in [*self._early.take(), rows] if each])
@@ -114,7 +115,7 @@ class Collector:
             ranks = {"took_s": of_ranks[:, 0], "peak_mb": of_ranks[:, 1]}
         if not comm.get_rank():
             self._unfinished.add(gathered.get("envs", {}))
-        self._mine = {}
+        self.rolled = {}
         with self._phases("hash"):
             sha256 = hashes.sha256_arrays(rows) if rows else ""
             self._ready = Gathered(rows, ended, steps, sha256, ranks)

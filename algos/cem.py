@@ -4,24 +4,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rank0rl.agent import Agent, check_ranges
+from rank0rl.agent import Agent
+from rank0rl.options import CheckedOptions, option
 
 
 @dataclass(frozen=True)
-class CEMOptions:
+class CEMOptions(CheckedOptions):
     """Options of the cross-entropy method."""
 
-    population: int = 40
+    population: int = option(40, "[2, inf)")
     """Candidates of one iteration: give --episodes-per-batch the same number."""
-    elite: float = 0.25
+    elite: float = option(0.25, "(0, 1]")
     """Share of the candidates that the next ones are drawn around, usually 0.1 to 0.3."""
-    std: float = 1.0
+    std: float = option(1.0, "(0, inf)")
     """Initial standard deviation of the weights."""
     extra_std: float = 0.2
     """Added to it at first, and less and less until half of the run is over."""
-
-    def __post_init__(self):
-        check_ranges(self, population="[2, inf)", elite="(0, 1]", std="(0, inf)")
 
 
 class CEM(Agent):

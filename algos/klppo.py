@@ -14,61 +14,49 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
+from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import make_policy
 from rank0rl.nets.value import ValueFunction, fit_value
+from rank0rl.options import CheckedOptions, option
 from rank0rl.returns import explained_variance
 
 
 @dataclass(frozen=True)
-class KLPPOOptions:
+class KLPPOOptions(CheckedOptions):
     """Options of PPO with a KL penalty."""
 
-    gamma: float = 0.995
+    gamma: float = option(0.995, "[0, 1]")
     """Discount per step, usually 0.97 to 0.999."""
-    lam: float = 0.98
+    lam: float = option(0.98, "[0, 1]")
     """GAE mixing, usually 0.9 to 0.98: 0 trusts the value function alone, 1 the returns alone."""
-    hidden: tuple[int, ...] | None = None
+    hidden: tuple[int, ...] | None = option(None, "[1, inf)")
     """Units of each hidden layer of the policy. None: 10 per observation, 10 per action, between them their geometric mean."""
-    value_hidden: tuple[int, ...] | None = None
+    value_hidden: tuple[int, ...] | None = option(None, "[1, inf)")
     """Units of each hidden layer of the value function. None: 10 per observation, 5, between them their geometric mean."""
-    target_kl: float = 0.003
+    target_kl: float = option(0.003, "(0, inf)")
     """Mean KL divergence of one update that the penalty is steered to, in nats, usually 0.001 to 0.01."""
-    eta: float = 50.0
+    eta: float = option(50.0, "[0, inf)")
     """Weight of the square of what the divergence exceeds twice its target by."""
-    epochs: int = 20
+    epochs: int = option(20, "[1, inf)")
     """Full-batch gradient steps of the policy in one update, usually 10 to 20."""
-    lr: float | None = None
+    lr: float | None = option(None, "(0, inf)")
     """Adam's step size for the policy. None: 9e-4 over the root of its middle layer's units."""
-    value_lr: float | None = None
+    value_lr: float | None = option(None, "(0, inf)")
     """Adam's step size for the value function. None: 1e-2 over the root of its middle layer's units."""
-    value_epochs: int = 10
+    value_epochs: int = option(10, "[1, inf)")
     """Passes of the value function over this batch and the one before it, usually 5 to 10."""
-    value_minibatch_size: int = 256
+    value_minibatch_size: int = option(256, "[1, inf)")
     """Rows of one gradient step of the value function."""
     log_std: float = -0.5
     """Initial log standard deviation of continuous actions, usually -1 to 0."""
 
     def __post_init__(self) -> None:
-        """Check each number alone."""
-        check_ranges(
-            self,
-            gamma="[0, 1]",
-            lam="[0, 1]",
-            hidden="[1, inf)",
-            value_hidden="[1, inf)",
-            target_kl="(0, inf)",
-            eta="[0, inf)",
-            epochs="[1, inf)",
-            lr="(0, inf)",
-            value_lr="(0, inf)",
-            value_epochs="[1, inf)",
-            value_minibatch_size="[1, inf)",
-        )
+        """Check the numbers, and that both networks have hidden layers."""
+        super().__post_init__()
         if () in (self.hidden, self.value_hidden):
             raise ValueError("networks here have hidden layers: got none; leave out --hidden")
 

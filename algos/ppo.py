@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
+from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch, minibatches
 from rank0rl.nets.actor_critic import ActorCritic, normalized
 from rank0rl.nets.conv import ConvNet
@@ -22,58 +22,42 @@ from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import make_policy
 from rank0rl.nets.value import ValueFunction
+from rank0rl.options import CheckedOptions, option
 from rank0rl.returns import explained_variance
 
 
 @dataclass(frozen=True)
-class PPOOptions:
+class PPOOptions(CheckedOptions):
     """Options of PPO."""
 
-    gamma: float = 0.99
+    gamma: float = option(0.99, "[0, 1]")
     """Discount per step, usually 0.97 to 0.999."""
-    lam: float = 0.95
+    lam: float = option(0.95, "[0, 1]")
     """GAE mixing, usually 0.9 to 0.98: 0 trusts the value function alone, 1 the returns alone."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[int, ...] = option((64, 64), "[1, inf)")
     """Units of each hidden layer, of the policy and of the value function."""
-    minibatch_size: int = 64
+    minibatch_size: int = option(64, "[1, inf)")
     """Rows of one gradient step, usually 32 to 512."""
-    epochs: int = 10
+    epochs: int = option(10, "[1, inf)")
     """Passes over the batch in one update, usually 3 to 10."""
-    lr: float = 3e-4
+    lr: float = option(3e-4, "(0, inf)")
     """Adam's step size, usually 1e-4 to 1e-3."""
     anneal: bool = True
     """Let the step size fall linearly to 0 at the end of the run."""
-    clip_ratio: float = 0.2
+    clip_ratio: float = option(0.2, "(0, inf)")
     """How far the ratio of new to old probability pays off, usually 0.1 to 0.3."""
-    target_kl: float | None = None
+    target_kl: float | None = option(None, "(0, inf)")
     """Mean KL divergence from the acting policy at which an update ends early, in nats, usually 0.01 to 0.05. None: never."""
     normalize: Literal["batch", "minibatch"] = "batch"
     """Over what advantages get mean 0 and standard deviation 1; minibatches make noisier, larger steps."""
-    value_coef: float = 0.5
+    value_coef: float = option(0.5, "[0, inf)")
     """Weight of the value loss, usually 0.5 to 1."""
-    entropy_coef: float = 0.0
+    entropy_coef: float = option(0.0, "[0, inf)")
     """Weight of the entropy bonus, usually 0 to 0.01."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: float = option(0.5, "(0, inf)")
     """Norm to which a larger gradient is scaled down, usually 0.5 to 1."""
     log_std: float = 0.0
     """Initial log standard deviation of continuous actions, usually -1 to 0."""
-
-    def __post_init__(self) -> None:
-        """Check each number alone."""
-        check_ranges(
-            self,
-            gamma="[0, 1]",
-            lam="[0, 1]",
-            hidden="[1, inf)",
-            minibatch_size="[1, inf)",
-            epochs="[1, inf)",
-            lr="(0, inf)",
-            clip_ratio="(0, inf)",
-            target_kl="(0, inf)",
-            value_coef="[0, inf)",
-            entropy_coef="[0, inf)",
-            max_grad_norm="(0, inf)",
-        )
 
 
 class PPO(Agent):
@@ -81,7 +65,6 @@ class PPO(Agent):
 
     Options = PPOOptions
     devices = ("cpu", "cuda")
-    updates = ("rank0", "allreduce")
 
     def __init__(self, spaces: Spaces, options: PPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and optimizer over one flat vector."""
@@ -109,18 +92,18 @@ class PPO(Agent):
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Epochs of minibatch gradient steps on the clipped objective and the value loss."""
-        opt, learners = self.options, self.learners
+        opt = self.options
         lr = opt.lr * (1 - progress) if opt.anneal else opt.lr
         ev = explained_variance(batch["val"], batch["ret"])
-        self.value.merge(batch["ret"], learners)
-        rows = self.nets.learned_from(batch, learners)
+        self.value.merge(batch["ret"])
+        rows = self.nets.learned_from(batch)
         rows["ret"] = batch["ret"] / self.value.scale.numpy()
         self.flat.check()
-        step, size = self.step, learners.share(opt.minibatch_size)
+        step, size = self.step, opt.minibatch_size
         if self.device != "cpu" or isinstance(self.value.mlp, ConvNet):
             nets = nn.ModuleDict({"policy": self.policy, "value": self.value})
             self.twin = self.twin or Twin(
-                nets, self.adam, self.loss, opt.max_grad_norm, self.device, learners
+                nets, self.adam, self.loss, opt.max_grad_norm, self.device
             )
             rows, step = self.twin.begin(rows, size), self.twin.step
         epoch = 0
@@ -129,12 +112,12 @@ class PPO(Agent):
             seen = [step(part, lr) for part in minibatches(rows, size, rng)]
             log_ratio, error, entropy = (joined(parts) for parts in zip(*seen, strict=True))
             distance = (np.expm1(log_ratio) - log_ratio).mean()  # unbiased and never negative
-            kl = float(learners.average(distance))
+            kl = float(distance)
             if opt.target_kl is not None and kl > opt.target_kl:
                 break
         if self.twin:
             self.twin.end()
-        self.norm.merge(batch["obs"], learners)
+        self.norm.merge(batch["obs"])
         return {
             "kl": kl,
             "entropy": float(entropy.mean()),
@@ -149,9 +132,8 @@ class PPO(Agent):
         """One gradient step on a minibatch; what `gradient` gives."""
         opt = self.options
         if opt.normalize == "minibatch":
-            part["adv"] = normalized(part["adv"], self.learners)
+            part["adv"] = normalized(part["adv"])
         seen = self.gradient(**part)
-        self.learners.average_grads(self.flat)
         self.flat.clip_norm(opt.max_grad_norm)
         self.adam.step(lr)
         return seen
@@ -207,9 +189,7 @@ class PPO(Agent):
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The loss whose gradient `gradient` gives, in torch, for autograd on any device; and the same to record."""
         opt = self.options
-        if opt.normalize == "minibatch" and self.learners.count > 1:  # who are on CPUs
-            adv = torch.from_numpy(normalized(adv.numpy(), self.learners))
-        elif opt.normalize == "minibatch":
+        if opt.normalize == "minibatch":
             adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
         policy = nets["policy"]
         now = policy.distribution(obs, mask)

@@ -5,25 +5,23 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rank0rl.agent import Agent, check_ranges
+from rank0rl.agent import Agent
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.policies import Mode, make_policy
+from rank0rl.options import CheckedOptions, option
 from rank0rl.returns import discounted_sum
 
 
 @dataclass(frozen=True)
-class ReinforceOptions:
+class ReinforceOptions(CheckedOptions):
     """Options of REINFORCE."""
 
-    gamma: float = 0.99
+    gamma: float = option(0.99, "[0, 1]")
     """Discount per step, usually 0.95 to 1."""
-    lr: float = 1e-2
+    lr: float = option(1e-2, "(0, inf)")
     """Adam's step size, usually 1e-3 to 1e-2."""
-    hidden: tuple[int, ...] = (32,)
+    hidden: tuple[int, ...] = option((32,), "[1, inf)")
     """Units of each hidden layer of the policy."""
-
-    def __post_init__(self):
-        check_ranges(self, gamma="[0, 1]", lr="(0, inf)", hidden="[1, inf)")
 
 
 class Reinforce(Agent):

@@ -14,71 +14,53 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces, check_ranges
+from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import make_policy
 from rank0rl.nets.value import ValueFunction, fit_value
+from rank0rl.options import CheckedOptions, option
 from rank0rl.returns import explained_variance
 
 
 @dataclass(frozen=True)
-class TRPOOptions:
+class TRPOOptions(CheckedOptions):
     """Options of TRPO."""
 
-    gamma: float = 0.99
+    gamma: float = option(0.99, "[0, 1]")
     """Discount per step, usually 0.97 to 0.999."""
-    lam: float = 0.97
+    lam: float = option(0.97, "[0, 1]")
     """GAE mixing, usually 0.9 to 0.98: 0 trusts the value function alone, 1 the returns alone."""
-    hidden: tuple[int, ...] = (64, 64)
+    hidden: tuple[int, ...] = option((64, 64), "[1, inf)")
     """Units of each hidden layer, of the policy and of the value function."""
-    target_kl: float = 0.01
+    target_kl: float = option(0.01, "(0, inf)")
     """Mean KL divergence from the acting policy that a step is made for, in nats, usually 0.005 to 0.05."""
-    damping: float = 0.1
+    damping: float = option(0.1, "[0, inf)")
     """Added to the diagonal of the Fisher matrix, usually 0.01 to 0.1."""
-    cg_iterations: int = 10
+    cg_iterations: int = option(10, "[1, inf)")
     """Of conjugate gradient, usually 10 to 20."""
-    fisher_stride: int = 5
+    fisher_stride: int = option(5, "[1, inf)")
     """The Fisher matrix is that of every so many rows of the batch."""
-    backtracks: int = 10
+    backtracks: int = option(10, "[0, inf)")
     """How often the line search shortens the step before it gives up. 0: no line search, the natural gradient as it is."""
-    backtrack_ratio: float = 0.8
+    backtrack_ratio: float = option(0.8, "(0, 1)")
     """Of a step to the one before it, usually 0.5 to 0.8."""
-    value_lr: float = 1e-3
+    value_lr: float = option(1e-3, "(0, inf)")
     """Adam's step size for the value function, usually 3e-4 to 3e-3."""
-    value_epochs: int = 5
+    value_epochs: int = option(5, "[1, inf)")
     """Passes over the batch of the value function, usually 3 to 10."""
-    value_minibatch_size: int = 256
+    value_minibatch_size: int = option(256, "[1, inf)")
     """Rows of one gradient step of the value function."""
     log_std: float = 0.0
     """Initial log standard deviation of continuous actions, usually -1 to 0."""
-
-    def __post_init__(self) -> None:
-        """Check each number alone."""
-        check_ranges(
-            self,
-            gamma="[0, 1]",
-            lam="[0, 1]",
-            hidden="[1, inf)",
-            target_kl="(0, inf)",
-            damping="[0, inf)",
-            cg_iterations="[1, inf)",
-            fisher_stride="[1, inf)",
-            backtracks="[0, inf)",
-            backtrack_ratio="(0, 1)",
-            value_lr="(0, inf)",
-            value_epochs="[1, inf)",
-            value_minibatch_size="[1, inf)",
-        )
 
 
 class TRPO(Agent):
     """TRPO for box and discrete actions."""
 
     Options = TRPOOptions
-    updates = ("rank0", "allreduce")
 
     def __init__(self, spaces: Spaces, options: TRPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and its optimizer."""
@@ -105,20 +87,19 @@ class TRPO(Agent):
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """One step of the policy, then some epochs of the value function."""
         opt = self.options
-        rows = self.nets.learned_from(batch, self.learners)
+        rows = self.nets.learned_from(batch)
         obs = rows["obs"]
         metrics = self.improve(**{name: torch.from_numpy(x) for name, x in rows.items()})
         ev = explained_variance(batch["val"], batch["ret"])
-        self.value.merge(batch["ret"], self.learners)
+        self.value.merge(batch["ret"])
         self.value_flat.check()
         loss = fit_value(
             *(self.value, self.adam, obs, batch["ret"], rng),
             lr=opt.value_lr,
             epochs=opt.value_epochs,
             minibatch_size=opt.value_minibatch_size,
-            learners=self.learners,
         )
-        self.norm.merge(batch["obs"], self.learners)
+        self.norm.merge(batch["obs"])
         return {**metrics, "value_loss": loss, "explained_variance": ev}
 
     def improve(
@@ -155,7 +136,6 @@ class TRPO(Agent):
         self.flat.zero_grad()
         gain = objective(before)
         gain.backward()  # type: ignore[no-untyped-call]
-        self.learners.average_grads(self.flat)
         gradient = theta.grad.clone()  # type: ignore[union-attr]
         some = slice(None, None, opt.fisher_stride)
         fisher = self.fisher(obs[some], None if mask is None else mask[some])
@@ -168,8 +148,7 @@ class TRPO(Agent):
                 share = opt.backtrack_ratio**tries
                 theta.copy_(start + share * step)
                 now = policy.distribution(obs, mask)
-                means = policy.kl(was, now).mean(), objective(now) - gain
-                kl, gained = self.learners.average(np.array(means, np.float64)).tolist()
+                kl, gained = float(policy.kl(was, now).mean()), float(objective(now) - gain)
                 if not opt.backtracks or (gained > 0 and kl <= 1.5 * opt.target_kl):
                     taken = share
                     break
@@ -193,7 +172,6 @@ class TRPO(Agent):
 
         def product(v: Tensor) -> Tensor:
             hessian_v = _flat(torch.autograd.grad(gradient @ v, params, retain_graph=True))
-            self.learners.average(hessian_v.numpy())
             return hessian_v + self.options.damping * v
 
         return product

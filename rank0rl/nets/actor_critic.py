@@ -10,7 +10,6 @@ from torch import nn
 
 from rank0rl.agent import Fragment
 from rank0rl.batch import Batch
-from rank0rl.learners import ALONE, Learners
 from rank0rl.nets.normalize import ObsNormalizer, PixelScale
 from rank0rl.nets.policies import Mode, Policy
 from rank0rl.nets.value import ValueFunction
@@ -73,7 +72,7 @@ class ActorCritic:
         adv = adv.astype(np.float32)
         return {**rows, "logp": logp, "adv": adv, "val": val, "ret": adv + val}
 
-    def learned_from(self, batch: Batch, learners: Learners = ALONE) -> Batch:
+    def learned_from(self, batch: Batch) -> Batch:
         """What a policy's objective takes of a batch of such rows, (N, ...) each.
 
         Returns:
@@ -84,13 +83,13 @@ class ActorCritic:
             "obs": self.norm.numpy(batch["obs"]),
             "act": batch["act"],
             "old": batch["logp"],
-            "adv": normalized(batch["adv"], learners),
+            "adv": normalized(batch["adv"]),
         }
         return {**rows, "mask": batch["mask"]} if "mask" in batch else rows
 
 
-def normalized(adv: Array, learners: Learners = ALONE) -> Array:
-    """Advantages with mean 0 and standard deviation 1 over those of all learners, (N,), float32."""
-    adv = adv - learners.average(adv.sum() / np.float32(len(adv)))
-    std = np.sqrt(learners.average(adv @ adv / np.float32(len(adv))))
+def normalized(adv: Array) -> Array:
+    """Advantages with mean 0 and standard deviation 1 (N,), float32."""
+    adv = adv - adv.sum() / np.float32(len(adv))
+    std = np.sqrt(adv @ adv / np.float32(len(adv)))
     return adv / (std + np.float32(1e-8))  # type: ignore[no-any-return] # 1e-8: they may be equal

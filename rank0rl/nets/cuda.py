@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.batch import Batch
-from rank0rl.learners import ALONE, Learners
 from rank0rl.nets.flat import Adam, flatten_
 
 Loss = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
@@ -57,7 +56,6 @@ class Twin:
         loss: of a minibatch.
         max_grad_norm: to which a larger gradient is scaled down.
         device: such as "cuda".
-        learners: each with as many rows; several of them on CPUs.
     """
 
     def __init__(
@@ -67,10 +65,8 @@ class Twin:
         loss: Loss,
         max_grad_norm: float,
         device: str,
-        learners: Learners = ALONE,
     ) -> None:
         """Copy the modules."""
-        self._learners = learners
         self._home, self._home_adam = home, adam
         self._loss, self._max_grad_norm, self._device = loss, max_grad_norm, torch.device(device)
         self._module = copy.deepcopy(home).to(self._device)
@@ -128,7 +124,6 @@ class Twin:
         loss, seen = self._loss(self._module, **part)
         self._flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self._learners.average_grads(self._flat)
         self._flat.limit_norm(self._max_grad_norm)
         self._adam.step(self._lr)
         return tuple(x.detach() for x in seen)

@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.learners import ALONE, Learners
 from rank0rl.nets.conv import is_image
 from rank0rl.nets.mlp import View
 
@@ -36,16 +35,14 @@ class Moments(nn.Module):
         self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
-    def merge(self, rows: Array, learners: Learners = ALONE) -> None:
-        """Add rows, (N, *shape), of each of the learners.
+    def merge(self, rows: Array) -> None:
+        """Add rows, (N, *shape).
 
         Source: Chan, Golub and LeVeque 1983, eq. 1.5.
         """
-        n, old = len(rows) * learners.count, self.count.item()
-        own = rows.mean(axis=0, dtype=np.float64)
-        mean_ = learners.average(own.copy())
-        var_ = learners.average(rows.var(axis=0, dtype=np.float64) + (own - mean_) ** 2)
-        mean, var = (torch.from_numpy(np.asarray(x)) for x in (mean_, var_))
+        n, old = len(rows), self.count.item()
+        mean = torch.from_numpy(np.asarray(rows.mean(axis=0, dtype=np.float64)))
+        var = torch.from_numpy(np.asarray(rows.var(axis=0, dtype=np.float64)))
         delta, total = mean - self.mean, old + n
         squares = self.var * old + var * n + delta**2 * (old * n / total)
         self.mean += delta * (n / total)
@@ -95,9 +92,9 @@ class ObsNormalizer(nn.Module):
         np.maximum(x, -self.limit, out=x)
         return x  # type: ignore[no-any-return]
 
-    def merge(self, obs: Array, learners: Learners = ALONE) -> None:
-        """Add the observations of a batch, (N, *shape), of each of the learners."""
-        self.moments.merge(obs.reshape(len(obs), -1), learners)
+    def merge(self, obs: Array) -> None:
+        """Add the observations of a batch, (N, *shape)."""
+        self.moments.merge(obs.reshape(len(obs), -1))
         self.shift.copy_(self.moments.mean)
         if self._coarse:
             self.scale.copy_(1 / (3 * (torch.sqrt(self.moments.var) + 0.1)))
@@ -116,7 +113,7 @@ class PixelScale(nn.Module):
         """The same on NumPy arrays."""
         return obs.reshape(len(obs), -1) * np.float32(1 / 255)  # type: ignore[no-any-return]
 
-    def merge(self, obs: Array, learners: Learners = ALONE) -> None:
+    def merge(self, obs: Array) -> None:
         """There is nothing to learn."""
 
 

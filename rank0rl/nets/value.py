@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.batch import minibatches
-from rank0rl.learners import ALONE, Learners
 from rank0rl.nets.conv import ConvNet, network
 from rank0rl.nets.flat import Adam
 from rank0rl.nets.normalize import Moments
@@ -55,12 +54,12 @@ class ValueFunction(nn.Module):
         layers = self.mlp.numpy(x)
         return layers[-1][:, 0], lambda by_value: self.mlp.backward(layers, by_value[:, None])
 
-    def merge(self, ret: Array, learners: Learners = ALONE) -> None:
-        """Add returns, (N,), of each of the learners to the statistics; predictions in units of reward stay what they were.
+    def merge(self, ret: Array) -> None:
+        """Add returns, (N,) to the statistics; predictions in units of reward stay what they were.
 
         Those who update only. Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2.2.
         """
-        self.moments.merge(ret, learners)
+        self.moments.merge(ret)
         scale = torch.sqrt(self.moments.var + 1e-8).to(torch.float32)
         with torch.no_grad():
             self.mlp.weights[-1].mul_(self.scale / scale)
@@ -78,7 +77,6 @@ def fit_value(
     lr: float,
     epochs: int,
     minibatch_size: int,
-    learners: Learners = ALONE,
 ) -> float:
     """Least squares, E[(V - R)^2], with R in units of the value function's scale.
 
@@ -90,8 +88,7 @@ def fit_value(
         rng: for the order of rows.
         lr: Adam's step size.
         epochs: passes over the rows.
-        minibatch_size: rows of one gradient step, of all learners.
-        learners: each with as many rows.
+        minibatch_size: rows of one gradient step.
 
     Returns:
         The mean squared error over the last epoch, as it went.
@@ -101,9 +98,8 @@ def fit_value(
     errors: list[Array] = []
     for _ in range(epochs):
         errors.clear()
-        for part in minibatches(rows, learners.share(minibatch_size), rng):
+        for part in minibatches(rows, minibatch_size, rng):
             errors.append(gradient(value, **part))
-            learners.average_grads(adam.flat)
             adam.step(lr)
     return float(np.square(np.concatenate(errors)).mean())
 

@@ -1,13 +1,17 @@
 """The command line, as a user meets it: each wrong use ends with 2 and one message."""
 
+import inspect
 import sys
 import tomllib
 
 import pytest
 from on_ranks import run
 
-from rank0rl.run import plan
-from rank0rl.run.config import RunOptions
+from rank0rl import cli
+from rank0rl.mpi.launch import mpi_fork
+from rank0rl.run import folder, plan
+from rank0rl.run.launch_options import LaunchOptions
+from rank0rl.run.options import RunOptions
 
 
 def train(*args, limit_s=60):
@@ -18,8 +22,8 @@ WRONG = [
     (["Walker2d", "--gamma", "1.5"], "gamma must be in [0, 1]: got 1.5; set --gamma"),
     (["Walker2d", "--hidden", "64", "-1"], "hidden must be in [1, inf)"),
     (["Walker2d", "--gama", "0.9"], "--gamma"),
-    (["Walker2d", "--nprocs", "0"], "nprocs must be at least 1: got 0"),
-    (["Walker2d", "--nprocs", "x"], "--nprocs"),
+    (["Walker2d", "--nprocs", "0"], "nprocs must be in [1, inf): got 0; set --nprocs"),
+    (["Walker2d", "--nprocs", "x"], "--nprocs: expected int, got 'x'"),
     (["Walker2d", "--num-envs", "1", "--nprocs", "2"], "raise --num-envs or lower --nprocs"),
     (["toy_envs:Normalized-v0"], "Normalized-v0 is wrapped in NormalizeObservation"),
     (["toy_envs:Odd-v0"], "Odd-v0 has Text(1, 5, charset"),
@@ -93,11 +97,53 @@ def test_the_configs_file_of_an_environment_is_loaded_by_itself(tmp_path, algo):
 
 def test_runs_that_start_together_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plan.time, "strftime", lambda _: "now")
+    monkeypatch.setattr(folder.time, "strftime", lambda _: "now")
     options = RunOptions("toy:Env-v0")
-    folders = [plan._new_folder(options) for _ in range(3)]
-    assert [str(folder) for folder in folders] == [
+    made = [folder.new_folder(options) for _ in range(3)]
+    assert [str(path) for path in made] == [
         "runs/Env-v0-ppo-seed0-now",
         "runs/Env-v0-ppo-seed0-now-2",
         "runs/Env-v0-ppo-seed0-now-3",
     ]
+
+
+def test_the_supervisor_and_the_ranks_read_the_same():
+    """Both parsers take the fields of `LaunchOptions`, and no other value of them."""
+    argv = ["CartPole", "--nprocs", "2", "--num_envs=3", "--max-restarts", "1", "--bind-to-core"]
+    argv += ["--hosts", "None", "--collective-timeout", "1.5", "--lr", "1", "--hidden", "8", "8"]
+    given = cli._given(argv, None)
+    run, _ = plan.read(argv, {}, "")
+    assert given == LaunchOptions(**{name: getattr(run, name) for name in vars(given)})
+    assert (given.nprocs, given.num_envs, given.max_restarts) == (2, 3, 1)
+    assert (given.hosts, given.bind_to_core, given.collective_timeout) == (None, True, 1.5)
+    assert set(given.how()) < set(inspect.signature(mpi_fork).parameters)
+
+
+def test_help_starts_no_ranks():
+    assert cli._given(["--nprocs", "8", "--hosts", "a:8", "--help"], None).how()["hosts"] is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        ("--nprocs 3 --num-envs 2", ""),
+        ("--nprocs 33", ""),
+        ("--nprocs 33", "num_envs = 8"),
+        ("--nprocs 41", "num_envs = 40"),
+        ("--nprocs 33", "num_envs = 'x'"),
+        ("--hosts localhost:33", ""),
+    ],
+)
+def test_ranks_without_an_environment_are_refused_before_they_start(tmp_path, argv, text):
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(ValueError, match="--num-envs"):
+        cli._given(argv.split(), tmp_path)
+    with pytest.raises(ValueError, match="--num-envs"):
+        cli._given([*argv.split(), "--config", str(tmp_path / "c.toml")], None)
+
+
+def test_a_file_may_have_environments_for_more_ranks(tmp_path):
+    (tmp_path / "c.toml").write_text("num_envs = 40")
+    assert cli._given(["--nprocs", "40"], tmp_path).nprocs == 40
+    (tmp_path / "config.toml").write_text("num_envs = 41")
+    assert cli._given(["--nprocs", "41", "--resume", str(tmp_path)], None).nprocs == 41

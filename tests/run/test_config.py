@@ -2,12 +2,17 @@
 
 import dataclasses
 import tomllib
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
+import tomli_w
 
 from algos.ppo import PPOOptions
-from rank0rl.run import config
-from rank0rl.run.config import RunOptions
+from rank0rl import options
+from rank0rl.run import config, launch_options, plan
+from rank0rl.run import options as run_options
+from rank0rl.run.agents import short_name
+from rank0rl.run.options import RunOptions
 
 
 def load(tmp_path, text):
@@ -31,7 +36,6 @@ def test_a_file_is_over_the_defaults(tmp_path):
     ("text", "message"),
     [
         ("gama = 0.9", "setting 'gama' does not exist; did you mean 'gamma'"),
-        ("nprocs = 2", "'nprocs' is given on the command line only"),
         ("gamma = 1.5", r"gamma must be in \[0, 1\]: got 1.5"),
         ("hidden = [64, 0]", r"hidden must be in \[1, inf\): got \(64, 0\)"),
         ('lr = "fast"', "lr must be float: got 'fast'"),
@@ -41,7 +45,7 @@ def test_a_file_is_over_the_defaults(tmp_path):
         ('steps_per_batch = "a"', r"steps_per_batch must be int \| None"),
         ('normalize = "run"', r"normalize must be Literal\['batch', 'minibatch'\]: got 'run'"),
         ("algo = 3", "algo must be str: got 3"),
-        ("a = = 1", "is no TOML"),
+        ("a = = 1", "not TOML"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_named(tmp_path, text, message):
@@ -78,25 +82,98 @@ def test_the_file_for_agent_and_environment_is_found(tmp_path):
 
 @pytest.mark.parametrize("algo", ["ppo", "algos.ppo:PPO", "some/where/ppo.py:PPO"])
 def test_an_agent_has_one_name_for_files(algo):
-    assert config.short(algo) == "ppo"
+    assert short_name(algo) == "ppo"
+
+
+FACTS = options.facts(RunOptions)
+OTHER = {bool: True, int: 7, float: 0.5, str: "other"}  # a value that no option has by default
+
+
+def other(name):
+    """Return a value of an option's type, in its range, that is not its default."""
+    kind = get_type_hints(RunOptions)[name]
+    if get_origin(kind) in (tuple, dict):
+        return {tuple: ("Other",), dict: {"x": 1}}[get_origin(kind)]
+    kinds = get_args(kind) or (kind,)
+    value = next(OTHER[k] for k in kinds if k is not type(None))
+    return not getattr(RunOptions, name) if value is True else value
+
+
+def test_every_option_of_a_run_says_what_it_changes():
+    """`setting` asks for it; a field that is made without it would be taken for one of an agent."""
+    assert [f.name for f in dataclasses.fields(RunOptions) if "facts" not in f.metadata] == []
+    assert not any("option" in vars(module) for module in (run_options, launch_options))
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_every_number_of_a_run_has_a_range(name):
+    kind = get_type_hints(RunOptions)[name]
+    assert bool(FACTS[name].interval) == bool({int, float} & {kind, *get_args(kind)})
+
+
+@pytest.mark.parametrize("name", [name for name in FACTS if FACTS[name].interval])
+def test_a_number_out_of_its_range_is_refused(name):
+    low, interval = float(FACTS[name].interval[1:].split(",")[0]), FACTS[name].interval
+    below = int(low) - (interval[0] == "[")
+    with pytest.raises(ValueError, match="must be in") as error:
+        RunOptions(**{name: below})
+    assert all(fact in str(error.value) for fact in (name, interval, f"got {below}"))
+
+
+def test_what_a_file_may_not_set_is_how_a_run_is_started():
+    assert options.names(RunOptions, in_file=False) == {
+        *("nprocs", "hosts", "hostfile", "mpiexec", "bind_to_core", "collective_timeout"),
+        *("max_restarts", "config", "resume", "run_dir", "quiet"),
+        *("stop_after_iterations", "stop_after_seconds"),
+    }
+
+
+def test_what_a_resume_may_change_leaves_the_curve_or_moves_its_end():
+    assert options.names(RunOptions, resume=True, changes_curve=True) == {
+        *("total_steps", "num_episodes", "device"),
+    }
+    assert options.names(RunOptions, resume=False, changes_curve=False) == {
+        *("eval_every", "eval_episodes", "eval_deterministic"),  # columns of the record
+        "run_dir",
+    }
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_file_sets_what_it_may(name):
+    changed = {name: other(name)}
+    assert other(name) != getattr(RunOptions(), name)
+    as_toml = tomllib.loads(tomli_w.dumps(changed))
+    if FACTS[name].in_file:
+        (run,) = config.apply(as_toml, RunOptions(), source="file")
+        assert run == RunOptions(**changed)
+    else:
+        with pytest.raises(ValueError, match="command line only") as error:
+            config.apply(as_toml, RunOptions(), source="file")
+        assert repr(name) in str(error.value)
+    assert (name in config.settings(RunOptions())) == FACTS[name].in_file
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_a_resume_changes_what_it_may(name):
+    new, old = (RunOptions(**{name: other(name)}), PPOOptions()), (RunOptions(), PPOOptions())
+    if FACTS[name].resume:
+        plan._check_unchanged(new, old)
+    else:
+        with pytest.raises(ValueError, match="settings") as error:
+            plan._check_unchanged(new, old)
+        assert f"{name} {other(name)}" in str(error.value)
+
+
+def test_a_resume_changes_nothing_of_an_agent():
+    new, old = PPOOptions(gamma=0.5), PPOOptions()
+    with pytest.raises(ValueError, match=f"gamma 0.5 in place of {old.gamma}"):
+        plan._check_unchanged((RunOptions(), new), (RunOptions(), old))
 
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"num_envs": 0}, "num_envs must be in"),
-        ({"seed": -1}, "seed must be in"),
-    ],
-)
-def test_settings_that_cannot_be(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        RunOptions(**kwargs)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"num_envs": 1}, "num_envs=1, nprocs=2; raise --num-envs or lower --nprocs"),
+        ({"num_envs": 1}, "num_envs=1, nprocs=2.*--num-envs.*--nprocs"),
         ({"episodes_per_batch": 1}, "episodes_per_batch=1, nprocs=2"),
         ({"nprocs": 3}, "nprocs is 3 in a job of 2"),
         ({"steps_per_batch": 64, "episodes_per_batch": 4}, "either a number of steps or"),

@@ -1,180 +1,276 @@
-"""Who may import whom. An arrow that is not in the table is a mistake in the design."""
+"""Who may import whom. An arrow that is not in this table is a mistake in the design."""
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# file -> what it may import: from the project, and from outside of the standard library.
-TOOLS = {"config", "logger", "checkpoint", "interrupt", "threads", "timing"}
-ALLOWED = {
-    "__init__": (set(), set()),
-    "job": (set(), set()),
-    "hosts": (set(), set()),
-    "supervisor": ({"hosts", "job"}, set()),
-    "launch": ({"hosts", "job", "supervisor"}, set()),
-    "world": ({"job", "launch"}, {"numpy", "mpi4py"}),
-    "comm": ({"world"}, {"numpy", "mpi4py"}),
-    "tickets": ({"comm", "world"}, {"numpy", "mpi4py"}),
-    "accumulate": ({"comm"}, {"numpy"}),
-    "stats": ({"comm"}, {"numpy", "torch"}),
-    "averages": ({"comm", "learners", "weights"}, {"numpy", "torch"}),
-    "mpi_tools": ({"comm", "launch", "stats"}, {"numpy", "torch"}),
-    "mpi_pytorch": ({"averages", "comm", "threads", "weights"}, {"torch"}),
-    "mpi_tf": ({"averages", "weights"}, {"torch"}),
-    "omnisafe": ({"averages", "comm", "compat", "launch", "stats"}, {"numpy", "torch"}),
-    "evorl": ({"compat"}, set()),
-    "_trees": (set(), set()),
-    "_evorl_comm": ({"comm", "compat", "stats"}, {"numpy", "torch"}),
-    "_evorl_gradients": ({"compat"}, {"torch"}),
-    "_evorl_sharding": ({"compat", "stats"}, {"numpy", "torch"}),
-    "batch": (set(), {"numpy"}),
-    "returns": (set(), {"numpy"}),
-    "seeding": (set(), {"numpy"}),
-    "timing": (set(), set()),
-    "interrupt": (set(), set()),
-    "agent": ({"batch", "learners"}, {"numpy"}),
-    "learners": (set(), set()),
-    "flat": (set(), {"torch"}),
-    "nets": ({"learners"}, {"numpy", "torch"}),
-    "policies": ({"agent", "nets"}, {"numpy", "torch"}),
-    "actor_critic": (
-        {"agent", "batch", "learners", "nets", "policies", "returns"},
+# Layer -> its files. A name that ends in a dot is a folder: all files in it that no other layer names.
+LAYERS = {
+    "launch": {f"rank0rl.mpi.{name}" for name in ("launch", "supervisor", "job", "hosts")},
+    "mpi": {"rank0rl.mpi."},
+    "base": {f"rank0rl.{name}" for name in ("agent", "batch", "options", "returns", "seeding")},
+    "nets": {"rank0rl.nets."},
+    "rollout": {f"rank0rl.{name}" for name in ("envs", "env_block", "rollout")},
+    "run": {"rank0rl.run."},
+    "loop": {f"rank0rl.{name}" for name in ("trainer", "collector", "learner", "evaluation")},
+    "start": {"rank0rl.start"},
+    "tools": {"rank0rl.tools."},
+    "scaling": {"rank0rl.scaling."},
+    "compat": {"rank0rl.compat."},
+    "cli": {"rank0rl.cli", "rank0rl.__main__"},
+    "api": {"rank0rl"},  # its names are imported when they are first used
+    "algos": {"algos."},
+}
+
+TRAINING = {"launch", "mpi", "base", "nets", "rollout", "run", "loop", "start"}
+
+# Layer -> what it may import of the project besides itself (layers and single files), and of outside.
+TABLE = {
+    "launch": (set(), set()),
+    "mpi": ({"launch"}, {"numpy", "torch", "mpi4py", "threadpoolctl"}),
+    "base": (set(), {"numpy"}),
+    "nets": ({"rank0rl.agent", "rank0rl.batch", "rank0rl.returns"}, {"numpy", "torch"}),
+    "rollout": ({"base"}, {"numpy"}),
+    "run": (
+        {"launch", "mpi", "base", "nets", "rollout"},
+        {"numpy", "torch", "tyro", "tomli_w", "rich", "wandb"},
+    ),
+    "loop": ({"launch", "mpi", "base", "nets", "rollout", "run"}, {"numpy"}),
+    "start": (TRAINING, set()),
+    "tools": (
+        TRAINING | {"scaling", "compat"},
+        {"numpy", "torch", "tyro", "matplotlib", "imageio_ffmpeg"},
+    ),
+    "scaling": (TRAINING | {"tools", "compat"}, {"numpy", "tyro", "matplotlib", "gymnasium"}),
+    "compat": ({"launch", "mpi"}, {"numpy", "torch"}),
+    "cli": (TRAINING | {"tools", "scaling"}, set()),
+    "api": (TRAINING | {"tools", "scaling", "compat"}, set()),
+    "algos": (
+        {*("rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"), "nets"},
         {"numpy", "torch"},
     ),
-    "regression": ({"batch", "flat", "learners", "nets"}, {"numpy", "torch"}),
-    "twin": ({"batch", "flat", "learners"}, {"numpy", "torch"}),
-    "envs": ({"agent"}, {"numpy", "gymnasium"}),
-    "rollout": ({"agent", "batch", "seeding", "envs"}, {"numpy"}),
-    "weights": ({"comm"}, {"numpy", "torch"}),
-    "script": ({"comm", "job", "seeding", "stats"}, {"numpy", "torch"}),
-    "threads": (set(), {"torch", "threadpoolctl"}),
-    "checkpoint": (set(), {"numpy", "torch"}),
-    "config": ({"agent", "job", "launch"}, {"tyro", "tomli_w"}),
-    "logger": ({"job", "sinks"}, {"rich"}),
-    "sinks": (set(), {"torch", "wandb"}),
-    "memory": (set(), set()),
-    "state": ({"agent", "batch", "rollout", "weights", *TOOLS}, set()),
-    "run": ({"batch", "state", "weights", *TOOLS}, {"numpy"}),
-    "provenance": (set(), set()),
-    "contract": ({"agent", "batch", "weights"}, {"numpy"}),
-    "check": ({"agent", "batch", "config", "envs", "rollout"}, {"numpy", "tyro"}),
-    "replay": (
-        {"batch", "plan", "rollout", "session", "state", "trainer", "twin", *TOOLS},
-        {"tyro"},
-    ),
-    "episodes": ({"agent", "batch", "rollout", "seeding"}, {"numpy"}),
-    "film": ({"agent", "batch", "config", "envs", "episodes"}, {"numpy", "imageio_ffmpeg"}),
-    "evaluate": (
-        {"agent", "batch", "envs", "episodes", "plan", "session", "state", *TOOLS},
-        {"tyro"},
-    ),
-    "scaling": ({"timing"}, set()),
-    "speedup": (
-        {
-            *("_bare", "agent", "model", "prediction", "prediction_table", "provenance"),
-            *("rollout", "scaling", "speedup_table", *TOOLS),
-        },
-        {"tyro"},
-    ),
-    "model": (set(), set()),
-    "prediction": ({"model", "provenance", "scaling"}, set()),
-    "prediction_table": ({"figures", "model", "prediction", "scaling"}, set()),
-    "_cost": (
-        {*("envs", "plan", "rollout", "session", "trainer", "weights"), *TOOLS},
-        set(),
-    ),
-    "_link": ({"accumulate", "comm", "launch"}, {"numpy"}),
-    "speedup_table": ({"scaling", "timing"}, {"matplotlib"}),
-    "_bare": ({"envs"}, {"gymnasium", "numpy"}),
-    "recorded": ({"config", "logger"}, {"numpy"}),
-    "figures": (set(), {"matplotlib"}),
-    "plot": ({"config", "figures", "recorded"}, {"numpy", "tyro"}),
-    "page": (set(), set()),
-    "report": ({"figures", "page", "recorded"}, {"numpy", "tyro"}),
-    "play": ({"agent", "batch", "envs", "episodes", "evaluate", "film", *TOOLS}, {"tyro"}),
-    "export": ({"agent", "envs", "evaluate", *TOOLS}, {"numpy", "torch", "tyro"}),
-    "doctor": ({"hosts", "launch", "provenance"}, {"tyro"}),
-    "_probe": ({"provenance"}, set()),
-    "_echo": ({"accumulate", "comm", "launch"}, {"numpy"}),
-    "__main__": (set(), set()),
-    "trainer": (
-        {
-            *("accumulate", "agent", "batch", "comm", "contract", "episodes", "film", "job"),
-            *("memory", "rollout", "run", "seeding", "state", "stats", "weights", *TOOLS),
-        },
-        {"numpy"},
-    ),
-    "session": (
-        {
-            *(
-                "agent",
-                "averages",
-                "comm",
-                "envs",
-                "episodes",
-                "job",
-                "plan",
-                "provenance",
-                "rollout",
-                "run",
-            ),
-            *("seeding", "sinks", "state", "tickets", "trainer", *TOOLS),
-        },
-        set(),
-    ),
-    "plan": ({"agent", "envs", "film", "sinks", "twin", *TOOLS}, {"tyro"}),
-    "cli": ({"comm", "hosts", "job", "launch", "session"}, set()),
 }
-ALGOS = (
-    {
-        *("agent", "batch", "returns", "flat", "nets", "policies", "actor_critic", "regression"),
-        "twin",
-    },
-    {"numpy", "torch"},
-)
+MORE_OUTSIDE = {"rank0rl.envs": {"gymnasium"}}  # file -> what it alone of its layer may import
 
 
-def imports(path):
-    """Project files and outside packages that a file imports, anywhere in it."""
-    project, outside = set(), set()
-    for node in ast.walk(ast.parse(path.read_text())):
+def module_of(path):
+    """Return the dotted name of a file: rank0rl/nets/__init__.py -> rank0rl.nets."""
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def read_tree(root):
+    """Return path from root -> text, of all Python files of the packages."""
+    files = [path for top in ("rank0rl", "algos") for path in sorted((root / top).rglob("*.py"))]
+    return {path.relative_to(root): path.read_text() for path in files}
+
+
+def imports(tree, modules):
+    """Yield (line, module) of each import in a file, those in functions and for types included.
+
+    A module of the project is named in full, an outside one by its package.
+    """
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [(alias.name, []) for alias in node.names]
+            names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names = [(node.module, [alias.name for alias in node.names])]
+            assert node.level == 0, f"line {node.lineno}: relative import"
+            of = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [name if name in modules else node.module for name in of]
+        elif isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func):
+            names = named(tree, node.args[0], modules)
         else:
             continue
-        for module, members in names:
-            top, _, rest = module.partition(".")
-            if top == "rank0rl":
-                project |= {rest.split(".")[0]} if rest else set(members)
+        for name in names:
+            top = name.partition(".")[0]
+            if top in ("rank0rl", "algos"):
+                yield node.lineno, name
             elif top not in sys.stdlib_module_names:
-                outside.add(top)
-    return project, outside
+                yield node.lineno, top
 
 
-FILES = sorted((ROOT / "rank0rl").glob("**/*.py"))
+def named(tree, argument, modules):
+    """Return the modules that an argument of import_module may name, with strings of its file."""
+    strings = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    if isinstance(argument, ast.Constant):
+        return [argument.value]
+    if not isinstance(argument, ast.JoinedStr):
+        return []
+    pattern = "".join(
+        re.escape(piece.value) if isinstance(piece, ast.Constant) else r"(.+)"
+        for piece in argument.values
+    )
+    found = {module: re.fullmatch(pattern, module) for module in modules}
+    return [module for module, match in found.items() if match and set(match.groups()) <= strings]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_the_framework_imports_what_its_layer_may(path):
-    project, outside = imports(path)
-    may_project, may_outside = ALLOWED[path.stem]
-    assert project <= may_project
-    assert outside <= may_outside
+def layer_of(module):
+    """Return the layer of a module, "" if the table has none for it."""
+    folder = module.rpartition(".")[0] + "."
+    for name in (module, f"{module}.", folder):
+        for layer, files in LAYERS.items():
+            if name in files:
+                return layer
+    return ""
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "algos").glob("*.py")), ids=lambda p: p.stem)
-def test_agents_know_nothing_of_mpi(path):
-    project, outside = imports(path)
-    assert project <= ALGOS[0]
-    assert outside <= ALGOS[1]
+def graph(files):
+    """Return (module, line, imported module) of all imports in files."""
+    modules = {module_of(path) for path in files}
+    return [
+        (module_of(path), line, name)
+        for path, text in files.items()
+        for line, name in dict.fromkeys(imports(ast.parse(text), modules))
+    ]
+
+
+def forbidden(files):
+    """Return a line for each import that the table does not allow."""
+    modules = [module_of(path) for path in files]
+    wrong = [f"{module}: no layer" for module in modules if not layer_of(module)]
+    for module, line, name in graph(files):
+        layer = layer_of(module)
+        if not layer:
+            continue
+        project, outside = TABLE[layer]
+        outside = outside | MORE_OUTSIDE.get(module, set())
+        allowed = {layer} | project | outside
+        if name not in allowed and (layer_of(name) or "none") not in allowed:
+            wrong.append(f"{module}:{line} imports {name}")
+    return wrong
+
+
+def circle(arrows):
+    """Return the nodes of one circle, in order and the first one twice; [] if there is none."""
+    after = {}
+    for start, end in arrows:
+        if start != end:
+            after.setdefault(start, set()).add(end)
+    done, way = set(), []
+
+    def walk(node):
+        if node in way:
+            return [*way[way.index(node) :], node]
+        if node in done:
+            return []
+        way.append(node)
+        found = next((found for n in sorted(after.get(node, ())) if (found := walk(n))), [])
+        way.pop()
+        done.add(node)
+        return found
+
+    return next((found for node in sorted(after) if (found := walk(node))), [])
+
+
+def circle_of_files(files):
+    return circle((module, name) for module, _, name in graph(files))
+
+
+def circle_of_layers(files):
+    arrows = [(layer_of(module), layer_of(name)) for module, _, name in graph(files)]
+    return circle((start, end) for start, end in arrows if end)  # "": from outside
+
+
+TREE = read_tree(ROOT)
+
+
+def test_no_import_but_those_of_the_table():
+    assert forbidden(TREE) == []
+
+
+def test_no_circle_of_files():
+    assert circle_of_files(TREE) == []
+
+
+def test_no_circle_of_layers():
+    """The files at the top of rank0rl/ are of several layers: as one folder they are a circle."""
+    assert circle_of_layers(TREE) == []
+
+
+PLANTED = {
+    "rank0rl/mpi/launch.py": "import numpy",
+    "rank0rl/mpi/__init__.py": "from rank0rl.agent import Agent",
+    "rank0rl/nets/__init__.py": "from rank0rl import seeding",
+    "rank0rl/batch.py": "import torch",
+    "rank0rl/agent.py": "from rank0rl.mpi import comm",
+    "rank0rl/envs.py": "from rank0rl.mpi.comm import rank",
+    "rank0rl/rollout.py": "import gymnasium",
+    "rank0rl/run/__init__.py": "from rank0rl.trainer import train",
+    "rank0rl/trainer.py": "from rank0rl import tools",
+    "rank0rl/collector.py": "import mpi4py.MPI",
+    "rank0rl/start.py": "from rank0rl import cli",
+    "rank0rl/tools/__init__.py": "import rank0rl.cli",
+    "rank0rl/scaling/__init__.py": "from rank0rl import cli",
+    "rank0rl/compat/__init__.py": "from rank0rl import batch",
+    "rank0rl/cli.py": "import numpy",
+    "rank0rl/__init__.py": "import mpi4py",
+    "algos/ppo.py": "from rank0rl import mpi",
+}
+
+
+@pytest.mark.parametrize(("name", "line"), PLANTED.items())
+@pytest.mark.parametrize(
+    "where",
+    ["{}\n", "def f():\n    {}\n", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n"],
+    ids=["top", "function", "types"],
+)
+def test_a_forbidden_import_is_found(name, line, where):
+    path = Path(name)
+    planted = {**TREE, path: TREE[path] + where.format(line)}
+    new = set(forbidden(planted)) - set(forbidden(TREE))
+    assert len(new) == 1
+    assert new.pop().startswith(module_of(path))
+
+
+def test_something_is_planted_in_every_layer_and_folder():
+    assert {layer_of(module_of(Path(name))) for name in PLANTED} == set(LAYERS)
+    assert {path.parent for path in TREE} == {Path(name).parent for name in PLANTED}
+
+
+@pytest.mark.parametrize(
+    ("path", "line", "nodes"),
+    [
+        ("rank0rl/batch.py", "from rank0rl import agent", {"rank0rl.batch", "rank0rl.agent"}),
+        ("rank0rl/run/new.py", "def f():\n    import rank0rl.run.new2", None),
+    ],
+)
+def test_a_circle_is_found(path, line, nodes):
+    planted = {**TREE, Path(path): TREE.get(Path(path), "") + f"\n{line}\n"}
+    if nodes is None:
+        planted[Path("rank0rl/run/new2.py")] = "from rank0rl.run import new\n"
+        nodes = {"rank0rl.run.new", "rank0rl.run.new2"}
+        planted = {p: text for p, text in planted.items() if p.stem.startswith("new")}
+    assert set(circle_of_files(planted)) == nodes
+
+
+def test_a_circle_of_folders_is_found():
+    two = {
+        Path("rank0rl/tools/a.py"): "from rank0rl.scaling import b\n",
+        Path("rank0rl/scaling/b.py"): "",
+        Path("rank0rl/scaling/c.py"): "import rank0rl.tools.d\n",
+        Path("rank0rl/tools/d.py"): "",
+    }
+    assert circle_of_files(two) == []
+    assert set(circle_of_layers(two)) == {"tools", "scaling"}
+
+
+def test_names_that_are_imported_when_used_are_found():
+    files = {
+        Path("rank0rl/__init__.py"): 'H = {"f": "mpi.comm"}\nimport_module(f"rank0rl.{H[name]}")\n',
+        Path("rank0rl/mpi/comm.py"): "",
+        Path("rank0rl/mpi/gather.py"): "",
+    }
+    assert graph(files) == [("rank0rl", 2, "rank0rl.mpi.comm")]
 
 
 @pytest.mark.parametrize("module", ["rank0rl", "rank0rl.mpi.launch", "rank0rl.cli"])
@@ -193,3 +289,34 @@ def test_every_public_name_is_where_it_is_said_to_be():
         assert getattr(rank0rl, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         getattr(rank0rl, "nothing")
+
+
+def test_every_folder_is_packaged_and_says_what_it_is_for():
+    folders = {path.parent for path in TREE if path.parts[0] == "rank0rl"}
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "packages"
+    ]
+    assert {".".join(folder.parts) for folder in folders} <= set(packages)
+    for folder in folders:
+        said = (ast.get_docstring(ast.parse(TREE[folder / "__init__.py"])) or "").splitlines()
+        assert said, f"{folder}/__init__.py has no docstring"
+        assert said[0].endswith("."), f"{folder}: {said[0]!r} is not a sentence on a line"
+
+
+def test_no_file_is_long():
+    lines = {str(path): len(text.splitlines()) for path, text in TREE.items()}
+    assert {path: count for path, count in lines.items() if count > 300} == {}
+
+
+def test_benchmarks_import_nothing_of_the_tests():
+    helpers = {path.stem for path in (ROOT / "tests").rglob("*.py")} | {"tests"}
+    for path in sorted((ROOT / "benchmarks").rglob("*.py")):
+        own = {file.stem for file in path.parent.glob("*.py")}
+        names = {name for _, name in imports(ast.parse(path.read_text()), set())}
+        assert names & (helpers - own) == set(), path
+
+
+def test_no_test_file_imports_another():
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        names = {name for _, name in imports(ast.parse(path.read_text()), set())}
+        assert {name for name in names if name.startswith("test_")} == set(), path

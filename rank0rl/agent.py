@@ -232,28 +232,3 @@ def check_processed(rows: Any) -> None:
             f"{wrong!r:.100}"
         )
     count(rows)
-
-
-def check_ranges(options: Any, **ranges: str) -> None:
-    """Check numbers of an options dataclass, for its ``__post_init__``.
-
-    Args:
-        options: the dataclass.
-        ranges: field -> interval, such as gamma="[0, 1]" or lr="(0, inf)". All numbers of a tuple
-            must lie in it; None is left alone.
-
-    Raises:
-        ValueError: naming the option, what was expected and what came.
-    """
-    for name, interval in ranges.items():
-        low, high = (float(x) for x in interval[1:-1].split(","))
-        value = getattr(options, name)
-        for number in value if isinstance(value, tuple) else [value]:
-            if number is None:
-                continue
-            above = number >= low if interval[0] == "[" else number > low
-            below = number <= high if interval[-1] == "]" else number < high
-            if not (above and below):
-                raise ValueError(
-                    f"{name} must be in {interval}: got {value}; set --{name.replace('_', '-')}"
-                )

@@ -161,6 +161,6 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def short(value: float | str) -> str:
+def short(value: float | str | None) -> str:
     """Return a number with six digits, as it stands in the CSV and on the console."""
-    return str(value) if isinstance(value, int | str) else f"{value:.6g}"
+    return str(value) if value is None or isinstance(value, int | str) else f"{value:.6g}"

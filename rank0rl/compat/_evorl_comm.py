@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rank0rl.compat import _trees
-from rank0rl.mpi import comm, reduce
+from rank0rl.mpi import comm, reduce, trees
 from rank0rl.mpi.comm import Comm
 
 DP_AXIS_NAME = "DP"
@@ -154,8 +153,8 @@ def all_gather(x: Any, axis_name: str | None = None, *, axis: int = 0, tiled: bo
     if axis_name is None:
         return x
     along = current_mesh().comm(axis_name)
-    gathered = reduce.gather_many(_trees.leaves(x), "all_gather", along)
-    return _trees.rebuilt(x, {path: _laid(a, axis, tiled) for path, a in gathered.items()})
+    gathered = reduce.gather_many(trees.named(x), "all_gather", along)
+    return trees.rebuilt(x, [_laid(a, axis, tiled) for a in gathered.values()])
 
 
 def is_dist_initialized() -> bool:
@@ -216,7 +215,7 @@ def _reduced(x: Any, op: str, axis_name: str | None, what: str) -> Any:
     if axis_name is None:
         return x
     along = current_mesh().comm(axis_name)
-    return _trees.rebuilt(x, reduce.reduce_many(_trees.leaves(x), op, what, along))
+    return trees.rebuilt(x, reduce.reduce_many(trees.named(x), op, what, along).values())
 
 
 def _laid(stacked: Any, axis: int, tiled: bool) -> Any:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rank0rl.compat import _trees
 from rank0rl.compat._evorl_comm import pmean
+from rank0rl.mpi import trees
 
 Update = Callable[..., tuple[Any, Any, Any]]
 
@@ -48,15 +48,14 @@ class TorchOptimizer:
         """
         if params is None:
             raise ValueError("torch's optimizers compute with parameters: pass params")
-        before, after = _trees.leaves(params), _copies(params)
+        before, after = trees.named(params), _copies(params)
         optimizer = self.make(after)
         optimizer.load_state_dict(copy.deepcopy(state))
-        for p, grad in zip(after, _trees.leaves(updates).values(), strict=True):
+        for p, grad in zip(after, trees.named(updates).values(), strict=True):
             p.grad = grad.clone()
         optimizer.step()
         changes = [new.detach() - old for new, old in zip(after, before.values(), strict=True)]
-        changed = _trees.rebuilt(params, dict(zip(before, changes, strict=True)))
-        return changed, optimizer.state_dict()
+        return trees.rebuilt(params, changes), optimizer.state_dict()
 
 
 def gradient_update(
@@ -83,7 +82,7 @@ def gradient_update(
         value, grads = _value_and_grad(loss_fn, has_aux, params, *args, **kwargs)
         with torch.no_grad():
             changes, opt_state = optimizer.update(pmean(grads, dp_axis_name), opt_state, params)
-            params = _trees.tree_map(lambda p, change: (p + change).to(p.dtype), params, changes)
+            params = trees.tree_map(lambda p, change: (p + change).to(p.dtype), params, changes)
         return value, params, opt_state
 
     return update
@@ -140,18 +139,16 @@ def _value_and_grad(
     loss_fn: Callable[..., Any], has_aux: bool, params: Any, *args: Any, **kwargs: Any
 ) -> tuple[Any, Any]:
     """Loss (and aux) without history, and a tree of gradients: 0 for what the loss does not depend on."""
-    found = _trees.leaves(params)
-    live = {path: p.detach().requires_grad_() for path, p in found.items()}
+    live = [p.detach().requires_grad_() for p in trees.named(params).values()]
     with torch.enable_grad():
-        value = loss_fn(_trees.rebuilt(params, live), *args, **kwargs)
+        value = loss_fn(trees.rebuilt(params, live), *args, **kwargs)
     loss = value[0] if has_aux else value
-    grads = [torch.zeros_like(p) for p in found.values()]
+    grads = [torch.zeros_like(p) for p in live]
     if loss.requires_grad:
-        inputs = list(live.values())
-        grads = list(torch.autograd.grad(loss, inputs, allow_unused=True, materialize_grads=True))
-    value = _trees.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, value)
-    return value, _trees.rebuilt(params, dict(zip(found, grads, strict=True)))
+        grads = list(torch.autograd.grad(loss, live, allow_unused=True, materialize_grads=True))
+    value = trees.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, value)
+    return value, trees.rebuilt(params, grads)
 
 
 def _copies(params: Any) -> list[Tensor]:
-    return [p.detach().clone().requires_grad_() for p in _trees.leaves(params).values()]
+    return [p.detach().clone().requires_grad_() for p in trees.named(params).values()]

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rank0rl.compat import _trees
 from rank0rl.compat._evorl_comm import Mesh, current_mesh
-from rank0rl.mpi import reduce
+from rank0rl.mpi import reduce, trees
 
 
 def shmap_map(
@@ -55,7 +54,7 @@ def tree_device_put(tree: Any, device: torch.device | str) -> Any:
     def put(leaf: Any) -> Tensor:
         return leaf.to(device) if isinstance(leaf, Tensor) else torch.tensor(leaf, device=device)
 
-    return _trees.tree_map(put, tree)
+    return trees.tree_map(put, tree)
 
 
 def _shard_map(
@@ -65,7 +64,7 @@ def _shard_map(
         grid = mesh or current_mesh()
         axes = _axes(in_specs, len(args), "in_specs")
         parts = [_rows(x, axis, grid) for x, axis in zip(args, axes, strict=True)]
-        counts = {len(leaf) for part in parts for leaf in _trees.leaves(part).values()}
+        counts = {len(leaf) for part in parts for leaf in trees.named(part).values()}
         if len(counts) != 1 or counts == {0}:
             raise ValueError(
                 f"arguments must have the same number of rows, 1 at least: got {sorted(counts)}"
@@ -106,23 +105,23 @@ def _rows(tree: Any, axis: str | None, mesh: Mesh) -> Any:
             )
         return leaf[place * each : (place + 1) * each]
 
-    return _trees.tree_map(mine, tree)
+    return trees.tree_map(mine, tree)
 
 
 def _together(tree: Any, axis: str | None, mesh: Mesh) -> Any:
     """The rows of all ranks along an axis."""
     if axis is None:
         return tree
-    whole = reduce.gather_many(_trees.leaves(tree), "shmap", mesh.comm(axis))
-    rows = {k: a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]) for k, a in whole.items()}
-    return _trees.rebuilt(tree, rows)
+    whole = reduce.gather_many(trees.named(tree), "shmap", mesh.comm(axis))
+    rows = [a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]) for a in whole.values()]
+    return trees.rebuilt(tree, rows)
 
 
 def _in_sequence(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
-    count = len(next(iter(_trees.leaves(args).values())))
-    rows = [_trees.tree_map(operator.itemgetter(i), tuple(args)) for i in range(count)]
+    count = len(next(iter(trees.named(args).values())))
+    rows = [trees.tree_map(operator.itemgetter(i), tuple(args)) for i in range(count)]
     results = [fn(*row) for row in rows]
-    return _trees.tree_map(_stacked, *results)
+    return trees.tree_map(_stacked, *results)
 
 
 def _stacked(*values: Any) -> Any:
@@ -130,7 +129,7 @@ def _stacked(*values: Any) -> Any:
 
 
 def _batched(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
-    arrays = not any(isinstance(leaf, Tensor) for leaf in _trees.leaves(args).values())
-    tensors = _trees.tree_map(torch.as_tensor, tuple(args))
+    arrays = not any(isinstance(leaf, Tensor) for leaf in trees.named(args).values())
+    tensors = trees.tree_map(torch.as_tensor, tuple(args))
     results = torch.vmap(fn, randomness="different")(*tensors)
-    return _trees.tree_map(lambda t: t.numpy(), results) if arrays else results
+    return trees.tree_map(lambda t: t.numpy(), results) if arrays else results

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rank0rl.learners import Learners, X
 from rank0rl.mpi import comm as ranks
 from rank0rl.mpi import weights
 from rank0rl.mpi.comm import Comm
@@ -140,34 +138,3 @@ def _average_(
 
 def _layout(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{t.dtype} {tuple(t.shape)}, {t.device.type}" for name, t in tensors.items()}
-
-
-class AllRanks(Learners):
-    """All ranks update together.
-
-    Args:
-        comm: the ranks; all of the job by default.
-    """
-
-    def __init__(self, comm: Comm | None = None) -> None:
-        """Count them."""
-        self._comm = comm
-        self.count = ranks.get_nworkers(comm)
-
-    def average(self, x: X) -> X:
-        """Mean over all ranks: of an array of floats in place, else of a number.
-
-        Collective: every rank calls this, in the same order, with the same dtype and shape. That is
-        not checked, because it would take as long again.
-        """
-        if self.count == 1:
-            return x
-        is_array = isinstance(x, np.ndarray)
-        array: Any = np.ascontiguousarray(x if is_array or isinstance(x, np.floating) else float(x))  # type: ignore[arg-type]
-        ranks.reduce_([array], "sum", "average of an update", self._comm)
-        array /= self.count
-        if not is_array:
-            return array.reshape(-1)[0]  # type: ignore[no-any-return]
-        if array is not x:
-            x[...] = array  # type: ignore[index]
-        return x

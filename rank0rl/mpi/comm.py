@@ -10,7 +10,6 @@ An array travels as rows of opaque bytes, so that every dtype and shape works an
 
 from __future__ import annotations
 
-import hashlib
 import pickle
 import platform
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rank0rl.mpi.hashes import hash64
 from rank0rl.mpi.world import ARRIVE_S, MOVE_S, wait
 from rank0rl.mpi.world import Comm as Comm
 from rank0rl.mpi.world import abort as abort
@@ -170,7 +170,7 @@ def check_layout(
             raise ValueError(f"{what}: {problem}")
         return np.array([numbers], np.int64)
     count = -1 if or_nothing and not layout else len(numbers)
-    head = [_hash(what), _hash(sorted(layout.items())), len(problem), count]
+    head = [hash64(what), hash64(sorted(layout.items())), len(problem), count]
     padding = [-1] * (_NUMBERS - len(numbers))  # to one length, whatever the layouts are
     mine = np.array([*head, *numbers[:_NUMBERS], *padding], np.int64)
     everyone = np.empty((comm.size, mine.size), np.int64)
@@ -313,10 +313,6 @@ def reduce_(arrays: Sequence[Array], op: str, what: str, comm: Comm | None = Non
         for start in range(0, array.size, step)
     ]
     wait(comm, what, *requests, spin_s=MOVE_S)
-
-
-def _hash(value: Any) -> int:
-    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest()) - (1 << 63)
 
 
 def _disagreement(

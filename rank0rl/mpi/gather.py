@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.mpi import comm as ranks
+from rank0rl.mpi import trees
 from rank0rl.mpi.comm import Comm
 
 Array = npt.NDArray[Any]
@@ -152,7 +153,7 @@ def _opened(
     kinds: dict[tuple[str, ...], _Kind] = {}
     arrays: dict[tuple[str, ...], Array] = {}
     problem = ""
-    for path, value in _leaves(batch):
+    for path, value in trees.leaves(batch, trees.dict_items):
         wrong = [key for key in path if not isinstance(key, str)]
         if wrong:
             problem = problem or f"names must be text: got {wrong[0]!r}"
@@ -185,14 +186,6 @@ def _opened(
             continue
         kinds[path], arrays[path] = kind, array
     return kinds, arrays, problem
-
-
-def _leaves(batch: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
-    for name, value in batch.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, (*path, name))
-        else:
-            yield (*path, name), value
 
 
 def _told(path: tuple[str, ...]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.mpi import comm as ranks
+from rank0rl.mpi import hashes, trees
 from rank0rl.mpi.comm import Comm
 
 Array = npt.NDArray[Any]
@@ -30,22 +30,18 @@ def named_tensors(*things: Any) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     alone = len(things) == 1 and isinstance(things[0], Mapping)
-    for i, thing in enumerate(things):
-        for name, tensor in _named(thing, "" if alone else str(i)):
+    for path, thing in trees.leaves(things[0] if alone else things, trees.container_items):
+        for name, tensor in _tensors(thing, ".".join(map(str, path))):
             if name in found:
                 raise ValueError(f"two weights are called {name!r}: give one of them another name")
             found[name] = tensor
     return found
 
 
-def _named(thing: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+def _tensors(thing: Any, name: str) -> Iterator[tuple[str, Tensor]]:
     if isinstance(thing, nn.Module):
         for key, tensor in [*thing.named_parameters(), *thing.named_buffers()]:
             yield f"{name}.{key}", tensor.detach()
-    elif isinstance(thing, Mapping | list | tuple):
-        items: Any = thing.items() if isinstance(thing, Mapping) else enumerate(thing)
-        for key, value in items:
-            yield from _named(value, f"{name}.{key}" if name else str(key))
     elif isinstance(thing, Tensor):
         yield name, thing.detach()
     elif isinstance(thing, np.ndarray):
@@ -107,7 +103,7 @@ def chksum(
     Args:
         things: modules, tensors, arrays, and nested dicts of them.
         label: what these weights are, for the message of an error.
-        before: what `hashes` gave earlier on this rank, if they must not have changed since.
+        before: what `hashes.sha256_each` gave earlier on this rank, if they must not have changed since.
         comm: the ranks; all of the job by default.
 
     Returns:
@@ -117,12 +113,12 @@ def chksum(
         ValueError: the same on every rank, naming a rank and a tensor that differ from rank 0's, or
             from what they were before.
     """
-    each = hashes(*things)
+    each = hashes.sha256_each(named_tensors(*things))
     changed = [name for name in each if before is not None and before.get(name) != each[name]]
     problem = f"{changed[0]!r} has changed, and must not" if changed else ""
     what = f"chksum {label}".strip()
     ranks.check_layout(each, what, problem, same="weights, bit for bit", comm=comm)
-    return hashlib.sha256("".join(each.values()).encode()).hexdigest()
+    return hashes.sha256_text("".join(each.values()))
 
 
 def without_data(tensors: Mapping[str, Tensor]) -> str:
@@ -140,20 +136,6 @@ def without_data(tensors: Mapping[str, Tensor]) -> str:
         if kind:
             return f"{name!r} {kind}: a tensor must be dense and hold data"
     return ""
-
-
-def hashes(*things: Any) -> dict[str, str]:
-    """Name -> hash of each of the weights."""
-    return {name: sha256(t) for name, t in named_tensors(*things).items()}
-
-
-def sha256(*things: Any) -> str:
-    """Hash of names, dtypes, shapes and bytes of all weights, in a fixed order."""
-    digest = hashlib.sha256()
-    for name, t in named_tensors(*things).items():
-        digest.update(f"{name} {t.dtype} {tuple(t.shape)}\n".encode())
-        digest.update(t.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _blocks(tensors: dict[str, Tensor]) -> list[Array]:

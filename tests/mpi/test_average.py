@@ -7,7 +7,7 @@ from on_ranks import on_ranks
 from torch import nn
 
 import rank0rl
-from rank0rl.mpi import average, comm, weights
+from rank0rl.mpi import average, comm, hashes, weights
 
 RANKS = [1, 2, 3]
 
@@ -54,7 +54,7 @@ def on_rank_gradients():
     single.grad = torch.tensor(2.0 * (comm.rank + 1))
     average.all_avg_grads(single)
     grads = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
-    return [wrong, single.grad.item(), weights.sha256(grads)]
+    return [wrong, single.grad.item(), hashes.sha256_tensors(grads)]
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -67,7 +67,7 @@ def on_rank_weights():
     net, same = Net(comm.rank), Net(7).w  # float32: float64 has nothing wider to add in
     extra = {"array": np.arange(3.0) * comm.rank, "ints": np.full(2, comm.rank)}
     rank0rl.all_avg_wts(net, extra, label="net")
-    before = weights.sha256(same)
+    before = hashes.sha256_tensors({"same": same})
     rank0rl.all_avg_wts(same)
     nets = [Net(rank) for rank in range(comm.nworkers)]
     wrong = []
@@ -89,7 +89,7 @@ def on_rank_weights():
     return [
         wrong,
         {name: array.tolist() for name, array in extra.items()},
-        weights.sha256(same) == before,
+        hashes.sha256_tensors({"same": same}) == before,
         rank0rl.chksum(net),
     ]
 

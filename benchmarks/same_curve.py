@@ -125,7 +125,7 @@ class Case:
 
 
 class Hashes(NamedTuple):
-    """What one run hashes to."""
+    """Hashes of one run."""
 
     curve: str
     """Hash of all batches, of the weights after each update and of the episodes' returns."""

@@ -54,7 +54,7 @@ def lead(
     if options.gather_parts > 1 and not comm.has_threads():
         logger.print("note: --gather-parts has no effect: this MPI does not support threads")
     changes = provenance.differences(starts[-2], starts[-1]) if len(starts) > 1 else []
-    differences = [*changes, *provenance.apart(machines)]
+    differences = [*changes, *provenance.host_differences(machines)]
     for note in [
         *plan.notes,
         *(f"{d}: the last bits of the curve may differ" for d in differences),

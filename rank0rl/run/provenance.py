@@ -72,7 +72,7 @@ def differences(
     ]
 
 
-def apart(machines: Sequence[Mapping[str, Any]]) -> list[str]:
+def host_differences(machines: Sequence[Mapping[str, Any]]) -> list[str]:
     """List how each host differs from the first one."""
     hosts = {each["host"]: each for each in reversed(machines)}
     return [

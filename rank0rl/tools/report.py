@@ -147,8 +147,8 @@ def _overview(run: RunData) -> dict[str, str]:
 
 
 def _duration(seconds: float) -> str:
-    units = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
-    return next(f"{seconds / n:.3g} {unit}" for n, unit in units if seconds >= n or n == 1)
+    scales = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
+    return next(f"{seconds / n:.3g} {name}" for n, name in scales if seconds >= n or n == 1)
 
 
 def _starts(starts: Sequence[Mapping[str, Any]]) -> str:

@@ -1,8 +1,9 @@
-"""Gather and broadcast beside a plain copy of memory, and what a gather costs before its rows move.
+"""Measure gather and broadcast beside a plain copy of memory: python benchmarks/comm.py --nprocs 2.
 
-python benchmarks/comm.py --nprocs 2
-python benchmarks/comm.py --nprocs 4 --sizes        # headers only
-python benchmarks/comm.py --nprocs 2 --gradients    # averages of gradients only
+Also measure what a gather costs before its rows move.
+
+    python benchmarks/comm.py --nprocs 4 --sizes        # headers only
+    python benchmarks/comm.py --nprocs 2 --gradients    # averages of gradients only
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nprocs", type=int, default=2)
     parser.add_argument(
-        "--sizes", type=int, nargs="*", default=[1, 10, 100, 1000], help="MB, of all"
+        "--sizes", type=int, nargs="*", default=[1, 10, 100, 1000], help="MB of all ranks"
     )
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--gradients", action="store_true", help="average gradients, and no more")
-    parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
+    parser.add_argument(
+        "--gradients", action="store_true", help="measure only averages of gradients"
+    )
+    parser.add_argument("--out", help="CSV in benchmarks/results that gets the rows")
     args = parser.parse_args()
     if rank0rl.mpi_fork(args.nprocs) == "parent":
         sys.exit()
@@ -37,7 +40,7 @@ def main() -> None:
 
 
 def timed(what, count: int = 1) -> float:
-    """Seconds of one call, from when all ranks are there."""
+    """Return the seconds of one call, from when all ranks are there."""
     from rank0rl.mpi import comm
 
     comm.barrier()
@@ -48,6 +51,7 @@ def timed(what, count: int = 1) -> float:
 
 
 def headers(args: argparse.Namespace) -> None:
+    """Measure the messages that ranks exchange before rows move."""
     import numpy as np
     from table import alternate, show
 
@@ -76,6 +80,7 @@ def headers(args: argparse.Namespace) -> None:
 
 
 def bandwidth(args: argparse.Namespace, size: int) -> None:
+    """Measure gather and broadcast of so many MB, beside a copy of memory."""
     import numpy as np
     from table import alternate, ratio, show
 
@@ -120,7 +125,7 @@ def bandwidth(args: argparse.Namespace, size: int) -> None:
 
 
 def gradients(args: argparse.Namespace) -> None:
-    """Of a million parameters in 50 tensors."""
+    """Measure averages of gradients of a million parameters in 50 tensors."""
     import numpy as np
     import torch
     from mpi4py import MPI

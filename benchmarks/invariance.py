@@ -1,28 +1,32 @@
-"""What the same curve for every nprocs costs: the rollout rate with it, over the rate without.
+"""Measure what the same curve for every nprocs costs: python benchmarks/invariance.py Walker2d CartPole.
 
-    python benchmarks/invariance.py Walker2d CartPole
-
-Without: one matrix product for all lanes, whose rounding depends on their number; one random stream
-for all of them; environments that are reset without a seed. Both alternate, in one process.
+It compares the rollout rate with the promise and without it. Without it, one matrix product serves all envs,
+and its rounding depends on their number; all envs share one random stream; environments are reset without a
+seed. Both ways take turns in one process.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent.parent))  # the folder of algos/
+
 from algos.ppo import PPO, PPOOptions
 from rank0rl import envs, seeding
+from rank0rl.env_block import Env, EnvBlock
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.policies import CategoricalPolicy
-from rank0rl.rollout import Lane, Rollout
+from rank0rl.rollout import Rollout
 
 
 class FreePPO(PPO):
-    """Acts with one product for all lanes."""
+    """PPO that acts with one product for all envs."""
 
     def act(self, obs, noise, fragment_id):
         x = self.norm.numpy(obs)
@@ -36,21 +40,29 @@ class FreePPO(PPO):
         ) * noise, {}
 
 
+class FreeBlock(EnvBlock):
+    """Envs that begin episodes wherever their environment's own random stream is."""
+
+    def begin_next(self, env: Env) -> None:
+        env.episode += 1
+        env.over, self.ret[env.row], self.length[env.row] = False, 0.0, 0
+        self.obs[env.row], _ = env.gym.reset()
+
+
 class FreeRollout(Rollout):
-    """Lanes share a random stream, and begin episodes wherever their environment's own one is."""
+    """Rollout whose envs share a random stream."""
 
     rng = np.random.default_rng(0)
 
-    def _noise(self, agent, iteration, unit):
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.block.__class__ = FreeBlock
+
+    def _noise(self, agent, iteration, fragment_id):
         k = agent.noise[1]
         if agent.noise[0] == "normal":
             return lambda steps: self.rng.standard_normal((steps, k), dtype=np.float32)
         return lambda steps: self.rng.random((steps, k), dtype=np.float32)
-
-    def _begin_next(self, lane: Lane) -> None:
-        lane.episode += 1
-        lane.over, self._ret[lane.row], self._length[lane.row] = False, 0.0, 0
-        self._obs[lane.row], _ = lane.env.reset()
 
 
 def main() -> None:
@@ -67,6 +79,7 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, env_id: str, num_envs: int) -> str:
+    """Return a line with both rates and their ratio."""
     full_id = envs.resolve(env_id)
     steps = args.steps_per_batch // num_envs
     pairs = []

@@ -1,23 +1,37 @@
-"""PPO that makes a large batch of few steps, and takes as long for every update: what is left is between ranks."""
+"""PPO with a large batch of few steps and updates of equal length, for python benchmarks/links.py iteration.
+
+Almost all of the remaining time is what ranks exchange.
+"""
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
 
-from algos.ppo import PPO
+from algos.ppo import PPO, PPOOptions
 from rank0rl.agent import Fragment
 from rank0rl.batch import Batch
+from rank0rl.options import option
 
-COPIES = 1000  # of each row: steps of real environments take as long as they like
-UPDATE_S = 2.0  # longer than TCP remembers what a link carries
+UPDATE_S = 2.0  # seconds: longer than TCP remembers what a link carries
+
+
+@dataclass(frozen=True)
+class LargeOptions(PPOOptions):
+    """Options of PPO, and one more."""
+
+    copies: int = option(1000, "[1, inf)")
+    """Copies of each row, so that few steps of an environment make a large batch."""
 
 
 class Large(PPO):
-    """Learns nothing."""
+    """PPO that learns nothing."""
+
+    Options = LargeOptions
 
     def process(self, fragment: Fragment) -> Batch:
         rows = super().process(fragment)
-        return {name: np.repeat(x, COPIES, axis=0) for name, x in rows.items()}
+        return {name: np.repeat(x, self.options.copies, axis=0) for name, x in rows.items()}
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         time.sleep(UPDATE_S)

@@ -1,8 +1,7 @@
-"""Learning curves: train.py on environments and seeds, one CSV each, a table and a picture.
+"""Measure learning curves: python benchmarks/learning.py Walker2d HalfCheetah Hopper --seeds 0 1 2 --nprocs 2.
 
-    python benchmarks/learning.py Walker2d HalfCheetah Hopper --seeds 0 1 2 --nprocs 2
-
-The curves are the same for every --nprocs; `--nprocs 1 --jobs 2` keeps two cores just as busy.
+train.py runs once for each environment and seed. Each run gives a CSV; all runs give a table and a picture. The
+curves are the same for every --nprocs; `--nprocs 1 --jobs 2` keeps two cores just as busy.
 """
 
 from __future__ import annotations
@@ -30,14 +29,18 @@ KEPT = ("iteration", "steps", "episodes", "return_mean", "length_mean")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("env_ids", nargs="*", help="none: only draw what is there")
+    parser.add_argument("env_ids", nargs="*", help="none: only draw the existing results")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--algo", default="ppo")
     parser.add_argument("--total-steps", type=int, default=1_000_000)
     parser.add_argument("--nprocs", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--evaluate", type=int, default=0, help="episodes of the final policy")
-    parser.add_argument("--options", default="", help='more of train.py\'s, as "--overlap"')
+    parser.add_argument(
+        "--evaluate", type=int, default=0, help="episodes to evaluate the final policy with"
+    )
+    parser.add_argument(
+        "--options", default="", help='more options of train.py, such as "--overlap"'
+    )
     args = parser.parse_args()
     RESULTS.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(args.jobs) as pool:
@@ -48,7 +51,7 @@ def main() -> None:
 
 
 def train(args: argparse.Namespace, env_id: str, seed: int) -> None:
-    """One run; what of it does not depend on the machine's speed goes to the results."""
+    """Train one run; write what does not depend on the machine's speed to the results."""
     label = args.algo + args.options.replace(" ", "")
     name = f"{label}-{env_id}-seed{seed}"
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +76,7 @@ def train(args: argparse.Namespace, env_id: str, seed: int) -> None:
 
 
 def results() -> dict[tuple[str, str], list[dict]]:
-    """(environment, agent) -> summaries of all seeds, each with its "curve"."""
+    """Return (environment, agent) -> summaries of all seeds, each with its "curve"."""
     groups: dict[tuple[str, str], list[dict]] = {}
     for path in sorted(RESULTS.glob("*.json")):
         summary = json.loads(path.read_text())

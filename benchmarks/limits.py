@@ -1,6 +1,6 @@
-"""What this machine can do at all: bare `env.step`, a copy of memory, a gradient's products.
+"""Measure the limits of this machine: python benchmarks/limits.py Walker2d --processes 1 2.
 
-python benchmarks/limits.py Walker2d --processes 1 2
+They are bare `env.step`, a copy of memory, and the matrix products of a gradient.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ for _ in range(5):
     np.empty_like(a)[...] = a
 print(5 * a.nbytes / 1e9 / (time.perf_counter() - start))
 """
-# Forward, and backward by weights and by inputs, of two networks with two layers of 64.
+# Products of two networks with two layers of 64: forward, backward to weights and backward to inputs.
 PRODUCTS = """
 import os
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np, time
 sizes = [(17, 64), (64, 64), (64, 6), (17, 64), (64, 64), (64, 1)]
-parts = [(np.ones(({count}, i), "f"), np.ones((i, o), "f"), np.ones(({count}, o), "f")) for i, o in sizes]
+layers = [(np.ones(({count}, i), "f"), np.ones((i, o), "f"), np.ones(({count}, o), "f")) for i, o in sizes]
 start = time.perf_counter()
 for _ in range(1000):
-    for x, w, y in parts:
+    for x, w, y in layers:
         x @ w, x.T @ y, y @ w.T
 print(1000 * (time.perf_counter() - start))
 """
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
+    parser.add_argument("--out", help="CSV in benchmarks/results that gets the rows")
     args = parser.parse_args()
     ways = {
         f"{env}, processes: {n}, env.step/s": lambda n=n, env=env: total(
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def total(processes: int, code: str) -> float:
-    """Sum of what each of several processes at the same time prints."""
+    """Run this code in several processes at the same time; return the sum of what they print."""
     these = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
         for _ in range(processes)

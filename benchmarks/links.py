@@ -1,13 +1,14 @@
-"""Gather, broadcast and whole iterations between hosts whose links are limited, beside what a link carries.
+"""Measure gather, broadcast and iterations between hosts with limited links: python benchmarks/links.py move --rate 1000.
 
-    python benchmarks/links.py move --rate 1000                       # as root; needs the mujoco extra
+It needs root and the mujoco extra. Other measurements:
+
     python benchmarks/links.py move --rate 100 --hosts 1 4            # 1 rank on the first, 4 on the other
     python benchmarks/links.py iteration --rate 1000 --delay 10 --env UCX_RNDV_THRESH=inf
     python benchmarks/links.py parts --rate 100 --rows 8192           # rows that travel while others are collected
 
-The hosts are namespaces of this machine (tests/hosts.py). A delay is that of one way, in milliseconds: a
-round trip takes twice as long. Links are idle before each call, as while rank 0 updates. Of what a link
-carries, headers take 4.4 %; bytes on the link are those of the first host's interface, nearly without them.
+The hosts are namespaces of this machine (hosts.py). The delay is one way, in milliseconds: a round trip takes
+twice as long. Links are idle before each call, as while rank 0 updates. Headers take 4.4 % of what a link
+carries. Bytes on the link are those of the first host's interface, nearly without headers.
 """
 
 from __future__ import annotations
@@ -25,29 +26,34 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from large import COPIES
+from hosts import BURST, Host, hosts
 from table import show
 
 ROOT = Path(__file__).parent.parent
-TESTS = ROOT / "tests"  # has hosts, and environments that sleep
 NAMES = ("one", "two", "three", "four")
+COPIES = 1000  # rows that an agent makes of each step, see large.py
 EXCHANGES = ("broadcast", "wait", "gather")  # phases of an iteration in which ranks meet
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["move", "iteration", "parts"])
-    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 1], help="ranks of each")
-    parser.add_argument("--rate", type=float, default=1000, help="of each link and way, Mbit/s")
-    parser.add_argument("--delay", type=float, default=0, help="one way, ms")
-    parser.add_argument("--slow-start", action="store_true", help="of TCP, after idle time")
-    parser.add_argument("--env", nargs="*", default=[], help="settings of MPI, NAME=VALUE")
-    parser.add_argument("--rows", type=int, default=20_000, help="of all ranks")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 1], help="ranks of each host")
+    parser.add_argument(
+        "--rate", type=float, default=1000, help="rate of each link, each way, Mbit/s"
+    )
+    parser.add_argument("--delay", type=float, default=0, help="delay one way, ms")
+    parser.add_argument(
+        "--slow-start", action="store_true", help="let TCP start slowly after idle time"
+    )
+    parser.add_argument(
+        "--env", nargs="*", default=[], help="environment variables for MPI, NAME=VALUE"
+    )
+    parser.add_argument("--rows", type=int, default=20_000, help="rows of all ranks")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
+    parser.add_argument("--out", help="CSV in benchmarks/results that gets the rows")
     args = parser.parse_args()
-    sys.path.insert(0, str(TESTS))
-    os.nice(-15)  # what else runs here would not run on these hosts
+    os.nice(-15)  # other programs of this machine would not run on these hosts
     os.environ.update(setting.split("=", 1) for setting in args.env)
     idle = f", slow start after idle {'on' if args.slow_start else 'off'}" if args.delay else ""
     where = f"ranks: {args.hosts}, {args.rate:g} Mbit/s, {args.delay:g} ms one way{idle}"
@@ -56,18 +62,16 @@ def main() -> None:
 
 
 def move(args: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of a gather of a batch, and of broadcasts of weights, beside bytes / rate."""
-    from hosts import BURST
-
+    """Measure a gather of a batch, and broadcasts of weights, beside bytes / rate."""
     command = ["benchmarks/moves.py", "--hosts", listed(args), "--rate", str(args.rate)]
     command += ["--burst", str(BURST), "--rows", str(args.rows), "--repeats", str(args.repeats)]
     return json.loads(on_hosts(args, args.delay, lambda host, _: started(host, *command)))
 
 
 def iteration(args: argparse.Namespace) -> dict[str, list[float]]:
-    """Milliseconds of an iteration with the delay and without, in alternation, and what it adds."""
+    """Measure the milliseconds of an iteration with the delay and without, in turns, and what the delay adds."""
     n = sum(args.hosts)
-    large = ["--algo", "benchmarks/large.py:Large", "--num-envs", str(n)]
+    large = ["--algo", "benchmarks/large.py:Large", "--copies", str(COPIES), "--num-envs", str(n)]
     large += ["--steps-per-batch", str(args.rows // COPIES // n * n)]
     figures: dict[str, list[float]] = {}
     for _ in range(args.repeats):
@@ -85,7 +89,7 @@ def iteration(args: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def parts(args: argparse.Namespace) -> dict[str, list[float]]:
-    """Milliseconds of an iteration of PPO with rows that travel at once and in parts, in alternation."""
+    """Measure the milliseconds of an iteration of PPO whose rows travel at once and in parts, in turns."""
     envs = ["--num-envs", str(8 * sum(args.hosts)), "--steps-per-batch", str(args.rows)]
     update = ["--epochs", "1", "--minibatch-size", str(args.rows // 8)]
     figures: dict[str, list[float]] = {}
@@ -99,9 +103,12 @@ def parts(args: argparse.Namespace) -> dict[str, list[float]]:
 
 
 def train(
-    args: argparse.Namespace, options: list[str], host: Any, folder: Path
+    args: argparse.Namespace, options: list[str], host: Host, folder: Path
 ) -> dict[str, float]:
-    """Milliseconds of an iteration of train.py, the median of many, and of where ranks meet in it."""
+    """Return the milliseconds of an iteration of train.py, and of its phases in which ranks meet.
+
+    Each is the median of many iterations.
+    """
     options = ["Humanoid", *options, "--stop-after-iterations", "12"]
     rows = progress(args, options, host, folder)[2:]
     took = {"iteration": [float(b["seconds"]) - float(a["seconds"]) for a, b in pairwise(rows)]}
@@ -111,32 +118,30 @@ def train(
 
 
 def progress(
-    args: argparse.Namespace, options: list[str], host: Any, folder: Path
+    args: argparse.Namespace, options: list[str], host: Host, folder: Path
 ) -> list[dict[str, str]]:
-    """Rows of the progress of train.py, started on the first host for all."""
+    """Run train.py on all hosts, started on the first one; return the rows of its progress.csv."""
     command = ["train.py", *options, "--quiet", "--hosts", listed(args)]
     started(host, *command, "--run-dir", str(folder / "local" / "run"))
     with (host.path(folder / "local") / "run" / "progress.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def on_hosts(args: argparse.Namespace, delay_ms: float, what: Callable[[Any, Path], Any]) -> Any:
-    """What a function of the first host, and of a folder of its own, gives."""
-    from hosts import hosts
-
+def on_hosts(args: argparse.Namespace, delay_ms: float, what: Callable[[Host, Path], Any]) -> Any:
+    """Make the hosts; return the result of a function of the first host and of a folder of its own."""
     names = NAMES[: len(args.hosts)]
     limits = {"rate_mbit": args.rate, "slow_start": args.slow_start, "delay_s": delay_ms / 1000}
     with tempfile.TemporaryDirectory() as folder, hosts(Path(folder), *names, **limits) as made:
         return what(made[0], Path(folder))
 
 
-def started(host: Any, *command: str) -> str:
-    """What a command that runs on a host prints."""
+def started(host: Host, *command: str) -> str:
+    """Run a command on a host; return what it prints."""
     done = subprocess.run(
         host.on([sys.executable, *command]),
         check=True,
         cwd=ROOT,
-        env={**os.environ, **host.env, "PYTHONPATH": f"{ROOT}:{TESTS}"},
+        env={**os.environ, **host.env, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         text=True,
     )

@@ -1,6 +1,6 @@
-"""Ranks on hosts that move what an iteration moves, for `links.py`: prints figures as JSON.
+"""Measure gather and broadcast between ranks on several hosts, for python benchmarks/links.py move.
 
-The clock is that of one machine, which all of its namespaces have.
+It prints figures as JSON. All hosts must share one clock: they are namespaces of one machine.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from typing import Any
 import rank0rl
 
 OBS, ACT = 348, 17  # of Humanoid-v5
-IDLE_S = 2.0  # of the links before each call: longer than TCP remembers what they carry
-WARM = 2  # calls that do not count, in which TCP finds out what the links carry
+IDLE_S = 2.0  # seconds before each call: longer than TCP remembers what links carry
+WARM = 2  # calls that are not timed, in which TCP finds out what the links carry
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hosts", required=True)
     parser.add_argument("--rate", type=float, required=True, help="Mbit/s")
-    parser.add_argument("--burst", type=int, required=True, help="bytes that an idle link passes")
-    parser.add_argument("--rows", type=int, required=True, help="of all ranks")
+    parser.add_argument(
+        "--burst", type=int, required=True, help="bytes that an idle link passes at once"
+    )
+    parser.add_argument("--rows", type=int, required=True, help="rows of all ranks")
     parser.add_argument("--repeats", type=int, required=True)
     args = parser.parse_args()
     if rank0rl.mpi_fork(hosts=args.hosts) == "parent":
@@ -38,7 +40,7 @@ def main() -> None:
 
 
 def calls(args: argparse.Namespace) -> list[tuple[str, Callable[[], Any], int]]:
-    """Name, call, and the bytes that have to cross the first host's link."""
+    """Return names, calls, and the bytes that have to cross the first host's link."""
     import numpy as np
 
     from algos.ppo import PPO, PPOOptions
@@ -54,12 +56,12 @@ def calls(args: argparse.Namespace) -> list[tuple[str, Callable[[], Any], int]]:
     size = sum(x.nbytes for x in rows.values()) * (comm.get_nworkers() - near)
     found = [("gather", lambda: rank0rl.rank0_accum_batches(rows), size)]
     spaces = Spaces(Space("box", (OBS,), "float32"), Space("box", (ACT,), "float32"))
-    for units in (64, 256):
-        options = PPOOptions(hidden=(units, units))
+    for width in (64, 256):
+        options = PPOOptions(hidden=(width, width))
         modules = PPO(spaces, options, np.random.default_rng(0)).modules()
         size = sum(t.nbytes for t in named_tensors(modules).values())
         call = lambda modules=modules: rank0rl.rank0_bcast_wts(modules)  # noqa: E731
-        found.append((f"broadcast, {units} units", call, size))
+        found.append((f"broadcast, {width} units", call, size))
     return found
 
 
@@ -70,9 +72,9 @@ def measure(
     args: argparse.Namespace,
     figures: dict[str, list[float]],
 ) -> None:
-    """Add the figures of a call, from when all ranks begin it until the last one has ended it.
+    """Time a call from when all ranks begin it until the last one has ended it; add to the figures.
 
-    What a link lets through at once, because it was idle, is counted as if it had taken its time.
+    Bytes that an idle link lets through at once count as if they had needed their time.
     """
     from rank0rl.mpi import comm
 
@@ -90,12 +92,12 @@ def measure(
                 "bytes / rate / seconds": least_s / seconds,
                 "bytes on the link / bytes": (wire() - before) / size,
             }
-            for what_of_it, figure in found.items():
-                figures.setdefault(f"{name}, {what_of_it}", []).append(figure)
+            for quantity, figure in found.items():
+                figures.setdefault(f"{name}, {quantity}", []).append(figure)
 
 
 def wire() -> int:
-    """Bytes that this host has received and sent; headers of a frame of many segments count once."""
+    """Return the bytes that this host has received and sent. A frame of many segments counts one header."""
     line = next(x for x in Path("/proc/net/dev").read_text().splitlines() if "eth0:" in x)
     words = line.split()
     return int(words[1]) + int(words[9])

@@ -1,10 +1,9 @@
-"""What others run in one process, for benchmarks/train.py: steps per second of PPO on Walker2d.
+"""Measure PPO of other projects on Walker2d in one process: python benchmarks/others.py stable-baselines3 8 2048 64 4.
 
-    python benchmarks/others.py stable-baselines3 8 2048 64 4
-
-The arguments: which, environments, steps a batch, rows a minibatch, iterations. Ten epochs, two
-64x64 tanh networks, one torch thread. `single-file` is a loop in the style of the one-file
-implementations: torch modules, Gymnasium's vector environment, autograd and torch's Adam.
+It prints steps per second, for benchmarks/train.py. The arguments are which one, environments, steps a batch, rows
+a minibatch, and iterations. All have ten epochs, two 64x64 tanh networks and one torch thread. `single-file` is
+a loop in the style of the one-file implementations: torch modules, Gymnasium's vector environment,
+autograd and torch's Adam.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def main() -> None:
 
 
 def stable_baselines(envs: int, batch: int, minibatch: int, iterations: int) -> list[float]:
-    """When each iteration began."""
+    """Train with stable-baselines3; return the times at which iterations began."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
@@ -58,7 +57,7 @@ def stable_baselines(envs: int, batch: int, minibatch: int, iterations: int) -> 
 
 
 def single_file(envs: int, batch: int, minibatch: int, iterations: int) -> list[float]:
-    """When each iteration began."""
+    """Train with a loop in one function; return the times at which iterations began, and the end."""
     vec = gym.vector.SyncVectorEnv([lambda: gym.make("Walker2d-v5") for _ in range(envs)])
     n_obs, n_act = vec.single_observation_space.shape[0], vec.single_action_space.shape[0]
     mean, value = network(n_obs, n_act), network(n_obs, 1)
@@ -97,11 +96,11 @@ def single_file(envs: int, batch: int, minibatch: int, iterations: int) -> list[
         rows = [x.reshape(batch, -1) for x in (obs_, act_, logp_, adv_, adv_ + val_)]
         index = np.arange(batch)
         for _ in range(EPOCHS):
-            np.random.shuffle(index)  # noqa: NPY002 - as these files do
+            np.random.shuffle(index)  # noqa: NPY002 - as those files do
             for start in range(0, batch, minibatch):
-                obs, act, old, adv, ret = (x[index[start : start + minibatch]] for x in rows)
+                obs, act, logp, adv, ret = (x[index[start : start + minibatch]] for x in rows)
                 pi = policy(obs)
-                ratio = (pi.log_prob(act).sum(1) - old[:, 0]).exp()
+                ratio = (pi.log_prob(act).sum(1) - logp[:, 0]).exp()
                 adv = (adv[:, 0] - adv.mean()) / (adv.std() + 1e-8)
                 gain = torch.min(adv * ratio, adv * ratio.clamp(0.8, 1.2)).mean()
                 loss = 0.5 * (value(obs) - ret).square().mean() - gain

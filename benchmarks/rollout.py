@@ -1,10 +1,8 @@
-"""Rollouts beside the bare `env.step`, in as many processes: how close to the limit collecting is.
+"""Measure rollouts beside bare `env.step`: python benchmarks/rollout.py Walker2d HalfCheetah Pendulum CartPole --nprocs 2.
 
-    python benchmarks/rollout.py Walker2d HalfCheetah Pendulum CartPole --nprocs 2
-
-Bare stepping is what Gymnasium itself costs: one environment per process, actions drawn before from
-the distribution of a new policy. Between the two, loops that keep nothing: over the environments of all lanes
-in turn; the same with the products and tanhs of a policy and nothing else; the same with `act`.
+Bare stepping is what Gymnasium itself costs: one environment per process, and actions drawn before from the
+distribution of a new policy. Between the two are loops that keep nothing: one over all envs in turn, one that also
+computes the products and tanhs of a policy, and one that calls `act`.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("env_ids", nargs="*", default=["Walker2d"])
     parser.add_argument("--nprocs", type=int, default=1)
-    parser.add_argument("--lanes", type=int, default=16, help="environments of each rank")
-    parser.add_argument("--steps", type=int, default=128, help="of each environment")
+    parser.add_argument("--envs", type=int, default=16, help="envs of each rank")
+    parser.add_argument("--steps", type=int, default=128, help="steps of each env")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
+    parser.add_argument("--out", help="CSV in benchmarks/results that gets the rows")
     args = parser.parse_args()
     if rank0rl.mpi_fork(args.nprocs) == "parent":
         sys.exit()
@@ -37,33 +35,36 @@ def main() -> None:
     from rank0rl.mpi.threads import set_threads
 
     set_threads(1)
-    gc.freeze()  # as a run does, for all
+    gc.freeze()  # as a run does
     for env_id in args.env_ids:
         figures = alternate(ways(args, env_id), args.repeats)
         bare, *rest = figures.items()
         for name, rates in rest:
             figures[f"{name.removesuffix(', steps/s')} / bare"] = ratio(rates, bare[1])
         if rank0rl.rank == 0:
-            title = f"{env_id}, ranks: {args.nprocs}, lanes a rank: {args.lanes}"
+            title = f"{env_id}, ranks: {args.nprocs}, envs a rank: {args.envs}"
             show(title, figures, args.out)
 
 
 def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]]:
+    """Return name -> function that steps and returns steps per second of all ranks."""
     import numpy as np
-    from rank0rl.session import make_rollout
 
     from algos.ppo import PPO, PPOOptions
     from rank0rl import envs, seeding
+    from rank0rl.collector import make_rollout
     from rank0rl.mpi import comm
     from rank0rl.run.options import RunOptions
 
-    lanes = args.lanes * args.nprocs
-    options = RunOptions(envs.resolve(env_id), num_envs=lanes, steps_per_batch=lanes * args.steps)
+    num_envs = args.envs * args.nprocs
+    options = RunOptions(
+        envs.resolve(env_id), num_envs=num_envs, steps_per_batch=num_envs * args.steps
+    )
     rollout = make_rollout(options, comm.get_rank(), comm.get_nworkers())
     agent = PPO(rollout.spaces, PPOOptions(), seeding.stream(0, "init"))
     env = envs.make(options.env_id)
     env.action_space.seed(0)
-    actions = draw(env.action_space, args.lanes * args.steps)
+    actions = draw(env.action_space, args.envs * args.steps)
     turn = iter(range(1, 1_000_000))
 
     def bare() -> None:
@@ -72,7 +73,7 @@ def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]
             step(env, action)
 
     def all_step(choose: Callable) -> None:
-        every = [lane.env for lane in rollout.lanes]
+        every = [env.gym for env in rollout.envs]
         obs = np.zeros((len(every), *rollout.spaces.obs.shape), rollout.spaces.obs.dtype)
         noise = np.zeros((len(every), agent.noise[1]), np.float32)
         for one in every:
@@ -81,20 +82,20 @@ def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]
             choose(obs, noise)
             for one, action in zip(every, actions[t * len(every) :], strict=False):
                 step(one, action)
-        for lane in rollout.lanes:
-            lane.over = True  # the rollout begins with new episodes
+        for env in rollout.envs:
+            env.over = True  # the rollout begins with new episodes
 
     def rate(what: Callable[[], None]) -> float:
         comm.barrier()
         start = time.perf_counter()
         what()
         comm.barrier()
-        return lanes * args.steps / (time.perf_counter() - start)
+        return num_envs * args.steps / (time.perf_counter() - start)
 
     forward = products(rollout.spaces.obs.size, rollout.spaces.act.size)
     return {
         "bare env.step, steps/s": lambda: rate(bare),
-        "env.step of all lanes alone, steps/s": lambda: rate(lambda: all_step(lambda *_: None)),
+        "env.step of all envs alone, steps/s": lambda: rate(lambda: all_step(lambda *_: None)),
         "products, tanh and env.step alone, steps/s": lambda: rate(
             lambda: all_step(lambda obs, _: forward(obs))
         ),
@@ -106,7 +107,7 @@ def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]
 
 
 def products(inputs: int, outputs: int) -> Callable:
-    """A policy of two layers of 64 with nothing around: no noise, no scaling, no promise of bits."""
+    """Return a policy of two layers of 64 and nothing else: no noise, no scaling, no promise of equal bits."""
     import numpy as np
 
     rng = np.random.default_rng(0)
@@ -130,7 +131,7 @@ def step(env, action) -> None:
 
 
 def draw(space, count: int) -> list:
-    """As a new policy acts, because how a robot moves decides what its step costs."""
+    """Draw actions of a new policy, because the cost of a robot's step depends on how it moves."""
     import numpy as np
 
     if not hasattr(space, "low"):

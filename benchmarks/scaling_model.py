@@ -1,13 +1,14 @@
-"""The scaling model against runs: predicted from 1 rank, measured on 1 to 16, with environments that sleep.
+"""Measure how well the cost model predicts, with environments that sleep: python benchmarks/scaling_model.py.
 
-    python benchmarks/scaling_model.py                  # about 20 minutes; needs the mpi extra only
-    python benchmarks/scaling_model.py --cases a b      # some of them, the others as they were
-    python benchmarks/scaling_model.py --markdown       # the table of docs/scaling.md, from the CSV
+It takes about 20 minutes and needs only the mpi extra. It predicts from 1 rank and measures 1 to 16 ranks.
 
-Each case is one `python -m rank0rl speedup ... --predict`: the model knows its row of 1 rank, what a
-step is made of, and an exchange between ranks of this machine. Cases of several nodes are then run, as
-root, on namespaces of this machine (tests/hosts.py), whose links have the rate and the delay that the
-model was told; a delay is that of one way.
+    python benchmarks/scaling_model.py --cases a b      # only these cases; the others stay as they were
+    python benchmarks/scaling_model.py --markdown       # print the table of docs/scaling.md from the CSV
+
+Each case is one `python -m rank0rl speedup ... --predict`: the model knows the row of 1 rank, what a step
+consists of, and an exchange between ranks of this machine. Cases with several nodes then run, as root, on
+namespaces of this machine (hosts.py). Their links have the rate and the delay that the model was told; the
+delay is one way.
 """
 
 from __future__ import annotations
@@ -23,30 +24,31 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import hosts
 import links
 from table import RESULTS, machine
 
 from rank0rl.run import provenance
 
 TABLE = RESULTS / "scaling_model.csv"
-LANES = 16
-TCP_US = 50  # of a message to another host, besides the delay: what speedup has for a link
+ENVS = 16
+TCP_US = 50  # microseconds of a message to another host besides the delay, as `speedup` assumes
 
 
 @dataclass(frozen=True)
 class Case:
-    """An experiment, and where it is run."""
+    """One experiment, and the nodes and links on which it runs."""
 
     sleep_ms: float
-    """Of a step."""
+    """Milliseconds of a step."""
     steps: int
-    """Of a batch."""
+    """Steps of a batch."""
     epochs: int = 1
     overlap: bool = False
     obs: int = 2
-    """Numbers of an observation."""
+    """Length of an observation."""
     parts: int = 1
-    """In which rows travel."""
+    """Parts in which rows travel."""
     nodes: int = 1
     link_gbit: float | None = None
     delay_ms: float = 0
@@ -64,7 +66,11 @@ CASES = {
     "i": Case(5, 512, obs=300, nodes=4, link_gbit=0.1, delay_ms=5),
     "j": Case(5, 512, obs=3000, parts=4, nodes=2, link_gbit=0.1),
 }
-RANKS = {1: (1, 2, 4, 8, 16), 2: (2, 4, 8), 4: (4, 8)}  # of so many nodes
+RANKS = {1: (1, 2, 4, 8, 16), 2: (2, 4, 8), 4: (4, 8)}  # number of nodes -> numbers of ranks
+COLUMNS = [
+    *("case", "nprocs", *Case.__dataclass_fields__),
+    *("measured", "predicted", "error", "bound", "machine"),
+]
 
 
 def main() -> None:
@@ -72,32 +78,31 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=4)
-    parser.add_argument("--markdown", action="store_true", help="print the table, and run nothing")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the table without running anything"
+    )
     args = parser.parse_args()
     if args.markdown:
         markdown(kept([]))
         return
-    sys.path.insert(0, str(links.TESTS))
-    import hosts
-
     absent = hosts.missing(limited=True)
     if absent and any(CASES[name].nodes > 1 for name in args.cases):
         parser.error(f"{absent}: name --cases of one node")
     if not absent:
-        os.nice(-15)  # what else runs here would not run on these hosts
+        os.nice(-15)  # other programs of this machine would not run on these hosts
     rows = kept(args.cases)
     for name in args.cases:
         rows += case(name, args)
         rows.sort(key=lambda row: (row["case"], int(row["nprocs"])))
         with TABLE.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
+            writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
     report(rows)
 
 
 def markdown(rows: list[dict[str, Any]]) -> None:
-    """A line for each case, with what was predicted over what was measured."""
+    """Print a line for each case: predicted / measured steps per second."""
     columns = ["case", *Case.__dataclass_fields__]
     counts = sorted({int(row["nprocs"]) for row in rows} - {1})
     print(f"| {' | '.join(columns)} | {' | '.join(f'{n} ranks' for n in counts)} |")
@@ -116,7 +121,7 @@ def markdown(rows: list[dict[str, Any]]) -> None:
 
 
 def kept(cases: list[str]) -> list[dict[str, Any]]:
-    """Rows of the table that are not measured again."""
+    """Return the rows of the table that are not measured again."""
     if not TABLE.exists():
         return []
     with TABLE.open(newline="") as file:
@@ -124,8 +129,9 @@ def kept(cases: list[str]) -> list[dict[str, Any]]:
 
 
 def case(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Predict and measure one case; return its rows."""
     what = CASES[name]
-    options = ["toy_envs:Sleeps-v0", "--num-envs", str(LANES)]
+    options = ["benchmarks.sleeps:Sleeps-v0", "--num-envs", str(ENVS)]
     options += ["--env-kwargs", f"step_s={what.sleep_ms / 1000}", f"size={what.obs}"]
     options += ["--steps-per-batch", str(what.steps), "--epochs", str(what.epochs)]
     options += ["--gather-parts", str(what.parts), *["--overlap"] * what.overlap]
@@ -140,7 +146,6 @@ def case(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
         row = {
             "case": name,
             "nprocs": n,
-            "lanes": LANES,
             **asdict(what),
             "overlap": int(what.overlap),
             "nodes": nodes,  # one for the row of one rank
@@ -157,7 +162,7 @@ def case(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def predicted(what: Case, options: list[str], args: argparse.Namespace) -> list[dict[str, str]]:
-    """Rows of the model; on one node, they have what was measured."""
+    """Return the rows of the model. On one node, they have the measured figures too."""
     counts = [str(n) for n in RANKS[what.nodes]]
     cores = max(1, provenance.cores() // what.nodes)  # all nodes are this one
     command = [sys.executable, "-m", "rank0rl", "speedup", *options, "--predict", *counts]
@@ -165,7 +170,7 @@ def predicted(what: Case, options: list[str], args: argparse.Namespace) -> list[
     command += ["--node-cores", str(cores), "--latency-us", str(TCP_US + 1000 * what.delay_ms)]
     command += ["--link-gbit", str(what.link_gbit)] if what.link_gbit else []
     command += ["--repeats", str(args.repeats), "--iterations", str(args.iterations)]
-    paths = [str(links.TESTS), str(links.ROOT), os.environ.get("PYTHONPATH", "")]
+    paths = [str(links.ROOT), os.environ.get("PYTHONPATH", "")]
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [*command, "--out", folder],
@@ -179,7 +184,7 @@ def predicted(what: Case, options: list[str], args: argparse.Namespace) -> list[
 
 
 def measured(what: Case, n: int, options: list[str], args: argparse.Namespace) -> float:
-    """Steps per second of so many ranks on hosts; the first iteration does not count."""
+    """Return the steps per second of so many ranks on hosts. The first iteration is not timed."""
     ranks = [n // what.nodes] * what.nodes
     assert what.link_gbit
     there = argparse.Namespace(hosts=ranks, rate=1000 * what.link_gbit, slow_start=False)
@@ -194,7 +199,7 @@ def measured(what: Case, n: int, options: list[str], args: argparse.Namespace) -
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    """What the model misses; its rows of 1 rank are what it was made from."""
+    """Print the errors of the model, without the rows of 1 rank, which it was made from."""
     errors = [abs(float(row["error"])) for row in rows if int(row["nprocs"]) > 1]
     print(
         f"{len(errors)} configurations: median error {statistics.median(errors):.1%}, "

@@ -1,9 +1,7 @@
-"""From the command to the first `env.step`, and the memory of all processes together.
+"""Measure the time from the command to the first `env.step`, and all memory: python benchmarks/startup.py --nprocs 2.
 
-    python benchmarks/startup.py --nprocs 2
-
-Beside it one process that imports torch and Gymnasium, makes the environment and steps it. Memory is
-PSS, in which what processes share is counted once; Linux only.
+Beside it, one process imports torch and Gymnasium, makes the environment and steps it. Memory is the PSS
+of all processes, which counts what they share once. Linux only.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FIRST = "STARTUP_FIRST_STEP"  # file that the first step makes
+FIRST = "STARTUP_FIRST_STEP"  # environment variable: the file that the first step makes
 BARE = """
 import torch, gymnasium as gym, benchmarks.startup
 env = gym.make("FirstStep-v0")
@@ -27,7 +25,7 @@ env.step(env.action_space.sample())
 
 
 def register() -> None:
-    """A Walker2d that leaves a file at its first step: for whoever imports this module."""
+    """Register a Walker2d that makes a file at its first step."""
     import gymnasium as gym
     from gymnasium.envs.mujoco.walker2d_v5 import Walker2dEnv
 
@@ -50,7 +48,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nprocs", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
+    parser.add_argument("--out", help="CSV in benchmarks/results that gets the rows")
     args = parser.parse_args()
     memory: dict[str, list[float]] = {}
 
@@ -72,7 +70,7 @@ def main() -> None:
                 start_new_session=True,
             )
             while not first.exists():
-                assert process.poll() is None, "it has ended before its first step"
+                assert process.poll() is None, "the process ended before its first step"
                 time.sleep(0.005)
             took = time.perf_counter() - start
             if "train.py" in command:
@@ -101,7 +99,7 @@ def main() -> None:
 
 
 def pss(first: Path) -> float:
-    """Of all processes that know the file, in MB."""
+    """Return the memory of all processes that know this file, in MB."""
     token = f"{FIRST}={first}".encode()
     total = 0
     for environ in Path("/proc").glob("[0-9]*/environ"):

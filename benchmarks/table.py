@@ -1,6 +1,7 @@
-"""What every benchmark here shares: ways that alternate in one run, their medians, one CSV.
+"""Print the figures that benchmarks recorded as tables: python benchmarks/table.py performance.csv.
 
-python benchmarks/table.py performance.csv       # its rows as the tables of docs/performance.md
+The output is what docs/performance.md shows. The functions here are shared by all benchmarks: they let ways
+take turns, and print and record medians.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def alternate(ways: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Name -> one figure per repeat; all ways in turn, so that a drifting machine favours none.
+    """Run all ways in turn, so that a machine whose speed drifts favours none; return name -> figures.
 
-    Each is run once more before, to warm up.
+    Each way runs once more before, to warm up. There is one figure per repeat.
     """
     figures: dict[str, list[float]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
@@ -36,7 +37,7 @@ def ratio(a: list[float], b: list[float]) -> list[float]:
 
 
 def show(title: str, figures: Mapping[str, list[float]], out: str | None = None) -> None:
-    """Print median, minimum and maximum of each; add them to a CSV in results/."""
+    """Print median, minimum and maximum of each figure; add them to a CSV in benchmarks/results."""
     print(title)
     rows = [(name, statistics.median(x), min(x), max(x), len(x)) for name, x in figures.items()]
     for name, median, low, high, _ in rows:
@@ -58,7 +59,7 @@ def show(title: str, figures: Mapping[str, list[float]], out: str | None = None)
 
 
 def markdown(out: str) -> None:
-    """Print a CSV in results/ as tables."""
+    """Print a CSV in benchmarks/results as tables."""
     titles: dict[tuple[str, str], list[dict[str, str]]] = {}
     with (RESULTS / out).open(newline="") as file:
         for row in csv.DictReader(file):

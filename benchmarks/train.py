@@ -1,9 +1,10 @@
-"""End to end: whole iterations of PPO on Walker2d, beside others' and the bare `env.step`.
+"""Measure whole iterations of PPO on Walker2d beside other projects and bare `env.step`: python benchmarks/train.py.
 
-    python benchmarks/train.py                                             # needs the bench extra
+It needs the bench extra. A larger batch:
+
     python benchmarks/train.py --steps-per-batch 20000 --minibatch-size 256 --iterations 4
 
-Every figure is a process of its own; all ways alternate. The first iteration does not count.
+Every figure is a process of its own, and all ways take turns. The first iteration is not timed.
 """
 
 from __future__ import annotations
@@ -30,11 +31,15 @@ def main() -> None:
     parser.add_argument("--steps-per-batch", type=int, default=2048)
     parser.add_argument("--minibatch-size", type=int, default=64)
     parser.add_argument("--iterations", type=int, default=15)
-    parser.add_argument("--sb3", type=int, nargs="*", default=[1, 8], help="its environments")
-    parser.add_argument("--single-file", type=int, nargs="*", default=[8], help="its environments")
+    parser.add_argument(
+        "--sb3", type=int, nargs="*", default=[1, 8], help="environments of stable-baselines3"
+    )
+    parser.add_argument(
+        "--single-file", type=int, nargs="*", default=[8], help="environments of the one-file loop"
+    )
     parser.add_argument("--beside", help='other options of train.py, such as "--overlap"')
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
+    parser.add_argument("--out", help="CSV in benchmarks/results that gets the rows")
     args = parser.parse_args()
     most = max(args.nprocs)
     phases: dict[str, list[float]] = {}
@@ -65,6 +70,7 @@ def main() -> None:
 
 
 def other(args: argparse.Namespace, name: str, environments: int) -> float:
+    """Return the steps per second of another project."""
     sizes = environments, args.steps_per_batch, args.minibatch_size, max(3, args.iterations // 4)
     command = [sys.executable, str(ROOT / "benchmarks" / "others.py"), name, *map(str, sizes)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
@@ -72,6 +78,7 @@ def other(args: argparse.Namespace, name: str, environments: int) -> float:
 
 
 def bare(processes: int, steps: int = 10_000) -> float:
+    """Return the steps per second of so many processes that only call `env.step`, summed."""
     code = f"""
 import gymnasium as gym, numpy as np, time
 env = gym.make("Walker2d-v5", disable_env_checker=True)
@@ -97,6 +104,7 @@ def rank0rl(
     phases: dict[str, list[float]],
     options: Sequence[str] = (),
 ) -> float:
+    """Run train.py; return its steps per second, and add its phases to a dict of figures."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", "Walker2d", "--config", "configs/ppo.toml"]
         command += ["--steps-per-batch", str(args.steps_per_batch), "--num-envs", "32"]
@@ -115,7 +123,7 @@ def rank0rl(
     took = float(last["seconds"]) - float(first["seconds"])
     means = {p: statistics.mean(float(row[f"{p}_s"]) for row in rows[1:]) for p in PHASES}
     each = took / (len(rows) - 1)
-    if nprocs == min(args.nprocs):  # what of an iteration can be shared: collecting and processing
+    if nprocs == min(args.nprocs):  # ranks share collecting and processing
         shared = (means["collect"] + means["process"]) / each
         phases.setdefault("ceiling", []).append(
             1 / (1 - shared + shared * nprocs / max(args.nprocs))

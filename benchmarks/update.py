@@ -1,10 +1,10 @@
-"""The serial part: one PPO gradient step beside stable-baselines3's, and an update while ranks wait.
+"""Measure one PPO gradient step beside one of stable-baselines3: python benchmarks/update.py.
 
-    python benchmarks/update.py                         # needs the bench extra
-    python benchmarks/update.py --waiting --nprocs 2    # rank 0's full-batch update, the other ranks waiting
-    python benchmarks/update.py --waiting --spinning --nprocs 2    # the same beside a blocking call
+It needs the bench extra. Networks are 64x64, for observations of 17 numbers and actions of 6, as on Walker2d, with
+one thread. Rank 0's full-batch update while the other ranks wait:
 
-Networks of 64x64 for 17 observed and 6 acted numbers, as on Walker2d; one thread.
+    python benchmarks/update.py --waiting --nprocs 2
+    python benchmarks/update.py --waiting --spinning --nprocs 2    # also beside a blocking call
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ EPOCHS = 10
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--waiting", action="store_true", help="what waiting ranks cost, instead")
-    parser.add_argument("--spinning", action="store_true", help="in a blocking call, besides")
+    parser.add_argument(
+        "--waiting", action="store_true", help="measure what waiting ranks cost instead"
+    )
+    parser.add_argument("--spinning", action="store_true", help="also wait in a blocking call")
     parser.add_argument("--nprocs", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=2, help="of the update, with --waiting")
+    parser.add_argument(
+        "--threads", type=int, default=2, help="threads of the update, with --waiting"
+    )
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--out", help="CSV in benchmarks/results, to add the rows to")
+    parser.add_argument("--out", help="CSV in benchmarks/results that gets the rows")
     args = parser.parse_args()
     if rank0rl.mpi_fork(args.nprocs) == "parent":
         sys.exit()
@@ -51,6 +55,7 @@ def agent_and_batch(rows: int, **options):
 
 
 def gradient_step(args: argparse.Namespace) -> None:
+    """Measure one gradient step beside one of stable-baselines3."""
     import numpy as np
     from table import alternate, ratio, show
 
@@ -72,7 +77,7 @@ def gradient_step(args: argparse.Namespace) -> None:
 
 
 def stable_baselines(size: int, rows: int):
-    """Its `train` on a full rollout buffer, per gradient step."""
+    """Return a function that times stable-baselines3's `train` on a full rollout buffer, per gradient step."""
     import gymnasium as gym
     import numpy as np
     from stable_baselines3 import PPO
@@ -98,7 +103,7 @@ def stable_baselines(size: int, rows: int):
 
 
 def waiting(args: argparse.Namespace) -> None:
-    """Ten full-batch steps of 20,000 rows on rank 0, while the others are away, wait, nap, or spin."""
+    """Measure ten full-batch steps of 20,000 rows on rank 0, while the others are away, wait, nap, or spin."""
     import numpy as np
     from table import alternate, ratio, show
 
@@ -120,7 +125,7 @@ def waiting(args: argparse.Namespace) -> None:
         meet()
         return took * 1000
 
-    def nap(pause_s: float) -> None:  # for longer than the update takes
+    def nap(pause_s: float) -> None:  # naps for longer than the update takes
         end = time.perf_counter() + 2
         while rank and time.perf_counter() < end:
             time.sleep(pause_s)

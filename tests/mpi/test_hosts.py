@@ -8,11 +8,11 @@ import sys
 import time
 from pathlib import Path
 
-import hosts as namespaces
 import pytest
 from on_ranks import HERE, environment, run
 from runs import SMALL, curve, sha, table, train, wait_for_rows
 
+from benchmarks import hosts as namespaces
 from rank0rl.mpi.hosts import Host, count_ranks, is_here, read_hosts, switches
 
 reason = namespaces.missing()

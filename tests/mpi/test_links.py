@@ -4,9 +4,10 @@ import json
 import subprocess
 import sys
 
-import hosts as namespaces
 import pytest
 from on_ranks import run
+
+from benchmarks import hosts as namespaces
 
 reason = namespaces.missing(limited=True)
 SENT = 2_000_000

@@ -1,11 +1,11 @@
-"""Hosts to start ranks on: namespaces of this machine, each with sshd, a name, and folders of its own.
+"""Hosts to start ranks on, for links.py and tests: namespaces of this machine, each with sshd and a name.
 
-A host is a process tree that has its own network, process ids, name, $TMPDIR, /dev/shm and so on, and
-shares the project's folder and the virtual environment with this machine, read as they are there.
-What comes by ssh has its own folder for temporary files too: Open MPI's are named after process ids.
-Nothing has to be undone: all of it belongs to one process a host, and goes with that.
+A host is a process tree with its own network, process ids, name, $TMPDIR, /dev/shm and so on. It shares
+the project's folder and the virtual environment with this machine. Commands that come by ssh have their own
+folder for temporary files too, because Open MPI names its files after process ids. Nothing has to be cleaned
+up: all of it belongs to one process per host, and goes with that process.
 
-Links between them are as fast as the machine, or have the rate and the delay that they are given.
+Links between hosts are as fast as the machine, or have the rate and the delay that they are given.
 """
 
 import os
@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BURST = 72 * 1024
-"""Bytes that a limited link lets through at once: a frame as the kernel hands it over, of 64 KB of segments."""
+"""Bytes that a limited link lets through at once: a frame of 64 KB of segments, as the kernel hands it over."""
 _RELAY = str(Path(__file__).with_name("relay.py"))
 _NEEDS = ("ip", "ssh", "ssh-keygen", "/usr/sbin/sshd", "unshare", "nsenter", "setpriv")
 _SWITCH = "ip link add switch type bridge; ip link set switch up && echo up && exec sleep infinity"
-# What Linux comes with, whatever this machine is set to.
+# Defaults of Linux, whatever the settings of this machine.
 _TCP = """
 ip route change 10.77.0.0/24 dev eth0 congctl cubic
 echo 4096 131072 6291456 > /proc/sys/net/ipv4/tcp_rmem
@@ -66,7 +66,7 @@ GlobalKnownHostsFile none
 
 
 def missing(limited: bool = False) -> str:
-    """Why there can be no such hosts here, or none whose links are limited; "" if there can."""
+    """Return why such hosts, or hosts with limited links, cannot be made here; "" if they can."""
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return "namespaces as hosts need root"
     absent = [name for name in (*_NEEDS, *["tc"] * limited) if not shutil.which(name)]
@@ -82,31 +82,31 @@ def missing(limited: bool = False) -> str:
 
 @dataclass(frozen=True)
 class Host:
-    """One of them."""
+    """One host."""
 
     name: str
     process: int
-    """Its first process, as this machine counts them; all others of the host end with it."""
+    """Id of its first process on this machine. All other processes of the host end with it."""
     env: dict[str, str]
-    """What a command that runs there, and reaches the others, has in its environment."""
+    """Environment variables of a command that runs there and reaches the other hosts."""
 
     def on(self, command: list[str]) -> list[str]:
-        """A command that runs this one on the host."""
+        """Return a command that runs this command on the host."""
         enter = ["nsenter", "--target", str(self.process), "--net", "--pid", "--uts", "--ipc"]
         return [*enter, "--mount", "--wd=.", *command]
 
     def path(self, path: Path) -> Path:
-        """Where this machine sees a file of the host's own."""
+        """Return the path by which this machine sees a file of the host's own."""
         return Path(f"/proc/{self.process}/root{path}")
 
     def ranks(self) -> list[str]:
-        """Command lines of the Python processes that run on the host."""
+        """Return the command lines of the Python processes that run on the host."""
         found = subprocess.run(self.on(["ps", "-eo", "args"]), capture_output=True, check=True)
-        lines = found.stdout.decode().splitlines()  # in brackets: one that ends, or has ended
+        lines = found.stdout.decode().splitlines()  # in brackets: a process that ends or has ended
         return [line for line in lines if "python" in line and not line.startswith("[")]
 
     def left(self) -> list[str]:
-        """Command lines of what runs there besides sshd, and files in the host's own folders."""
+        """Return the command lines of what runs there besides sshd, and the files in the host's own folders."""
         found = subprocess.run(self.on(["ps", "-eo", "args="]), capture_output=True, check=True)
         lines = found.stdout.decode().splitlines()
         own = self.path(Path("/dev/shm")), self.path(Path(self.env["TMPDIR"]))
@@ -114,15 +114,15 @@ class Host:
         return [line for line in lines if not line.startswith(("[", "sshd", "ps -eo"))] + files
 
     def lives(self) -> bool:
-        """Whether it has not died."""
+        """Return True if the host has not died."""
         return Path(f"/proc/{self.process}").exists()
 
     def dies(self) -> None:
-        """As when its power fails; but for the connections, which the kernel closes."""
+        """Kill the host, as when its power fails. But the kernel closes its connections."""
         os.kill(self.process, signal.SIGKILL)
 
     def falls_silent(self) -> None:
-        """As when its cable is pulled: nothing is closed, and nothing comes any more."""
+        """Cut the host off, as when its cable is pulled: nothing is closed, and nothing arrives any more."""
         subprocess.run(self.on(["ip", "link", "set", "eth0", "down"]), check=True)
 
 
@@ -134,14 +134,16 @@ def hosts(
     delay_s: float = 0.0,
     slow_start: bool = True,
 ) -> Iterator[list[Host]]:
-    """Hosts of these names, 10.77.0.1 and on, beside one switch; `folder / "local"` is each one's own.
+    """Make hosts with these names and the addresses 10.77.0.1 and on, beside one switch.
+
+    Each host has a `folder / "local"` of its own.
 
     Args:
-        folder: for keys, settings and so on; empty.
-        names: of the hosts.
-        rate_mbit: what each host's link carries each way, Mbit/s, headers included; None: what it can.
-        delay_s: from one host to another, one way: a round trip takes twice as long.
-        slow_start: whether TCP, on a link with a rate or a delay, begins anew after idle time.
+        folder: an empty folder for keys, settings and so on.
+        names: names of the hosts.
+        rate_mbit: rate of each host's link, each way, in Mbit/s, with headers. None: no limit.
+        delay_s: delay from one host to another, one way. A round trip takes twice as long.
+        slow_start: True if TCP starts slowly again after idle time, on links with a rate or a delay.
     """
     _keys(folder, names)
     (folder / "local").mkdir()
@@ -183,14 +185,14 @@ def hosts(
 
 
 def _limit(device: str, rate_mbit: float | None) -> str:
-    """A command that limits what a device sends, with the queue of a switch."""
+    """Return a command that limits what a device sends, with the queue of a switch."""
     if rate_mbit is None:
         return "true"
     return f"tc qdisc add dev {device} root tbf rate {rate_mbit}mbit burst {BURST} latency 50ms"
 
 
 def _keys(folder: Path, names: tuple[str, ...]) -> None:
-    """What ssh needs to go from each host to each other one, and names for them; all in one folder."""
+    """Write what ssh needs to go from each host to every other one, and the hosts' names, to one folder."""
     for key in ("key", "host_key"):
         command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / key)]
         subprocess.run(command, check=True)
@@ -208,7 +210,7 @@ def _keys(folder: Path, names: tuple[str, ...]) -> None:
 
 @contextmanager
 def _namespaces(script: str, *kinds: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A shell in namespaces of its own, once it has said "up"."""
+    """Start a shell in namespaces of its own; yield it once it has printed "up"."""
     unshare = ["unshare", *kinds, *(["--fork", "--kill-child"] if "--pid" in kinds else [])]
     with _started([*unshare, "sh", "-c", script]) as process:
         yield process
@@ -216,7 +218,7 @@ def _namespaces(script: str, *kinds: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def _started(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A command, once it has said "up"; it ends with this process at the latest."""
+    """Start a command; yield it once it has printed "up". It ends with this process at the latest."""
     process = subprocess.Popen(
         ["setpriv", "--pdeathsig", "KILL", *command],
         stdin=subprocess.PIPE,

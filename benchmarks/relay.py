@@ -1,9 +1,8 @@
-"""A switch with long cables: every frame reaches its host, or all others, DELAY_S after it was sent.
+"""Network switch with long cables, for hosts.py: python benchmarks/relay.py DELAY_S INTERFACE...
 
-    python relay.py DELAY_S INTERFACE...
-
-For kernels whose traffic control can limit a rate and cannot delay. Frames come and go with the header that
-says what the kernel has put off, checksums and segments: one of 64 KB passes as one.
+Every frame reaches its host, or all others, DELAY_S after it was sent. This is for kernels whose traffic control can
+limit a rate but cannot delay. Frames keep the header that tells what the kernel has put off, checksums and
+segments, so a frame of 64 KB passes as one.
 """
 
 import contextlib
@@ -17,7 +16,7 @@ from collections import deque
 _ALL = 3  # ETH_P_ALL
 _PACKET, _VNET_HDR, _IGNORE_OUTGOING = 263, 15, 23
 _SEND_ROOM, _RECEIVE_ROOM = 32, 33  # SO_SNDBUFFORCE, SO_RCVBUFFORCE
-_ROOM = 1 << 26  # bytes: what is lost is lost by a queue of the link's, never here
+_ROOM = 1 << 26  # bytes: frames are lost in a queue of the link, never here
 _HEADER = 10  # bytes before a frame
 
 

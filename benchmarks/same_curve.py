@@ -142,7 +142,7 @@ def main() -> None:
     parser.add_argument("old", type=Path, help="Checkout to compare with.")
     parser.add_argument("new", type=Path, nargs="?", help="Checkout to compare. Default: none.")
     parser.add_argument("--quick", action="store_true", help="PPO and REINFORCE, 1 and 2 ranks.")
-    parser.add_argument("--only", default="", help="Rows that contain this: ppo/Hopper/fixed.")
+    parser.add_argument("--only", default="", help="Rows that begin so: ppo/Hopper/fixed.")
     parser.add_argument("--nprocs", type=int, nargs="+", help="Numbers of ranks. Default: 1 2 3.")
     parser.add_argument("--cache", type=Path, help="JSON file that keeps the hashes of OLD.")
     args = parser.parse_args()
@@ -151,7 +151,7 @@ def main() -> None:
     checkouts = [path.resolve() for path in (args.old, args.new) if path]
     results: dict[Case, list[list[Hashes]]] = {}
     for case in cases(agents):
-        if args.only in str(case):
+        if str(case).startswith(args.only):
             caches = (args.cache, None)
             results[case] = [
                 [hashes(case, n, root, cache) for n in nprocs]

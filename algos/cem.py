@@ -1,10 +1,12 @@
 """The cross-entropy method: no gradients. Source: de Boer et al. 2005, Annals of OR 134, 19-67."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from rank0rl.agent import Agent
+from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.batch import Batch
 from rank0rl.options import CheckedOptions, option
 
 
@@ -13,13 +15,13 @@ class CEMOptions(CheckedOptions):
     """Options of the cross-entropy method."""
 
     population: int = option(40, "[2, inf)")
-    """Candidates of one iteration: give --episodes-per-batch the same number."""
+    """Number of candidates per iteration. Set --episodes-per-batch to the same number."""
     elite: float = option(0.25, "(0, 1]")
-    """Share of the candidates that the next ones are drawn around, usually 0.1 to 0.3."""
+    """Share of the candidates around which the next ones are drawn, usually 0.1 to 0.3."""
     std: float = option(1.0, "(0, inf)")
     """Initial standard deviation of the weights."""
     extra_std: float = 0.2
-    """Added to it at first, and less and less until half of the run is over."""
+    """Standard deviation added at the start. It falls linearly to 0 at half of the run."""
 
 
 class CEM(Agent):
@@ -27,23 +29,23 @@ class CEM(Agent):
 
     Options = CEMOptions
 
-    def __init__(self, spaces, options, rng):
+    def __init__(self, spaces: Spaces, options: CEMOptions, rng: np.random.Generator) -> None:
         self.options, self.space = options, spaces.act
         self.mean = np.zeros((spaces.obs.size, spaces.act.size))
         self.std = np.full_like(self.mean, options.std)
         self.candidates = np.zeros((options.population, *self.mean.shape), np.float32)
         self.draw(rng, 0.0)
 
-    def act(self, obs, noise, fragment_id):
+    def act(self, obs: Array, noise: Array, fragment_id: Array) -> tuple[Array, Batch]:
         weights = self.candidates[fragment_id % self.options.population]
         out = (obs.reshape(len(obs), 1, -1).astype(np.float32) @ weights)[:, 0]
         return (out.argmax(1) if self.space.choices else out.reshape(-1, *self.space.shape)), {}
 
-    def process(self, fragment):
+    def process(self, fragment: Fragment) -> Batch:
         candidate = self.candidates[[fragment.fragment_id % self.options.population]]
         return {"ret": np.array([fragment.rew.sum() / len(fragment.end)]), "candidate": candidate}
 
-    def update(self, batch, rng, progress):
+    def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         count = max(1, int(self.options.elite * len(batch["ret"])))
         best = np.argsort(-batch["ret"], kind="stable")[:count]
         elite = batch["candidate"][best].astype(np.float64)
@@ -51,15 +53,16 @@ class CEM(Agent):
         self.draw(rng, progress)
         return {"elite_return": batch["ret"][best].mean(), "std": self.std.mean()}
 
-    def draw(self, rng, progress):
+    def draw(self, rng: np.random.Generator, progress: float) -> None:
+        """Draw the next candidates."""
         std = self.std + self.options.extra_std * max(0.0, 1 - 2 * progress)
         self.candidates[:] = self.mean + std * rng.standard_normal(self.candidates.shape)
 
-    def modules(self):
+    def modules(self) -> dict[str, Any]:
         return {"candidates": self.candidates}
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         return {"mean": self.mean, "std": self.std}
 
-    def load(self, state):
+    def load(self, state: dict[str, Any]) -> None:
         self.mean, self.std = (np.asarray(state[name]) for name in ("mean", "std"))

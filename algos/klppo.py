@@ -1,8 +1,8 @@
 """Proximal policy optimization with an adaptive KL penalty, and a value function that remembers a batch.
 
 Source: Heess et al. 2017, arXiv:1707.02286, appendix A; sizes, step sizes and servo as in Patrick
-Coady's public description of his agent for the MuJoCo tasks. Where that one takes every end of an
-episode for a terminal state and scales observations on every rank, this one does neither.
+Coady's public description of his agent for the MuJoCo tasks. That agent treats every end of an
+episode as terminal and scales observations on every rank; this one does neither.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ class KLPPOOptions(CheckedOptions):
     gamma: float = option(0.995, "[0, 1]")
     """Discount per step, usually 0.97 to 0.999."""
     lam: float = option(0.98, "[0, 1]")
-    """GAE mixing, usually 0.9 to 0.98: 0 trusts the value function alone, 1 the returns alone."""
+    """GAE mixing, usually 0.9 to 0.98. 0 trusts the value function alone, 1 the returns alone."""
     hidden: tuple[int, ...] | None = option(None, "[1, inf)")
-    """Units of each hidden layer of the policy. None: 10 per observation, 10 per action, between them their geometric mean."""
+    """Units of each hidden layer of the policy. None: three layers of 10 per observation, the geometric mean of the others, and 10 per action."""
     value_hidden: tuple[int, ...] | None = option(None, "[1, inf)")
-    """Units of each hidden layer of the value function. None: 10 per observation, 5, between them their geometric mean."""
+    """Units of each hidden layer of the value function. None: three layers of 10 per observation, the geometric mean of the others, and 5."""
     target_kl: float = option(0.003, "(0, inf)")
-    """Mean KL divergence of one update that the penalty is steered to, in nats, usually 0.001 to 0.01."""
+    """Mean KL divergence of one update that the penalty aims at, in nats, usually 0.001 to 0.01."""
     eta: float = option(50.0, "[0, inf)")
-    """Weight of the square of what the divergence exceeds twice its target by."""
+    """Weight of the squared excess of the divergence over twice its target."""
     epochs: int = option(20, "[1, inf)")
-    """Full-batch gradient steps of the policy in one update, usually 10 to 20."""
+    """Full-batch gradient steps of the policy per update, usually 10 to 20."""
     lr: float | None = option(None, "(0, inf)")
-    """Adam's step size for the policy. None: 9e-4 over the root of its middle layer's units."""
+    """Adam's step size for the policy. None: 9e-4 divided by the square root of the units of its middle layer."""
     value_lr: float | None = option(None, "(0, inf)")
-    """Adam's step size for the value function. None: 1e-2 over the root of its middle layer's units."""
+    """Adam's step size for the value function. None: 1e-2 divided by the square root of the units of its middle layer."""
     value_epochs: int = option(10, "[1, inf)")
     """Passes of the value function over this batch and the one before it, usually 5 to 10."""
     value_minibatch_size: int = option(256, "[1, inf)")
-    """Rows of one gradient step of the value function."""
+    """Rows per gradient step of the value function."""
     log_std: float = -0.5
     """Initial log standard deviation of continuous actions, usually -1 to 0."""
 
@@ -58,7 +58,10 @@ class KLPPOOptions(CheckedOptions):
         """Check the numbers, and that both networks have hidden layers."""
         super().__post_init__()
         if () in (self.hidden, self.value_hidden):
-            raise ValueError("networks here have hidden layers: got none; leave out --hidden")
+            raise ValueError(
+                "both networks of klppo need hidden layers: got none; leave out --hidden and "
+                "--value-hidden, or give them units"
+            )
 
 
 class KLPPO(Agent):
@@ -70,13 +73,13 @@ class KLPPO(Agent):
         """Build policy, value function and their optimizers."""
         self.options = options
         self.norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype, coarse=True)
-        size = inputs[0] if len(inputs) == 1 else 12  # of an image there are too many
+        size = inputs[0] if len(inputs) == 1 else 12  # an image has too many numbers
         hidden = options.hidden or _sizes(10 * size, 10 * spaces.act.size)
         value_hidden = options.value_hidden or _sizes(10 * size, 5)
         self.lr = options.lr or 9e-4 / _middle(hidden) ** 0.5
         self.value_lr = options.value_lr or 1e-2 / _middle(value_hidden) ** 0.5
-        # The original adds (10 hid3) // 48 rows of log-variances: half as many of log standard
-        # deviations move as fast.
+        # The original adds up (10 hid3) // 48 rows of log-variances. Half as many rows of log
+        # standard deviations move as fast.
         rows = max(1, 10 * hidden[-1] // 96)
         self.policy = make_policy(inputs, spaces.act, hidden, rng, options.log_std, rows)
         self.value = ValueFunction(inputs, value_hidden, rng)
@@ -85,7 +88,7 @@ class KLPPO(Agent):
         self.flat = flatten_(self.policy)
         self.value_flat = flatten_(nn.ModuleList([self.value, self.norm]))
         self.adam, self.value_adam = Adam(self.flat), Adam(self.value_flat)
-        self.beta, self.multiplier = 1.0, 1.0  # of the KL penalty; of the policy's step size
+        self.beta, self.multiplier = 1.0, 1.0  # weight of the KL penalty; factor of the step size
         self.previous: Batch = {}
 
     def act(
@@ -95,15 +98,15 @@ class KLPPO(Agent):
         return self.nets.act(obs, noise, mask)
 
     def process(self, fragment: Fragment) -> Batch:
-        """Log-probabilities, advantages and returns, of rewards times (1 - gamma)."""
+        """Compute log-probabilities, advantages and returns, of rewards times (1 - gamma)."""
         opt = self.options
         scale = 1 - opt.gamma if opt.gamma < 1 else 1.0
         return self.nets.process(replace(fragment, rew=fragment.rew * scale), opt.gamma, opt.lam)
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
-        """Full-batch steps of the policy, then epochs of the value function."""
+        """Make full-batch steps of the policy, then epochs of the value function."""
         opt = self.options
-        rows = self.nets.learned_from(batch)
+        rows = self.nets.training_rows(batch)
         obs = rows["obs"]
         metrics = self.improve(**{name: torch.from_numpy(x) for name, x in rows.items()})
         ev = explained_variance(batch["val"], batch["ret"])
@@ -124,19 +127,19 @@ class KLPPO(Agent):
         return {**metrics, "value_loss": loss, "explained_variance": ev}
 
     def improve(
-        self, obs: Tensor, act: Tensor, old: Tensor, adv: Tensor, mask: Tensor | None = None
+        self, obs: Tensor, act: Tensor, logp: Tensor, adv: Tensor, mask: Tensor | None = None
     ) -> dict[str, float]:
-        """Full-batch steps on the loss, until the divergence exceeds four times its target.
+        """Make full-batch steps on the loss, until the divergence exceeds four times its target.
 
         Args:
             obs: normalized, (N, inputs).
             act: actions, (N, *act).
-            old: their log-probabilities when they were taken, (N,).
+            logp: their log-probabilities under the acting policy, (N,).
             adv: advantages, normalized, (N,).
-            mask: which choices could be taken, (N, all choices), if not all.
+            mask: the choices that could be taken, (N, all choices), bool, if not all.
 
         Returns:
-            For the record.
+            Numbers for the record, by name.
         """
         opt, policy = self.options, self.policy
         self.flat.check()
@@ -148,7 +151,7 @@ class KLPPO(Agent):
             moved = kl.item()
             if epoch == opt.epochs or moved > 4 * opt.target_kl:
                 break
-            loss = self.loss(policy.logp(now, act) - old, adv, kl)
+            loss = self.loss(policy.logp(now, act) - logp, adv, kl)
             self.flat.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             self.adam.step(self.lr * self.multiplier)
@@ -163,7 +166,7 @@ class KLPPO(Agent):
         }
 
     def loss(self, log_ratio: Tensor, adv: Tensor, kl: Tensor) -> Tensor:
-        """-E[r A] + beta KL + eta max(0, KL - 2 target)^2, r the ratio of new to old probability.
+        """Return -E[r A] + beta KL + eta max(0, KL - 2 target)^2, with r the ratio of new to old probability.
 
         Source: Heess et al. 2017, arXiv:1707.02286, appendix A.
         """
@@ -172,7 +175,7 @@ class KLPPO(Agent):
         return self.beta * kl + opt.eta * excess.square() - (torch.exp(log_ratio) * adv).mean()
 
     def steer(self, kl: float) -> None:
-        """Move the penalty's weight towards the target; at its ends, the step size follows."""
+        """Adapt the penalty's weight to the divergence kl; near its limits, adapt the step size too."""
         target = self.options.target_kl
         if kl > 2 * target:
             self.beta = min(35.0, 1.5 * self.beta)
@@ -184,11 +187,11 @@ class KLPPO(Agent):
                 self.multiplier *= 1.5
 
     def modules(self) -> dict[str, Any]:
-        """All networks and statistics."""
+        """Return all networks and statistics."""
         return self.nets.modules()
 
     def state(self) -> dict[str, Any]:
-        """Adam's moments, the servo, and the batch before."""
+        """Return Adam's moments, the servo, and the previous batch."""
         return {
             "adam": self.adam.state(),
             "value_adam": self.value_adam.state(),
@@ -198,19 +201,19 @@ class KLPPO(Agent):
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         self.adam.load(state["adam"])
         self.value_adam.load(state["value_adam"])
         self.beta, self.multiplier = state["beta"], state["multiplier"]
         self.previous = {name: np.asarray(x) for name, x in state["previous"].items()}
 
     def mode(self) -> nn.Module:
-        """Means, or the most probable choices."""
+        """Return a module that gives means, or the most probable choices."""
         return self.nets.mode()
 
 
 def _sizes(first: int, last: int) -> tuple[int, ...]:
-    """Three layers, the middle one the geometric mean of the others."""
+    """Return the sizes of three layers. The middle one is the geometric mean of the others."""
     return first, int((first * last) ** 0.5), last
 
 

@@ -1,11 +1,14 @@
 """REINFORCE: the smallest complete agent, to copy. Source: Williams 1992, Machine Learning 8, 229-256."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
-from rank0rl.agent import Agent
+from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.batch import Batch
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.policies import Mode, make_policy
 from rank0rl.options import CheckedOptions, option
@@ -29,21 +32,22 @@ class Reinforce(Agent):
 
     Options = ReinforceOptions
 
-    def __init__(self, spaces, options, rng):
+    def __init__(self, spaces: Spaces, options: ReinforceOptions, rng: np.random.Generator) -> None:
         self.options = options
         self.policy = make_policy((spaces.obs.size,), spaces.act, options.hidden, rng)
         self.noise = self.policy.noise
         self.flat = flatten_(self.policy)
         self.adam = Adam(self.flat)
 
-    def act(self, obs, noise, fragment_id):
+    def act(self, obs: Array, noise: Array, fragment_id: Array) -> tuple[Array, Batch]:
         return self.policy.act(inputs(obs), noise), {}
 
-    def process(self, fragment):
-        ret = [discounted_sum(fragment.rew[e], self.options.gamma) for e in fragment.episodes()]
+    def process(self, fragment: Fragment) -> Batch:
+        gamma = self.options.gamma
+        ret = [discounted_sum(fragment.rew[steps], gamma) for steps in fragment.episodes()]
         return {"obs": inputs(fragment.obs), "act": fragment.act, "ret": np.concatenate(ret)}
 
-    def update(self, batch, rng, progress):
+    def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         ret = batch["ret"]
         adv = torch.from_numpy((ret - ret.mean()) / (ret.std() + 1e-8)).float()  # 1e-8: no variance
         now = self.policy.distribution(torch.from_numpy(batch["obs"]))
@@ -54,19 +58,19 @@ class Reinforce(Agent):
         self.adam.step(self.options.lr)
         return {"loss": loss.item()}
 
-    def modules(self):
+    def modules(self) -> dict[str, Any]:
         return {"policy": self.policy}
 
-    def state(self):
+    def state(self) -> dict[str, Any]:
         return {"adam": self.adam.state()}
 
-    def load(self, state):
+    def load(self, state: dict[str, Any]) -> None:
         self.adam.load(state["adam"])
 
-    def mode(self):
+    def mode(self) -> nn.Module:
         return Mode(self.policy)
 
 
-def inputs(obs):
-    """Observations of any shape and type as rows of float32."""
+def inputs(obs: Array) -> Array:
+    """Return observations of any shape and dtype as rows of float32."""
     return obs.reshape(len(obs), -1).astype(np.float32)

@@ -32,27 +32,27 @@ class TRPOOptions(CheckedOptions):
     gamma: float = option(0.99, "[0, 1]")
     """Discount per step, usually 0.97 to 0.999."""
     lam: float = option(0.97, "[0, 1]")
-    """GAE mixing, usually 0.9 to 0.98: 0 trusts the value function alone, 1 the returns alone."""
+    """GAE mixing, usually 0.9 to 0.98. 0 trusts the value function alone, 1 the returns alone."""
     hidden: tuple[int, ...] = option((64, 64), "[1, inf)")
-    """Units of each hidden layer, of the policy and of the value function."""
+    """Units of each hidden layer of the policy and of the value function."""
     target_kl: float = option(0.01, "(0, inf)")
-    """Mean KL divergence from the acting policy that a step is made for, in nats, usually 0.005 to 0.05."""
+    """Mean KL divergence from the acting policy that a step aims at, in nats, usually 0.005 to 0.05."""
     damping: float = option(0.1, "[0, inf)")
-    """Added to the diagonal of the Fisher matrix, usually 0.01 to 0.1."""
+    """Number added to the diagonal of the Fisher matrix, usually 0.01 to 0.1."""
     cg_iterations: int = option(10, "[1, inf)")
-    """Of conjugate gradient, usually 10 to 20."""
+    """Iterations of conjugate gradient, usually 10 to 20."""
     fisher_stride: int = option(5, "[1, inf)")
-    """The Fisher matrix is that of every so many rows of the batch."""
+    """The Fisher matrix uses one row of the batch out of this many."""
     backtracks: int = option(10, "[0, inf)")
-    """How often the line search shortens the step before it gives up. 0: no line search, the natural gradient as it is."""
+    """Number of times that the line search shortens the step before it gives up. 0: no line search, the full natural-gradient step."""
     backtrack_ratio: float = option(0.8, "(0, 1)")
-    """Of a step to the one before it, usually 0.5 to 0.8."""
+    """Factor by which the line search shortens the step each time, usually 0.5 to 0.8."""
     value_lr: float = option(1e-3, "(0, inf)")
     """Adam's step size for the value function, usually 3e-4 to 3e-3."""
     value_epochs: int = option(5, "[1, inf)")
-    """Passes over the batch of the value function, usually 3 to 10."""
+    """Passes of the value function over the batch, usually 3 to 10."""
     value_minibatch_size: int = option(256, "[1, inf)")
-    """Rows of one gradient step of the value function."""
+    """Rows per gradient step of the value function."""
     log_std: float = 0.0
     """Initial log standard deviation of continuous actions, usually -1 to 0."""
 
@@ -81,13 +81,13 @@ class TRPO(Agent):
         return self.nets.act(obs, noise, mask)
 
     def process(self, fragment: Fragment) -> Batch:
-        """Log-probabilities, advantages and returns."""
+        """Compute log-probabilities, advantages and returns."""
         return self.nets.process(fragment, self.options.gamma, self.options.lam)
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
-        """One step of the policy, then some epochs of the value function."""
+        """Make one step of the policy, then some epochs of the value function."""
         opt = self.options
-        rows = self.nets.learned_from(batch)
+        rows = self.nets.training_rows(batch)
         obs = rows["obs"]
         metrics = self.improve(**{name: torch.from_numpy(x) for name, x in rows.items()})
         ev = explained_variance(batch["val"], batch["ret"])
@@ -103,24 +103,24 @@ class TRPO(Agent):
         return {**metrics, "value_loss": loss, "explained_variance": ev}
 
     def improve(
-        self, obs: Tensor, act: Tensor, old: Tensor, adv: Tensor, mask: Tensor | None = None
+        self, obs: Tensor, act: Tensor, logp: Tensor, adv: Tensor, mask: Tensor | None = None
     ) -> dict[str, float]:
         """Maximize E[r A], r the ratio of new to old probability, within E[KL] of about the target.
 
         The step is s = sqrt(2 target / (x' F x)) x with F x = g, g the gradient and F the Fisher
-        matrix; it is shortened until it does raise the objective and E[KL] <= 1.5 target. (By the
-        matrix it is the target; 1.5 leaves room for what a quadratic misses, as in OpenAI's
+        matrix. It is shortened until it raises the objective and E[KL] <= 1.5 target. (A quadratic
+        approximation by F gives E[KL] = target. 1.5 leaves room for its error, as in OpenAI's
         baselines.)
 
         Args:
             obs: normalized, (N, inputs).
             act: actions, (N, *act).
-            old: their log-probabilities when they were taken, (N,).
+            logp: their log-probabilities under the acting policy, (N,).
             adv: advantages, normalized, (N,).
-            mask: which choices could be taken, (N, all choices), if not all.
+            mask: the choices that could be taken, (N, all choices), bool, if not all.
 
         Returns:
-            For the record.
+            Numbers for the record, by name.
 
         Source: Schulman et al. 2015, arXiv:1502.05477, appendix C.
         """
@@ -128,10 +128,10 @@ class TRPO(Agent):
         theta = self.flat.vectors[0]
         self.flat.check()
         before = policy.distribution(obs, mask)
-        was = tuple(part.detach() for part in before)
+        was = tuple(x.detach() for x in before)
 
         def objective(of: tuple[Tensor, ...]) -> Tensor:
-            return (torch.exp(policy.logp(of, act) - old) * adv).mean()
+            return (torch.exp(policy.logp(of, act) - logp) * adv).mean()
 
         self.flat.zero_grad()
         gain = objective(before)
@@ -164,10 +164,13 @@ class TRPO(Agent):
         }
 
     def fisher(self, obs: Tensor, mask: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        """F v + damping v for any v, F the mean Hessian of KL(pi || pi') at pi' = pi: the Fisher matrix."""
+        """Return the function v -> F v + damping v, with F the Fisher matrix.
+
+        F is the mean Hessian of KL(pi || pi') at pi' = pi.
+        """
         params = list(self.policy.parameters())
         now = self.policy.distribution(obs, mask)
-        kl = self.policy.kl(tuple(part.detach() for part in now), now).mean()
+        kl = self.policy.kl(tuple(x.detach() for x in now), now).mean()
         gradient = _flat(torch.autograd.grad(kl, params, create_graph=True))
 
         def product(v: Tensor) -> Tensor:
@@ -177,19 +180,19 @@ class TRPO(Agent):
         return product
 
     def modules(self) -> dict[str, Any]:
-        """All networks and statistics."""
+        """Return all networks and statistics."""
         return self.nets.modules()
 
     def state(self) -> dict[str, Any]:
-        """Adam's moments."""
+        """Return Adam's moments."""
         return {"adam": self.adam.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take back Adam's moments."""
+        """Restore Adam's moments."""
         self.adam.load(state["adam"])
 
     def mode(self) -> nn.Module:
-        """Means, or the most probable choices."""
+        """Return a module that gives means, or the most probable choices."""
         return self.nets.mode()
 
 
@@ -201,8 +204,11 @@ def conjugate_gradient(
     Args:
         product: v -> A v.
         b: shape (n,).
-        iterations: at most; n of them are exact.
-        tolerance: squared norm of the residual at which it ends, relative to that of b.
+        iterations: largest number of iterations. n of them are exact.
+        tolerance: squared norm of the residual, relative to that of b, at which to stop.
+
+    Returns:
+        x, shape (n,).
 
     Source: Nocedal and Wright 2006, algorithm 5.2.
     """

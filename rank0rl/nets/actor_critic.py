@@ -1,4 +1,4 @@
-"""What policy-gradient agents share: acting, and turning fragments into rows with advantages."""
+"""Acting, and turning fragments into rows with advantages: the common part of policy-gradient agents."""
 
 from __future__ import annotations
 
@@ -22,42 +22,44 @@ class ActorCritic:
     """A policy and a value function over normalized observations.
 
     Args:
-        norm: of observations.
-        policy: of normalized observations.
-        value: of normalized observations.
+        norm: scales observations.
+        policy: takes normalized observations.
+        value: takes normalized observations.
     """
 
     def __init__(
         self, norm: ObsNormalizer | PixelScale, policy: Policy, value: ValueFunction
     ) -> None:
-        """Put them together."""
+        """Combine the networks."""
         self.norm, self.policy, self.value = norm, policy, value
         self.noise = policy.noise
 
     def modules(self) -> dict[str, nn.Module]:
-        """For an agent's `modules`."""
+        """Return the modules, for an agent's `modules`."""
         return {"policy": self.policy, "value": self.value, "norm": self.norm}
 
     def mode(self) -> nn.Module:
-        """For an agent's `mode`."""
+        """Return a module that gives the most probable actions, for an agent's `mode`."""
         return Mode(self.policy, self.norm)
 
     def act(self, obs: Array, noise: Array, mask: Array | None = None) -> tuple[Array, Batch]:
-        """For an agent's `act`: actions, and no extras."""
+        """Return actions and no extras, for an agent's `act`."""
         return self.policy.act(self.norm.numpy(obs), noise, mask), {}
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
-        """For an agent's `process`: a part that did not terminate ends with its value.
+        """Turn a fragment into rows, for an agent's `process`.
+
+        Where an episode did not terminate, the value of its last observation stands for the rest.
 
         Args:
-            fragment: of T steps.
+            fragment: T steps.
             gamma: discount in [0, 1].
             lam: GAE mixing in [0, 1].
 
         Returns:
-            By name, rows of float32 but for "act": "obs" (T, *obs), "act" (T, *act), "logp",
-            log-probabilities of the actions, "val", values, "adv", advantages, "ret", advantages
-            plus values, (T,) each; and "mask", (T, all choices), where the environment gives them.
+            Rows by name: "obs", (T, *obs); "act", (T, *act); and in float32, (T,) each, "logp",
+            log-probabilities of the actions, "val", values, "adv", advantages, and "ret",
+            advantages plus values. Also "mask", (T, all choices), where the environment gives it.
         """
         rows = {"obs": fragment.obs, "act": fragment.act}
         if "action_mask" in fragment.extras:
@@ -72,24 +74,24 @@ class ActorCritic:
         adv = adv.astype(np.float32)
         return {**rows, "logp": logp, "adv": adv, "val": val, "ret": adv + val}
 
-    def learned_from(self, batch: Batch) -> Batch:
-        """What a policy's objective takes of a batch of such rows, (N, ...) each.
+    def training_rows(self, batch: Batch) -> Batch:
+        """Return the rows that a policy's objective takes, (N, ...) each, from a batch of `process`.
 
         Returns:
-            "obs", normalized, "act", "old", log-probabilities when they were taken, "adv",
-            normalized, and "mask", where the environment gives them.
+            "obs", normalized; "act"; "logp", log-probabilities under the acting policy; "adv",
+            normalized; and "mask", where the environment gives it.
         """
         rows = {
             "obs": self.norm.numpy(batch["obs"]),
             "act": batch["act"],
-            "old": batch["logp"],
+            "logp": batch["logp"],
             "adv": normalized(batch["adv"]),
         }
         return {**rows, "mask": batch["mask"]} if "mask" in batch else rows
 
 
 def normalized(adv: Array) -> Array:
-    """Advantages with mean 0 and standard deviation 1 (N,), float32."""
+    """Return advantages with mean 0 and standard deviation 1, (N,), float32."""
     adv = adv - adv.sum() / np.float32(len(adv))
     std = np.sqrt(adv @ adv / np.float32(len(adv)))
     return adv / (std + np.float32(1e-8))  # type: ignore[no-any-return] # 1e-8: they may be equal

@@ -17,17 +17,17 @@ Array = npt.NDArray[Any]
 
 
 class ConvNet(nn.Module):
-    """For images: convolutions that halve each side, then an MLP. It has no closed form.
+    """Convolutions that halve each side of an image, then an MLP. It has no closed-form gradient.
 
     In NumPy, a stack of rows (B, 1, inputs) is computed one row at a time, because a convolution of
     several images rounds differently.
 
     Args:
-        shape: of an image: of height, width and channels (or frames), the channels are the shortest
-            axis, first or last.
+        shape: shape of an image: height and width, and channels (or frames) first or last. The
+            channels are the shortest axis.
         hidden: units of each hidden layer of the MLP.
-        outputs: how many.
-        rng: for the weights.
+        outputs: number of outputs.
+        rng: draws the weights.
         last_gain: scale of the last layer's weights.
     """
 
@@ -57,7 +57,7 @@ class ConvNet(nn.Module):
         self.weights, self.biases = self.mlp.weights, self.mlp.biases
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, inputs), flattened images -> (N, outputs)."""
+        """Compute outputs (N, outputs) from flattened images (N, inputs)."""
         x = x.reshape(-1, *self._shape)
         if self._channels_last:
             x = x.permute(0, 3, 1, 2)
@@ -66,14 +66,14 @@ class ConvNet(nn.Module):
         return self.mlp(x.flatten(1))  # type: ignore[no-any-return]
 
     def numpy(self, x: Array) -> list[Array]:
-        """The same on NumPy arrays, (N, inputs) or (B, 1, inputs); the outputs alone, in a list."""
+        """Compute the outputs of NumPy arrays (N, inputs) or (B, 1, inputs); return them alone, in a list."""
         with torch.no_grad():
             if x.ndim == 2:
                 return [self(torch.from_numpy(x)).numpy()]
             return [np.stack([self(torch.from_numpy(row)).numpy() for row in x])]
 
     def backward(self, values: list[Array], grad: Array) -> None:
-        """There is no gradient in closed form.
+        """Refuse: there is no gradient in closed form.
 
         Raises:
             NotImplementedError: always.
@@ -82,7 +82,7 @@ class ConvNet(nn.Module):
 
 
 def is_image(shape: Sequence[int], dtype: str) -> bool:
-    """Whether observations are images: bytes with two sides and channels, or frames."""
+    """Return True if observations are images: bytes with two sides and channels or frames."""
     return dtype == "uint8" and len(shape) == 3 and sorted(shape)[1] >= 8
 
 
@@ -93,13 +93,13 @@ def network(
     rng: np.random.Generator,
     last_gain: float,
 ) -> MLP | ConvNet:
-    """The network for flattened observations of this shape: of images, if it has three axes.
+    """Return a network for flattened observations: a ConvNet if their shape has three axes, else an MLP.
 
     Args:
-        shape: (inputs,), or that of an image.
+        shape: (inputs,), or the shape of an image.
         hidden: units of each hidden layer.
-        outputs: how many.
-        rng: for the weights.
+        outputs: number of outputs.
+        rng: draws the weights.
         last_gain: scale of the last layer's weights.
     """
     if len(shape) == 3:

@@ -1,7 +1,7 @@
 """Gradient steps on a GPU: a twin of the modules there, and one minibatch as a CUDA graph.
 
-The modules at home, on the CPU, stay what acts, is broadcast and is saved; the twin takes their
-weights at the beginning of an update, and gives them back at its end.
+The modules at home, on the CPU, act, are broadcast and are saved. The twin takes their weights at
+the start of an update and returns them at its end.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -19,14 +18,14 @@ from rank0rl.batch import Batch
 from rank0rl.nets.flat import Adam, flatten_
 
 Loss = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
-"""Takes the twin and a minibatch's arrays, by name; gives the loss, and what to record of it."""
+"""Function of the twin and of a minibatch's arrays by name: the loss, and what to record of it."""
 
 
 def check_device(device: str) -> None:
-    """Make sure that there is such a device.
+    """Check that a device exists.
 
     Raises:
-        ValueError: if it is no CPU or CUDA device, or this machine or this torch has none of it.
+        ValueError: if it is not a CPU or CUDA device, or this machine or this torch lacks it.
     """
     try:
         kind, index = torch.device(device).type, torch.device(device).index or 0
@@ -37,13 +36,13 @@ def check_device(device: str) -> None:
     if kind == "cuda" and not torch.cuda.is_available():
         raise ValueError(
             f"device {device!r} needs a GPU that torch sees: torch {torch.__version__} sees none; "
-            f"check nvidia-smi, and that torch is a CUDA build (pytorch.org/get-started), or leave "
-            f"--device out"
+            f"check nvidia-smi and that torch is a CUDA build (pytorch.org/get-started), or leave "
+            f"out --device"
         )
     if kind == "cuda" and index >= torch.cuda.device_count():
         raise ValueError(
             f"there is no device {device!r}: this machine has cuda:0 to "
-            f"cuda:{torch.cuda.device_count() - 1}"
+            f"cuda:{torch.cuda.device_count() - 1}; set --device to one of them"
         )
 
 
@@ -52,10 +51,10 @@ class Twin:
 
     Args:
         home: the modules, on the CPU.
-        adam: over their flat parameters.
-        loss: of a minibatch.
-        max_grad_norm: to which a larger gradient is scaled down.
-        device: such as "cuda".
+        adam: the optimizer of their flat parameters.
+        loss: computes the loss of a minibatch.
+        max_grad_norm: norm to which a larger gradient is scaled down.
+        device: where the steps compute, such as "cuda".
     """
 
     def __init__(
@@ -74,11 +73,15 @@ class Twin:
         self._adam = adam.over(self._flat)
         self._lr = torch.zeros((), device=self._device)
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: dict[str, Tensor] = {}  # of the graph
+        self._inputs: dict[str, Tensor] = {}  # the graph reads these
         self._outputs: tuple[Tensor, ...] = ()
 
-    def begin(self, rows: Batch, minibatch_size: int) -> dict[str, Tensor]:
-        """Take the weights from home, and move a batch: once for all of its epochs."""
+    def begin(self, rows: Batch, minibatch_size: int) -> dict[str, Any]:
+        """Take the weights from home, and move the rows to the device: once for all epochs.
+
+        Returns:
+            The rows on the device.
+        """
         with self._current():
             return self._begin(rows, minibatch_size)
 
@@ -92,45 +95,45 @@ class Twin:
         self._adam.load(self._home_adam.state())
         return on_device
 
-    def step(self, part: dict[str, Tensor], lr: float) -> tuple[Tensor, ...]:
-        """One gradient step on a minibatch.
+    def step(self, minibatch: dict[str, Any], lr: float) -> tuple[Tensor, ...]:
+        """Make one gradient step on a minibatch.
 
         Returns:
-            What the loss gives to record.
+            The tensors that the loss gives to record.
         """
         with self._current():
-            return self._replay(part, lr)
+            return self._replay(minibatch, lr)
 
-    def _replay(self, part: dict[str, Tensor], lr: float) -> tuple[Tensor, ...]:
+    def _replay(self, minibatch: dict[str, Tensor], lr: float) -> tuple[Tensor, ...]:
         self._lr.fill_(lr)
-        if self._graph is None or _shapes(part) != _shapes(self._inputs):
-            return self._step(part)
-        for name, x in part.items():
+        if self._graph is None or _shapes(minibatch) != _shapes(self._inputs):
+            return self._step(minibatch)
+        for name, x in minibatch.items():
             self._inputs[name].copy_(x)
         self._graph.replay()
         return tuple(x.clone() for x in self._outputs)
 
     def end(self) -> None:
-        """Give weights and Adam's moments back."""
+        """Give weights and Adam's moments back to home."""
         self._home.load_state_dict(self._module.state_dict())
         self._home_adam.load(self._adam.state())
 
     def _current(self) -> AbstractContextManager[Any]:
-        """What makes streams and graphs those of this device, where there are several."""
+        """Return a context in which streams and graphs are those of this device."""
         on_gpu = self._device.type == "cuda"
         return torch.cuda.device(self._device) if on_gpu else nullcontext()
 
-    def _step(self, part: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        loss, seen = self._loss(self._module, **part)
+    def _step(self, minibatch: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        loss, seen = self._loss(self._module, **minibatch)
         self._flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._flat.limit_norm(self._max_grad_norm)
         self._adam.step(self._lr)
         return tuple(x.detach() for x in seen)
 
-    def _capture(self, part: dict[str, Tensor]) -> None:
-        """Record one step. It trains, on nonsense: `begin` loads the weights afterwards."""
-        self._inputs = {name: x.clone() for name, x in part.items()}
+    def _capture(self, minibatch: dict[str, Tensor]) -> None:
+        """Record one step. That changes weights and moments, which `begin` loads afterwards."""
+        self._inputs = {name: x.clone() for name, x in minibatch.items()}
         self._lr.zero_()
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -143,12 +146,5 @@ class Twin:
             self._outputs = self._step(self._inputs)
 
 
-def _shapes(part: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: x.shape for name, x in part.items()}
-
-
-def joined(parts: list[Any]) -> np.ndarray[Any, Any]:
-    """Arrays or tensors of any device, as one array."""
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts).cpu().numpy()  # type: ignore[no-any-return]
-    return np.concatenate(parts)
+def _shapes(minibatch: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: x.shape for name, x in minibatch.items()}

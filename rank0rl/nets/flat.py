@@ -1,4 +1,4 @@
-"""One buffer to update, to broadcast and to hash: flat parameters.
+"""Flat parameters: one buffer to update, to broadcast and to hash; and Adam over it.
 
 With every parameter a view of one vector, the optimizer, the norm clip and zeroing are a few
 operations on one tensor, a broadcast is one message, and any loss still works.
@@ -17,8 +17,8 @@ class Flat:
     """All parameters of a module as one vector per dtype, and all gradients as another.
 
     Each parameter and its gradient become views. Buffers are moved in behind the parameters of
-    their dtype. Moving, casting or copying the module detaches the views: `check` finds out;
-    flatten again.
+    their dtype. Moving, casting or copying the module detaches the views: `check` finds that;
+    then flatten again.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -53,10 +53,10 @@ class Flat:
         """Scale all gradients down, in place, if their norm exceeds a limit.
 
         Returns:
-            Their norm before.
+            The norm before scaling.
 
         Raises:
-            FloatingPointError: if it is not finite: a step would destroy the weights.
+            FloatingPointError: if the norm is not finite. A step would destroy the weights.
         """
         norm = math.sqrt(sum(float(v.grad @ v.grad) for v in self.vectors if v.grad is not None))
         if not math.isfinite(norm):
@@ -71,7 +71,7 @@ class Flat:
         return norm
 
     def limit_norm(self, limit: float) -> None:
-        """As `clip_norm`, but without waiting for the device; a norm that is not finite stays."""
+        """Scale down as `clip_norm` does, but without waiting for the device: it does not raise."""
         grads = [v.grad for v in self.vectors if v.grad is not None]
         norm = torch.sqrt(sum(torch.dot(g, g) for g in grads))  # type: ignore[arg-type]
         scale = torch.clamp(limit / norm, max=1.0)
@@ -79,10 +79,10 @@ class Flat:
             grad.mul_(scale)
 
     def check(self) -> None:
-        """Make sure that parameters and gradients still are views.
+        """Check that parameters and gradients still are views.
 
         Raises:
-            RuntimeError: naming the one that is not.
+            RuntimeError: if one is not; the message names it.
         """
         for name, p, address, grad_address in self._views:
             if p.data_ptr() != address:
@@ -98,7 +98,7 @@ def flatten_(module: nn.Module) -> Flat:
     """Move all parameters and buffers of a module into contiguous memory, in place.
 
     Returns:
-        The vectors, for `Adam` or any of torch's optimizers.
+        The flat vectors, for `Adam` or any of torch's optimizers.
     """
     return Flat(module)
 
@@ -106,29 +106,29 @@ def flatten_(module: nn.Module) -> Flat:
 class Adam:
     """Adam over flat vectors: torch's kernel, without what `torch.optim.Adam` does around it.
 
-    That is 14 in place of 87 us a step at 10,000 parameters; the results are the same bits.
+    A step takes 14 us in place of 87 at 10,000 parameters. The results are the same bits.
 
     Args:
-        flat: whose gradients it follows.
+        flat: the vectors, with their gradients.
         eps: keeps steps finite where gradients vanish.
 
     Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1.
     """
 
     def __init__(self, flat: Flat, eps: float = 1e-8) -> None:
-        """Begin with moments of 0."""
+        """Start with moments of 0."""
         self.flat, self._eps = flat, eps
         self._first = [torch.zeros_like(v) for v in flat.vectors]
         self._second = [torch.zeros_like(v) for v in flat.vectors]
         self._steps = [torch.zeros((), device=v.device) for v in flat.vectors]
 
     def over(self, flat: Flat) -> Adam:
-        """One like this over other vectors, with moments of 0."""
+        """Return an Adam like this over other vectors, with moments of 0."""
         return Adam(flat, self._eps)
 
     @torch.no_grad()
     def step(self, lr: float | Tensor) -> None:
-        """One step of size lr along the gradients."""
+        """Make one step of size lr along the gradients."""
         for steps in self._steps:
             steps.add_(1)
         torch._fused_adam_(
@@ -148,12 +148,12 @@ class Adam:
         )
 
     def state(self) -> dict[str, Any]:
-        """Moments and the number of steps, for an agent's `state`."""
-        parts = {"first": self._first, "second": self._second, "steps": self._steps}
-        return {name: dict(enumerate(tensors)) for name, tensors in parts.items()}
+        """Return the moments and the number of steps, for an agent's `state`."""
+        named = {"first": self._first, "second": self._second, "steps": self._steps}
+        return {name: dict(enumerate(tensors)) for name, tensors in named.items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
+        """Restore what `state` returned."""
         for name, tensors in self.state().items():
             for i, tensor in tensors.items():
                 tensor.copy_(state[name][i])

@@ -1,4 +1,4 @@
-"""Running moments, and what scales observations before they enter a network."""
+"""Running mean and variance, and the normalizers that scale observations for a network."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Array = npt.NDArray[Any]
 
 
 class Moments(nn.Module):
-    """Running mean and variance of rows, in float64: 0 and 1 before the first row.
+    """Running mean and variance of rows, in float64. They are 0 and 1 before the first row.
 
     Args:
-        shape: of one row.
+        shape: shape of one row.
     """
 
     mean: Tensor
@@ -29,7 +29,7 @@ class Moments(nn.Module):
     count: Tensor
 
     def __init__(self, shape: Sequence[int]) -> None:
-        """Begin with no rows."""
+        """Start with no rows."""
         super().__init__()
         self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
         self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
@@ -40,26 +40,26 @@ class Moments(nn.Module):
 
         Source: Chan, Golub and LeVeque 1983, eq. 1.5.
         """
-        n, old = len(rows), self.count.item()
+        n, before = len(rows), self.count.item()
         mean = torch.from_numpy(np.asarray(rows.mean(axis=0, dtype=np.float64)))
         var = torch.from_numpy(np.asarray(rows.var(axis=0, dtype=np.float64)))
-        delta, total = mean - self.mean, old + n
-        squares = self.var * old + var * n + delta**2 * (old * n / total)
+        delta, total = mean - self.mean, before + n
+        squares = self.var * before + var * n + delta**2 * (before * n / total)
         self.mean += delta * (n / total)
         self.var.copy_(squares / total)
         self.count += n
 
 
 class ObsNormalizer(nn.Module):
-    """(obs - mean) / std, limited to +-10. It flattens observations.
+    """Flattened observations, (obs - mean) / std, limited to +-10.
 
-    `merge` is for rank 0, after the last gradient step: an iteration acts, evaluates and learns
-    with the statistics that were broadcast before it.
+    Rank 0 calls `merge` after the last gradient step: an iteration acts, evaluates and learns with
+    the statistics that were broadcast before it.
 
     Args:
-        shape: of an observation.
-        coarse: divide by 3 (std + 0.1) instead, which takes most of them to +-1, and those that
-            hardly vary to less.
+        shape: shape of an observation.
+        coarse: divide by 3 (std + 0.1) instead. That brings most numbers within +-1, and those that
+            hardly vary closer to 0.
     """
 
     shift: Tensor
@@ -67,7 +67,7 @@ class ObsNormalizer(nn.Module):
     limit = 10.0
 
     def __init__(self, shape: Sequence[int], coarse: bool = False) -> None:
-        """Begin with mean 0 and variance 1."""
+        """Start with mean 0 and variance 1."""
         super().__init__()
         self._coarse = coarse
         size = math.prod(shape)
@@ -77,12 +77,12 @@ class ObsNormalizer(nn.Module):
         self._views = View(self._buffers, "shift"), View(self._buffers, "scale")
 
     def forward(self, obs: Tensor) -> Tensor:
-        """(N, *shape) -> (N, size), float32."""
+        """Scale observations (N, *shape) to (N, size), float32."""
         flat = obs.reshape(obs.shape[0], -1)  # len is a constant to torch.export
         return ((flat - self.shift) * self.scale).clamp_(-self.limit, self.limit)
 
     def numpy(self, obs: Array) -> Array:
-        """The same on NumPy arrays."""
+        """Scale observations as `forward` does, in NumPy."""
         shift, scale = self._views
         if obs.dtype != np.float32:  # integers would make numbers of double precision
             obs = obs.astype(np.float32)
@@ -93,7 +93,10 @@ class ObsNormalizer(nn.Module):
         return x  # type: ignore[no-any-return]
 
     def merge(self, obs: Array) -> None:
-        """Add the observations of a batch, (N, *shape)."""
+        """Add the observations of a batch, (N, *shape), to the statistics.
+
+        Rank 0 only: its statistics are broadcast.
+        """
         self.moments.merge(obs.reshape(len(obs), -1))
         self.shift.copy_(self.moments.mean)
         if self._coarse:
@@ -103,24 +106,30 @@ class ObsNormalizer(nn.Module):
 
 
 class PixelScale(nn.Module):
-    """Bytes to numbers from 0 to 1, flattened: in the place of `ObsNormalizer`, for images."""
+    """Flattened images, with bytes scaled to 0..1: the counterpart of `ObsNormalizer`."""
 
     def forward(self, obs: Tensor) -> Tensor:
-        """(N, *shape) -> (N, size), float32."""
+        """Scale observations (N, *shape) to (N, size), float32."""
         return obs.reshape(obs.shape[0], -1) * (1 / 255)
 
     def numpy(self, obs: Array) -> Array:
-        """The same on NumPy arrays."""
+        """Scale observations as `forward` does, in NumPy."""
         return obs.reshape(len(obs), -1) * np.float32(1 / 255)  # type: ignore[no-any-return]
 
     def merge(self, obs: Array) -> None:
-        """There is nothing to learn."""
+        """Do nothing: the scale is fixed."""
 
 
 def normalizer(
     shape: Sequence[int], dtype: str, coarse: bool = False
 ) -> tuple[ObsNormalizer | PixelScale, tuple[int, ...]]:
-    """What scales observations of this shape and type, and the shape of inputs for networks."""
+    """Return a normalizer for observations, and the shape of a network's inputs behind it.
+
+    Args:
+        shape: shape of an observation.
+        dtype: its dtype.
+        coarse: see `ObsNormalizer`; images ignore it.
+    """
     if is_image(shape, dtype):
         return PixelScale(), tuple(shape)
     return ObsNormalizer(shape, coarse), (math.prod(shape),)

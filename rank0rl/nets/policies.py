@@ -1,7 +1,7 @@
-"""Policies: how actions are drawn, how probable they are, how far two policies are apart.
+"""Policies: drawing actions, their probabilities, and the distance of two policies.
 
-Each works over one memory in two ways, as the networks of `nets` do: in torch, where autograd takes
-the gradient of any loss, and in NumPy, for acting and for gradients in closed form.
+Each works over one memory in two ways, as `mlp.MLP` does: in torch, where autograd takes the
+gradient of any loss, and in NumPy, for acting and for gradients in closed form.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from rank0rl.nets.mlp import View
 Array = npt.NDArray[Any]
 
 Pullback: TypeAlias = Callable[[Array, float], None]
-"""Takes d loss / d log-probability, (N,), and d loss / d entropy to gradients of the parameters."""
+"""Function that writes gradients of the parameters, from d loss / d log-probability, (N,), and d loss / d entropy."""
 
 Parameters: TypeAlias = tuple[Tensor, ...]
-"""Of a distribution of actions for each of N inputs."""
+"""Parameters of a distribution of actions for each of N inputs."""
 
 _LOG_2PI = math.log(2 * math.pi)
 
 
 class GaussianPolicy(nn.Module):
-    """Independent normal actions: the mean is a network's output, the standard deviation a parameter.
+    """Independent normal actions. A network gives the means; the log standard deviations are parameters.
 
     Args:
-        inputs: their shape: (number,), or that of an image.
-        space: of the actions, a box.
+        inputs: shape of the inputs: (number,), or the shape of an image.
+        space: the space of actions, a box.
         hidden: units of each hidden layer.
-        rng: for the weights.
-        log_std: initial log of the standard deviation.
-        rows: of parameters, whose sum it is where there are several: Adam, which moves each of them
-            by its step size, then moves the sum so many times as fast.
+        rng: draws the weights.
+        log_std: initial log standard deviation.
+        rows: number of log-std parameters that are summed. Adam steps each of them, so the sum
+            moves `rows` times as fast.
     """
 
     def __init__(
@@ -62,43 +62,43 @@ class GaussianPolicy(nn.Module):
         self._view = View(self._parameters, "log_std")
 
     def act(self, x: Array, noise: Array, mask: Any = None) -> Array:
-        """Actions (B, *shape), of inputs (B, inputs) and noise (B, k). No row depends on B."""
+        """Compute actions (B, *shape) from inputs (B, inputs) and noise (B, k). No row depends on B."""
         act = self.mlp.numpy(x[:, None, :])[-1][:, 0]
         act += np.exp(self._log_std()) * noise
         return act.reshape(-1, *self.shape)  # type: ignore[no-any-return]
 
     def distribution(self, x: Tensor, mask: Any = None) -> Parameters:
-        """Means (N, k) for inputs (N, inputs), and the log standard deviation, (k,)."""
+        """Return means (N, k) for inputs (N, inputs), and log standard deviations (k,)."""
         log_std = self.log_std.clone() if self.log_std.ndim == 1 else self.log_std.sum(dim=0)
         return self.mlp(x), log_std
 
     def mode(self, x: Tensor, mask: Any = None) -> Tensor:
-        """Means (N, *shape) for inputs (N, inputs)."""
+        """Return the means (N, *shape) for inputs (N, inputs)."""
         return self.mlp(x).reshape(-1, *self.shape)  # type: ignore[no-any-return]
 
     @staticmethod
     def logp(of: Parameters, act: Tensor) -> Tensor:
-        """Log-densities (N,) of actions (N, *shape)."""
+        """Return the log-densities (N,) of actions (N, *shape)."""
         mean, log_std = of
         z = (act.reshape(len(act), -1) - mean) * torch.exp(-log_std)
         return -0.5 * z.square().sum(dim=1) - log_std.sum() - 0.5 * _LOG_2PI * len(log_std)
 
     @staticmethod
     def entropy(of: Parameters) -> Tensor:
-        """Of the distribution, the same for all inputs, (), in nats."""
+        """Return the entropy, (), in nats. It is the same for all inputs."""
         _, log_std = of
         return log_std.sum() + 0.5 * (_LOG_2PI + 1) * len(log_std)
 
     @staticmethod
     def kl(old: Parameters, new: Parameters) -> Tensor:
-        """KL divergence of new from old distributions, (N,), in nats."""
+        """Return the KL divergence of new from old distributions, (N,), in nats."""
         (mean0, log_std0), (mean1, log_std1) = old, new
         spread = torch.exp(2 * (log_std0 - log_std1))
         z = (mean1 - mean0) * torch.exp(-log_std1)
         return (0.5 * (spread + z.square() - 1) + log_std1 - log_std0).sum(dim=1)
 
     def numpy(self, x: Array, act: Array, mask: Any = None) -> tuple[Array, float, Pullback]:
-        """Log-densities and entropy, on NumPy arrays, and how gradients come back."""
+        """Return log-densities (N,), entropy, and the pullback of gradients, in NumPy."""
         log_std = self._log_std()
         layers = self.mlp.numpy(x)
         inverse = np.exp(-log_std)
@@ -128,14 +128,14 @@ class GaussianPolicy(nn.Module):
 class CategoricalPolicy(nn.Module):
     """One of n choices, or several such choices at once, independent of each other.
 
-    The probabilities are the softmax of a network's output. Where a mask (N, all choices) tells
-    which choices may be taken, the others have probability 0.
+    The probabilities are the softmax of a network's output. A mask (N, all choices) tells which
+    choices may be taken; the others then have probability 0.
 
     Args:
-        inputs: their shape: (number,), or that of an image.
-        space: of the actions, discrete.
+        inputs: shape of the inputs: (number,), or the shape of an image.
+        space: the space of actions, discrete.
         hidden: units of each hidden layer.
-        rng: for the weights.
+        rng: draws the weights.
     """
 
     def __init__(
@@ -153,43 +153,43 @@ class CategoricalPolicy(nn.Module):
         self._choices = space.choice_slices()
 
     def act(self, x: Array, noise: Array, mask: Array | None = None) -> Array:
-        """Choices (B, *shape), int64, of inputs (B, inputs) and noise (B, k). No row depends on B."""
+        """Draw choices (B, *shape), int64, from inputs (B, inputs) and noise (B, k). No row depends on B."""
         return choose(self.mlp.numpy(x[:, None, :])[-1][:, 0], noise, self.space, mask)
 
     def distribution(self, x: Tensor, mask: Tensor | None = None) -> Parameters:
-        """Log-probabilities for inputs (N, inputs), (N, n) of each of the choices at once."""
+        """Return log-probabilities for inputs (N, inputs): (N, n) for each of the choices at once."""
         logits = self.mlp(x)
         if mask is not None:
             logits = logits.masked_fill(~mask, NEVER)
         return tuple(torch.log_softmax(logits[:, columns], dim=1) for columns in self._choices)
 
     def mode(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Choices (N, *shape), int64, for inputs (N, inputs)."""
+        """Return the most probable choices (N, *shape), int64, for inputs (N, inputs)."""
         each = [logp.argmax(dim=1) for logp in self.distribution(x, mask)]
         return torch.stack(each, dim=1).reshape(-1, *self.space.shape)
 
     @staticmethod
     def logp(of: Parameters, act: Tensor) -> Tensor:
-        """Log-probabilities (N,) of choices (N, *shape)."""
+        """Return the log-probabilities (N,) of choices (N, *shape)."""
         act = act.reshape(len(act), -1)
         each = [p.gather(1, act[:, i : i + 1]) for i, p in enumerate(of)]
         return torch.cat(each, dim=1).sum(dim=1)
 
     @staticmethod
     def entropy(of: Parameters) -> Tensor:
-        """Mean over the inputs, (), in nats."""
+        """Return the mean entropy over the inputs, (), in nats."""
         return -torch.stack([(p.exp() * p).sum(dim=1).mean() for p in of]).sum()
 
     @staticmethod
     def kl(old: Parameters, new: Parameters) -> Tensor:
-        """KL divergence of new from old distributions, (N,), in nats."""
+        """Return the KL divergence of new from old distributions, (N,), in nats."""
         each = [(p.exp() * (p - q)).sum(dim=1) for p, q in zip(old, new, strict=True)]
         return torch.stack(each).sum(dim=0)
 
     def numpy(
         self, x: Array, act: Array, mask: Array | None = None
     ) -> tuple[Array, float, Pullback]:
-        """Log-probabilities and mean entropy, on NumPy arrays, and how gradients come back."""
+        """Return log-probabilities (N,), mean entropy, and the pullback of gradients, in NumPy."""
         layers = self.mlp.numpy(x)
         if mask is not None:
             layers[-1][~mask] = NEVER
@@ -221,20 +221,20 @@ Policy: TypeAlias = GaussianPolicy | CategoricalPolicy
 
 
 class Mode(nn.Module):
-    """The most probable actions of a policy: for an agent's `mode`.
+    """A module from observations to a policy's most probable actions, for an agent's `mode`.
 
     Args:
-        policy: of normalized observations.
-        norm: of observations, if they are.
+        policy: takes normalized observations.
+        norm: normalizes observations; None leaves them as they are.
     """
 
     def __init__(self, policy: Policy, norm: nn.Module | None = None) -> None:
-        """Put them together."""
+        """Combine the modules."""
         super().__init__()
         self.policy, self.norm = policy, norm or nn.Identity()
 
     def forward(self, obs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Actions (N, *act), of flattened observations (N, numbers), float32."""
+        """Return actions (N, *act) for flattened observations (N, numbers), float32."""
         return self.policy.mode(self.norm(obs), mask)
 
 
@@ -246,15 +246,15 @@ def make_policy(
     log_std: float = 0.0,
     rows: int = 1,
 ) -> Policy:
-    """The policy for a space of actions: normal for a box, categorical for choices.
+    """Return a policy for a space of actions: normal for a box, categorical for choices.
 
     Args:
-        inputs: their shape: (number,), or that of an image.
+        inputs: shape of the inputs: (number,), or the shape of an image.
         act: the space of actions.
         hidden: units of each hidden layer.
-        rng: for the weights.
+        rng: draws the weights.
         log_std: initial log standard deviation of normal actions.
-        rows: of parameters, whose sum it is.
+        rows: number of log-std parameters that are summed, see `GaussianPolicy`.
     """
     if act.choices:
         return CategoricalPolicy(inputs, act, hidden, rng)

@@ -1,4 +1,4 @@
-"""A value function, and fitting it to returns by minibatch gradient steps."""
+"""The value function, and fitting it to returns by minibatch gradient steps."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ Array = npt.NDArray[Any]
 
 
 class ValueFunction(nn.Module):
-    """An MLP that predicts returns in units of their standard deviation.
+    """A network that predicts returns in units of their standard deviation.
 
-    So the loss has the same size whatever the rewards are, and the scale is learned on rank 0 alone.
-    It is a scale without a shift: returns that hardly vary around a large number are learned slowly.
+    The loss then has the same size whatever the rewards are. Rank 0 alone learns the scale. It is a
+    scale without a shift: returns that hardly vary around a large number are learned slowly.
 
     Args:
-        shape: (inputs,), or that of an image.
+        shape: (inputs,), or the shape of an image.
         hidden: units of each hidden layer.
-        rng: for the weights.
+        rng: draws the weights.
     """
 
     scale: Tensor
@@ -42,22 +42,24 @@ class ValueFunction(nn.Module):
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Values in units of the scale, (N,), of inputs (N, inputs)."""
+        """Predict values (N,) in units of the scale, from inputs (N, inputs)."""
         return self.mlp(x)[:, 0]  # type: ignore[no-any-return]
 
     def predict(self, x: Array) -> Array:
-        """Values in units of reward, (N,), of inputs (N, inputs), on NumPy arrays."""
+        """Predict values (N,) in units of reward, from inputs (N, inputs), in NumPy."""
         return self.mlp.numpy(x)[-1][:, 0] * self.scale.numpy()  # type: ignore[no-any-return]
 
     def numpy(self, x: Array) -> tuple[Array, Callable[[Array], None]]:
-        """As `forward`, on NumPy arrays; and what takes d loss / d values, (N,), to gradients."""
+        """Compute `forward` in NumPy; also return a function from d loss / d values, (N,), to gradients."""
         layers = self.mlp.numpy(x)
         return layers[-1][:, 0], lambda by_value: self.mlp.backward(layers, by_value[:, None])
 
     def merge(self, ret: Array) -> None:
-        """Add returns, (N,) to the statistics; predictions in units of reward stay what they were.
+        """Add returns (N,) to the statistics, without changing predictions in units of reward.
 
-        Those who update only. Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2.2.
+        Rank 0 only: its weights are broadcast.
+
+        Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2.2.
         """
         self.moments.merge(ret)
         scale = torch.sqrt(self.moments.var + 1e-8).to(torch.float32)
@@ -78,34 +80,34 @@ def fit_value(
     epochs: int,
     minibatch_size: int,
 ) -> float:
-    """Least squares, E[(V - R)^2], with R in units of the value function's scale.
+    """Minimize E[(V - R)^2], with R in units of the value function's scale.
 
     Args:
-        value: flat, with gradients in place.
-        adam: over its parameters.
+        value: the value function, flat, with gradients in place.
+        adam: the optimizer of its parameters.
         x: inputs, (N, inputs).
         ret: returns in units of reward, (N,).
-        rng: for the order of rows.
+        rng: draws the order of rows.
         lr: Adam's step size.
         epochs: passes over the rows.
-        minibatch_size: rows of one gradient step.
+        minibatch_size: rows per gradient step.
 
     Returns:
-        The mean squared error over the last epoch, as it went.
+        Mean squared error over the last epoch, each minibatch's from before its step.
     """
     gradient = _by_autograd if isinstance(value.mlp, ConvNet) else _in_closed_form
     rows = {"x": x, "ret": ret / value.scale.numpy()}
     errors: list[Array] = []
     for _ in range(epochs):
         errors.clear()
-        for part in minibatches(rows, minibatch_size, rng):
-            errors.append(gradient(value, **part))
+        for minibatch in minibatches(rows, minibatch_size, rng):
+            errors.append(gradient(value, **minibatch))
             adam.step(lr)
     return float(np.square(np.concatenate(errors)).mean())
 
 
 def _in_closed_form(value: ValueFunction, x: Array, ret: Array) -> Array:
-    """Errors (n,) of a minibatch; their mean square's gradient is left in place."""
+    """Write the gradient of the mean squared error in place; return the errors (n,)."""
     val, pullback = value.numpy(x)
     error: Array = val - ret
     pullback(np.float32(2 / len(error)) * error)
@@ -113,7 +115,7 @@ def _in_closed_form(value: ValueFunction, x: Array, ret: Array) -> Array:
 
 
 def _by_autograd(value: ValueFunction, x: Array, ret: Array) -> Array:
-    """The same for any network."""
+    """Do the same for any network."""
     for parameter in value.parameters():
         assert parameter.grad is not None
         parameter.grad.zero_()

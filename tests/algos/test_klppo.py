@@ -47,7 +47,7 @@ def test_sizes_and_step_sizes_follow_from_the_dimensions():
 
 
 def test_networks_without_hidden_layers_are_refused():
-    with pytest.raises(ValueError, match="have hidden layers"):
+    with pytest.raises(ValueError, match="need hidden layers"):
         KLPPOOptions(hidden=())
 
 
@@ -58,7 +58,7 @@ def test_the_loss_is_that_of_a_slow_loop(act, far):
     klppo.beta = 1.7
     batch = rows(klppo)
     obs, action = torch.from_numpy(batch["obs"]), torch.from_numpy(batch["act"])
-    was = tuple(part.detach() for part in klppo.policy.distribution(obs))
+    was = tuple(x.detach() for x in klppo.policy.distribution(obs))
     with torch.no_grad():
         klppo.policy.mlp.biases[-1] += far * torch.arange(len(klppo.policy.mlp.biases[-1]))
     now = klppo.policy.distribution(obs)

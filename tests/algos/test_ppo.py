@@ -29,6 +29,12 @@ def rows(act, n=12):
     return obs, actions, *draws
 
 
+def gradient(ppo, obs, act, logp, adv, ret):
+    """Return what the objective records, once its gradient is in place."""
+    nets = {"policy": ppo.policy, "value": ppo.value}
+    return ppo.objective.gradient(nets, obs, act, logp, adv, ret)
+
+
 def logp_of(ppo, obs, act):
     with torch.no_grad():
         return ppo.policy.logp(ppo.policy.distribution(obs), act)
@@ -39,17 +45,17 @@ def test_the_gradient_is_that_of_a_slow_loop(act):
     """Of the loss as the paper has it, row by row, with torch's distributions and autograd."""
     ppo = agent(act, entropy_coef=0.03, value_coef=0.7, clip_ratio=0.3)
     obs, actions, shift, adv, ret = rows(act, 40)
-    old = logp_of(ppo, obs, actions) + 0.4 * shift
+    logp = logp_of(ppo, obs, actions) + 0.4 * shift
     ppo.flat.zero_grad()
     terms, errors, clipped, kl, entropies = [], [], 0, 0.0, []
-    for o, a, logp_old, advantage, target in zip(obs, actions, old, adv, ret, strict=True):
+    for o, a, before, advantage, target in zip(obs, actions, logp, adv, ret, strict=True):
         out = ppo.policy.mlp(o[None])[0]
         if act is CHOICE:
             oracle = torch.distributions.Categorical(logits=out)
         else:
             oracle = torch.distributions.Normal(out, ppo.policy.log_std.exp())
         entropies.append(oracle.entropy().sum())
-        ratio = torch.exp(oracle.log_prob(a).sum() - logp_old)
+        ratio = torch.exp(oracle.log_prob(a).sum() - before)
         limited = ratio.clamp(0.7, 1.3)
         clipped += int(ratio != limited)
         kl += (ratio - 1 - ratio.log()).item()
@@ -58,7 +64,7 @@ def test_the_gradient_is_that_of_a_slow_loop(act):
         terms.append(-gain + 0.7 * errors[-1] - 0.03 * entropies[-1])
     torch.stack(terms).mean().backward()
     expected = ppo.flat.vectors[0].grad.clone()
-    log_ratio, error, entropy = ppo.gradient(*[t.numpy() for t in (obs, actions, old, adv, ret)])
+    log_ratio, error, entropy = gradient(ppo, *[t.numpy() for t in (obs, actions, logp, adv, ret)])
     assert 5 < clipped < 35
     torch.testing.assert_close(ppo.flat.vectors[0].grad, expected, rtol=1e-3, atol=1e-6)
     assert np.square(error).sum() == pytest.approx(sum(errors).item(), rel=1e-4)
@@ -173,7 +179,7 @@ def test_lost_views_and_gradients_that_are_not_finite_stop_an_update():
 def test_a_ratio_that_overflows_where_it_is_clipped_does_no_harm():
     ppo = agent()
     obs, act, _, adv, ret = (t.numpy() for t in rows(BOX, 8))
-    ppo.gradient(obs, act, np.full(8, -1000, np.float32), abs(adv), ret)
+    gradient(ppo, obs, act, np.full(8, -1000, np.float32), abs(adv), ret)
     assert ppo.flat.vectors[0].grad.isfinite().all()
 
 

@@ -31,8 +31,8 @@ def rows(trpo, n=200):
 
 
 def improve(trpo, batch):
-    names = {"obs": "obs", "act": "act", "logp": "old", "adv": "adv"}
-    return trpo.improve(**{new: torch.from_numpy(batch[old]) for old, new in names.items()})
+    names = ("obs", "act", "logp", "adv")
+    return trpo.improve(**{name: torch.from_numpy(batch[name]) for name in names})
 
 
 @pytest.mark.parametrize("act", [BOX, CHOICE], ids=["box", "discrete"])
@@ -44,11 +44,11 @@ def test_the_fisher_vector_product_is_that_of_the_explicit_matrix(act):
     size = trpo.flat.vectors[0].numel()
 
     def gradient(of):
-        parts = torch.autograd.grad(of, params, retain_graph=True, allow_unused=True)
+        grads = torch.autograd.grad(of, params, retain_graph=True, allow_unused=True)
         return torch.cat(
             [
                 torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1)
-                for p, g in zip(params, parts, strict=True)
+                for p, g in zip(params, grads, strict=True)
             ]
         )
 
@@ -89,14 +89,14 @@ def test_a_step_raises_the_objective_and_stays_in_the_region(act):
     trpo = agent(act, fisher_stride=1, damping=1e-3, target_kl=0.01)
     batch = rows(trpo)
     before = trpo.policy.distribution(torch.from_numpy(batch["obs"]))
-    before = tuple(part.detach().clone() for part in before)
+    before = tuple(x.detach().clone() for x in before)
     metrics = improve(trpo, batch)
     after = trpo.policy.distribution(torch.from_numpy(batch["obs"]))
     total = 0.0
-    logp = trpo.policy.logp(after, torch.from_numpy(batch["act"])).detach().numpy()
-    for new, old, adv in zip(logp, batch["logp"], batch["adv"], strict=True):
-        total += (np.exp(new - old) - 1) * adv
-    assert metrics["gain"] == pytest.approx(total / len(logp), rel=1e-2)
+    new_logps = trpo.policy.logp(after, torch.from_numpy(batch["act"])).detach().numpy()
+    for new_logp, logp, adv in zip(new_logps, batch["logp"], batch["adv"], strict=True):
+        total += (np.exp(new_logp - logp) - 1) * adv
+    assert metrics["gain"] == pytest.approx(total / len(new_logps), rel=1e-2)
     assert metrics["gain"] > 0
     kl = trpo.policy.kl(before, after).mean().item()
     assert metrics["kl"] == pytest.approx(kl, rel=1e-3)

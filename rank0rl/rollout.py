@@ -55,8 +55,8 @@ class Rollout:
         self.block = EnvBlock(make_env, indices, seed)
         self.envs: list[Env] = self.block.envs
         self.spaces: Spaces = self.block.spaces
-        self._seed, self._steps, self._episodes, self._at_once = seed, steps, episodes, at_once
-        self._cuts = cuts
+        self._seed, self._steps, self._episodes = seed, steps, episodes
+        self._at_once, self._cuts = at_once, cuts
         self.nparts = len(cuts) + 1
         """Number of parts in which this rank's fragments are given away."""
         self._buffer = Buffer(len(indices), steps or _BLOCK)
@@ -249,8 +249,9 @@ class Rollout:
             act, extras = agent.act(obs, noise, fragment_id, mask=mask)
             extras = {**extras, "action_mask": mask}
         given = {"act": act, **extras}
-        for name in given.keys() - self._buffer.rows.keys():
-            self._check_acted(name, given[name], len(obs))
+        for name in given:
+            if name not in self._buffer.rows:
+                self._check_acted(name, given[name], len(obs))
         self._buffer.write(at, obs=obs, **given)
         rew, terminated, truncated, ended = block.step(envs, rows, act)
         for env, _ in ended:
@@ -263,12 +264,9 @@ class Rollout:
     def _check_acted(self, name: str, value: Any, rows: int) -> None:
         """Raise ValueError unless what `act` returned is an array with a row for each env."""
         row = self.spaces.act.shape if name == "act" else np.shape(value)[1:]
-        if (
-            not isinstance(value, np.ndarray)
-            or value.shape != (rows, *row)
-            or value.dtype.hasobject
-        ):
-            kind = f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else type(value)
+        is_array = isinstance(value, np.ndarray)
+        if not is_array or value.shape != (rows, *row) or value.dtype.hasobject:
+            kind = f"{value.dtype} {value.shape}" if is_array else type(value)
             raise ValueError(
                 f"act must return {'actions' if name == 'act' else repr(name)} as an array of shape "
                 f"{(rows, *row)}, a row for each observation: got {kind}"

@@ -9,7 +9,7 @@ from on_ranks import HERE
 from runs import SMALL, curve, resume, sha, table, train
 from toy_envs import NoiseAgent
 
-from rank0rl.evaluation import quiet
+from rank0rl.evaluation import deterministic
 from rank0rl.run import checkpoint
 from rank0rl.tools.evaluate import evaluate
 
@@ -107,6 +107,6 @@ def test_an_agent_without_noise_takes_masks_as_it_does_with_noise():
             return noise + mask, {}
 
     for agent in (Masked(), NoiseAgent()):
-        same = inspect.signature(quiet(agent).act) == inspect.signature(agent.act)
+        same = inspect.signature(deterministic(agent).act) == inspect.signature(agent.act)
         assert same
-    assert quiet(Masked()).act(0, np.ones(2), 0, mask=3)[0].tolist() == [3, 3]
+    assert deterministic(Masked()).act(0, np.ones(2), 0, mask=3)[0].tolist() == [3, 3]

@@ -1,4 +1,4 @@
-"""Lanes and fragments, on environments whose numbers are known in advance."""
+"""Envs and fragments, on environments whose numbers are known in advance."""
 
 import gymnasium as gym
 import numpy as np
@@ -8,29 +8,31 @@ from toy_envs import NoiseAgent
 
 from algos.ppo import PPO, PPOOptions
 from rank0rl import seeding
-from rank0rl.rollout import Rollout, Unfinished, lanes_of
+from rank0rl.env_block import envs_of
+from rank0rl.rollout import Rollout
+from rank0rl.run.unfinished import Unfinished
 
 SEED = 5
 
 
-def make(lanes=range(2), *, steps=0, episodes=None, **kwargs):
+def make(indices=range(2), *, steps=0, episodes=None, **kwargs):
     draw = None if episodes is None else lambda: iter(episodes)
-    return Rollout(lambda: toy_envs.Count(**kwargs), lanes, SEED, steps=steps, episodes=draw)
+    return Rollout(lambda: toy_envs.Count(**kwargs), indices, SEED, steps=steps, episodes=draw)
 
 
 def under_way(rollout):
-    """Episode and steps so far of each lane."""
-    return [(lane.episode, int(rollout._length[lane.row])) for lane in rollout.lanes]
+    """Episode and steps so far of each env."""
+    return [(env.episode, int(rollout.block.length[env.row])) for env in rollout.envs]
 
 
-def first_seen(lane, episode):
-    return seeding.integer(SEED, "reset", lane, episode) % 1000
+def first_seen(env, episode):
+    return seeding.integer(SEED, "reset", env, episode) % 1000
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 8])
-def test_lanes_are_contiguous_blocks_that_differ_by_one_at_most(n):
-    blocks = [lanes_of(r, n, 8) for r in range(n)]
-    assert [lane for block in blocks for lane in block] == list(range(8))
+def test_envs_are_contiguous_blocks_that_differ_by_one_at_most(n):
+    blocks = [envs_of(r, n, 8) for r in range(n)]
+    assert [env for block in blocks for env in block] == list(range(8))
     assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
 
 
@@ -45,7 +47,7 @@ def test_a_fragment_of_fixed_steps_by_hand():
     assert not f.truncated.any()
     assert f.end.tolist() == [2, 4]
     assert f.end_obs.tolist() == [[a, 3], [b, 2]]  # after the step, not after the reset
-    assert f.parts() == [slice(0, 3), slice(3, 5)]
+    assert f.episodes() == [slice(0, 3), slice(3, 5)]
     assert {name: array.tolist() for name, array in ended.items()} == {
         "fragment_id": [0, 1],
         "return": [6, 6],
@@ -76,10 +78,10 @@ def gathered(rollouts):
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3, 4])
-def test_restored_lanes_go_on_in_the_middle_of_their_episodes(iterations):
+def test_restored_envs_go_on_in_the_middle_of_their_episodes(iterations):
     """Episodes of 3 to 9 steps in fragments of 4: cut once, twice, not at all."""
     agent, split = NoiseAgent(), [range(3), range(3, 5)]
-    rollouts = [make(lanes, steps=4, vary=True) for lanes in split]
+    rollouts = [make(indices, steps=4, vary=True) for indices in split]
     unfinished = Unfinished(10_000)
     for iteration in range(iterations):
         for rollout in rollouts:
@@ -87,7 +89,7 @@ def test_restored_lanes_go_on_in_the_middle_of_their_episodes(iterations):
         unfinished.add(gathered(rollouts))
     loaded = Unfinished(10_000)
     loaded.load(unfinished.all())
-    resumed = [make(lanes, steps=4, vary=True) for lanes in (range(1), range(1, 5))]
+    resumed = [make(indices, steps=4, vary=True) for indices in (range(1), range(1, 5))]
     for rollout in resumed:
         assert rollout.restore(loaded.all()) == {}
     for iteration in range(iterations, iterations + 3):
@@ -98,9 +100,9 @@ def test_restored_lanes_go_on_in_the_middle_of_their_episodes(iterations):
             assert f.act.tobytes() == g.act.tobytes()
     went_on, again = (
         [
-            lane
+            env
             for r in these
-            for lane in zip(under_way(r), r.unfinished()["ret"].tolist(), strict=True)
+            for env in zip(under_way(r), r.unfinished()["ret"].tolist(), strict=True)
         ]
         for these in (rollouts, resumed)
     )
@@ -112,11 +114,11 @@ def test_an_environment_that_does_not_repeat_is_named_and_begins_afresh():
     rollout.collect(NoiseAgent(), 0)
     unfinished.add(rollout.unfinished())
     other = make(steps=2, length=2)  # ends where the first one goes on
-    lanes = unfinished.all()
-    assert list(other.restore(lanes)) == [0, 1]
-    lanes["obs"][1] += 1
+    indices = unfinished.all()
+    assert list(other.restore(indices)) == [0, 1]
+    indices["obs"][1] += 1
     again = make(steps=2)
-    strays = again.restore(lanes)
+    strays = again.restore(indices)
     assert list(strays) == [1]
     assert "does not repeat an episode from its seed and actions" in strays[1]
     assert under_way(again) == [(0, 2), (1, 0)]
@@ -138,8 +140,8 @@ def test_no_actions_are_kept_of_an_episode_that_is_too_long_to_repeat():
     assert under_way(again) == [(1, 0), (1, 0)]
 
 
-def test_no_two_lanes_iterations_or_neighbouring_seeds_share_noise():
-    """The first 100 actions of all lanes, of runs with seeds 0, 1 and 2, differ pairwise."""
+def test_no_two_envs_iterations_or_neighbouring_seeds_share_noise():
+    """The first 100 actions of all indices, of runs with seeds 0, 1 and 2, differ pairwise."""
     agent = NoiseAgent()
     drawn = set()
     for seed in range(3):
@@ -151,7 +153,7 @@ def test_no_two_lanes_iterations_or_neighbouring_seeds_share_noise():
     assert len(drawn) > 0.99 * 3 * 32 * 2 * 100
 
 
-def test_noise_and_unit_are_the_units_own():
+def test_noise_and_fragment_id_are_the_fragments_own():
     fragments, _ = make(range(3, 5), steps=4).collect(NoiseAgent(), 2)
     noise = seeding.stream(SEED, "act", 2, 4).standard_normal((4, 1), dtype=np.float32)
     assert fragments[1].extras["noise"].tolist() == noise.tolist()
@@ -161,7 +163,7 @@ def test_noise_and_unit_are_the_units_own():
 def test_actions_are_clipped_for_the_environment_and_kept_as_they_were():
     rollout = make(range(1), steps=50)
     fragments, _ = rollout.collect(NoiseAgent(), 0)
-    seen = np.array(rollout.lanes[0].env.seen)
+    seen = np.array(rollout.envs[0].gym.seen)
     assert np.abs(fragments[0].act).max() > 1
     assert seen.tolist() == np.clip(fragments[0].act, -1, 1).tolist()
 
@@ -175,12 +177,14 @@ def test_choices_begin_where_the_space_begins():
 
     fragments, _ = rollout.collect(Choose(), 0)
     assert fragments[0].act.tolist() == [1] * 4
-    assert [int(a) for a in rollout.lanes[0].env.seen] == [0] * 4
+    assert [int(a) for a in rollout.envs[0].gym.seen] == [0] * 4
 
 
-def test_whole_episodes_are_units_of_their_own_whatever_lanes_collect_them():
-    def episodes(lanes, numbers):
-        rollout = make(lanes, episodes=numbers, vary=True, length=300)  # longer than a noise block
+def test_whole_episodes_are_fragments_of_their_own_whatever_envs_collect_them():
+    def episodes(indices, numbers):
+        rollout = make(
+            indices, episodes=numbers, vary=True, length=300
+        )  # longer than a noise block
         fragments, ended = rollout.collect(NoiseAgent(), 4)
         assert ended["return"].sum() == sum(f.rew.sum() for f in fragments)
         return fragments
@@ -221,12 +225,12 @@ def bits(fragment):
     [
         ({"steps": 4}, [2, 3], [2, 1, 2]),
         ({"steps": 4}, [0, 0], [0, 0, 5]),
-        ({"episodes": range(11)}, [4, 6], [5, 5, 1]),  # five lanes end at the same time
+        ({"episodes": range(11)}, [4, 6], [5, 5, 1]),  # five indices end at the same time
         ({"episodes": range(5)}, [1, 2, 3, 4], [0, 0, 0, 0, 5]),
         ({"episodes": []}, [1], [0, 0]),
     ],
 )
-def test_parts_are_what_is_collected_and_the_last_has_a_unit(mode, cuts, sizes):
+def test_parts_are_what_is_collected_and_the_last_has_a_fragment(mode, cuts, sizes):
     whole = make(range(5), **mode)
     draw = (lambda: iter(mode["episodes"])) if "episodes" in mode else None
     steps = mode.get("steps", 0)
@@ -242,12 +246,12 @@ def test_parts_are_what_is_collected_and_the_last_has_a_unit(mode, cuts, sizes):
         assert array.tobytes() == cut.unfinished()[name].tobytes()
 
 
-def test_a_rank_without_lanes_has_as_many_parts_as_the_others():
+def test_a_rank_without_envs_has_as_many_parts_as_the_others():
     nothing = Rollout(toy_envs.Count, range(0), SEED, steps=4, cuts=[0, 0])
     assert list(nothing.parts(NoiseAgent(), 1)) == [[], [], []]
 
 
-def test_a_rank_without_lanes_knows_the_spaces_and_collects_nothing():
+def test_a_rank_without_envs_knows_the_spaces_and_collects_nothing():
     rollout = make(range(0), steps=4)
     assert repr(rollout.spaces) == repr(make(steps=4).spaces)
     fragments, ended = rollout.collect(NoiseAgent(), 1)
@@ -258,9 +262,9 @@ def test_a_rank_without_lanes_knows_the_spaces_and_collects_nothing():
 
 
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
-def test_a_lane_is_bit_for_bit_the_same_alone_and_among_others(env_id):
-    def collect(lanes):
-        rollout = Rollout(lambda: gym.make(env_id), lanes, SEED, steps=40)
+def test_a_env_is_bit_for_bit_the_same_alone_and_among_others(env_id):
+    def collect(indices):
+        rollout = Rollout(lambda: gym.make(env_id), indices, SEED, steps=40)
         agent = PPO(rollout.spaces, PPOOptions(), np.random.default_rng(0))
         return [agent.process(f) for i in range(2) for f in rollout.collect(agent, i)[0]]
 
@@ -284,6 +288,6 @@ def test_what_an_agent_acts_is_checked(act, extra, said):
         def act(self, obs, noise, fragment_id):
             return act, {"noise": extra}
 
-    with pytest.raises(ValueError, match=r"act must give") as info:
+    with pytest.raises(ValueError, match=r"act must return") as info:
         make(steps=5).collect(Wrong(), 0)
     assert said in str(info.value)

@@ -165,7 +165,7 @@ def test_an_agent_that_does_not_take_its_state_back_is_found_out(tmp_path):
     )
     args = [*SMALL, "--total-steps", "640", "--algo", f"{agent}:Forgets"]
     train(tmp_path, *args, "--stop-after-iterations", "2")
-    assert "load must take back all" in resume(tmp_path, expect=1).stderr
+    assert "load() must take back all" in resume(tmp_path, expect=1).stderr
 
 
 @pytest.mark.slow
@@ -203,7 +203,7 @@ def test_what_may_change_the_last_bits_is_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_lanes_that_cannot_be_repeated_are_named(tmp_path, monkeypatch):
+def test_envs_that_cannot_be_repeated_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = ["--num-envs", "2", "--steps-per-batch", "20", "--total-steps", "40"]
     for env, why in (
@@ -215,7 +215,7 @@ def test_lanes_that_cannot_be_repeated_are_named(tmp_path, monkeypatch):
         stop = ["--stop-after-iterations", "1", "--max-replay-steps", "9"]
         train(folder, env, *args, *(stop if "Endless" in env else stop[:2]))
         done = resume(folder, nprocs=2)
-        assert [f"lane {lane}: {why}" in done.stdout for lane in (0, 1)] == [True, True]
+        assert [f"env {index}: {why}" in done.stdout for index in (0, 1)] == [True, True]
         assert len(table(folder)) == 2
 
 

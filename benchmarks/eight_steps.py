@@ -1,10 +1,10 @@
-"""What the eight steps bring: examples/ppo_serial.py beside examples/ppo_ranks.py, in alternation.
+"""Speed and returns of the three PPO files in examples/, in alternation.
 
     python benchmarks/eight_steps.py                           # needs the mujoco extra
     python benchmarks/eight_steps.py --env CartPole-v1 --iterations 20 --last 5
 
-Every figure is a process of its own, and its first iteration does not count. The repeats have seeds
-of their own, the same for both files.
+The files are ppo_serial.py, ppo_ranks.py and ppo_averaged.py. Every figure is a process of its own
+and its first iteration does not count. Every repeat has its own seed, the same for all files.
 """
 
 from __future__ import annotations
@@ -32,29 +32,36 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--last", type=int, default=10, help="iterations to average returns over")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", default="eight_steps.csv", help='CSV in results/; "" for none')
+    parser.add_argument(
+        "--out", default="eight_steps.csv", help='CSV in benchmarks/results; "" for none'
+    )
     args = parser.parse_args()
-    names = {"serial": "ppo_serial.py", f"ranks: {args.nprocs}": "ppo_ranks.py"}
+    gathered, averaged = (f"{args.nprocs} ranks, {way}" for way in ("gathered", "averaged"))
+    names = {"serial": "ppo_serial.py", gathered: "ppo_ranks.py", averaged: "ppo_averaged.py"}
     learned: dict[str, list[float]] = {name: [] for name in names}
     ways = {name: way(args, file, learned[name]) for name, file in names.items()}
     rates = alternate(ways, args.repeats)
-    serial, ranks = names
     figures = {f"{name}, steps/s": x for name, x in rates.items()}
-    figures["speedup"] = ratio(rates[ranks], rates[serial])
+    figures["gathered / serial"] = ratio(rates[gathered], rates["serial"])
+    figures["averaged / serial"] = ratio(rates[averaged], rates["serial"])
+    figures["averaged / gathered"] = ratio(rates[averaged], rates[gathered])
     what = f"mean return, iterations {args.iterations - args.last + 1} to {args.iterations}"
     for name, x in learned.items():
-        figures[f"{name}, {what}"] = x[1:]  # the first one was to warm up
+        figures[f"{name}, {what}"] = x[1:]  # the first one warms up
     size = f"{args.steps_per_batch} steps a batch, minibatches of {args.minibatch_size}, 10 epochs"
     show(f"The eight steps on {args.env}, {size}", figures, args.out)
 
 
 def way(args: argparse.Namespace, file: str, learned: list[float]) -> Callable[[], float]:
-    """Runs a file: steps per second; it adds the mean return of the last iterations to a list."""
+    """Return a function that runs a file and returns its steps per second.
+
+    The function also adds the mean return of the last iterations to a list.
+    """
     command = [sys.executable, str(EXAMPLES / file), "--env", args.env]
     command += ["--iterations", str(args.iterations)]
     command += ["--steps-per-batch", str(args.steps_per_batch)]
     command += ["--minibatch-size", str(args.minibatch_size)]
-    if file == "ppo_ranks.py":
+    if file != "ppo_serial.py":
         command += ["--nprocs", str(args.nprocs)]
 
     def once() -> float:

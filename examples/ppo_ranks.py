@@ -1,9 +1,10 @@
-"""PPO in one file and on all cores: ppo_serial.py after eight edits, which are marked.
+"""PPO in one file on n ranks: ppo_serial.py after eight edits, each marked with its step.
 
     python examples/ppo_ranks.py --env CartPole-v1 --nprocs 2
     python examples/ppo_ranks.py --env Walker2d-v5 --iterations 500 --nprocs 8
 
-Collect a batch of steps, estimate advantages, learn by some epochs of clipped gradient steps, again.
+Each iteration collects a batch of steps, estimates advantages and makes some epochs of clipped
+gradient steps.
 Source: Schulman et al. 2017, arXiv:1707.06347.
 """
 
@@ -20,9 +21,9 @@ import rank0rl  # step 2
 
 
 def parse():
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--env", default="CartPole-v1", help="with box or discrete actions")
+    parser.add_argument("--env", default="CartPole-v1", help="any with box or discrete actions")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--iterations", type=int, default=50)
     parser.add_argument("--steps-per-batch", type=int, default=2048)
@@ -33,12 +34,12 @@ def parse():
     parser.add_argument("--lam", type=float, default=0.95)
     parser.add_argument("--clip-ratio", type=float, default=0.2)
     parser.add_argument("--nprocs", type=int, default=1)
-    parser.add_argument("--gpu-pct", type=float, default=0.0, help="of a GPU's memory, each rank")
+    parser.add_argument("--gpu-pct", type=float, default=0.0, help="share of the GPU per rank")
     return parser.parse_args()
 
 
 class Scale(nn.Module):
-    """Mean and standard deviation of all rows so far; they are buffers, saved with the weights."""
+    """Mean and variance of all rows so far, as buffers, which are saved with the weights."""
 
     def __init__(self, n):
         super().__init__()
@@ -47,7 +48,7 @@ class Scale(nn.Module):
         self.register_buffer("var", torch.ones(n))
 
     def merge(self, x):
-        """Take rows (N, n) into account."""
+        """Add rows (N, n) to the statistics."""
         share = len(x) / (self.count + len(x))  # of the new rows
         delta = x.mean(0) - self.mean
         var = x.var(0, correction=0)
@@ -56,12 +57,12 @@ class Scale(nn.Module):
         self.count.add_(len(x))
 
     def std(self):
-        """Standard deviations, (n,); 1e-8 in place of the 0 of what never changes."""
+        """Return standard deviations (n,), at least 1e-8: some inputs never change."""
         return self.var.sqrt().clamp(min=1e-8)
 
 
 class ActorCritic(nn.Module):
-    """Policy and value function, two networks of two layers of 64 units."""
+    """Policy and value function: two networks, each with two layers of 64 units."""
 
     def __init__(self, env):
         super().__init__()
@@ -72,16 +73,16 @@ class ActorCritic(nn.Module):
         else:
             (n_act,) = env.action_space.shape
         self.obs, self.ret = Scale(n_obs), Scale(1)
-        self.actor = network(n_obs, n_act, 0.01)  # at first all actions are about equally likely
+        self.actor = network(n_obs, n_act, 0.01)  # 0.01: at first no action is preferred
         self.critic = network(n_obs, 1, 1.0)
         self.log_std = nn.Parameter(torch.zeros(n_act))
 
     def scaled(self, obs):
-        """Observations with mean 0 and standard deviation 1; beyond 10 are outliers."""
+        """Scale observations to mean 0 and standard deviation 1, and clip outliers to +-10."""
         return ((obs - self.obs.mean) / self.obs.std()).clamp(-10, 10)
 
     def policy(self, obs):
-        """Distribution of actions, for observations (N, n_obs) or (n_obs,)."""
+        """Return the distribution of actions for observations (N, n_obs) or (n_obs,)."""
         out = self.actor(self.scaled(obs))
         if self.discrete:
             return torch.distributions.Categorical(logits=out)
@@ -89,16 +90,16 @@ class ActorCritic(nn.Module):
         return torch.distributions.Independent(normal, 1)
 
     def action(self, act):
-        """What the environment takes for one action (n_act,) or () of the policy."""
+        """Convert one action (n_act,) or () of the policy to what env.step takes."""
         return self.first + act.item() if self.discrete else act.cpu().numpy()
 
     def value(self, obs):
-        """Expected discounted returns (N,), of observations (N, n_obs)."""
+        """Return the expected discounted returns (N,) of observations (N, n_obs)."""
         return self.critic(self.scaled(obs))[:, 0] * self.ret.std() + self.ret.mean
 
 
 def network(n_in, n_out, gain):
-    """Two tanh layers and a linear one, with orthogonal weights."""
+    """Return two tanh layers and a linear one, with orthogonal weights."""
     layers = [nn.Linear(n_in, 64), nn.Linear(64, 64), nn.Linear(64, n_out)]
     for layer, scale in zip(layers, (2**0.5, 2**0.5, gain), strict=True):
         nn.init.orthogonal_(layer.weight, scale)
@@ -107,7 +108,7 @@ def network(n_in, n_out, gain):
 
 
 def make_env(name):
-    """An environment with vectors as observations; actions beyond the bounds are clipped to them."""
+    """Make an environment that returns vectors and clips actions to its bounds."""
     env = gym.wrappers.FlattenObservation(gym.make(name))
     if not isinstance(env.action_space, gym.spaces.Discrete):
         env = gym.wrappers.ClipAction(env)
@@ -116,11 +117,11 @@ def make_env(name):
 
 @torch.no_grad()
 def collect(env, net, now, T, args):
-    """Make T steps on from the observation `now`: rows to learn from, and the observation then."""
+    """Make T steps from the observation `now`. Return their rows and the next observation."""
     device = net.log_std.device
     obs, next_obs = np.zeros((2, T, *env.observation_space.shape), np.float32)
     rew = np.zeros(T, np.float32)
-    terminated, end = np.zeros((2, T), bool)  # end: also where an episode is cut off
+    terminated, end = np.zeros((2, T), bool)  # end: terminated or cut off
     act, returns = [], []
     for t in range(T):
         obs[t] = now
@@ -133,7 +134,7 @@ def collect(env, net, now, T, args):
             now, _ = env.reset()
     seen, act = torch.as_tensor(obs, device=device), torch.stack(act)
     val = net.value(seen).cpu().numpy()
-    # What is cut off would have gone on; only what has terminated is worth nothing from there.
+    # An episode that was cut off could have gone on: its end has a value. A terminal state has 0.
     next_val = net.value(torch.as_tensor(next_obs, device=device)).cpu().numpy() * ~terminated
     adv = gae(rew, val, next_val, end, args.gamma, args.lam)
     logp = net.policy(seen).log_prob(act)
@@ -142,7 +143,7 @@ def collect(env, net, now, T, args):
 
 
 def gae(rew, val, next_val, end, gamma, lam):
-    """Generalized advantage estimates (T,), of rewards and values (T,). arXiv:1506.02438, eq. 16."""
+    """Return generalized advantage estimates (T,). arXiv:1506.02438, eq. 16."""
     delta = rew + gamma * next_val - val
     adv, after = np.zeros_like(delta), 0.0
     for t in reversed(range(len(delta))):
@@ -151,11 +152,11 @@ def gae(rew, val, next_val, end, gamma, lam):
 
 
 def update(net, adam, batch, args):
-    """Epochs of minibatch gradient steps on the clipped objective and the error of the values."""
+    """Make epochs of minibatch gradient steps on the clipped objective and the value error."""
     device = net.log_std.device
     keys = ("obs", "act", "logp", "adv", "ret")
     obs, act, logp, adv, ret = (torch.as_tensor(batch[key], device=device) for key in keys)
-    adv = (adv - adv.mean()) / (adv.std() + 1e-8)  # 1e-8: equal advantages
+    adv = (adv - adv.mean()) / (adv.std() + 1e-8)  # 1e-8: all advantages may be equal
     net.ret.merge(ret[:, None])
     for _ in range(args.epochs):
         for i in torch.randperm(len(obs), device=device).split(args.minibatch_size):
@@ -167,7 +168,7 @@ def update(net, adam, batch, args):
             (0.5 * error - gain).backward()
             nn.utils.clip_grad_norm_(net.parameters(), 0.5)
             adam.step()
-    net.obs.merge(obs)  # after the steps: they compare with the policy that has acted
+    net.obs.merge(obs)  # last, because logp was computed with the scales before
 
 
 def main():
@@ -176,14 +177,14 @@ def main():
     if rank0rl.mpi_fork(args.nprocs, gpu_pct=args.gpu_pct) == "parent":  # step 3
         sys.exit()
     device = rank0rl.tf_config  # step 1
-    torch.set_num_threads(1)  # networks this small gain nothing from more
-    torch.distributions.Distribution.set_default_validate_args(False)  # up to a third of drawing
+    torch.set_num_threads(1)  # more threads do not help networks this small
+    torch.distributions.Distribution.set_default_validate_args(False)  # checks slow down sampling
     rank0rl.set_global_seeds(args.seed)  # step 4
     env = make_env(args.env)
     now, _ = env.reset(seed=int(torch.randint(2**31, ())))  # step 4: drawn on each rank
     net = ActorCritic(env).to(device)
     adam = torch.optim.Adam(net.parameters(), lr=args.lr, eps=1e-5)
-    rank0rl.rank0_bcast_wts(net)  # step 8, before the first rollout too
+    rank0rl.rank0_bcast_wts(net)  # step 8: also before the first rollout
     steps = args.steps_per_batch // rank0rl.nworkers
 
     for iteration in range(args.iterations):

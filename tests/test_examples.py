@@ -100,7 +100,7 @@ def iterations(lines):
 IN_ONE_PROCESS = """
 import runpy, sys
 sys.argv[1:] = {args}
-for name in ("serial", "ranks"):
+for name in ("serial", "ranks", "averaged"):
     runpy.run_path(f"examples/ppo_{{name}}.py", run_name="__main__")
 print("mpi4py" in sys.modules)
 """
@@ -109,13 +109,14 @@ print("mpi4py" in sys.modules)
 def test_ppo_in_one_file_runs_in_one_process_without_mpi():
     code = IN_ONE_PROCESS.format(args=SHORT.split())
     *lines, mpi = typed(f"python -c {shlex.quote(code)}", limit_s=120)
-    for returns in (iterations(lines[:2]), iterations(lines[2:])):
-        assert all(9 <= ret <= 256 for ret in returns)
+    for start in (0, 2, 4):
+        assert all(9 <= ret <= 256 for ret in iterations(lines[start : start + 2]))
     assert mpi == "False"
 
 
-def test_ppo_in_one_file_runs_on_two_ranks():
-    returns = iterations(typed(f"python examples/ppo_ranks.py --nprocs 2 {SHORT}", limit_s=120))
+@pytest.mark.parametrize("name", ["ppo_ranks", "ppo_averaged"])
+def test_ppo_in_one_file_runs_on_two_ranks(name):
+    returns = iterations(typed(f"python examples/{name}.py --nprocs 2 {SHORT}", limit_s=120))
     assert all(9 <= ret <= 256 for ret in returns)
 
 
@@ -151,6 +152,79 @@ def test_the_eight_steps_do_what_they_say():
     assert first["obs"] == both  # step 6: rank 0's rows, then rank 1's
     assert first["nets"] == second["nets"]  # step 8, before the first rollout too
     assert len(set(first["nets"])) == 2
+
+
+def drawn_batch(net, n):
+    """Rows to learn from, in which the policy that acted was another one than net."""
+    import torch
+
+    rng = np.random.default_rng(0)
+    obs = rng.normal(1, 3, (n, 4)).astype(np.float32)
+    act = rng.integers(2, size=n)
+    with torch.no_grad():
+        logp = net.policy(torch.as_tensor(obs)).log_prob(torch.as_tensor(act)).numpy()
+    adv, ret = (rng.normal(0, 5, (2, n)) + obs[:, 0]).astype(np.float32)
+    return {"obs": obs, "act": act, "logp": logp + 0.1 * rng.normal(size=n), "adv": adv, "ret": ret}
+
+
+def updated(ppo, rank, nworkers, steps=2):
+    """Weights before and after gradient steps, each on all rows, of which this rank has a share."""
+    import torch
+
+    torch.manual_seed(0)
+    net = ppo.ActorCritic(ppo.make_env("CartPole-v1"))
+    adam = torch.optim.Adam(net.parameters(), lr=1e-3, eps=1e-5)
+    whole = drawn_batch(net, 600)
+    mine = {key: x[rank::nworkers] for key, x in whole.items()}
+    before = torch.nn.utils.parameters_to_vector(net.parameters()).detach().clone()
+    args = SimpleNamespace(epochs=steps, minibatch_size=600, clip_ratio=0.2)
+    ppo.update(net, adam, mine, args)
+    after = torch.nn.utils.parameters_to_vector(net.parameters()).detach()
+    return before, after, [x.tolist() for x in net.buffers()]
+
+
+def on_rank_averaged():
+    """One update of shares of known rows; then train, and count the gradient steps."""
+    import torch
+
+    ppo = loaded("ppo_averaged")
+    _, after, scales = updated(ppo, rank0rl.rank, rank0rl.nworkers)
+    nets, steps, first = [], [], []
+    collect, step = ppo.collect, torch.optim.Adam.step
+
+    def collect_(env, net, now, n, args):
+        nets[:] = [net]
+        steps.append(0)
+        rows, now = collect(env, net, now, n, args)
+        first.append(rows["obs"][0].tolist())
+        return rows, now
+
+    def step_(adam):
+        steps[-1] += 1
+        return step(adam)
+
+    ppo.collect, torch.optim.Adam.step = collect_, step_
+    sys.argv = ["ppo_averaged.py", "--nprocs", "2", *SHORT.split()]
+    ppo.main()
+    weights = [x.tolist() for x in (*nets[0].parameters(), *nets[0].buffers())]
+    return {"after": after.tolist(), "scales": scales, "steps": steps, "first": first} | {
+        "weights": weights
+    }
+
+
+def test_averaged_gradients_are_those_of_all_rows_and_keep_ranks_equal(serial):
+    first, second = on_ranks(2, "test_examples:on_rank_averaged", limit_s=120)
+    before, after, scales = updated(serial, 0, 1)
+    change = (after - before).abs()
+    assert change.max() > 1e-3  # lr: the comparison below is of something
+    assert first["after"] == second["after"]
+    # Adam divides by the size of gradients, so that all that matters is below a step of lr = 1e-3.
+    np.testing.assert_allclose(first["after"], after.numpy(), rtol=0, atol=2e-5)
+    for mine, theirs in zip(first["scales"], scales, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+    assert first["first"][0] != second["first"][0]  # each has its own episodes
+    assert first["steps"] == second["steps"] == [8, 8]  # 2 epochs of 128 / 32 minibatches
+    assert first["weights"] == second["weights"]
 
 
 def test_the_docs_show_the_difference_of_the_two_files():
@@ -233,7 +307,9 @@ def test_what_is_cut_off_has_a_value_and_what_terminates_has_none(serial):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["ppo_serial.py", "ppo_ranks.py --nprocs 2"])
+@pytest.mark.parametrize(
+    "command", ["ppo_serial.py", "ppo_ranks.py --nprocs 2", "ppo_averaged.py --nprocs 2"]
+)
 def test_ppo_in_one_file_learns(command):
     returns = iterations(typed(f"python examples/{command} {LEARNS}", limit_s=200))
     assert max(returns) > 450, returns

@@ -1,4 +1,4 @@
-"""Spinning Up's `mpi_pytorch`, by name: every rank has a module, and averages its gradients."""
+"""Spinning Up's `mpi_pytorch`: every rank has a copy of a module, and gradients are averaged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rank0rl.mpi.threads import set_threads
 
 
 def setup_pytorch_for_mpi() -> None:
-    """Let torch and BLAS use no more threads than this rank's share of its host's cores.
+    """Limit torch and BLAS to this rank's share of its host's cores.
+
+    The number of threads never grows.
 
     Collective: every rank calls this, in the same order.
     """
@@ -26,7 +28,7 @@ def setup_pytorch_for_mpi() -> None:
 def mpi_avg_grads(module: nn.Module) -> None:
     """Overwrite the gradients of a module's parameters, in place, with their mean over ranks.
 
-    Where some ranks have a gradient and others have none, that of the others counts as 0.
+    If only some ranks have a gradient of a parameter, it counts as 0 on the others.
 
     Collective: every rank calls this, in the same order.
 
@@ -38,7 +40,7 @@ def mpi_avg_grads(module: nn.Module) -> None:
 
 
 def sync_params(module: nn.Module) -> None:
-    """Overwrite a module's parameters and buffers, in place, with rank 0's.
+    """Overwrite a module's parameters and buffers, in place, with those of rank 0.
 
     Collective: every rank calls this, in the same order.
 

@@ -1,4 +1,4 @@
-"""Spinning Up's `mpi_tf`, by name, over torch: Adam whose gradients are averaged over ranks."""
+"""Spinning Up's `mpi_tf`, over torch: Adam with gradients that are averaged over ranks."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ _TF_ONLY = {"gate_gradients", "aggregation_method", "colocate_gradients_with_ops
 
 
 class MpiAdamOptimizer:
-    """Adam of which every rank makes the same steps, with gradients averaged over ranks.
+    """Adam that makes the same steps on every rank, with gradients averaged over ranks.
 
-    A variable becomes rank 0's on every rank before the first step with it. The gradients of that step
-    are from before: call `sync_all_params` on the modules before the first loss. From then on all ranks
-    add the same numbers, bit for bit, which is checked, so that nothing more has to be sent.
+    Before the first step with a variable, every rank gets rank 0's value of it. The gradients of
+    that step were computed before: call `sync_all_params` on the modules before the first loss.
+    After that, all ranks add the same numbers, bit for bit, so variables are not sent again. This
+    is checked.
 
     Args:
-        learning_rate, beta1, beta2, epsilon: of torch's Adam, with TF1's names and defaults. torch
-            adds epsilon after the correction for bias, TF1 before it.
-        use_locking, name: TF1's; without effect.
-        check_every: updates between two checks that all ranks have the same; 0 for none.
+        learning_rate, beta1, beta2, epsilon: options of torch's Adam, with TF1's names and
+            defaults. torch adds epsilon after the bias correction, TF1 before it.
+        use_locking, name: options of TF1; without effect.
+        check_every: updates between two checks that all ranks have the same variables; 0: no
+            checks.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class MpiAdamOptimizer:
         *,
         check_every: int = 100,
     ) -> None:
-        """No variables are known yet."""
+        """Start without variables."""
         self._options: dict[str, Any] = {
             "lr": learning_rate,
             "betas": (beta1, beta2),
@@ -57,13 +59,13 @@ class MpiAdamOptimizer:
 
     @property
     def variables(self) -> dict[str, Tensor]:
-        """Number and shape -> variable that there has been an update of, in their order."""
+        """Variables that have been updated, by number and shape, in the order of their first update."""
         return dict(self._variables)
 
     def minimize(
         self, loss: Tensor, var_list: Iterable[Tensor], global_step: Tensor | None = None
     ) -> None:
-        """Compute the gradients, and apply them.
+        """Compute the gradients and apply them.
 
         Collective: every rank calls this, in the same order.
         """
@@ -72,24 +74,24 @@ class MpiAdamOptimizer:
     def compute_gradients(
         self, loss: Tensor, var_list: Iterable[Tensor], **kwargs: Any
     ) -> GradsAndVars:
-        """Gradients of the loss, averaged over ranks.
+        """Return the gradients of the loss, averaged over ranks.
 
         Collective: every rank calls this, in the same order.
 
         Args:
-            loss: this rank's, a single number.
+            loss: this rank's loss, a single number.
             var_list: tensors that require a gradient, in the same order on every rank.
-            kwargs: `grad_loss`, the gradient of something with respect to the loss; `retain_graph`,
-                torch's, to differentiate the same loss again. TF1's others are without effect.
+            kwargs: `grad_loss`, the gradient with respect to the loss; `retain_graph`, as in torch,
+                to differentiate the same loss again. TF1's other keywords have no effect.
 
         Returns:
-            (gradient, variable) for each variable. Where only some ranks' losses depend on it, those
-            of the others count as 0; where nobody's does, the gradient is None.
+            (gradient, variable) for each variable. A rank whose loss does not depend on a variable
+            counts as 0. If no rank's loss depends on it, the gradient is None.
 
         Raises:
             ValueError: the same on every rank, if dtypes, shapes or kinds of devices differ between
                 ranks, or a variable holds no data.
-            TypeError: if a keyword is not known.
+            TypeError: if a keyword is unknown.
         """
         unknown = kwargs.keys() - _TF_ONLY - {"grad_loss", "retain_graph"}
         if unknown:
@@ -115,27 +117,29 @@ class MpiAdamOptimizer:
         global_step: Tensor | None = None,
         name: str | None = None,
     ) -> None:
-        """One step of Adam, the same on every rank, if all come with the same gradients.
+        """Make one step of Adam. It is the same on every rank if all pass the same gradients.
 
         Collective: every rank calls this, in the same order.
 
         Args:
-            grads_and_vars: what `compute_gradients` gave. Without gradient a variable stays.
-            global_step: tensor of one integer, to count up.
-            name: TF1's; without effect.
+            grads_and_vars: what `compute_gradients` returned. A variable without gradient is left
+                as it is.
+            global_step: tensor of one integer, to which 1 is added.
+            name: option of TF1; without effect.
 
         Raises:
-            ValueError: the same on every rank, naming a rank and a variable (its number, and its
-                shape) that has drifted from rank 0's; or if shapes differ between ranks.
+            ValueError: the same on every rank, if a variable has drifted from rank 0's (the message
+                names the rank and the variable's number and shape), or if shapes differ between
+                ranks.
             ValueError: if no variable has a gradient.
         """
         given = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
         if not given:
-            raise ValueError("expected a gradient for one variable at least: got none")
+            raise ValueError("expected a gradient for at least one variable: got none")
         adam = self._known([variable for _, variable in given])
         own = [(variable, variable.grad) for variable in self._variables.values()]
         for variable, _ in own:
-            variable.grad = None  # which Adam leaves alone
+            variable.grad = None  # Adam skips variables without gradient
         for grad, variable in given:
             variable.grad = grad
         adam.step()
@@ -149,7 +153,7 @@ class MpiAdamOptimizer:
                 global_step.add_(1)
 
     def _known(self, variables: list[Tensor]) -> torch.optim.Adam:
-        """Adam of these variables and earlier ones; new ones become rank 0's."""
+        """Return Adam over these variables and earlier ones. New ones get rank 0's values first."""
         ids = {id(variable) for variable in self._variables.values()}
         new = [variable for variable in variables if id(variable) not in ids]
         if new:
@@ -163,23 +167,24 @@ class MpiAdamOptimizer:
 
 
 def sync_all_params(*things: Any) -> None:
-    """Overwrite weights, in place, with rank 0's.
+    """Overwrite weights, in place, with those of rank 0.
 
     Collective: every rank calls this, in the same order.
 
     Args:
-        things: modules, tensors, arrays, and nested dicts of them; by default the variables that the
-            MpiAdamOptimizers of this process have updated, as torch has no list of all there are.
+        things: modules, tensors, arrays, and nested dicts of them. The default is the variables
+            that the MpiAdamOptimizers of this process have updated, because torch keeps no list of
+            all.
 
     Raises:
         ValueError: the same on every rank, if names, dtypes or shapes differ between ranks.
-        ValueError: if nothing is given, and no variables are known.
+        ValueError: if nothing is given and no variable has been updated yet.
     """
     known = {str(number): optimizer.variables for number, optimizer in _live.items()}
     if not things and not any(known.values()):
         raise ValueError(
-            "torch has no list of all variables, and no MpiAdamOptimizer has made an update yet: "
-            "pass the modules, sync_all_params(actor, critic)"
+            "expected arguments, because no MpiAdamOptimizer has made an update yet: got none; pass "
+            "the modules, as in sync_all_params(actor, critic)"
         )
     weights.rank0_bcast_wts(*(things or [known]), label="sync_all_params")
 

@@ -1,4 +1,4 @@
-"""Spinning Up's `mpi_tools`, by name. Results keep the dtype that came in, where theirs are float32."""
+"""Spinning Up's `mpi_tools`. Results keep the dtype of what came in; the original's are float32."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ _TORCH = {"product": "prod", "avg": "mean"}  # names of torch.distributed.Reduce
 def mpi_fork(n: int, bind_to_core: bool = False) -> None:
     """Run this command line again on n ranks, and end this process when they have ended.
 
-    Returns in every rank; also with n <= 1, and in a job that a launcher started.
+    The call returns in every rank. With n <= 1, and in a job that a launcher started, it does
+    nothing.
 
     Args:
         n: number of ranks.
-        bind_to_core: keep every rank on a core of its own.
+        bind_to_core: True to bind every rank to one core.
 
     Raises:
-        SystemExit: in the original process, with the job's exit code, 0 after success.
+        SystemExit: in the original process, with the job's exit code; 0 means success.
     """
     if launch.mpi_fork(n, bind_to_core=bind_to_core) == "parent":
         sys.exit()
@@ -35,28 +36,28 @@ def msg(m: Any, string: str = "") -> None:
 
 
 def proc_id() -> int:
-    """This process's number among the ranks, from 0."""
+    """Return the number of this rank, from 0."""
     return comm.get_rank()
 
 
 def num_procs() -> int:
-    """Number of ranks."""
+    """Return the number of ranks."""
     return comm.get_nworkers()
 
 
 def allreduce(sendbuf: Any, recvbuf: Any, op: Any = "sum") -> None:
-    """Overwrite recvbuf with the sum over ranks of sendbuf, or with what `op` says.
+    """Overwrite recvbuf with the sum of sendbuf over ranks, or with another operation's result.
 
     Collective: every rank calls this, in the same order, with the same dtype and shape.
 
     Args:
-        sendbuf: array, tensor, number or list of numbers; MPI.IN_PLACE for what is in recvbuf.
-        recvbuf: array or tensor of the same dtype and as many numbers, contiguous or not.
-        op: as in `mpi_op`.
+        sendbuf: array, tensor, number or list of numbers; MPI.IN_PLACE takes what is in recvbuf.
+        recvbuf: array or tensor of the same dtype and size, contiguous or not.
+        op: operation, as in `mpi_op`.
 
     Raises:
-        ValueError: the same on every rank, if the two do not fit, ranks come with different things,
-            or op is not known.
+        ValueError: the same on every rank, if the two buffers do not fit each other, if they differ
+            between ranks, or if op is unknown.
     """
     if sendbuf is getattr(sys.modules.get("mpi4py.MPI"), "IN_PLACE", None):
         sendbuf = recvbuf
@@ -70,13 +71,13 @@ def allreduce(sendbuf: Any, recvbuf: Any, op: Any = "sum") -> None:
 
 
 def broadcast(x: Any, root: int = 0) -> None:
-    """Overwrite an array or tensor, in place, with the root's.
+    """Overwrite an array or tensor, in place, with that of rank `root`.
 
     Collective: every rank calls this, in the same order, with the same dtype, shape and root.
 
     Raises:
-        ValueError: the same on every rank, if ranks come with different things, with something that
-            cannot be overwritten, or if no rank has the root's number.
+        ValueError: the same on every rank, if x or root differs between ranks, if x cannot be
+            overwritten, or if root is not a rank.
     """
     layout, problem = {"root": str(root)}, _not_writable(x)
     sent = np.empty(0)
@@ -96,26 +97,27 @@ def broadcast(x: Any, root: int = 0) -> None:
 
 
 def mpi_op(x: Any, op: Any) -> Any:
-    """The sum over ranks, or what `op` says, element by element, on every rank.
+    """Return the sum over ranks, or another operation's result, element by element, on every rank.
 
     Collective: every rank calls this, in the same order, with the same kind, dtype and shape.
 
     Args:
-        x: number, array, tensor, or list of numbers, which gives an array.
+        x: number, array, tensor or list of numbers. The result for a list is an array.
         op: "sum", "mean", "prod", "max", "min", or mpi4py's MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN.
 
     Returns:
-        The same kind of thing, a number for a number, of the same dtype; integers are exact.
+        The same kind and dtype as x. Integers are exact.
 
     Raises:
-        ValueError: the same on every rank, if ranks come with different things, or op is not known.
+        ValueError: the same on every rank, if x differs in kind, dtype or shape between ranks, or
+            if op is unknown.
         OverflowError: the same on every rank, if an integer result does not fit its dtype.
     """
     return reduce.all_reduce(x, op_name(op))
 
 
 def mpi_sum(x: Any) -> Any:
-    """The sum over ranks: see `mpi_op`.
+    """Return the sum over ranks, as `mpi_op` does.
 
     Collective: every rank calls this, in the same order.
     """
@@ -123,7 +125,7 @@ def mpi_sum(x: Any) -> Any:
 
 
 def mpi_avg(x: Any) -> Any:
-    """The mean over ranks: see `mpi_op`. Of integers, in float64.
+    """Return the mean over ranks, as `mpi_op` does. The mean of integers is float64.
 
     Collective: every rank calls this, in the same order.
     """
@@ -131,30 +133,33 @@ def mpi_avg(x: Any) -> Any:
 
 
 def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False) -> tuple[float, ...]:
-    """Mean and standard deviation, and extremes if asked for, of the samples of all ranks.
+    """Return mean and standard deviation, and optionally the extremes, of the samples of all ranks.
 
     Collective: every rank calls this, in the same order.
 
     Args:
-        x: samples, an array, tensor, list or number; as many as this rank has, none included.
-        with_min_and_max: whether to return the extremes, too.
+        x: this rank's samples, as an array, tensor, list or number. Ranks may have different
+            numbers of samples, or none.
+        with_min_and_max: True to return the extremes too.
 
     Returns:
-        mean, std[, min, max], in float64. The sum of squares is divided by the number of samples.
+        mean, std[, min, max], in float64. std divides the sum of squares by the number of samples.
 
     Raises:
-        ValueError: the same on every rank, if one comes with what are no real numbers.
+        ValueError: the same on every rank, if one rank's samples are not real numbers.
     """
     s = reduce.statistics(x)
     return (s.mean, s.std, s.min, s.max) if with_min_and_max else (s.mean, s.std)
 
 
 def op_name(op: Any) -> str:
-    """What `stats` calls an operation of mpi4py or torch.distributed, or one that is named.
+    """Return the name that `mpi.reduce` uses for an operation of mpi4py, torch.distributed or text.
 
-    An unknown one comes back as text, to be refused on all ranks at once.
+    An unknown operation is returned as text. The collective then rejects it on all ranks at once.
     """
-    mpi: Any = sys.modules.get("mpi4py.MPI")  # whose operations nobody has who has not loaded it
+    mpi: Any = sys.modules.get(
+        "mpi4py.MPI"
+    )  # if it is not loaded, op cannot be one of its operations
     if mpi is not None and isinstance(op, mpi.Op):
         known = (name for name in _OPS if op == getattr(mpi, name.upper()))
         return next(known, "another operation of mpi4py")
@@ -163,7 +168,7 @@ def op_name(op: Any) -> str:
 
 
 def _unfit(sent: Any, recvbuf: Any, op: str) -> str:
-    """Why a result has no place in recvbuf; "" if it has."""
+    """Explain why a result does not fit recvbuf; return "" if it does."""
     problem = _not_writable(recvbuf)
     if problem:
         return f"recvbuf: {problem}"
@@ -190,7 +195,7 @@ def _not_writable(x: Any) -> str:
 
 
 def _fill(x: Any, values: Any) -> None:
-    """Overwrite an array, or a tensor whose history does not matter."""
+    """Overwrite an array or a tensor. No gradient flows through this."""
     if isinstance(x, np.ndarray):
         x[...] = values
         return

@@ -1,7 +1,8 @@
 """mpi_util's names: the collectives, and the seeds, the device and the times of a script.
 
-The collectives live in `rank0rl.mpi` and are imported when they are first used, so that a script that
-has not forked yet loads neither MPI nor torch. `import rank0rl` offers all these names as well.
+The collectives live in `rank0rl.mpi` and are imported when they are first used, so that a script
+that has not forked yet loads neither MPI nor torch. `import rank0rl` offers all these names as
+well.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ __all__ = sorted(  # noqa: PLE0605 - some are names of other files, imported whe
     [*_HOME, "set_global_seeds", "steps_sec", "tf_config", "timeit"]
 )
 
-# The first number of the key of these streams. The trainer's streams have others, so that a script's
-# random numbers are never those of a run with the same seed.
+# The first number of the key of these streams. The trainer's streams have others, so that a
+# script's random numbers are never those of a run with the same seed.
 _SCRIPT = 4
 
 
@@ -59,8 +60,8 @@ def __getattr__(name: str) -> Any:
 def set_global_seeds(i: int) -> None:
     """Seed the global random numbers of Python, NumPy and torch, differently on every rank.
 
-    Pass the run's seed, the same on every rank. (Older recipes seed with `i + rank`: neighbouring runs
-    then share streams.)
+    Pass the run's seed, the same on every rank. (Older recipes seed with `i + rank`: neighbouring
+    runs then share streams.)
 
     Args:
         i: the run's seed, at least 0.
@@ -76,9 +77,9 @@ def set_global_seeds(i: int) -> None:
 def device() -> torch.device:
     """Return the device of this rank: a GPU, or the CPU if there is none.
 
-    It is meant for scripts in which every rank uses a GPU. With several GPUs, rank r uses GPU number
-    r modulo their number. If `mpi_fork` was given a gpu_pct, this process may use no more than that
-    share of the GPU's memory.
+    It is meant for scripts in which every rank uses a GPU. With several GPUs, rank r uses GPU
+    number r modulo their number. If `mpi_fork` was given a gpu_pct, this process may use no more
+    than that share of the GPU's memory.
     """
     import torch
 
@@ -123,15 +124,16 @@ class Laps:
     def timeit(self, label: str) -> dict[str, float]:
         """Print, on rank 0, the seconds since the last label.
 
-        A label that contains "------" starts a new loop, and prints the seconds of the last loop too.
+        A label that contains "------" starts a new loop, and prints the seconds of the last loop
+        too.
 
         Args:
-            label: name of what was done since the last label. The first label counts from the moment
-                this module was loaded.
+            label: name of what was done since the last label. The first label counts from the
+                moment this module was loaded.
 
         Returns:
-            Label -> seconds that this rank has spent in the current loop; after "------", in the loop
-            that has just ended.
+            Label -> seconds that this rank has spent in the current loop; after "------", in the
+            loop that has just ended.
         """
         now = time.perf_counter()
         took_s, self._label_since = now - self._label_since, now

@@ -1,4 +1,4 @@
-"""OmniSafe's distributed tools, by name. Results keep the dtype that came in, where theirs are float32."""
+"""OmniSafe's distributed tools. Results keep the dtype of what came in; the original's are float32."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ __all__ = [
 
 
 def get_rank() -> int:
-    """This process's number among the ranks, from 0."""
+    """Return the number of this rank, from 0."""
     return comm.get_rank()
 
 
 def is_master() -> bool:
-    """Whether this is rank 0."""
+    """Return True on rank 0."""
     return comm.get_rank() == 0
 
 
 def world_size() -> int:
-    """Number of ranks."""
+    """Return the number of ranks."""
     return comm.get_nworkers()
 
 
@@ -60,21 +60,22 @@ def fork(
     A script calls it once, early: ``if fork(n): sys.exit()``.
 
     Args:
-        parallel: number of ranks. With 1 or less nothing is started.
-        bind_to_core: keep every rank on a core of its own.
-        use_number_of_threads: count hardware threads as cores. Only Open MPI makes a difference.
-        device: torch's name of one. MPI takes arrays through main memory on all of them, so that it
-            decides nothing; `rank0rl.tf_config` is the GPU of each rank.
-        manual_args: what Python is given on the ranks, a script (or "-m" and a module) and its
-            arguments, in place of what it was given here. That script has to call `fork`, too.
+        parallel: number of ranks. With 1 or less, nothing is started.
+        bind_to_core: True to bind every rank to one core.
+        use_number_of_threads: True to count hardware threads as cores. It has an effect on Open MPI
+            only.
+        device: torch's name of a device. It is only checked: MPI sends the arrays of every device
+            through main memory. `rank0rl.tf_config` is the GPU of each rank.
+        manual_args: arguments of Python on the ranks, in place of those of this process: a script
+            (or "-m" and a module) and its arguments. That script must call `fork` too.
 
     Returns:
-        True in the original process, after the job has succeeded; False in every rank, also with
+        True in the original process, after the job has succeeded. False in every rank, with
         parallel <= 1, and in a job that a launcher started.
 
     Raises:
         SystemExit: in the original process, with the job's exit code, when the job failed.
-        RuntimeError: if torch knows no such device.
+        RuntimeError: if torch does not know the device.
     """
     torch.device(device)
     done = launch.mpi_fork(
@@ -85,13 +86,13 @@ def fork(
 
 @torch.no_grad()
 def avg_tensor(value: Tensor) -> None:
-    """Overwrite a tensor, in place, with its mean over ranks; one without axes as well.
+    """Overwrite a tensor of any shape, in place, with its mean over ranks.
 
     Collective: every rank calls this, in the same order, with the same dtype and shape.
 
     Raises:
-        ValueError: the same on every rank, if ranks come with different things, or with what is no
-            tensor of real or complex numbers.
+        ValueError: the same on every rank, if dtypes or shapes differ between ranks, or if the
+            value is not a tensor of real or complex numbers.
     """
     problem = ""
     if not isinstance(value, Tensor):
@@ -105,7 +106,7 @@ def avg_tensor(value: Tensor) -> None:
 def avg_grads(module: nn.Module | Tensor) -> None:
     """Overwrite the gradients of a module, or of one tensor, in place, with their mean over ranks.
 
-    Where some ranks have a gradient and others have none, that of the others counts as 0.
+    If only some ranks have a gradient of a parameter, it counts as 0 on the others.
 
     Collective: every rank calls this, in the same order.
 
@@ -117,7 +118,9 @@ def avg_grads(module: nn.Module | Tensor) -> None:
 
 
 def avg_params(module: nn.Module) -> None:
-    """Overwrite parameters and buffers, in place, with their mean over ranks; counters with rank 0's.
+    """Overwrite parameters and buffers, in place, with their mean over ranks.
+
+    Buffers that cannot hold a mean, such as counters, are overwritten with those of rank 0.
 
     Collective: every rank calls this, in the same order.
 
@@ -129,7 +132,7 @@ def avg_params(module: nn.Module) -> None:
 
 
 def dist_avg(value: Any) -> Tensor:
-    """The mean over ranks: see `dist_op`. Of integers, in float64.
+    """Return the mean over ranks, as `dist_op` does. The mean of integers is float64.
 
     Collective: every rank calls this, in the same order.
     """
@@ -137,7 +140,7 @@ def dist_avg(value: Any) -> Tensor:
 
 
 def dist_sum(value: Any) -> Tensor:
-    """The sum over ranks: see `dist_op`.
+    """Return the sum over ranks, as `dist_op` does.
 
     Collective: every rank calls this, in the same order.
     """
@@ -145,7 +148,7 @@ def dist_sum(value: Any) -> Tensor:
 
 
 def dist_max(value: Any) -> Tensor:
-    """The largest over ranks, element by element: see `dist_op`.
+    """Return the largest values over ranks, element by element, as `dist_op` does.
 
     Collective: every rank calls this, in the same order.
     """
@@ -153,7 +156,7 @@ def dist_max(value: Any) -> Tensor:
 
 
 def dist_min(value: Any) -> Tensor:
-    """The smallest over ranks, element by element: see `dist_op`.
+    """Return the smallest values over ranks, element by element, as `dist_op` does.
 
     Collective: every rank calls this, in the same order.
     """
@@ -161,21 +164,22 @@ def dist_min(value: Any) -> Tensor:
 
 
 def dist_op(value: Any, operation: Any) -> Tensor:
-    """An operation over ranks, element by element, on every rank.
+    """Return the result of an operation over ranks, element by element, on every rank.
 
     Collective: every rank calls this, in the same order, with the same kind, dtype and shape.
 
     Args:
-        value: tensor, array, number, or list of numbers.
-        operation: ReduceOp.SUM, AVG, PRODUCT, MAX or MIN of torch.distributed; their names; or
-            mpi4py's MPI.SUM, PROD, MAX or MIN.
+        value: tensor, array, number or list of numbers.
+        operation: ReduceOp.SUM, AVG, PRODUCT, MAX or MIN of torch.distributed; one of their names;
+            or mpi4py's MPI.SUM, PROD, MAX or MIN.
 
     Returns:
-        Tensor of the shape, dtype and device that came in; Python's numbers have 64 bits.
+        Tensor of the same shape, dtype and device as the value. Python's numbers become 64-bit
+        tensors.
 
     Raises:
-        ValueError: the same on every rank, if ranks come with different things, or the operation is
-            not known.
+        ValueError: the same on every rank, if the value's kind, dtype or shape differs between
+            ranks, or if the operation is unknown.
         OverflowError: the same on every rank, if an integer result does not fit its dtype.
     """
     result = reduce.all_reduce(value, op_name(operation))
@@ -183,20 +187,22 @@ def dist_op(value: Any, operation: Any) -> Tensor:
 
 
 def dist_statistics_scalar(value: Any, with_min_and_max: bool = False) -> tuple[Tensor, ...]:
-    """Mean and standard deviation, and extremes if asked for, of the samples of all ranks.
+    """Return mean and standard deviation, and optionally the extremes, of the samples of all ranks.
 
     Collective: every rank calls this, in the same order.
 
     Args:
-        value: samples, a tensor, array, list or number; as many as this rank has, none included.
-        with_min_and_max: whether to return the extremes, too.
+        value: this rank's samples, as a tensor, array, list or number. Ranks may have different
+            numbers of samples, or none.
+        with_min_and_max: True to return the extremes too.
 
     Returns:
-        (mean, std[, min, max]), without axes, of the dtype and device of a tensor of real numbers,
-        else in float64. The sum of squares is divided by the number of samples.
+        (mean, std[, min, max]), tensors of shape (). They have the dtype and device of the value if
+        it is a tensor of real numbers, else float64. std divides the sum of squares by the number
+        of samples.
 
     Raises:
-        ValueError: the same on every rank, if one comes with what are no real numbers.
+        ValueError: the same on every rank, if one rank's samples are not real numbers.
     """
     s = reduce.statistics(value)
     real = isinstance(value, Tensor) and value.is_floating_point()

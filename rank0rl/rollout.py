@@ -249,9 +249,9 @@ class Rollout:
             act, extras = agent.act(obs, noise, fragment_id, mask=mask)
             extras = {**extras, "action_mask": mask}
         given = {"act": act, **extras}
-        for name in given:
+        for name, value in given.items():
             if name not in self._buffer.rows:
-                self._check_acted(name, given[name], len(obs))
+                self._check_acted(name, value, len(obs))
         self._buffer.write(at, obs=obs, **given)
         rew, terminated, truncated, ended = block.step(envs, rows, act)
         for env, _ in ended:

@@ -9,9 +9,8 @@ from on_ranks import run
 
 from rank0rl import cli
 from rank0rl.mpi.launch import mpi_fork
-from rank0rl.run import folder, plan
+from rank0rl.run import plan
 from rank0rl.run.launch_options import LaunchOptions
-from rank0rl.run.options import RunOptions
 
 
 def train(*args, limit_s=60):
@@ -93,18 +92,6 @@ def test_the_configs_file_of_an_environment_is_loaded_by_itself(tmp_path, algo):
     settings = tomllib.loads((tmp_path / "config.toml").read_text())
     assert settings["episodes_per_batch"] == 2
     assert "steps_per_batch" not in settings
-
-
-def test_runs_that_start_together_have_folders_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(folder.time, "strftime", lambda _: "now")
-    options = RunOptions("toy:Env-v0")
-    made = [folder.new_folder(options) for _ in range(3)]
-    assert [str(path) for path in made] == [
-        "runs/Env-v0-ppo-seed0-now",
-        "runs/Env-v0-ppo-seed0-now-2",
-        "runs/Env-v0-ppo-seed0-now-3",
-    ]
 
 
 def test_the_supervisor_and_the_ranks_read_the_same():

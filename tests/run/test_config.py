@@ -11,7 +11,6 @@ from algos.ppo import PPOOptions
 from rank0rl import options
 from rank0rl.run import config, launch_options, plan
 from rank0rl.run import options as run_options
-from rank0rl.run.agents import short_name
 from rank0rl.run.options import RunOptions
 
 
@@ -78,11 +77,6 @@ def test_the_file_for_agent_and_environment_is_found(tmp_path):
     assert config.find(tmp_path, "ppo", "ALE/Pong") == tmp_path / "ppo.toml"
     assert config.find(tmp_path, "reinforce", "Hopper") is None
     assert config.find(None, "ppo", "Hopper") is None
-
-
-@pytest.mark.parametrize("algo", ["ppo", "algos.ppo:PPO", "some/where/ppo.py:PPO"])
-def test_an_agent_has_one_name_for_files(algo):
-    assert short_name(algo) == "ppo"
 
 
 FACTS = options.facts(RunOptions)

@@ -1,0 +1,56 @@
+"""A run's folder is its own."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from rank0rl.run import folder
+from rank0rl.run.options import RunOptions
+
+
+def test_runs_that_start_together_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(folder.time, "strftime", lambda _: "now")
+    options = RunOptions("toy:Env-v0")
+    made = [folder.new_folder(options) for _ in range(3)]
+    assert [str(path) for path in made] == [
+        "runs/Env-v0-ppo-seed0-now",
+        "runs/Env-v0-ppo-seed0-now-2",
+        "runs/Env-v0-ppo-seed0-now-3",
+    ]
+
+
+@pytest.mark.parametrize("name", ["", "given"])
+def test_a_folder_with_a_run_is_refused(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    options = RunOptions("toy:Env-v0", run_dir=name or str(tmp_path / "other"))
+    made = folder.new_folder(options)
+    assert folder.new_folder(options) == made
+    (made / "checkpoints").mkdir()
+    (made / "checkpoints" / "00000001.pt").touch()
+    with pytest.raises(ValueError, match="--run-dir") as error:
+        folder.new_folder(options)
+    assert str(made) in str(error.value)
+
+
+LOCKS = "import sys; from pathlib import Path; from rank0rl.run import folder\n"
+LOCKS += "folder.lock(Path(sys.argv[1]), float(sys.argv[2])); print('has it', flush=True); input()"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a lock of folders is one of POSIX")
+def test_one_process_at_a_time_has_a_folder(tmp_path):
+    def start(patience_s):
+        command = [sys.executable, "-c", LOCKS, str(tmp_path), str(patience_s)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    first = start(0)
+    assert first.stdout.readline() == "has it\n"
+    refused = start(0).communicate()[1]
+    assert f"another process is training in {tmp_path}" in refused
+    patient = start(60)
+    first.communicate("\n")
+    assert patient.stdout.readline() == "has it\n"
+    patient.communicate("\n")

@@ -1,0 +1,39 @@
+"""An agent is found by its name."""
+
+import pytest
+
+from rank0rl.run.agents import load_agent, short_name
+
+
+@pytest.mark.parametrize("algo", ["ppo", "algos.ppo:PPO", "some/where/ppo.py:PPO"])
+def test_an_agent_has_one_name_for_files(algo):
+    assert short_name(algo) == "ppo"
+
+
+def test_a_name_in_algos_and_a_module_and_a_file_give_the_agent(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("from algos.ppo import PPO\nclass Mine(PPO): pass\n")
+    assert load_agent("ppo") is load_agent("algos.ppo:PPO")
+    assert load_agent(str(file)) is load_agent(str(file))  # loaded once
+    assert load_agent(str(file)).__name__ == load_agent(f"{file}:Mine").__name__ == "Mine"
+    assert load_agent(f"{file}:PPO").__name__ == "PPO"
+
+
+@pytest.mark.parametrize(
+    ("algo", "text", "said"),
+    [
+        ("no_such_agent", "", "no agent 'no_such_agent'"),
+        ("none.py", "", "no agent 'none.py'"),
+        ("mine.py", "import no_such_module", "no_such_module"),
+        ("mine.py", "from algos.ppo import PPO", "does not name one agent"),
+        ("mine.py:Other", "from algos.ppo import PPO", "PPO"),
+        ("mine.py", "from rank0rl import Agent\nclass A(Agent): pass", "update"),
+    ],
+)
+def test_what_is_not_an_agent_is_named(tmp_path, monkeypatch, algo, text, said):
+    monkeypatch.chdir(tmp_path)
+    load_agent.cache_clear()
+    if text:
+        (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        load_agent(algo)

@@ -1,8 +1,8 @@
-"""The state of a run at an iteration boundary, in files that are complete or absent and never run code.
+"""Checkpoint files: the state of a run at an iteration boundary. They are complete or absent, and never run code.
 
-A file is a line that names the format, the SHA-256 of what follows, and a nested dict of tensors,
-numbers and strings as `torch.save` writes it, read back with `weights_only=True`. A run's files are
-numbered by iteration; the last few are kept.
+A file has a line that names the format, a line with the SHA-256 of the rest, and a nested dict of
+tensors, numbers and strings as `torch.save` writes it, read back with `weights_only=True`. A run's
+files are numbered by iteration. The last few are kept.
 """
 
 from __future__ import annotations
@@ -10,66 +10,76 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from rank0rl.mpi import trees
+
 _FORMAT = "rank0rl checkpoint"
-_VERSION = 4
+_VERSION = 5
 
 
 class NotSaved(Exception):
-    """A checkpoint could not be written; the message says why, and what there still is."""
+    """Failure to write a checkpoint. The message says why, and which checkpoint there still is."""
 
 
-def snapshot(value: Any, name: str = "") -> Any:
-    """A copy of nested dicts and lists of tensors, arrays, numbers and strings; arrays become tensors.
+def snapshot(value: Any) -> Any:
+    """Return a copy of nested dicts and lists of tensors, arrays, numbers and strings; arrays become tensors.
 
     Raises:
-        TypeError: for anything else, since it could not be saved without running code on loading.
+        TypeError: for anything else, because a file with it would run code when it is loaded.
     """
-    if isinstance(value, Mapping):
-        return {_plain(key, name): snapshot(item, f"{name}.{key}") for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [snapshot(item, f"{name}[{i}]") for i, item in enumerate(value)]
+    walked = list(trees.walk(value, trees.container_items))
+    for path, _ in walked[1:]:
+        _plain(path[-1], path[:-1])  # keys
+    kept = [_kept(v, path) for path, v in walked if trees.container_items(v) is None]
+    return trees.rebuilt(value, kept, trees.container_items, trees.plain)
+
+
+def _kept(value: Any, path: trees.Path) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return torch.from_numpy(value.copy())
-    return _plain(value.item() if isinstance(value, np.generic) else value, name)
+    return _plain(value.item() if isinstance(value, np.generic) else value, path)
 
 
-def _plain(value: Any, name: str) -> Any:
+def _plain(value: Any, path: trees.Path) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(
         f"a checkpoint holds tensors, arrays, numbers and strings, in dicts and lists: got "
-        f"{type(value).__name__} in {name.lstrip('.') or 'its state'!r}"
+        f"{type(value).__name__} in {_dotted(path) or 'its state'!r}"
     )
 
 
 def first_difference(a: Any, b: Any) -> str | None:
-    """Where two snapshots differ first, bit for bit; None if they do not."""
-    mine, other = dict(_leaves(a, "")), dict(_leaves(b, ""))
+    """Return the name of the first item in which two snapshots differ, bit for bit; None if they are equal."""
+    mine, other = _comparable(a), _comparable(b)
     differ = (name for name in {**mine, **other} if mine.get(name) != other.get(name))
     return next(differ, None)
 
 
-def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Name and bytes, or text, of everything in a snapshot."""
-    if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        yield name, len(value)
-        for key, item in items:
-            yield from _leaves(item, f"{name}.{key}".lstrip("."))
-    elif isinstance(value, torch.Tensor):
-        raw = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        yield name, (value.dtype, value.shape, raw)
-    else:
-        yield name, repr(value)
+def _comparable(state: Any) -> dict[str, Any]:
+    """Return, by name, the bytes or the text of each leaf and the size of each dict and list."""
+    found: dict[str, Any] = {}
+    for path, value in trees.walk(state, trees.container_items):
+        if isinstance(value, dict | list):
+            found[_dotted(path)] = len(value)
+        elif isinstance(value, torch.Tensor):
+            raw = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            found[_dotted(path)] = value.dtype, value.shape, raw
+        else:
+            found[_dotted(path)] = repr(value)
+    return found
+
+
+def _dotted(path: trees.Path) -> str:
+    return ".".join(map(str, path))
 
 
 def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int) -> None:
@@ -78,8 +88,8 @@ def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int) -> None
     Args:
         run: the run's folder.
         iteration: the number of iterations made.
-        state: what `snapshot` gave.
-        keep: how many files to keep, this one included.
+        state: a snapshot.
+        keep: the number of files to keep, this one included.
 
     Raises:
         NotSaved: if it cannot be written, as on a full disk.
@@ -110,10 +120,10 @@ def _save(run: Path, name: str, state: Mapping[str, Any]) -> None:
 
 
 def latest(run: Path) -> Path:
-    """The file of a run's last boundary; if `run` is a file, that one.
+    """Return a run's last checkpoint; `run` itself if it names a checkpoint.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if the run has no checkpoint.
     """
     if run.suffix == ".pt":
         return run
@@ -126,7 +136,7 @@ def latest(run: Path) -> Path:
 
 
 def before(run: Path, iteration: int) -> Path | None:
-    """The file of a run's last boundary with at most so many iterations, if there still is one."""
+    """Return a run's last checkpoint of at most this iteration, None if there is none any more."""
     files = [file for file in _files(run) if int(file.stem) <= iteration]
     return files[-1] if files else None
 
@@ -136,12 +146,12 @@ def _folder(run: Path) -> Path:
 
 
 def _files(run: Path) -> list[Path]:
-    """The complete ones, in order."""
+    """Return the complete checkpoints of a run, in order of iterations. best.pt is not among them."""
     return sorted(f for f in _folder(run).glob("*.pt") if f.stem.isdecimal())
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state: to a temporary name, flushed, then renamed over the file that was there."""
+    """Write a state to a temporary name, flush it, then rename it over the file that was there."""
     memory = io.BytesIO()
     torch.save(state, memory)
     payload = memory.getvalue()
@@ -162,7 +172,7 @@ def read(path: Path) -> dict[str, Any]:
     """Read a state.
 
     Raises:
-        ValueError: if there is no file, or it is no complete checkpoint of this format.
+        ValueError: if the file cannot be read, or is not a complete checkpoint of this format.
     """
     try:
         data = path.read_bytes()
@@ -173,22 +183,22 @@ def read(path: Path) -> dict[str, Any]:
     name, _, version = head[:100].decode(errors="replace").rpartition(" ")
     if name != _FORMAT or not version.isdecimal():
         raise ValueError(
-            f"{path} is no checkpoint, or one cut short: expected it to begin with {_FORMAT!r}"
+            f"{path} is not a checkpoint, or was cut short: expected it to begin with {_FORMAT!r}"
         )
     if int(version) != _VERSION:
         raise ValueError(
             f"checkpoint {path} has format {version}, and this version of rank0rl reads format "
-            f"{_VERSION}: go on with the version that wrote it (config.toml names it)"
+            f"{_VERSION}: use the version that wrote it (config.toml names it)"
         )
     if hashlib.sha256(payload).hexdigest().encode() != digest:
         raise ValueError(
-            f"checkpoint {path} is damaged: its contents do not match its SHA-256; remove it to go "
-            f"on from the one before it"
+            f"checkpoint {path} is damaged: its contents do not match its SHA-256; remove it to "
+            f"resume from the one before it"
         )
     try:
         return torch.load(io.BytesIO(payload), weights_only=True)  # type: ignore[no-any-return]
-    except Exception as error:  # torch's own words advise to load it without this safety
+    except Exception as error:  # torch's own message advises to load it without this safety
         raise ValueError(
-            f"checkpoint {path} holds what cannot be loaded without running code from it "
-            f"({type(error).__name__}): it was not written by rank0rl"
+            f"checkpoint {path} cannot be loaded without running code from it "
+            f"({type(error).__name__}): rank0rl did not write it"
         ) from None

@@ -41,7 +41,7 @@ class Phase(enum.IntEnum):
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({"a": [1, lambda: 0]}, r"got function in 'a\[1\]'"),
+        ({"a": [1, lambda: 0]}, r"got function in 'a.1'"),
         ({"phase": Phase.FIRST}, "got Phase in 'phase'"),
         ({"a": {np.int64(3): 1}}, "got int64 in 'a'"),
         ({"when": np.datetime64("2026-01-01")}, "got date in 'when'"),
@@ -74,24 +74,26 @@ def test_200_truncations_and_a_changed_byte_are_clear_errors(tmp_path):
     sizes = [*range(30), *np.random.default_rng(0).integers(30, len(data), 170)]
     for size in sizes:
         path.write_bytes(data[:size])
-        with pytest.raises(ValueError, match="is no checkpoint, or one cut short|is damaged"):
+        with pytest.raises(ValueError, match="not a checkpoint|damaged"):
             checkpoint.read(path)
     path.write_bytes(data[:-5] + b"\0" + data[-4:])
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match="damaged"):
         checkpoint.read(path)
 
 
-def test_a_newer_format_is_named(tmp_path):
+@pytest.mark.parametrize("other", [1, checkpoint._VERSION - 1, checkpoint._VERSION + 1])
+def test_another_format_is_refused_in_one_line(tmp_path, other):
     path = tmp_path / "c.pt"
-    path.write_bytes(b"rank0rl checkpoint 7\n...")
-    with pytest.raises(
-        ValueError, match="has format 7, and this version of rank0rl reads format 4"
-    ):
+    path.write_bytes(f"rank0rl checkpoint {other}\n...".encode())
+    with pytest.raises(ValueError, match="format") as error:
         checkpoint.read(path)
+    said = str(error.value)
+    assert "\n" not in said
+    assert all(fact in said for fact in (str(path), f"format {other}", str(checkpoint._VERSION)))
 
 
 def test_the_last_few_are_kept_and_the_latest_is_found(tmp_path):
-    with pytest.raises(ValueError, match="there is none"):
+    with pytest.raises(ValueError, match="none"):
         checkpoint.latest(tmp_path)
     for iteration in (9, 10, 100):
         checkpoint.save(tmp_path, iteration, {"x": iteration}, keep=2)
@@ -136,10 +138,10 @@ def test_a_pickle_bomb_is_refused_and_does_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "c.pt"
     path.write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(ValueError, match="is no checkpoint"):
+    with pytest.raises(ValueError, match="not a checkpoint"):
         checkpoint.read(path)
     checkpoint.write(path, {"bomb": Bomb()})
-    with pytest.raises(ValueError, match="cannot be loaded without running code from it"):
+    with pytest.raises(ValueError, match="running code"):
         checkpoint.read(path)
     assert not (tmp_path / "exploded").exists()
 

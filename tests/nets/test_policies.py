@@ -3,64 +3,35 @@
 import numpy as np
 import pytest
 import torch
+from some_policies import (
+    CHOICE,
+    KINDS,
+    OBS,
+    SEVERAL,
+    box,
+    mask_for,
+    noise_for,
+    policy_of,
+    rng,
+)
 from torch.distributions import Categorical, Independent, Normal
 
 from rank0rl.agent import Space, choose
-from rank0rl.nets.flat import flatten_
-from rank0rl.nets.policies import CategoricalPolicy, GaussianPolicy, make_policy
+from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.policies import GaussianPolicy, make_policy
 
-CHOICE = Space("discrete", (), "int64", choices=(4,))
-SEVERAL = Space("discrete", (3,), "int64", choices=(4, 2, 3))
-KINDS = ["gaussian", "rows", "categorical", "several"]
-
-
-def box(n):
-    return Space("box", (n,), "float32")
-
-
-def rng(seed=0):
-    return np.random.default_rng(seed)
-
-
-OBS = rng(1).standard_normal((33, 5), dtype=np.float32)
 X = torch.from_numpy(OBS)
 
 
-def policy_of(kind, seed=0):
-    policy = {
-        "gaussian": lambda: GaussianPolicy((5,), box(3), (16, 16), rng(seed), log_std=-0.3),
-        "rows": lambda: GaussianPolicy((5,), box(3), (16, 16), rng(seed), log_std=-0.3, rows=4),
-        "categorical": lambda: CategoricalPolicy((5,), CHOICE, (16, 16), rng(seed)),
-        "several": lambda: CategoricalPolicy((5,), SEVERAL, (16, 16), rng(seed)),
-    }[kind]()
-    with torch.no_grad():
-        policy.mlp.weights[-1] *= 100  # far from uniform
-    return policy
-
-
-def noise_for(policy, rows, seed=2):
-    kind, k = policy.noise
-    draw = rng(seed).standard_normal if kind == "normal" else rng(seed).random
-    return draw((rows, k), dtype=np.float32)
-
-
-def mask_for(policy, rows):
-    """At least one of each of the choices at once may be taken, and not all."""
-    mask = rng(3).random((rows, policy.space.size)) < 0.5
-    for part in policy.space.choice_slices():
-        mask[:, part.start + rng(4).integers(0, part.stop - part.start, rows)] = True
-    return mask
-
-
 def oracles(policy, kind, mask=None):
-    """torch's distributions, one for each of the choices at once."""
+    """Return torch's distributions, one for each of the choices at once."""
     out = policy.mlp(X)
     if kind in ("gaussian", "rows"):
         std = torch.exp(policy.log_std if kind == "gaussian" else policy.log_std.sum(0))
         return [Independent(Normal(out, std), 1)]
     if mask is not None:
         out = out.masked_fill(~torch.from_numpy(mask), -torch.inf)
-    return [Categorical(logits=out[:, part]) for part in policy.space.choice_slices()]
+    return [Categorical(logits=out[:, columns]) for columns in policy.space.choice_slices()]
 
 
 def oracle_logp(policy, kind, act, mask=None):
@@ -79,9 +50,9 @@ def test_acting_does_not_depend_on_how_many_rows_there_are(kind, masked):
     act = policy.act(OBS, noise, mask)
     for size in (1, 2, 3, 5, 8, 16, 17, 32):
         for start in range(0, 33 - size, 5):
-            part = slice(start, start + size)
-            some = policy.act(OBS[part], noise[part], None if mask is None else mask[part])
-            assert some.tobytes() == act[part].tobytes()
+            rows = slice(start, start + size)
+            some = policy.act(OBS[rows], noise[rows], None if mask is None else mask[rows])
+            assert some.tobytes() == act[rows].tobytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -155,7 +126,7 @@ def test_the_gradient_with_a_mask_is_autograds(kind):
 def test_what_may_not_be_taken_is_never_taken_and_counts_for_nothing(kind):
     policy, n = policy_of(kind), 33
     mask = mask_for(policy, n)
-    starts = np.array([part.start for part in policy.space.choice_slices()])
+    starts = np.array([columns.start for columns in policy.space.choice_slices()])
     for seed in range(20):
         act = policy.act(OBS, noise_for(policy, n, seed), mask)
         assert mask[np.arange(n)[:, None], act.reshape(n, -1) + starts].all()
@@ -177,8 +148,6 @@ def test_the_ends_of_the_noise_lead_to_choices_that_may_be_taken(noise):
 
 
 def test_rows_move_as_many_times_as_fast():
-    from rank0rl.nets.flat import Adam
-
     moved = []
     for rows in (1, 4):
         policy = GaussianPolicy((5,), box(3), (8,), rng(), log_std=-0.5, rows=rows)
@@ -191,8 +160,8 @@ def test_rows_move_as_many_times_as_fast():
 
 
 def test_make_policy_fits_the_space():
-    box = make_policy((5,), Space("box", (2, 3), "float32"), (8,), rng())
-    assert box.act(OBS, noise_for(box, 33)).shape == (33, 2, 3)
+    normal = make_policy((5,), Space("box", (2, 3), "float32"), (8,), rng())
+    assert normal.act(OBS, noise_for(normal, 33)).shape == (33, 2, 3)
     for space, shape in ((CHOICE, (33,)), (SEVERAL, (33, 3))):
         choice = make_policy((5,), space, (8,), rng())
         act = choice.act(OBS, noise_for(choice, 33))

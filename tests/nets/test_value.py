@@ -1,0 +1,43 @@
+"""The value function: its scale, and fitting it to returns."""
+
+import numpy as np
+import pytest
+import torch
+from some_policies import OBS, rng
+
+from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.value import ValueFunction, fit_value
+
+
+def test_new_returns_change_the_scale_of_values_and_not_the_values():
+    value = ValueFunction((5,), (8,), rng())
+    before = value.predict(OBS)
+    value.merge(rng().normal(0, 50, 1000).astype(np.float32))
+    assert value.scale == pytest.approx(50, rel=0.1)
+    np.testing.assert_allclose(value.predict(OBS), before, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        value(torch.from_numpy(OBS)).detach() * value.scale, before, rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("shape", [(5,), (12, 10, 3)], ids=["vector", "image"])
+def test_fitting_is_adam_on_minibatches_in_a_random_order(shape):
+    """Against torch's Adam and autograd, with the minibatches written out."""
+    x = rng(2).standard_normal((20, np.prod(shape)), dtype=np.float32)
+    ret = rng(3).normal(0, 50, 20).astype(np.float32)
+    fitted, slow = (ValueFunction(shape, (8,), rng()) for _ in range(2))
+    for value in (fitted, slow):
+        value.merge(ret)
+    adam = Adam(flatten_(fitted))
+    loss = fit_value(fitted, adam, x, ret, rng(4), lr=1e-2, epochs=2, minibatch_size=8)
+    theirs, order = torch.optim.Adam(slow.parameters(), lr=1e-2), rng(4)
+    for _ in range(2):
+        errors, rows = [], order.permutation(20)
+        for few in (rows[:8], rows[8:16], rows[16:]):
+            error = slow(torch.from_numpy(x[few])) - torch.from_numpy(ret[few]) / slow.scale
+            theirs.zero_grad()
+            error.square().mean().backward()
+            theirs.step()
+            errors += error.square().tolist()
+    assert loss == pytest.approx(np.mean(errors), rel=1e-3)
+    np.testing.assert_allclose(fitted.predict(x), slow.predict(x), rtol=1e-2, atol=0.05)

@@ -1,0 +1,50 @@
+"""A policy of each kind, far from uniform, and what drives it."""
+
+import numpy as np
+import torch
+
+from rank0rl.agent import Space
+from rank0rl.nets.policies import CategoricalPolicy, GaussianPolicy
+
+CHOICE = Space("discrete", (), "int64", choices=(4,))
+SEVERAL = Space("discrete", (3,), "int64", choices=(4, 2, 3))
+KINDS = ["gaussian", "rows", "categorical", "several"]
+
+
+def box(n):
+    return Space("box", (n,), "float32")
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+OBS = rng(1).standard_normal((33, 5), dtype=np.float32)
+
+
+def policy_of(kind, seed=0):
+    """Return a policy for observations of 5 numbers."""
+    policy = {
+        "gaussian": lambda: GaussianPolicy((5,), box(3), (16, 16), rng(seed), log_std=-0.3),
+        "rows": lambda: GaussianPolicy((5,), box(3), (16, 16), rng(seed), log_std=-0.3, rows=4),
+        "categorical": lambda: CategoricalPolicy((5,), CHOICE, (16, 16), rng(seed)),
+        "several": lambda: CategoricalPolicy((5,), SEVERAL, (16, 16), rng(seed)),
+    }[kind]()
+    with torch.no_grad():
+        policy.mlp.weights[-1] *= 100  # far from uniform
+    return policy
+
+
+def noise_for(policy, rows, seed=2):
+    """Return noise for the policy's `act`, (rows, k)."""
+    kind, k = policy.noise
+    draw = rng(seed).standard_normal if kind == "normal" else rng(seed).random
+    return draw((rows, k), dtype=np.float32)
+
+
+def mask_for(policy, rows):
+    """Return a mask that leaves at least one value of each choice, and not all."""
+    mask = rng(3).random((rows, policy.space.size)) < 0.5
+    for columns in policy.space.choice_slices():
+        mask[:, columns.start + rng(4).integers(0, columns.stop - columns.start, rows)] = True
+    return mask

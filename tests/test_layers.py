@@ -13,7 +13,10 @@ ROOT = Path(__file__).parent.parent
 
 # Layer -> its files. A name that ends in a dot is a folder: all files in it that no other layer names.
 LAYERS = {
-    "launch": {f"rank0rl.mpi.{name}" for name in ("launch", "supervisor", "job", "hosts")},
+    "launch": {
+        f"rank0rl.mpi.{name}"
+        for name in ("launch", "supervisor", "job", "hosts", "places", "processes", "diagnosis")
+    },  # what the process loads that the user starts
     "mpi": {"rank0rl.mpi."},
     "base": {f"rank0rl.{name}" for name in ("agent", "batch", "options", "returns", "seeding")},
     "nets": {"rank0rl.nets."},

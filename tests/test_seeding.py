@@ -16,13 +16,13 @@ def test_a_stream_is_the_same_each_time():
     assert a.tolist() == b.tolist()
 
 
-def test_streams_of_other_seeds_purposes_and_units_differ():
+def test_streams_of_other_seeds_purposes_and_fragments_differ():
     keys = [
-        (seed, purpose, i, unit)
+        (seed, purpose, i, fragment_id)
         for seed in range(3)
         for purpose in ("act", "reset", "update")
         for i in range(5)
-        for unit in range(5)
+        for fragment_id in range(5)
     ]
     first = {seeding.stream(*key).random() for key in keys}
     assert len(first) == len(keys)
@@ -31,7 +31,7 @@ def test_streams_of_other_seeds_purposes_and_units_differ():
 
 
 def test_integers_fit_into_31_bits():
-    values = [seeding.integer(0, "reset", lane, 0) for lane in range(500)]
+    values = [seeding.integer(0, "reset", env, 0) for env in range(500)]
     assert min(values) >= 0
     assert 2**29 < max(values) < 2**31
 

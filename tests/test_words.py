@@ -111,7 +111,7 @@ GONE = {"lane", "lanes", "unit", "units", "everyones", "quiet", "learners", "all
 GONE_PAIRS = {("most", "probable")}
 GONE_FUNCTIONS = {"share", "agree", "quiet"}
 GONE_KEYS = {"old"}
-KEPT = {"quiet", "--quiet", "Allreduce", "Iallreduce"}  # an option; MPI's own
+KEPT = {"quiet", "--quiet", "--no-quiet", "Allreduce", "Iallreduce"}  # an option; MPI's own
 OTHERS = {  # folders that take over other projects' names, or teach MPI -> the words they keep
     "rank0rl/compat": {"allreduce"},
     "tests/compat": {"allreduce"},

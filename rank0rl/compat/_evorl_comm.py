@@ -1,4 +1,4 @@
-"""EvoRL's collectives: on trees of arrays, tensors and numbers, over the ranks of a named axis."""
+"""EvoRL's collectives: trees of arrays, tensors and numbers, over the ranks along a named axis."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from rank0rl.mpi import comm, reduce, trees
 from rank0rl.mpi.comm import Comm
 
 DP_AXIS_NAME = "DP"
-"""Of the ranks that share the samples of one agent."""
+"""Axis of the ranks that share the samples of one agent."""
 POP_AXIS_NAME = "POP"
-"""Of the ranks that share the agents of a population."""
+"""Axis of the ranks that share the agents of a population."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Ranks in a grid of named axes."""
+    """Grid of ranks with named axes."""
 
     sizes: Mapping[str, int]
-    """Axis -> ranks along it."""
+    """Axis -> number of ranks along it."""
     comms: Mapping[str, Comm | None]
-    """Axis -> the ranks that differ from this one along it alone; None in a single process."""
+    """Axis -> communicator of this rank's neighbours along it; None in a single process."""
 
     def index(self, axis_name: str) -> int:
-        """This rank's place along an axis."""
+        """Return this rank's place along an axis, from 0."""
         return comm.get_rank(self.comm(axis_name))
 
     def comm(self, axis_name: str) -> Comm | None:
-        """The ranks along an axis.
+        """Return the communicator of the ranks along an axis; None in a single process.
 
         Raises:
             ValueError: if there is no such axis.
@@ -43,7 +43,7 @@ class Mesh:
         if axis_name not in self.comms:
             raise ValueError(
                 f"axis_name must be None or one of {', '.join(self.comms)}: got {axis_name!r}; "
-                f"name the axes there are with use_axes"
+                f"to have other axes, call use_axes"
             )
         return self.comms[axis_name]
 
@@ -52,65 +52,67 @@ _meshes: list[Mesh] = []  # the one in use is the last
 
 
 def use_axes(**sizes: int) -> Mesh:
-    """Lay all ranks out in a grid: from here on the names of its axes mean the ranks along each.
+    """Lay all ranks out in a grid, whose axes have names that the other functions take.
 
-    Until then, "DP" and "POP" are both all ranks. `use_axes(DP=2, POP=3)` makes two rows of three:
-    ranks 0, 1, 2 and 3, 4, 5 each share a population, ranks 0 and 3 an agent's samples. Without
-    arguments, it is as in the beginning.
+    Before the first call, "DP" and "POP" both mean all ranks. `use_axes(DP=2, POP=3)` makes two
+    rows of three: ranks 0, 1, 2 share a population, and so do ranks 3, 4, 5; ranks 0 and 3 share an
+    agent's samples. A call without arguments returns to the beginning.
 
     Collective: every rank calls this, in the same order, with the same sizes.
 
     Args:
-        sizes: axis -> ranks along it; the last axis is the one along which neighbours lie.
+        sizes: axis -> number of ranks along it. Consecutive ranks are neighbours along the last
+            axis.
 
     Raises:
-        ValueError: the same on every rank, if the sizes do not multiply to the number of ranks, or
-            differ between ranks.
+        ValueError: the same on every rank, if the product of the sizes is not the number of ranks,
+            or if the sizes differ between ranks.
     """
     n = comm.get_nworkers()
     problem = ""
     if sizes and (min(sizes.values()) < 1 or math.prod(sizes.values()) != n):
-        problem = f"sizes must multiply to the number of ranks, {n}: got {sizes}"
+        problem = f"the product of the sizes must be the number of ranks, {n}: got {sizes}"
     layout = {axis: str(size) for axis, size in sizes.items()} | {"order": " ".join(sizes)}
     comm.check_layout(layout, "use_axes", problem, "axes and sizes")
     mesh = Mesh(sizes, _along(sizes)) if sizes else _all_ranks()
     for before in _meshes:
-        for part in before.comms.values():
-            if part and part != comm.world():
-                part.Free()
+        for along in before.comms.values():
+            if along and along != comm.world():
+                along.Free()
     _meshes[:] = [mesh]
     return mesh
 
 
 def current_mesh() -> Mesh:
-    """The grid in use."""
+    """Return the grid in use."""
     if not _meshes:
         _meshes.append(_all_ranks())
     return _meshes[-1]
 
 
 def psum(x: Any, axis_name: str | None = None) -> Any:
-    """Sums over the ranks of an axis, leaf by leaf, as one message for each dtype.
+    """Return sums over the ranks of an axis, leaf by leaf. Leaves of one dtype are one message.
 
     Collective: every rank of the axis calls this, in the same order.
 
     Args:
-        x: array, tensor or number; or nested dicts, lists, tuples, namedtuples and dataclasses.
-        axis_name: "DP", "POP", or what `use_axes` named; None for x as it is.
+        x: array, tensor or number, or a tree of them: nested dicts, lists, tuples, namedtuples and
+            dataclasses.
+        axis_name: "DP", "POP", or a name that was given to `use_axes`. None returns x itself.
 
     Returns:
-        As x. Integers are exact.
+        A tree like x. Integers are exact.
 
     Raises:
         ValueError: the same on every rank of the axis, if trees, dtypes or shapes differ between
-            ranks, or something cannot be computed with; on this rank, if there is no such axis.
+            ranks, or if a leaf is not numeric; on this rank alone, if there is no such axis.
         OverflowError: the same on every rank of the axis, if an integer does not fit its dtype.
     """
     return _reduced(x, "sum", axis_name, "psum")
 
 
 def pmean(x: Any, axis_name: str | None = None) -> Any:
-    """Means over the ranks of an axis: see `psum`. Of integers, in float64.
+    """Return means over the ranks of an axis, as `psum` does. The mean of integers is float64.
 
     Collective: every rank of the axis calls this, in the same order.
     """
@@ -118,7 +120,7 @@ def pmean(x: Any, axis_name: str | None = None) -> Any:
 
 
 def pmax(x: Any, axis_name: str | None = None) -> Any:
-    """The largest over the ranks of an axis, element by element: see `psum`.
+    """Return the largest values over the ranks of an axis, element by element, as `psum` does.
 
     Collective: every rank of the axis calls this, in the same order.
     """
@@ -126,7 +128,7 @@ def pmax(x: Any, axis_name: str | None = None) -> Any:
 
 
 def pmin(x: Any, axis_name: str | None = None) -> Any:
-    """The smallest over the ranks of an axis, element by element: see `psum`.
+    """Return the smallest values over the ranks of an axis, element by element, as `psum` does.
 
     Collective: every rank of the axis calls this, in the same order.
     """
@@ -134,21 +136,21 @@ def pmin(x: Any, axis_name: str | None = None) -> Any:
 
 
 def all_gather(x: Any, axis_name: str | None = None, *, axis: int = 0, tiled: bool = False) -> Any:
-    """What all ranks of an axis have, leaf by leaf, in their order.
+    """Stack what all ranks of an axis have, leaf by leaf, in the order of ranks.
 
     Collective: every rank of the axis calls this, in the same order.
 
     Args:
-        x: as for `psum`, of the same dtypes and shapes on every rank.
-        axis_name: as for `psum`.
-        axis: which axis of the result counts the ranks.
-        tiled: do without that axis: concatenate along the one which is there.
+        x: tree, as in `psum`, with the same dtypes and shapes on every rank.
+        axis_name: name of the axis, as in `psum`.
+        axis: the axis of the result that counts the ranks.
+        tiled: True to concatenate along an existing axis instead of adding one.
 
     Returns:
-        As x, each leaf of shape (ranks, *its shape), if axis is 0; numbers become arrays.
+        A tree like x. With axis 0, each leaf has shape (ranks, *its shape). Numbers become arrays.
 
     Raises:
-        ValueError: as for `psum`.
+        ValueError: in the same cases as `psum`.
     """
     if axis_name is None:
         return x
@@ -158,39 +160,39 @@ def all_gather(x: Any, axis_name: str | None = None, *, axis: int = 0, tiled: bo
 
 
 def is_dist_initialized() -> bool:
-    """Whether there is more than one rank."""
+    """Return True if there is more than one rank."""
     return comm.get_nworkers() > 1
 
 
 def get_process_id() -> int:
-    """The number of this rank's host among the hosts, from 0, in the order of their first ranks.
+    """Return the number of this rank's host, from 0, in the order of the hosts' first ranks.
 
-    Collective: every rank calls this; after the first time nothing is sent.
+    Collective: every rank calls this. After the first time nothing is sent.
     """
     return list(dict.fromkeys(comm.hosts())).index(platform.node())
 
 
 def get_global_ranks() -> npt.NDArray[np.int32]:
-    """The unique rank of each device: of each process, 0 to n - 1. The same whole array on all."""
+    """Return the ranks of all processes, 0 to n - 1: the whole array on every rank."""
     return np.arange(comm.get_nworkers(), dtype=np.int32)
 
 
 def split_key_to_devices(key: Any, devices: Sequence[Any]) -> list[Any]:
-    """One key for each device, independent of each other and of the key itself.
+    """Return one key for each device, independent of each other and of the key itself.
 
-    Every rank gets all of them, the same for the same key; device i, as a rule rank i, takes the
-    i-th. The key is not changed, so that it gives the same keys again.
+    Every rank gets all keys, and rank i usually takes number i. The same key always gives the same
+    keys, because it is not changed.
 
     Args:
         key: a seed, at least 0; a SeedSequence; a Generator, of which only the seed counts; or an
             array or tensor of integers.
-        devices: as many as keys are wanted, such as `get_global_ranks()`.
+        devices: sequence with one item for each key, such as `get_global_ranks()`.
 
     Returns:
-        Keys of the same kind, dtype and shape.
+        Keys of the same kind, dtype and shape as the key.
 
     Raises:
-        TypeError: if the key is something else.
+        TypeError: if the key is of another kind.
     """
     return [_child(key, i) for i in range(len(devices))]
 
@@ -202,7 +204,7 @@ def _all_ranks() -> Mesh:
 
 
 def _along(sizes: Mapping[str, int]) -> dict[str, Comm | None]:
-    """Axis -> the ranks whose places along all other axes are those of this one."""
+    """Return, for each axis, the communicator of the ranks that differ from this one along it alone."""
     place = np.unravel_index(comm.get_rank(), tuple(sizes.values()))
     found: dict[str, Comm | None] = {}
     for i, axis in enumerate(sizes):
@@ -219,12 +221,12 @@ def _reduced(x: Any, op: str, axis_name: str | None, what: str) -> Any:
 
 
 def _laid(stacked: Any, axis: int, tiled: bool) -> Any:
-    """What has been stacked along the first axis, along another, or one after the other."""
+    """Move the first axis, which counts ranks, to another place, or merge it into another axis."""
     move = torch.movedim if isinstance(stacked, torch.Tensor) else np.moveaxis
     if not tiled:
         return move(stacked, 0, axis)
     if stacked.ndim < 2:
-        raise ValueError("tiled must be False for numbers, which have no axis to be laid along")
+        raise ValueError("tiled must be False for numbers, which have no axis: got True")
     axis %= stacked.ndim - 1
     shape = list(stacked.shape[1:])
     shape[axis] *= stacked.shape[0]
@@ -243,7 +245,7 @@ def _child(key: Any, i: int) -> Any:
         )
     thing = reduce.opened(key)
     if thing.array.dtype.kind not in "iu":
-        raise TypeError(f"a key must be integers, a SeedSequence or a Generator: got {key!r}")
+        raise TypeError(f"key must be integers, a SeedSequence or a Generator: got {key!r}")
     words = np.ascontiguousarray(thing.array).reshape(-1).view(np.uint8).tolist()
     state = np.random.SeedSequence(words, spawn_key=(i,)).generate_state(len(words) // 4 + 1)
     drawn = state.view(np.uint8)[: len(words)].view(thing.array.dtype)

@@ -1,4 +1,4 @@
-"""EvoRL's updates by gradients: functions of parameters that change nothing in place."""
+"""EvoRL's gradient updates: pure functions of parameters, which change nothing in place."""
 
 from __future__ import annotations
 
@@ -17,37 +17,38 @@ Update = Callable[..., tuple[Any, Any, Any]]
 
 
 class GradientTransformation(Protocol):
-    """What optax calls an optimizer."""
+    """Optimizer with the interface of optax."""
 
     def init(self, params: Any) -> Any:
-        """The state before the first update."""
+        """Return the state before the first update."""
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        """What to add to the parameters, and the next state. The first argument are gradients."""
+        """Return what to add to the parameters, and the next state. `updates` are gradients."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TorchOptimizer:
-    """A `GradientTransformation` out of one of torch's optimizers. Each update copies its state.
+    """`GradientTransformation` made of one of torch's optimizers. Each update copies its state.
 
     Args:
-        make: tensors -> optimizer, such as ``lambda params: torch.optim.Adam(params, lr=3e-4)``.
+        make: function that makes an optimizer of a list of tensors, such as
+            ``lambda params: torch.optim.Adam(params, lr=3e-4)``.
     """
 
     make: Callable[[list[Tensor]], torch.optim.Optimizer]
 
     def init(self, params: Any) -> dict[str, Any]:
-        """The state before the first update."""
+        """Return the state before the first update."""
         return self.make(_copies(params)).state_dict()
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, dict[str, Any]]:
-        """What to add to the parameters, and the next state.
+        """Return what to add to the parameters, and the next state.
 
         Raises:
-            ValueError: if no parameters are given.
+            ValueError: if params is None.
         """
         if params is None:
-            raise ValueError("torch's optimizers compute with parameters: pass params")
+            raise ValueError("torch's optimizers need the parameters: got None; pass params")
         before, after = trees.named(params), _copies(params)
         optimizer = self.make(after)
         optimizer.load_state_dict(copy.deepcopy(state))
@@ -64,18 +65,18 @@ def gradient_update(
     dp_axis_name: str | None,
     has_aux: bool = False,
 ) -> Update:
-    """A function that takes one step down the gradient of a loss.
+    """Return a function that makes one optimizer step down the gradient of a loss.
 
     Args:
-        loss_fn: (params, ...) -> loss, a tensor of one number; or (loss, aux). params is a tree of
-            tensors.
-        optimizer: has optax's `init` and `update`; see `TorchOptimizer`.
-        dp_axis_name: of the ranks over which gradients are averaged; None for this rank's alone.
-        has_aux: whether loss_fn returns aux, too.
+        loss_fn: function of (params, ...) that returns the loss, a tensor of one number, or
+            (loss, aux). params is a tree of tensors.
+        optimizer: object with optax's `init` and `update`, such as a `TorchOptimizer`.
+        dp_axis_name: axis of the ranks over which gradients are averaged. None: no average.
+        has_aux: True if loss_fn returns (loss, aux).
 
     Returns:
-        (opt_state, params, ...) -> (loss, or (loss, aux); the new params; the new opt_state). The
-        loss is this rank's. It is collective over the ranks of the axis.
+        A function of (opt_state, params, ...). It returns this rank's loss, or (loss, aux), then
+        the new params and the new opt_state. It is collective over the ranks of the axis.
     """
 
     def update(opt_state: Any, params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
@@ -107,19 +108,22 @@ def agent_gradient_update(
     attach_fn: Callable[[Any, Any], Any] = _attach_params,
     detach_fn: Callable[[Any], Any] = _detach_params,
 ) -> Update:
-    """As `gradient_update`, of an agent's state, some part of which are the parameters.
+    """Return a function like that of `gradient_update`, on an agent's state that holds parameters.
 
     Args:
-        loss_fn: (agent_state, ...) -> loss, or (loss, aux).
-        optimizer: as in `gradient_update`.
-        dp_axis_name: as in `gradient_update`.
-        has_aux: as in `gradient_update`.
-        attach_fn: (agent_state, params) -> the same state with these parameters; by default those of
-            a dataclass or namedtuple, or of what has a method `replace`, under the name `params`.
-        detach_fn: agent_state -> its parameters; by default what it calls `params`.
+        loss_fn: function of (agent_state, ...) that returns the loss, or (loss, aux).
+        optimizer: object with optax's `init` and `update`, as in `gradient_update`.
+        dp_axis_name: axis to average over, as in `gradient_update`.
+        has_aux: True if loss_fn returns (loss, aux).
+        attach_fn: function of (agent_state, params) that returns the state with these parameters.
+            The default replaces `params` of a dataclass, of a namedtuple, or of an object with a
+            method `replace`.
+        detach_fn: function of agent_state that returns its parameters. The default returns
+            `params`.
 
     Returns:
-        (opt_state, agent_state, ...) -> (loss, or (loss, aux); the new state; the new opt_state).
+        A function of (opt_state, agent_state, ...). It returns the loss, or (loss, aux), then the
+        new state and the new opt_state.
     """
 
     def loss_of_params(params: Any, agent_state: Any, *args: Any, **kwargs: Any) -> Any:
@@ -138,7 +142,7 @@ def agent_gradient_update(
 def _value_and_grad(
     loss_fn: Callable[..., Any], has_aux: bool, params: Any, *args: Any, **kwargs: Any
 ) -> tuple[Any, Any]:
-    """Loss (and aux) without history, and a tree of gradients: 0 for what the loss does not depend on."""
+    """Return the loss (and aux) without graph, and a tree of gradients: 0 for parameters it does not depend on."""
     live = [p.detach().requires_grad_() for p in trees.named(params).values()]
     with torch.enable_grad():
         value = loss_fn(trees.rebuilt(params, live), *args, **kwargs)

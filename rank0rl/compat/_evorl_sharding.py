@@ -1,4 +1,4 @@
-"""EvoRL's ways to run a function on shards: every rank on its rows, then all rows on every rank."""
+"""EvoRL's sharded functions: every rank computes its rows, then every rank gets all rows."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from rank0rl.mpi import reduce, trees
 def shmap_map(
     fn: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any, **kwargs: Any
 ) -> Callable[..., Any]:
-    """A function that runs fn on every row of its arguments, rows spread over ranks, one by one.
+    """Return a function that runs fn on the rows of its arguments, one by one, spread over ranks.
 
     Args:
-        fn: called with one row of each argument, by position; its results are stacked.
-        mesh: what `use_axes` returned; None for the grid in use.
-        in_specs: name of the axis along whose ranks the rows of the arguments are spread, or None
-            where every rank takes all rows; for all arguments, or a sequence with one for each.
-        out_specs: the name of the axis along whose ranks rows are put together, or None where all
-            ranks have come to the same; for the result, or a sequence with one for each of several.
-        kwargs: of JAX's shard_map; without effect.
+        fn: function of one row of each argument, by position. Its results are stacked.
+        mesh: the grid that `use_axes` returned; None for the grid in use.
+        in_specs: name of the axis over whose ranks the rows of the arguments are spread. None:
+            every rank takes all rows. It holds for all arguments; a sequence has one for each of
+            them.
+        out_specs: name of the axis over whose ranks the rows of the result are gathered. None:
+            every rank has the same result already. A sequence has one for each of several results.
+        kwargs: options of JAX's shard_map; without effect.
 
     Returns:
-        A function of whole trees of arrays, tensors and numbers with rows, which returns such trees,
-        whole on every rank. It is collective over the ranks of the axes that are named. It raises
-        ValueError, the same on every rank, if the rows cannot be spread evenly, or arguments
-        differ in their number.
+        A function of whole trees, whose leaves have rows, that returns whole trees on every rank.
+        It is collective over the ranks of the named axes. It raises the same ValueError on every
+        rank if rows cannot be spread evenly, or if the arguments have different numbers of rows.
     """
     return _shard_map(lambda *args: _in_sequence(fn, args), mesh, in_specs, out_specs)
 
@@ -40,16 +40,16 @@ def shmap_map(
 def shmap_vmap(
     fn: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any, **kwargs: Any
 ) -> Callable[..., Any]:
-    """As `shmap_map`, all rows of a rank at once: with torch.vmap.
+    """Return a function like that of `shmap_map`, which runs all rows of a rank at once by torch.vmap.
 
-    Arrays reach fn as tensors; where all arguments are arrays, the results are arrays again. What
-    is drawn at random in fn differs between rows.
+    Arrays reach fn as tensors. If all arguments are arrays, the results are arrays again. Random
+    numbers that fn draws differ between rows.
     """
     return _shard_map(lambda *args: _batched(fn, args), mesh, in_specs, out_specs)
 
 
 def tree_device_put(tree: Any, device: torch.device | str) -> Any:
-    """A tree with its tensors on a device. Arrays and numbers become tensors there."""
+    """Return the tree with all leaves as tensors on a device."""
 
     def put(leaf: Any) -> Tensor:
         return leaf.to(device) if isinstance(leaf, Tensor) else torch.tensor(leaf, device=device)
@@ -63,13 +63,13 @@ def _shard_map(
     def sharded(*args: Any) -> Any:
         grid = mesh or current_mesh()
         axes = _axes(in_specs, len(args), "in_specs")
-        parts = [_rows(x, axis, grid) for x, axis in zip(args, axes, strict=True)]
-        counts = {len(leaf) for part in parts for leaf in trees.named(part).values()}
+        shards = [_rows(x, axis, grid) for x, axis in zip(args, axes, strict=True)]
+        counts = {len(leaf) for shard in shards for leaf in trees.named(shard).values()}
         if len(counts) != 1 or counts == {0}:
             raise ValueError(
-                f"arguments must have the same number of rows, 1 at least: got {sorted(counts)}"
+                f"all arguments must have the same number of rows, at least 1: got {sorted(counts)}"
             )
-        out = run(*parts)
+        out = run(*shards)
         if isinstance(out_specs, str) or out_specs is None:
             return _together(out, out_specs, grid)
         axes = _axes(out_specs, len(out), "out_specs")
@@ -79,19 +79,19 @@ def _shard_map(
 
 
 def _axes(specs: Any, n: int, what: str) -> list[str | None]:
-    """The axis of each of n trees."""
+    """Return the axis of each of n trees."""
     if isinstance(specs, str) or specs is None:
         return [specs] * n
     axes = [spec[0] if isinstance(spec, Sequence) and len(spec) == 1 else spec for spec in specs]
     if len(axes) != n or not all(isinstance(axis, str) or axis is None for axis in axes):
         raise ValueError(
-            f"{what} must be an axis, None, or one of these for each of {n}: got {specs}"
+            f"{what} must be an axis, None, or a sequence of {n} of these: got {specs}"
         )
     return axes
 
 
 def _rows(tree: Any, axis: str | None, mesh: Mesh) -> Any:
-    """This rank's rows."""
+    """Return this rank's rows of a tree."""
     if axis is None:
         return tree
     place, ranks = mesh.index(axis), mesh.sizes[axis]
@@ -100,8 +100,8 @@ def _rows(tree: Any, axis: str | None, mesh: Mesh) -> Any:
         each, left = divmod(len(leaf), ranks)
         if left:
             raise ValueError(
-                f"rows must be a multiple of the {ranks} ranks along {axis}: got {len(leaf)}; fill "
-                f"them up"
+                f"the number of rows must be a multiple of the {ranks} ranks along {axis}: got "
+                f"{len(leaf)}; add rows"
             )
         return leaf[place * each : (place + 1) * each]
 
@@ -109,7 +109,7 @@ def _rows(tree: Any, axis: str | None, mesh: Mesh) -> Any:
 
 
 def _together(tree: Any, axis: str | None, mesh: Mesh) -> Any:
-    """The rows of all ranks along an axis."""
+    """Return the rows of all ranks along an axis."""
     if axis is None:
         return tree
     whole = reduce.gather_many(trees.named(tree), "shmap", mesh.comm(axis))

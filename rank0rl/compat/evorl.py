@@ -1,4 +1,4 @@
-"""EvoRL's distributed tools, by name, on arrays and tensors: a rank is what a device is there."""
+"""EvoRL's distributed tools on arrays and tensors. A rank stands for one of EvoRL's devices."""
 
 from __future__ import annotations
 

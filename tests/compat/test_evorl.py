@@ -339,7 +339,7 @@ def test_keys_of_devices_differ_and_depend_on_the_key_alone(key):
 
 
 def test_what_is_no_key():
-    with pytest.raises(TypeError, match="a key must be integers"):
+    with pytest.raises(TypeError, match="key must be integers"):
         evorl.split_key_to_devices(np.ones(2), range(2))
 
 

@@ -68,7 +68,7 @@ def test_every_name_is_in_its_table_and_where_it_is_said_to_be(heading):
 def test_every_name_is_explained_and_tested(heading):
     for name, (what, differs, tests) in rows(heading).items():
         assert all([what, differs]), f"{name} has an empty cell"
-        named = re.findall(r"`tests/(\w+\.py)(?:::(\w+))?`", tests)
+        named = re.findall(r"`tests/((?:\w+/)?\w+\.py)(?:::(\w+))?`", tests)
         assert named, f"{name} has no test"
         for file, function in named:
             path = ROOT / "tests" / file

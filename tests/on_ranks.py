@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+LIMIT_S = 300  # catches hangs; an idle machine takes seconds, a busy one minutes
 
 
 def mpiexec() -> str:
@@ -24,7 +25,7 @@ def mpiexec() -> str:
     return found
 
 
-def on_ranks(n: int, function: str, *args: Any, limit_s: float = 60) -> list[Any]:
+def on_ranks(n: int, function: str, *args: Any, limit_s: float = LIMIT_S) -> list[Any]:
     """What "module:function" returns on each rank, as JSON; an exception as {"raised", "message"}."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, folder, function, json.dumps(args)]
@@ -46,7 +47,7 @@ def environment(more: dict[str, str]) -> dict[str, str]:
     }
 
 
-def run(command: list[str], limit_s: float = 60, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], limit_s: float = LIMIT_S, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     """A command's exit code and output; the whole process group is ended after the limit."""
     process = subprocess.Popen(
         command,
@@ -62,7 +63,7 @@ def run(command: list[str], limit_s: float = 60, **kwargs: Any) -> subprocess.Co
         out, err = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=60)
         raise AssertionError(f"no end after {limit_s} s: {command}\n{out}\n{err}") from None
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 

@@ -7,13 +7,13 @@ import sys
 import time
 
 import tomli_w
-from on_ranks import HERE, run
+from on_ranks import HERE, LIMIT_S, run
 
 TIMES = ("seconds", "steps_per_s", "memory_mb", "mpi_loaded")
 SMALL = ["CartPole", "--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32"]
 
 
-def train(folder, *args, nprocs=1, expect=0, limit_s=120):
+def train(folder, *args, nprocs=1, expect=0, limit_s=LIMIT_S):
     command = [sys.executable, "train.py", *args, "--run-dir", str(folder)]
     done = run([*command, *(["--nprocs", str(nprocs)] if nprocs > 1 else [])], limit_s)
     assert done.returncode == expect, done.stdout + done.stderr
@@ -21,7 +21,7 @@ def train(folder, *args, nprocs=1, expect=0, limit_s=120):
     return done
 
 
-def resume(folder, *args, nprocs=1, expect=0, limit_s=120):
+def resume(folder, *args, nprocs=1, expect=0, limit_s=LIMIT_S):
     command = [sys.executable, "train.py", "--resume", str(folder), *args]
     done = run([*command, "--nprocs", str(nprocs)], limit_s)
     assert done.returncode == expect, done.stdout + done.stderr
@@ -93,14 +93,14 @@ def interrupt(folder, args, nprocs, signum, after):
     process = subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.PIPE, text=True)
     wait_for_rows(process, folder, after)
     process.send_signal(signum)
-    out, _ = process.communicate(timeout=20)
+    out, _ = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + signum, out
     assert "--resume" in out
     return out
 
 
 def wait_for_rows(process, folder, count):
-    end = time.monotonic() + 60
+    end = time.monotonic() + LIMIT_S
     while not (folder / "progress.csv").exists() or len(table(folder)) < count:
         assert time.monotonic() < end, "no progress"
         assert process.poll() is None

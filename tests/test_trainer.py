@@ -264,7 +264,7 @@ def test_a_failing_rank_ends_the_job_with_its_reason_and_a_checkpoint(
     (tmp_path / "bad.py").write_text(BAD.format(what=what))
     args = [*SMALL, "--algo", f"{tmp_path / 'bad.py'}:Bad"]
     args += ["--gather-parts", "2"]  # of 2 ranks, a part is on its way when rank 1 fails
-    done = train(tmp_path / "r", *args, nprocs=ranks, expect=code, limit_s=60)
+    done = train(tmp_path / "r", *args, nprocs=ranks, expect=code)
     assert "rank 1" in done.stderr
     assert said in done.stderr
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())

@@ -130,7 +130,7 @@ def test_no_rank_grows(mode, tmp_path, monkeypatch):
     monkeypatch.setenv("GROWTH", str(tmp_path / "pages"))
     (tmp_path / "lean.py").write_text(LEAN)
     args = [*SMALL, "--algo", f"{tmp_path / 'lean.py'}:Lean", "--total-steps", str(64 * 500)]
-    train(tmp_path / "r", *args, *mode, nprocs=2, limit_s=200)
+    train(tmp_path / "r", *args, *mode, nprocs=2)
     for rank in range(2):
         pages = [int(line) for line in (tmp_path / f"pages{rank}").read_text().split()]
         assert len(pages) >= 5

@@ -301,6 +301,6 @@ def test_a_run_is_written_by_one_process_and_stops_ahead(tmp_path):
         assert "another process is training in" in resume(tmp_path, expect=2).stderr
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=300)
     refused = resume(tmp_path, "--stop-after-iterations", "1", expect=2)
     assert "got 1, and the run has made" in refused.stderr

@@ -13,8 +13,8 @@ from rank0rl.run import plan
 from rank0rl.run.launch_options import LaunchOptions
 
 
-def train(*args, limit_s=60):
-    return run([sys.executable, "train.py", *args], limit_s)
+def train(*args):
+    return run([sys.executable, "train.py", *args])
 
 
 WRONG = [

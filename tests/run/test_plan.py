@@ -1,0 +1,57 @@
+"""What rank 0 finds out before a run."""
+
+import pytest
+
+from rank0rl.run import plan
+from rank0rl.run.options import RunOptions
+
+
+def test_the_command_line_is_over_the_file_and_the_file_over_the_defaults(tmp_path):
+    file = tmp_path / "c.toml"
+    file.write_text("num_envs = 4\nsteps_per_batch = 16\nlr = 1e-3\n")
+    argv = ["CartPole-v1", "--config", str(file), "--num-envs", "2", "--run-dir", str(tmp_path)]
+    made = plan.prepare(argv, None, 1)
+    assert (made.options.num_envs, made.options.steps_per_batch, made.options.seed) == (2, 16, 0)
+    assert (made.agent.lr, made.source, made.folder) == (1e-3, str(file), tmp_path)
+
+
+@pytest.mark.parametrize("argv", [["--episodes-per-batch", "4"], ["--episodes_per_batch=4"]])
+def test_the_kind_of_batch_on_the_command_line_replaces_that_of_the_file(argv):
+    options, _ = plan.read(argv, {"steps_per_batch": 64}, "file")
+    assert (options.steps_per_batch, options.episodes_per_batch) == (None, 4)
+
+
+def test_further_checks_are_made_before_there_is_a_folder(tmp_path):
+    seen = []
+
+    def refuse(options):
+        seen.append(options.env_id)
+        raise ValueError("not here")
+
+    argv = ["CartPole", "--run-dir", str(tmp_path / "r")]
+    with pytest.raises(ValueError, match="not here"):
+        plan.prepare(argv, None, 1, checks=[refuse])
+    assert seen[0].startswith("CartPole-v")
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize(
+    ("argv", "kept"),
+    [
+        ("CartPole --num-envs 4 --run-dir r", ""),
+        ("CartPole --stop-after-iterations 5", "--stop-after-iterations 5"),
+        ("CartPole --quiet --stop_after_seconds=1.5", "--stop-after-seconds 1.5 --quiet"),
+        ("CartPole --quiet --no-quiet --stop-after-seconds None", ""),
+    ],
+)
+def test_a_restart_keeps_what_the_checkpoint_does_not_hold(argv, kept):
+    assert plan._of_this_start(argv.split()) == kept.split()
+
+
+def test_another_length_or_device_is_said(tmp_path):
+    old = RunOptions()
+    new = RunOptions(total_steps=5, num_episodes=7, device="cuda")
+    said = plan._schedule_notes(new, old)
+    for facts in (("1000000", "5"), ("None", "7"), ("cpu", "cuda")):
+        assert any(all(fact in note for fact in facts) for note in said)
+    assert plan._schedule_notes(old, old) == []

@@ -94,7 +94,8 @@ def test_a_run_on_another_device_is_replayed_and_goes_on_elsewhere(tmp_path):
     train(tmp_path, *args)
     assert replay(tmp_path, 3, env=1).stdout.count("the same data") == 2
     done = resume(tmp_path, "--device", "cpu")
-    assert f"updates compute on cpu and no longer on {device}" in done.stdout
+    notes = [line for line in done.stdout.splitlines() if line.startswith("note: ")]
+    assert any(device in line for line in notes), notes
 
 
 def test_a_run_on_another_device_is_the_same_for_every_number_of_ranks(tmp_path):

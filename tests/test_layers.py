@@ -15,7 +15,10 @@ ROOT = Path(__file__).parent.parent
 LAYERS = {
     "launch": {
         f"rank0rl.mpi.{name}"
-        for name in ("launch", "supervisor", "job", "hosts", "places", "processes", "diagnosis")
+        for name in (
+            *("launch", "launcher", "supervisor", "job", "hosts"),
+            *("places", "processes", "diagnosis"),
+        )
     },  # what the process loads that the user starts
     "mpi": {"rank0rl.mpi."},
     "base": {f"rank0rl.{name}" for name in ("agent", "batch", "options", "returns", "seeding")},

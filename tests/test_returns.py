@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from rank0rl.returns import discounted_sum, explained_variance, gae
+from rank0rl.agent import Fragment
+from rank0rl.returns import advantages, discounted_sum, explained_variance, gae
 
 RNG = np.random.default_rng(0)
 REW, VAL = RNG.normal(size=7), RNG.normal(size=8)
@@ -29,6 +30,47 @@ def test_gae_with_lambda_0_is_the_error_and_with_1_the_return_minus_the_value():
 def test_gae_needs_one_value_more_than_rewards():
     with pytest.raises(ValueError, match="one value more"):
         gae(REW, VAL[:-1], 0.9, 0.9)
+
+
+@pytest.mark.parametrize(
+    "ends",
+    [
+        {8: "cut"},
+        {8: "terminated"},
+        {2: "terminated", 5: "truncated", 8: "cut"},
+        {0: "truncated", 1: "terminated", 7: "truncated", 8: "terminated"},
+    ],
+    ids=lambda ends: "-".join(ends.values()),
+)
+def test_advantages_of_a_fragment_of_several_episodes_are_those_of_a_slow_loop(ends):
+    """The value after an episode counts unless it terminated; nothing crosses into the next one."""
+    rng, gamma, lam = np.random.default_rng(2), 0.9, 0.7
+    rew, val = rng.normal(size=9), rng.normal(size=9).astype(np.float32)
+    terminated = np.isin(np.arange(9), [t for t, how in ends.items() if how == "terminated"])
+    truncated = np.isin(np.arange(9), [t for t, how in ends.items() if how == "truncated"])
+    end = np.array(list(ends))
+    fragment = Fragment(0, np.zeros((9, 1)), np.zeros(9), rew, terminated, truncated, end, None)
+    after = rng.normal(size=len(end)).astype(np.float32)
+    after[terminated[end]] = 0.0
+    adv = advantages(rew, val, after, fragment.episodes(), gamma, lam)
+
+    slow, start = [], 0
+    for last, last_val in zip(end, after, strict=True):
+        for t in range(start, last + 1):
+            total, weight = 0.0, 1.0
+            for k in range(t, last + 1):
+                following = last_val if k == last else val[k + 1]
+                total += weight * (rew[k] + gamma * float(following) - float(val[k]))
+                weight *= gamma * lam
+            slow.append(total)
+        start = last + 1
+    assert adv.dtype == np.float64
+    np.testing.assert_allclose(adv, slow, rtol=1e-12)
+
+
+def test_advantages_need_a_value_for_the_end_of_each_episode():
+    with pytest.raises(ValueError, match="shorter"):
+        advantages(REW, VAL[:-1], VAL[:1], [slice(0, 3), slice(3, 7)], 0.9, 0.9)
 
 
 def test_explained_variance():

@@ -17,7 +17,7 @@ import rank0rl
 
 comm = MPI.COMM_WORLD
 rank = comm.Get_rank()
-messages = {0: (4, 10_000_000), 1: (8, "hello")}  # who sends -> to whom, and what
+messages = {0: (4, 10_000_000), 1: (8, "hello")}  # sender -> receiver, message
 
 if rank in messages:
     to, what = messages[rank]
@@ -30,7 +30,8 @@ for source, (to, _) in messages.items():
         print(f"rank {rank} received {what!r} from rank {source}")
         got.append(f"{rank} has {what}")
 
-# rank0rl has no send and no receive: a message that nobody sends is waited for without end. What
-# some ranks have reaches rank 0 by a call that every rank makes; who has nothing comes with {}.
+# rank0rl has no send and no receive: a rank would wait forever for a message that nobody sends.
+# What some ranks have reaches rank 0 by a call that every rank makes. A rank with nothing to send
+# passes {}.
 d = rank0rl.rank0_accum_batches({"got": got} if got else {})
 rank0rl.print0("rank 0 was told by all:", d["got"])

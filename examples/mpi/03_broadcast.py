@@ -1,4 +1,4 @@
-"""Broadcast: what one rank has, all ranks get.
+"""Broadcast: all ranks get what one rank has.
 
     mpiexec -n 10 python examples/mpi/03_broadcast.py
 
@@ -23,14 +23,14 @@ import rank0rl
 
 comm = MPI.COMM_WORLD
 rank = comm.Get_rank()
-weights = np.array([0.0, 0.5, 1.0])  # rank 0 has these, and the others are to have them
+weights = np.array([0.0, 0.5, 1.0])  # rank 0 sends these to the others
 
-# In small letters any object, which is pickled; in a capital a buffer, which every rank has to make.
+# bcast sends any object, pickled. Bcast sends a buffer, and every rank must have made one.
 number = comm.bcast(100 if rank == 0 else None, root=0)
 buffer = weights.copy() if rank == 0 else np.empty(3)
 comm.Bcast(buffer, root=0)
 
-# rank0rl: an array of rank 0, whose shape the others need not know. `rank0_bcast_wts` does it in
-# place with all weights of a torch module: examples/ppo_ranks.py.
+# rank0rl: `bcast` sends an array of rank 0. The others do not have to know its shape.
+# `rank0_bcast_wts` sends all weights of a torch module, in place: see examples/ppo_ranks.py.
 ours = rank0rl.bcast(weights if rank == 0 else None)
 print(f"rank {rank} has {number} and {buffer}, by rank0rl {ours}")

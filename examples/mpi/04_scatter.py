@@ -1,4 +1,4 @@
-"""Scatter: rank 0 has one thing for each rank.
+"""Scatter: rank 0 sends one item to each rank.
 
     mpiexec -n 10 python examples/mpi/04_scatter.py
 
@@ -28,8 +28,8 @@ rank = comm.Get_rank()
 # The list must have exactly one item for each rank; the other ranks pass None.
 mine = comm.scatter(list(range(1, 11)) if rank == 0 else None, root=0)
 
-# rank0rl has no scatter: what a rank is to do follows from its number, and need not be sent. The
-# shares of 32 environments among 10 ranks may differ by one.
+# rank0rl has no scatter: the number of a rank says what it has to do. The shares of 32 environments
+# among 10 ranks may differ by one.
 share = np.array_split(np.arange(32), rank0rl.nworkers)[rank0rl.rank]
 print(f"rank {rank} got {mine}, and has environments {share[0]} to {share[-1]}")
 total = rank0rl.all_sum(len(share))

@@ -1,4 +1,4 @@
-"""Gather: what every rank has, one rank gets, in the order of ranks.
+"""Gather: one rank gets what every rank has, in the order of ranks.
 
     mpiexec -n 5 python examples/mpi/05_gather.py
 
@@ -24,7 +24,8 @@ squares = comm.gather((rank + 1) ** 2, root=0)  # a list on rank 0, None elsewhe
 if rank == 0:
     print(f"rank 0 gathered {squares}")
 
-# rank0rl: a dict of arrays, rows first, as many as a rank happens to have. They are put together on
-# rank 0; the others get the same names with no rows. `all_accum_batches` gives all rows to all.
+# rank0rl: a dict of arrays, whose first axis counts rows. Ranks may have different numbers of rows.
+# Rank 0 gets all rows, the others the same names with no rows. With `all_accum_batches`, all ranks
+# get all rows.
 d = rank0rl.rank0_accum_batches({"obs": np.full(rank + 1, rank), "rew": np.ones(rank + 1)})
 print(f"rank {rank} has {len(d['obs'])} rows of obs: {d['obs']}")

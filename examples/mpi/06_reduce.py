@@ -1,4 +1,4 @@
-"""Reduce: arrays of all ranks become one on rank 0, element by element: a sum, a maximum, ...
+"""Reduce: the arrays of all ranks become one on rank 0, element by element: a sum, a maximum, ...
 
     mpiexec -n 3 python examples/mpi/06_reduce.py
 
@@ -25,13 +25,13 @@ rank = comm.Get_rank()
 mine = (rank + 1) * np.arange(3, dtype=np.int64)
 print(f"rank {rank} sends {mine}")
 
-# Both buffers must have the same dtype and shape. Only the root's is written to: the others keep
-# what they had, here zeros, and nothing says so.
+# Both buffers must have the same dtype and shape. Only the root's is written to. The others keep
+# what they had, here zeros, without any warning.
 total, most = np.zeros(3, np.int64), np.zeros(3, np.int64)
 comm.Reduce(mine, total, op=MPI.SUM, root=0)
 comm.Reduce(mine, most, op=MPI.MAX, root=0)
 print(f"rank {rank} has the sum {total} and the maximum {most}")
 
-# rank0rl: the sum goes to all ranks, so that none has zeros in its place, and ranks that come with
-# different dtypes or shapes are told so.
+# rank0rl: all ranks get the sum, so none is left with zeros. Different dtypes or shapes raise an
+# error.
 print(f"by rank0rl rank {rank} has {rank0rl.all_sum(mine)}")

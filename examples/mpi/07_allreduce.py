@@ -1,4 +1,4 @@
-"""Allreduce: as reduce, and every rank gets the result. Here, a mean of unequally many numbers.
+"""Allreduce: a reduce whose result every rank gets. Here, a mean of different numbers of returns.
 
     mpiexec -n 3 python examples/mpi/07_allreduce.py
 
@@ -18,13 +18,13 @@ import rank0rl
 
 comm = MPI.COMM_WORLD
 rank = comm.Get_rank()
-returns = np.array([[10.0], [20.0, 20.0], [30.0, 20.0, 20.0]][rank])  # of a rank's episodes
+returns = np.array([[10.0], [20.0, 20.0], [30.0, 20.0, 20.0]][rank])  # of this rank's episodes
 
 total = comm.allreduce(returns.sum(), op=MPI.SUM)
 print(f"rank {rank} has returns {returns}, in all of them {total}")
 
 # rank0rl: `all_sum` takes numbers, lists, arrays and tensors. A mean over ranks is a sum divided by
-# a count; `all_mean`, where every rank counts the same, is for ranks that have equally many.
+# a count. `all_mean` counts every rank the same: use it where all ranks have equally many numbers.
 total, count = rank0rl.all_sum([returns.sum(), len(returns)])
 rank0rl.print0(f"mean of the {count:.0f} returns: {total / count:.3f}")
 mean = rank0rl.all_mean(returns.mean())

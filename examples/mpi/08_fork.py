@@ -1,4 +1,4 @@
-"""Fork: a script that is run as any other starts itself again on n ranks.
+"""Fork: a script that you start as usual runs itself again on n ranks.
 
     python examples/mpi/08_fork.py
 
@@ -19,13 +19,13 @@ import os
 import subprocess
 import sys
 
-from mpi4py import MPI  # before the fork: not needed there, but many scripts have it so
+from mpi4py import MPI  # many scripts import it before the fork; that works
 
 import rank0rl
 
 hello = f"hello from rank {MPI.COMM_WORLD.Get_rank()} of {MPI.COMM_WORLD.Get_size()}"
 
-# By hand: mpiexec with this very command, and a mark by which its processes know not to do the same.
+# By hand: mpiexec with this very command, and a mark that tells its processes not to do the same.
 if "BY_HAND" in os.environ:
     print("mpiexec:", hello)
     sys.exit()
@@ -33,9 +33,9 @@ if MPI.COMM_WORLD.Get_size() == 1:
     again = ["mpiexec", "-n", "4", sys.executable, *sys.argv]
     subprocess.run(again, env={**os.environ, "BY_HAND": "yes"}, check=True)
 
-# rank0rl: the same in a line. It finds the mpiexec that belongs to this Python, repeats Python's own
-# options too, watches over the ranks, and ends all of them if one fails. It returns "parent" here,
-# once the job has succeeded, and "child" on every rank.
+# rank0rl: the same in one line. `mpi_fork` finds the mpiexec that belongs to this Python, repeats
+# Python's own options too, and ends all ranks if one fails. It returns "parent" here, once the job
+# has succeeded, and "child" on every rank.
 if rank0rl.mpi_fork(4) == "parent":
     print("parent: the job has succeeded")
     sys.exit()

@@ -45,7 +45,8 @@ class TensorBoard:
 
     Args:
         folder: the run's folder.
-        after: steps that the run has made. TensorBoard hides what an earlier start wrote after them.
+        after: steps that the run has made. TensorBoard hides what an earlier start wrote after
+            them.
     """
 
     def __init__(self, folder: Path, after: int) -> None:

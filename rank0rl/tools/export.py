@@ -1,7 +1,8 @@
 """python -m rank0rl export RUN: write the policy of a run's last checkpoint for PyTorch alone.
 
 The exported program takes the environment's own observations and returns the environment's own
-actions. It contains the scaling of observations, the bounds of actions and the numbering of choices.
+actions. It contains the scaling of observations, the bounds of actions and the numbering of
+choices.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def export(run: Path, out: Path) -> str:
         raise ValueError(f"cannot write {out}: {error}") from None
     spaces = envs.describe(env)
     notes = [
-        f"{out} holds the policy for {options.env_id}: from observations {_shape(spaces.obs)} to the "
-        f"most probable actions {_shape(spaces.act)}"
+        f"{out} holds the policy for {options.env_id}: from observations {_shape(spaces.obs)} to "
+        f"the most probable actions {_shape(spaces.act)}"
     ]
     if options.wrappers:
         notes.append(

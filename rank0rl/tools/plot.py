@@ -1,7 +1,7 @@
 """python -m rank0rl plot RUN...: draw learning curves, one axis per environment, one color per agent.
 
-Runs that differ only in their seed form one curve. Its line is their mean; its band reaches from the
-lowest to the highest seed.
+Runs that differ only in their seed form one curve. Its line is their mean; its band reaches from
+the lowest to the highest seed.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def main(argv: list[str]) -> int:
 def group(folders: Sequence[Path], x: str = "steps") -> dict[tuple[str, str], Curves]:
     """Group the curves of runs by environment and agent, sorted.
 
-    An agent is named by its algorithm and by the settings in which the runs of this algorithm in this
-    environment differ. With x="hours", the number of ranks is one of these settings.
+    An agent is named by its algorithm and by the settings in which the runs of this algorithm in
+    this environment differ. With x="hours", the number of ranks is one of these settings.
 
     Args:
         folders: folders of the runs.
@@ -114,8 +114,8 @@ def group(folders: Sequence[Path], x: str = "steps") -> dict[tuple[str, str], Cu
             other = seeds.setdefault((env_id, agent), {}).setdefault(run.settings["seed"], run)
             if other is not run:
                 raise ValueError(
-                    f"{other.folder} and {run.folder} have the same seed and the same settings: leave "
-                    f"one of them out"
+                    f"{other.folder} and {run.folder} have the same seed and the same settings: "
+                    f"leave one of them out"
                 )
     return {
         key: on_grid([_curve(run, x) for run in runs.values()])
@@ -152,7 +152,8 @@ def interquartile_means(groups: Groups) -> dict[str, tuple[float, float, float]]
     middle half of all scores. Its interval comes from a bootstrap that draws seeds within each
     environment.
 
-    An environment counts if every agent has two or more seeds there and the best agent has improved.
+    An environment counts if every agent has two or more seeds there and the best agent has
+    improved.
 
     Returns:
         Agent -> (mean, low end, high end); {} if fewer than two environments count.

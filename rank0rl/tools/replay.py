@@ -1,7 +1,7 @@
 """python -m rank0rl replay RUN --iteration I --env E: repeat one environment of one iteration, alone.
 
-The run's seed keys everything that an environment does, so one process repeats what any rank did. This
-is how an environment that fails on one of many ranks is brought under a debugger.
+The run's seed keys everything that an environment does, so one process repeats what any rank did.
+This is how an environment that fails on one of many ranks is brought under a debugger.
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ def replay(
         episode: number of the episode within the iteration, in a run with whole-episode batches.
 
     Returns:
-        True if the fragment has the same rows alone as among all others, and if the batch is the one
-        that the run recorded (or the run has not recorded this iteration).
+        True if the fragment has the same rows alone as among all others, and if the batch is the
+        one that the run recorded (or the run has not recorded this iteration).
 
     Raises:
-        CannotReplayError: if there is no such run, iteration, environment or episode, or if it cannot
-            be repeated.
+        CannotReplayError: if there is no such run, iteration, environment or episode, or if it
+            cannot be repeated.
     """
     try:
         start = _find_start(run, iteration)
@@ -96,8 +96,8 @@ def replay(
     alone_rows = state.agent.process(fragment)
     returns = ", ".join(f"{value:.6g}" for value in ended["return"]) or "none"
     print(
-        f"iteration {iteration}, {what} {fragment_id}, alone: {len(fragment.rew)} steps; returns of "
-        f"finished episodes: {returns}; sha256 {hashes.sha256_arrays(alone_rows)[:16]}"
+        f"iteration {iteration}, {what} {fragment_id}, alone: {len(fragment.rew)} steps; returns "
+        f"of finished episodes: {returns}; sha256 {hashes.sha256_arrays(alone_rows)[:16]}"
     )
     collector.roll(iteration)
     collector.gather()

@@ -1,6 +1,7 @@
 """python -m rank0rl report RUN: write a run, or a speedup study, as one self-contained HTML page.
 
-Figures are SVG inside the page, in its light or dark colors. The page loads nothing and runs no script.
+Figures are SVG inside the page, in its light or dark colors. The page loads nothing and runs no
+script.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ def of_run(folder: Path) -> str:
 
 
 _RETURN_CAPTION = "Return of the last 100 training episodes."
-_PHASES_CAPTION = "Each phase's share of an iteration's time on rank 0. The legend gives its share of the whole run."
+_PHASES_CAPTION = (
+    "Each phase's share of an iteration's time on rank 0. "
+    "The legend gives its share of the whole run."
+)
 
 
 def of_study(folder: Path) -> str:

@@ -1,7 +1,7 @@
 """Films of an agent's episodes as MP4 files, made without a display.
 
-Without a display, MuJoCo draws with EGL or OSMesa. $MUJOCO_GL names the one to use; this module sets it
-if you have not.
+Without a display, MuJoCo draws with EGL or OSMesa. $MUJOCO_GL names the one to use; this module
+sets it if you have not.
 """
 
 from __future__ import annotations
@@ -188,8 +188,8 @@ class _Camera:
             self._shape = picture.shape
         elif picture.shape != self._shape:
             raise ValueError(
-                f"all pictures of a video must have the same size: {envs.name_of(env)} gave {self._shape}, "
-                f"then {picture.shape}"
+                f"all pictures of a video must have the same size: {envs.name_of(env)} gave "
+                f"{self._shape}, then {picture.shape}"
             )
         height, width, _ = picture.shape
         # Both sides must be even, because H.264 stores colors at half the size.
@@ -228,8 +228,8 @@ def _drawn(env: Any) -> Any:
         ) from error
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise ValueError(
-            f"render() must return a picture of shape (height, width, 3), uint8: {envs.name_of(env)} gave "
-            f"{picture.dtype} {picture.shape}"
+            f"render() must return a picture of shape (height, width, 3), uint8: "
+            f"{envs.name_of(env)} gave {picture.dtype} {picture.shape}"
         )
     return picture
 

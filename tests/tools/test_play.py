@@ -206,6 +206,17 @@ def test_films_of_a_training_leave_it_what_it_is(tmp_path, monkeypatch):
     assert len(pictures(films[1])[1]) == length + 1
 
 
+def test_the_hook_films_every_few_iterations_and_on_rank_0_alone(tmp_path):
+    spaces = SimpleNamespace(act=Space("box", (1,), "float32"))
+    options = RunOptions(env_id=DRAWN, video_every=3)
+    for folder in (tmp_path, None):
+        hook = video.Video(options, folder, deterministic=True)
+        assert [i for i in range(1, 10) if hook.due(i)] == [3, 6, 9]
+        hook(NoiseAgent(spaces), 6)
+    assert [path.name for path in tmp_path.rglob("*.mp4")] == ["00000006.mp4"]
+    assert video.hooks(RunOptions(env_id=DRAWN), tmp_path) == []
+
+
 def test_what_cannot_be_filmed_is_found_out_before_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = ["toy_envs:Count-v0", "--num-envs", "2", "--video-every", "2"]

@@ -96,7 +96,7 @@ class Buffer:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """What all ranks collected in one iteration: everything on rank 0, no rows elsewhere."""
+    """The batch that all ranks collected in one iteration: everything on rank 0, no rows elsewhere."""
 
     rows: Batch
     """Rows of all fragments in order of fragment ids, and "fragment_id", that of each row."""

@@ -1,4 +1,4 @@
-"""What is known of an option, in one place: a field of a frozen dataclass carries it.
+"""Options with all that is known of them in one place: the field of a frozen dataclass.
 
 A field gives the option's name, type, default and range, and the docstring under it is the help
 text. An option of a run also says whether it changes the learning curve, whether a resumed run may
@@ -17,7 +17,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of an option besides its name, type, default and help text."""
+    """All that is known of an option besides its name, type, default and help text."""
 
     interval: str = ""
     """Range of its numbers, such as "[0, 1]" or "(0, inf)". "": any."""

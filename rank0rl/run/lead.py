@@ -1,4 +1,4 @@
-"""What rank 0 does before the loop: go on from a checkpoint, open the record, say what is run."""
+"""Rank 0's part before the loop: resume from a checkpoint, open the record, say what is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rank 0 finds out before a run, from the command line and files: agent, options and folder."""
+"""The plan of a run, made by rank 0 from the command line and files: agent, options and folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rank0rl.run.options import RunOptions
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does, as rank 0 has found it."""
+    """Options, agent and folder of a run, as rank 0 has found them."""
 
     options: RunOptions
     """The run's options, with the full id of the environment."""
@@ -33,7 +33,7 @@ class Plan:
     source: str
     """The file that the settings come from, or "defaults"."""
     notes: tuple[str, ...]
-    """What a resume changes."""
+    """Changes of the curve that a resume brings, for the console."""
 
 
 def prepare(

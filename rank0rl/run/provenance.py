@@ -1,4 +1,4 @@
-"""What a run was made with, and which of it can change the last bits of its curve: CPU and versions."""
+"""Provenance of a run: machine, versions, commit and command, and which of them can change its last bits."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from rank0rl.run.timing import Phases
 
 
 class Restorable(Protocol):
-    """What a run restores on every rank: a `Collector`."""
+    """The part of a run that is restored on every rank: a `Collector`."""
 
     def restore(self) -> Mapping[int, str]:
         """Bring every rank to where rank 0 is; return the envs that cannot go on, and why."""
@@ -37,7 +37,7 @@ class Run:
     """
 
     def __init__(self, phases: Phases, recorder: Recorder | None) -> None:
-        """Nothing begins until the run is entered."""
+        """Prepare; the run begins when it is entered."""
         self.phases = phases
         self._recorder = recorder
         self._interrupts = Interrupts(ignore=recorder is None)

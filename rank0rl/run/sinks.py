@@ -1,4 +1,4 @@
-"""Where a run's numbers go besides its CSV file: TensorBoard and Weights & Biases."""
+"""Sinks, which take a run's numbers besides its CSV file: TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 

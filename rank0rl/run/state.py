@@ -18,7 +18,7 @@ _LAST = 100  # episodes in a mean return
 
 @dataclass
 class Progress:
-    """How far a run has come."""
+    """Counts of a run so far, and its last episodes."""
 
     iteration: int = 0
     steps: int = 0

@@ -11,7 +11,7 @@ SHARED = ("collect", "process")
 
 @dataclass(frozen=True)
 class Work:
-    """How a run spreads its work over ranks."""
+    """The ways in which a run spreads its work over ranks."""
 
     overlap: bool = False
     """True if rank 0 updates while the other ranks collect."""

@@ -146,7 +146,7 @@ def _difference(a: Fragment, b: Fragment) -> str:
 
 
 def _global_generators_used(global_seed: int) -> str:
-    """Name the global generators that have drawn numbers since they were seeded."""
+    """Find the global generators that have drawn numbers since they were seeded."""
 
     def state() -> dict[str, Any]:
         numpy_state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002

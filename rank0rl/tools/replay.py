@@ -109,7 +109,7 @@ def replay(
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a replay starts training again."""
+    """The checkpoint and the boundary from which a replay trains again."""
 
     boundary: int
     """Number of iterations to make before the one that is repeated is collected."""

@@ -108,7 +108,7 @@ print("mpi4py" in sys.modules)
 
 def test_ppo_in_one_file_runs_in_one_process_without_mpi():
     code = IN_ONE_PROCESS.format(args=SHORT.split())
-    *lines, mpi = typed(f"python -c {shlex.quote(code)}", limit_s=120)
+    *lines, mpi = typed(f"python -c {shlex.quote(code)}")
     for start in (0, 2, 4):
         assert all(9 <= ret <= 256 for ret in iterations(lines[start : start + 2]))
     assert mpi == "False"
@@ -116,7 +116,7 @@ def test_ppo_in_one_file_runs_in_one_process_without_mpi():
 
 @pytest.mark.parametrize("name", ["ppo_ranks", "ppo_averaged"])
 def test_ppo_in_one_file_runs_on_two_ranks(name):
-    returns = iterations(typed(f"python examples/{name}.py --nprocs 2 {SHORT}", limit_s=120))
+    returns = iterations(typed(f"python examples/{name}.py --nprocs 2 {SHORT}"))
     assert all(9 <= ret <= 256 for ret in returns)
 
 
@@ -144,7 +144,7 @@ def on_rank_ppo():
 
 
 def test_the_eight_steps_do_what_they_say():
-    first, second = on_ranks(2, "test_examples:on_rank_ppo", limit_s=120)
+    first, second = on_ranks(2, "test_examples:on_rank_ppo")
     assert first["updates"] == [256, 256]
     assert second["updates"] == []  # step 7
     assert first["first"][0] != second["first"][0]  # step 4
@@ -213,7 +213,7 @@ def on_rank_averaged():
 
 
 def test_averaged_gradients_are_those_of_all_rows_and_keep_ranks_equal(serial):
-    first, second = on_ranks(2, "test_examples:on_rank_averaged", limit_s=120)
+    first, second = on_ranks(2, "test_examples:on_rank_averaged")
     before, after, scales = updated(serial, 0, 1)
     change = (after - before).abs()
     assert change.max() > 1e-3  # lr: the comparison below is of something
@@ -311,5 +311,5 @@ def test_what_is_cut_off_has_a_value_and_what_terminates_has_none(serial):
     "command", ["ppo_serial.py", "ppo_ranks.py --nprocs 2", "ppo_averaged.py --nprocs 2"]
 )
 def test_ppo_in_one_file_learns(command):
-    returns = iterations(typed(f"python examples/{command} {LEARNS}", limit_s=200))
+    returns = iterations(typed(f"python examples/{command} {LEARNS}"))
     assert max(returns) > 450, returns

@@ -56,6 +56,7 @@ def headers(args: argparse.Namespace) -> None:
     from table import alternate, show
 
     from rank0rl.mpi import comm
+    from rank0rl.mpi.layout import check_layout
 
     world, rank, n = comm.world(), comm.get_rank(), comm.get_nworkers()
     assert world is not None, "gathering needs --nprocs 2 or more"
@@ -69,7 +70,7 @@ def headers(args: argparse.Namespace) -> None:
             )
 
     calls = {
-        "agree on a layout, us": lambda: comm.check_layout({"a": "f4"}, "test"),
+        "agree on a layout, us": lambda: check_layout({"a": "f4"}, "test"),
         "gather of no rows, us": lambda: rank0rl.rank0_accum_batches(no_rows),
         "the same messages, blocking, us": blocking,
     }

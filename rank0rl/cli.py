@@ -79,7 +79,7 @@ def _given(argv: list[str], configs: Path | None) -> LaunchOptions:
         files = [Path(named)] if named else (configs.glob("*.toml") if configs else [])
         most = max([options.num_envs, *map(_num_envs, files)])
     if nprocs > most:
-        raise ValueError(launch.too_many_ranks(nprocs, most))
+        raise ValueError(launch_options.too_many_ranks(nprocs, most))
     return options
 
 

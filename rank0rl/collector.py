@@ -16,7 +16,9 @@ from rank0rl.batch import Batch, Gathered
 from rank0rl.env_block import envs_of
 from rank0rl.mpi import comm, hashes, weights
 from rank0rl.mpi.counter import Counter
-from rank0rl.mpi.gather import Early, rank0_accum_batches
+from rank0rl.mpi.gather import rank0_accum_batches
+from rank0rl.mpi.gather_thread import GatherThread
+from rank0rl.mpi.layout import check_layout
 from rank0rl.rollout import Rollout
 from rank0rl.run import memory
 from rank0rl.run.options import RunOptions
@@ -42,7 +44,7 @@ class Collector:
         """Begin before the first iteration."""
         self.rollout = rollout
         self._agent, self._options, self._phases = agent, options, phases
-        self._early = Early() if rollout.nparts > 1 else None
+        self._early = GatherThread() if rollout.nparts > 1 else None
         self._unfinished = Unfinished(options.max_replay_steps)  # filled on rank 0
         self.rolled: dict[str, Batch] = {}
         """Arrays of this rank that are rolled out and not gathered, by kind and name."""
@@ -103,7 +105,7 @@ class Collector:
         """
         with self._phases("wait"):
             mine = [int(1e6 * self._took_s), int(1e6 * memory.peak_mb())]
-            of_ranks = comm.check_layout({}, "seconds and memory of ranks", numbers=mine) / 1e6
+            of_ranks = check_layout({}, "seconds and memory of ranks", numbers=mine) / 1e6
         with self._phases("gather"):
             gathered = rank0_accum_batches(self.rolled)
             rows, ended = gathered.get("rows", {}), gathered["ended"]

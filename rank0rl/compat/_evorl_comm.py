@@ -14,6 +14,8 @@ import torch
 
 from rank0rl.mpi import comm, reduce, trees
 from rank0rl.mpi.comm import Comm
+from rank0rl.mpi.layout import check_layout
+from rank0rl.mpi.values import as_value
 
 DP_AXIS_NAME = "DP"
 """Axis of the ranks that share the samples of one agent."""
@@ -73,7 +75,7 @@ def use_axes(**sizes: int) -> Mesh:
     if sizes and (min(sizes.values()) < 1 or math.prod(sizes.values()) != n):
         problem = f"the product of the sizes must be the number of ranks, {n}: got {sizes}"
     layout = {axis: str(size) for axis, size in sizes.items()} | {"order": " ".join(sizes)}
-    comm.check_layout(layout, "use_axes", problem, "axes and sizes")
+    check_layout(layout, "use_axes", problem, "axes and sizes")
     mesh = Mesh(sizes, _along(sizes)) if sizes else _all_ranks()
     for before in _meshes:
         for along in before.comms.values():
@@ -243,10 +245,10 @@ def _child(key: Any, i: int) -> Any:
         return int(
             np.random.SeedSequence(int(key), spawn_key=(i,)).generate_state(1, np.uint64)[0] >> 1
         )
-    thing = reduce.opened(key)
+    thing = as_value(key)
     if thing.array.dtype.kind not in "iu":
         raise TypeError(f"key must be integers, a SeedSequence or a Generator: got {key!r}")
     words = np.ascontiguousarray(thing.array).reshape(-1).view(np.uint8).tolist()
     state = np.random.SeedSequence(words, spawn_key=(i,)).generate_state(len(words) // 4 + 1)
     drawn = state.view(np.uint8)[: len(words)].view(thing.array.dtype)
-    return thing.closed(drawn.reshape(thing.array.shape))
+    return thing.restore(drawn.reshape(thing.array.shape))

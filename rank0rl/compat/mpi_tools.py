@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from rank0rl.mpi import comm, launch, reduce
+from rank0rl.mpi.layout import check_layout
+from rank0rl.mpi.values import as_value
 
 _OPS = ("sum", "prod", "max", "min")
 _TORCH = {"product": "prod", "avg": "mean"}  # names of torch.distributed.ReduceOp
@@ -63,11 +65,11 @@ def allreduce(sendbuf: Any, recvbuf: Any, op: Any = "sum") -> None:
         sendbuf = recvbuf
     name, problem = op_name(op), ""
     try:
-        problem = _unfit(reduce.opened(sendbuf).array, recvbuf, name)
+        problem = _unfit(as_value(sendbuf).array, recvbuf, name)
     except (TypeError, ValueError) as error:
         problem = str(error)
     result = reduce.reduce_many({"sendbuf": sendbuf}, name, "allreduce", problem=problem)["sendbuf"]
-    _fill(recvbuf, reduce.opened(result).array.reshape(recvbuf.shape))
+    _fill(recvbuf, as_value(result).array.reshape(recvbuf.shape))
 
 
 def broadcast(x: Any, root: int = 0) -> None:
@@ -84,13 +86,13 @@ def broadcast(x: Any, root: int = 0) -> None:
     if not 0 <= root < comm.get_nworkers():
         problem = f"root must be a rank, 0 to {comm.get_nworkers() - 1}: got {root}"
     try:
-        thing = reduce.opened(x)
+        thing = as_value(x)
         layout["x"], sent = thing.layout, np.ascontiguousarray(thing.array)
         if sent.dtype.hasobject:
             problem = problem or f"expected numbers or text: got dtype {sent.dtype}"
     except (TypeError, ValueError) as error:
         problem = problem or str(error)
-    comm.check_layout(layout, "broadcast", problem, "dtypes, shapes and root")
+    check_layout(layout, "broadcast", problem, "dtypes, shapes and root")
     comm.bcast_(sent, root=root)
     if comm.get_rank() != root:
         _fill(x, sent.reshape(x.shape))
@@ -172,7 +174,7 @@ def _unfit(sent: Any, recvbuf: Any, op: str) -> str:
     problem = _not_writable(recvbuf)
     if problem:
         return f"recvbuf: {problem}"
-    there = reduce.opened(recvbuf).array
+    there = as_value(recvbuf).array
     if (there.dtype, there.size) != (sent.dtype, sent.size):
         return (
             f"recvbuf must have the dtype and size of sendbuf: got {there.dtype}, {there.size} and "

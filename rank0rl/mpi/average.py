@@ -1,4 +1,4 @@
-"""Weights and gradients, averaged over ranks: the other way to parallelize, without a rank 0."""
+"""Weights and gradients averaged over ranks: another way to parallelize, in which every rank updates."""
 
 from __future__ import annotations
 
@@ -8,56 +8,60 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rank0rl.mpi import comm as ranks
-from rank0rl.mpi import weights
-from rank0rl.mpi.comm import Comm
+from rank0rl.mpi.comm import Comm, get_nworkers, reduce_
+from rank0rl.mpi.layout import check_layout
+from rank0rl.mpi.weights import named_tensors, rank0_bcast_wts, without_data
 
 _SAME = "names, dtypes, shapes and kinds of devices"
-_LEAST = {torch.float16: torch.float32, torch.bfloat16: torch.float32}  # that MPI can add
-_WIDE = {torch.complex64: torch.complex128}
-_LARGE = 1 << 14  # bytes
+# dtype -> dtype to add it in; others are added as they are. MPI cannot add 16-bit floats.
+_WIDE_GRADS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_WIDE_COMPLEX = {torch.complex64: torch.complex128}
+_LARGE = 1 << 14  # bytes of a tensor that is worth a message of its own
 
 
 @torch.no_grad()
 def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None:
-    """Overwrite weights, in place, with their mean over ranks, of sums in float64.
+    """Overwrite weights, in place, with their mean over ranks, computed from sums in float64.
 
-    Counters and masks, which have no mean of their own kind, become those of rank 0.
+    Integers and bools, such as counters and masks, become those of rank 0.
 
     Collective: every rank calls this, in the same order.
 
     Args:
-        things: modules, tensors, arrays, and nested dicts of them.
-        label: what these weights are, for the message of an error.
+        things: modules, tensors, arrays, and nested dicts and lists of them.
+        label: name of these weights, for error messages.
         comm: the ranks; all of the job by default.
 
     Raises:
         ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
             between ranks, or a tensor is sparse or holds no data.
-        TypeError: if something is neither a module, tensor nor array.
+        TypeError: if something is not a module, tensor or array.
     """
     what = f"all_avg_wts {label}".strip()
-    tensors = dict(sorted(weights.named_tensors(*things).items()))
-    ranks.check_layout(_layout(tensors), what, weights.without_data(tensors), _SAME, comm=comm)
-    of = {k: t for k, t in tensors.items() if t.is_floating_point() or t.is_complex()}
-    wide = {t.dtype: _WIDE.get(t.dtype, torch.float64) for t in of.values() if not t.is_complex()}
-    _average_(of, {**_WIDE, **wide}, what, comm)
-    weights.rank0_bcast_wts({k: t for k, t in tensors.items() if k not in of}, comm=comm)
+    tensors = dict(sorted(named_tensors(*things).items()))
+    check_layout(_layout(tensors), what, without_data(tensors), _SAME, comm=comm)
+    averaged = {k: t for k, t in tensors.items() if t.is_floating_point() or t.is_complex()}
+    wide = {
+        t.dtype: _WIDE_COMPLEX.get(t.dtype, torch.float64)
+        for t in averaged.values()
+        if not t.is_complex()
+    }
+    _average_(averaged, {**_WIDE_COMPLEX, **wide}, what, comm)
+    rank0_bcast_wts({k: t for k, t in tensors.items() if k not in averaged}, comm=comm)
 
 
 @torch.no_grad()
 def all_avg_grads(thing: nn.Module | Tensor, label: str = "", comm: Comm | None = None) -> None:
     """Overwrite the gradients of a module's parameters, in place, with their mean over ranks.
 
-    Large ones travel as they are, small ones together. Where some ranks have a gradient and
-    others have none, that of the others counts as 0, and every rank gets the mean; where nobody has
-    one, nobody gets one.
+    Large ones travel as they are, small ones together. If only some ranks have a gradient, it counts
+    as 0 on the others, and every rank gets the mean. If no rank has one, none gets one.
 
     Collective: every rank calls this, in the same order.
 
     Args:
         thing: the module, or a single tensor that has a gradient.
-        label: what these gradients are, for the message of an error.
+        label: name of these gradients, for error messages.
         comm: the ranks; all of the job by default.
 
     Raises:
@@ -75,32 +79,30 @@ def all_avg_grads(thing: nn.Module | Tensor, label: str = "", comm: Comm | None 
 def average_grads_(
     params: Mapping[str, Tensor], grads: Mapping[str, Tensor], what: str, comm: Comm | None = None
 ) -> dict[str, Tensor]:
-    """As `all_avg_grads`, of gradients that are not in the parameters' `grad`.
+    """Average gradients that are not in the parameters' `grad`, as `all_avg_grads` does.
 
     Collective: every rank calls this, in the same order.
 
     Args:
         params: name -> parameter, the same on every rank.
         grads: name -> its gradient, to overwrite in place, where this rank has one.
-        what: the name of the collective, for the message of an error.
+        what: name of the collective, for error messages.
         comm: the ranks; all of the job by default.
 
     Returns:
         Name -> gradient, where any rank has one, in the order of the parameters.
     """
     has = [name in grads for name in params]
-    problem = weights.without_data({**params, **grads})
-    everyone: Any = ranks.check_layout(
-        _layout(params), what, problem, _SAME, comm=comm, numbers=has
-    )
-    used = everyone.any(axis=0).tolist()
-    of = {
+    problem = without_data({**params, **grads})
+    by_rank: Any = check_layout(_layout(params), what, problem, _SAME, comm=comm, numbers=has)
+    used = by_rank.any(axis=0).tolist()
+    averaged = {
         name: grads[name] if name in grads else torch.zeros_like(p)
-        for (name, p), anyone in zip(params.items(), used, strict=True)
-        if anyone
+        for (name, p), on_any_rank in zip(params.items(), used, strict=True)
+        if on_any_rank
     }
-    _average_(of, _LEAST, what, comm)
-    return of
+    _average_(averaged, _WIDE_GRADS, what, comm)
+    return averaged
 
 
 def _average_(
@@ -109,10 +111,10 @@ def _average_(
     what: str,
     comm: Comm | None,
 ) -> None:
-    """Means in place, of sums in a wider dtype where there is one.
+    """Overwrite tensors with their means, computed from sums in a wider dtype where there is one.
 
-    Large tensors are added where they are, which spares two copies; of the small ones, those of one
-    dtype are put together, which spares messages.
+    Large tensors are added where they are, which saves two copies. The small ones of one dtype are
+    put together, which saves messages.
     """
     once = {t.data_ptr(): t for t in tensors.values() if t.dtype not in wide}  # some are tied
     large = [t for t in once.values() if t.nbytes >= _LARGE and t.device.type == "cpu"]
@@ -121,19 +123,19 @@ def _average_(
     for t in tensors.values():
         if id(t) not in ids:
             small.setdefault(t.dtype, []).append(t)
-    sums = [t.contiguous() for t in large]  # itself, if it is
+    sums = [t.contiguous() for t in large]  # the tensor itself, if it is contiguous
     for dtype, these in small.items():
         flat = torch.cat([t.reshape(-1) for t in these])
         sums.append(flat.to("cpu", wide.get(dtype, dtype)))
-    ranks.reduce_([t.numpy() for t in sums], "sum", what, comm)
+    reduce_([t.numpy() for t in sums], "sum", what, comm)
     for t in sums:
-        t.div_(ranks.get_nworkers(comm))
+        t.div_(get_nworkers(comm))
     for t, mean in zip(large, sums, strict=False):
         if mean is not t:
             t.copy_(mean)
     for these, flat in zip(small.values(), sums[len(large) :], strict=True):
-        parts = torch.split(flat, [t.numel() for t in these])
-        torch._foreach_copy_(these, [p.view(t.shape) for p, t in zip(parts, these, strict=True)])
+        means = torch.split(flat, [t.numel() for t in these])
+        torch._foreach_copy_(these, [m.view(t.shape) for m, t in zip(means, these, strict=True)])
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> dict[str, str]:

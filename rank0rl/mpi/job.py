@@ -1,31 +1,30 @@
-"""Where the ranks of a job and their supervisor meet: a folder of small files, named in the environment.
+"""The folder of small files through which the ranks of a job and their supervisor talk.
 
-begun     the supervisor's process id, the number of ranks that it asked for, and its host
+The supervisor names it in the environment. R is a rank.
+
+begun     the supervisor's process id, the number of ranks that it requested, and its host
 rank.R    R's process id, from the moment it knows its rank
-place.R   what R waits in, in memory that the supervisor reads
+place.R   the collective that R waits in, in memory that the supervisor reads (see places.py)
 reporter  the rank that says why the job fails, or "supervisor"
-failed    the exit code with which it wants the job to end
-meets.R   R loads MPI
-memory.R  what MPI then has in shared memory, a file a line
-ended.R   R has come to its end, together with all other ranks, or without having loaded MPI
-status.R  the exit status of R, where it ended otherwise
+failed    the exit code of the job that the reporter asks for
+meets.R   R loads MPI, and waits there for all other ranks
+memory.R  the files in shared memory that MPI then has for R, one per line
+ended.R   R has reached its end: together with all other ranks, or without having loaded MPI
+status.R  R's exit status, if it ended otherwise
+resume    the folder of the run with which a restarted job continues
 
-Ranks on other hosts do not see the folder, and what is written there is not missed.
+Ranks on other hosts do not see the folder. What they would have written is not needed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
 import platform
 import signal
-import struct
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -33,40 +32,38 @@ FOLDER = "RANK0RL_JOB"
 TERMINAL = "RANK0RL_TERMINAL"  # columns of the supervisor's terminal, or empty
 TIMEOUT = "RANK0RL_COLLECTIVE_TIMEOUT"  # seconds that a rank may wait in a collective, if limited
 GPU_PCT = "RANK0RL_GPU_PCT"  # share of a GPU's memory for each rank, if limited
-RESUME = "RANK0RL_RESUME"  # the folder of the run that a restarted job goes on with
-END = "the end of the script"  # what a rank waits in that is through
-_SHARED = ("mpich_shm_", "Intel_MPI_", "sm_segment.", "vader_segment.")  # MPI's, in /dev/shm
-_SLOTS = 32  # collectives of each rank that are remembered
-_SLOT = 160  # bytes of a name and where it was called
-_HEAD = struct.Struct("<qq")  # collectives entered, whether it waits in the last one
+RESUME = "RANK0RL_RESUME"  # folder of the run with which a restarted job continues
+_REPORT_S = 2.0  # time for another rank to print its report
 
-# What a launcher tells its ranks. MPICH, Intel MPI and MS-MPI; Open MPI; Slurm's srun.
+_SHARED = ("mpich_shm_", "Intel_MPI_", "sm_segment.", "vader_segment.")  # MPI's files in /dev/shm
+
+# The variables of launchers for their ranks: MPICH, Intel MPI and MS-MPI; Open MPI; Slurm's srun.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 
 
-def world_size() -> int | None:
-    """Number of ranks of the MPI job that this process belongs to, None outside of one.
+class WrongLaunch(RuntimeError):
+    """The ranks were not started as one job. The installation is wrong, not the program."""
 
-    Read from the variables that a launcher gives its ranks, so that MPI itself is not loaded to
-    find out. A Slurm step of one task is no job: an interactive shell may be one.
+
+def world_size() -> int | None:
+    """Return the number of ranks of the MPI job that this process belongs to; None outside of one.
+
+    It is read from the launcher's variables, so that MPI itself is not loaded to find out. A Slurm
+    step with one task is not taken for a job, because it may be an interactive shell.
     """
     size = _number(_SIZES)
     return None if size == 1 == _number(_SIZES[2:]) else size
 
 
 def world_rank() -> int | None:
-    """This process's number in that job, None outside of one."""
+    """Return this process's rank in that job; None outside of one."""
     return None if world_size() is None else _number(_RANKS)
-
-
-class WrongLaunch(RuntimeError):
-    """The ranks were not started as one job: a matter of the installation, not of the program."""
 
 
 @cache
 def folder() -> Path | None:
-    """The folder of the job that this process is a rank of, None without a supervisor that lives."""
+    """Return the folder of the job of which this process is a rank; None without a living supervisor."""
     job = Path(os.environ.get(FOLDER, "/nowhere"))
     try:
         supervisor, _, host = (job / "begun").read_text().split()
@@ -78,27 +75,27 @@ def folder() -> Path | None:
     return job
 
 
-def asked() -> int | None:
-    """The number of ranks that the supervisor asked for."""
+def supervised() -> bool:
+    """Return True if a supervisor, on any host, has started this rank."""
+    return FOLDER in os.environ
+
+
+def requested_ranks() -> int | None:
+    """Return the number of ranks that the supervisor on this host requested."""
     job = folder()
     return int((job / "begun").read_text().split()[1]) if job else None
 
 
-def supervised() -> bool:
-    """Whether a supervisor has started this rank, on whatever host; it knows how many there are."""
-    return FOLDER in os.environ
-
-
-def begin(job: Path, nprocs: int) -> None:
-    """The supervisor's part: from here on processes with this folder are ranks."""
+def create(job: Path, nprocs: int) -> None:
+    """Make this process the supervisor of a job: from now on processes with this folder are ranks."""
     (job / "begun").write_text(f"{os.getpid()} {nprocs} {platform.node()}")
 
 
 def enter() -> None:
-    """Leave this rank's process id for the supervisor, and end with the shell around this rank."""
+    """Write this rank's process id for the supervisor, and end with the shell around this rank."""
     if not supervised():
         return
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as shells start what is not in front
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # set by shells for background commands
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.platform == "linux":
         signum = signal.SIGTERM if world_rank() == 0 else signal.SIGKILL  # rank 0 saves first
@@ -108,60 +105,19 @@ def enter() -> None:
         (job / f"rank.{world_rank()}").write_text(str(os.getpid()))
 
 
-def resumable(run: Path) -> None:
-    """Rank 0 only: from here on a restarted job goes on with this run."""
-    job = folder()
-    if job:
-        (job / "resume").write_text(str(run.resolve()))
-
-
-def fail(code: int, why: str) -> None:
-    """Have the supervisor end the job with this exit code, after rank 0 has had time to save.
-
-    Of ranks that fail alike, the first one says why, before the supervisor knows of it.
-    """
-    job = folder()
-    if job is None or write_once(job / "reporter", str(world_rank())):
-        print(why, file=sys.stderr, flush=True)
-        if job:
-            write_once(job / "failed", str(code))
-        return
-    end = time.monotonic() + 2
-    while not failed() and time.monotonic() < end:
-        time.sleep(0.02)
-
-
-def write_once(path: Path, text: str) -> bool:
-    """Write a file that appears with its contents, unless it is there; whether it was not."""
-    part = path.with_name(f"{path.name}.part.{os.getpid()}")
-    part.write_text(text)
-    try:
-        os.link(part, path)
-    except FileExistsError:
-        return False
-    finally:
-        part.unlink()  # else a second writer would write into the first one's file
-    return True
-
-
-def failed() -> bool:
-    """Whether some rank has failed, so that there is nothing to wait for any more."""
-    job = folder()
-    return job is not None and (job / "failed").exists()
-
-
-def ended() -> None:
-    """This rank is at its end: together with all others, or without having met them."""
-    _touch("ended")
-
-
-def meets() -> None:
-    """This rank is about to load MPI, and waits for all others there."""
+def mark_loading_mpi() -> None:
+    """Tell the supervisor that this rank is about to load MPI, and will wait for all others there."""
     _touch("meets")
 
 
-def met() -> None:
-    """This rank has loaded MPI: what it has in shared memory is for the supervisor to remove."""
+def loads_mpi() -> bool:
+    """Return True if this rank has begun to load MPI."""
+    job = folder()
+    return job is not None and (job / f"meets.{world_rank()}").exists()
+
+
+def record_shared_memory() -> None:
+    """Tell the supervisor which files in shared memory MPI has for this rank, to be removed."""
     job = folder()
     if job:
         files = "\n".join(map(str, shared_memory(os.getpid())))
@@ -169,7 +125,7 @@ def met() -> None:
 
 
 def shared_memory(process_id: int) -> set[Path]:
-    """MPI's files in shared memory that a process uses: MPICH's and Open MPI's names."""
+    """Return the files in shared memory that MPI, MPICH or Open MPI, has for a process."""
     files = set()
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{process_id}/maps").read_text().splitlines():
@@ -179,99 +135,57 @@ def shared_memory(process_id: int) -> set[Path]:
     return files
 
 
-def has_met() -> bool:
-    """Whether it has."""
+def mark_ended() -> None:
+    """Tell the supervisor that this rank has ended well: with all others, or without loading MPI."""
+    _touch("ended")
+
+
+def resumable(run: Path) -> None:
+    """Let a restarted job continue with this run from now on. Rank 0 only."""
     job = folder()
-    return job is not None and (job / f"meets.{world_rank()}").exists()
+    if job:
+        (job / "resume").write_text(str(run.resolve()))
+
+
+def fail(code: int, why: str) -> None:
+    """Make the supervisor end the job with this exit code, after rank 0 has had time to save.
+
+    If several ranks fail, only the first one prints why, before the supervisor knows of it.
+    """
+    job = folder()
+    if job is None or write_once(job / "reporter", str(world_rank())):
+        print(why, file=sys.stderr, flush=True)
+        if job:
+            write_once(job / "failed", str(code))
+        return
+    end = time.monotonic() + _REPORT_S
+    while not failed() and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def failed() -> bool:
+    """Return True if a rank has failed, so that waiting is useless."""
+    job = folder()
+    return job is not None and (job / "failed").exists()
+
+
+def write_once(path: Path, text: str) -> bool:
+    """Write a file, complete from its first moment, unless it exists; return True if it was written."""
+    draft = path.with_name(f"{path.name}.part.{os.getpid()}")
+    draft.write_text(text)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()  # else a second writer would write into the first one's file
+    return True
 
 
 def _touch(name: str) -> None:
     job = folder()
     if job:
         (job / f"{name}.{world_rank()}").touch()
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a rank is in the order of collectives, as the supervisor sees it."""
-
-    count: int
-    waits: bool
-    names: Mapping[int, str]
-    """Number -> name of the last collectives that it has entered."""
-    where: str
-    """File and line of the user's code that called the last one."""
-
-
-class Waits:
-    """Tells the supervisor which collective this rank waits in: a write to memory, no system call."""
-
-    def __init__(self) -> None:
-        """Map this rank's file, if there is a supervisor."""
-        self._count = 0
-        self._memory: mmap.mmap | None = None
-        job = folder()
-        if job:
-            with (job / f"place.{world_rank()}").open("wb+") as file:
-                file.truncate(_HEAD.size + _SLOTS * _SLOT)
-                self._memory = mmap.mmap(file.fileno(), 0)
-
-    def begin(self, name: str) -> None:
-        """The next collective begins."""
-        self._count += 1
-        if self._memory is None:
-            return
-        text = f"{self._count}\0{name}\0{_caller()}".encode()[: _SLOT - 1] + b"\0"
-        start = _HEAD.size + self._count % _SLOTS * _SLOT
-        self._memory[start : start + len(text)] = text
-        _HEAD.pack_into(self._memory, 0, self._count, 1)
-
-    def end(self) -> None:
-        """It is over."""
-        if self._memory is not None:
-            _HEAD.pack_into(self._memory, 0, self._count, 0)
-
-
-def read_place(path: Path) -> Place | None:
-    """What a rank has told, None if it has not begun to."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    if len(data) != _HEAD.size + _SLOTS * _SLOT:
-        return None
-    count, waits = _HEAD.unpack_from(data)
-    names, where = {}, ""
-    for start in range(_HEAD.size, len(data), _SLOT):
-        number, name, caller, *_ = data[start : start + _SLOT].split(b"\0")
-        if number.isdigit():
-            names[int(number)] = name.decode(errors="replace")
-            where = caller.decode(errors="replace") if int(number) == count else where
-    return Place(count, bool(waits), names, where)
-
-
-def stuck(places: list[Place | None]) -> bool:
-    """Whether all ranks wait, and cannot all go on.
-
-    A rank may be ahead of others in a collective that they have entered too, while bytes move.
-    Nobody can go on if the collective that is next for those behind has another name elsewhere.
-    """
-    known = [place for place in places if place is not None and place.waits]
-    if len(known) < len(places):
-        return False
-    behind = min(place.count for place in known)
-    return len({place.names.get(behind, known[0].names.get(behind)) for place in known}) > 1
-
-
-def _caller() -> str:
-    """File and line of the nearest caller outside of this package."""
-    here = os.path.dirname(os.path.dirname(__file__))  # of the whole package
-    frame = sys._getframe(2)
-    with contextlib.suppress(AttributeError):
-        while frame.f_code.co_filename.startswith(here):
-            frame = frame.f_back  # type: ignore[assignment]
-        return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-    return ""
 
 
 def _number(names: tuple[str, ...]) -> int | None:

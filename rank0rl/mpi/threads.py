@@ -1,4 +1,4 @@
-"""How many cores torch and BLAS use: a setting of the run, because it changes the last bits."""
+"""Number of cores that torch and BLAS use: a setting, because it changes the last bits of results."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from threadpoolctl import ThreadpoolController
 
 
 def set_threads(n: int) -> None:
-    """Let torch and NumPy's BLAS use n threads from here on, in this process."""
+    """Let torch and NumPy's BLAS use n threads from now on, in this process."""
     torch.set_num_threads(n)
-    # Looks for libraries anew each time, as an agent's own imports may have brought another BLAS.
+    # A new controller each time, because imports of the user's code may have loaded another BLAS.
     ThreadpoolController().limit(limits=n)
 
 
 @contextmanager
 def using_threads(n: int) -> Iterator[None]:
-    """Use n threads inside the `with` block, where one is used before and after it."""
+    """Use n threads inside the `with` block, and one before and after it."""
     if n == 1:
         yield
         return

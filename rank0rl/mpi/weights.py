@@ -1,4 +1,4 @@
-"""Modules between ranks: broadcast, and hashes that show whether ranks still have the same."""
+"""Weights of rank 0 on every rank, and a check that all ranks still have the same ones."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.mpi import comm as ranks
 from rank0rl.mpi import hashes, trees
-from rank0rl.mpi.comm import Comm
+from rank0rl.mpi.comm import Comm, bcast_, world
+from rank0rl.mpi.layout import check_layout
 
 Array = npt.NDArray[Any]
 
 
 def named_tensors(*things: Any) -> dict[str, Tensor]:
-    """Everything in modules and nested dicts and lists of modules, tensors and arrays, in order.
+    """Return all tensors in modules and in nested dicts and lists of modules, tensors and arrays.
 
     Returns:
-        Dotted name -> tensor of the same memory: parameters, then buffers, of each module. Names
-        begin with the number of the thing, but for a dict that is the only one.
+        Dotted name -> tensor of the same memory, in order; for a module its parameters, then its
+        buffers. A name begins with the index of the thing, unless a dict is the only thing.
 
     Raises:
         TypeError: for anything else, naming it.
-        ValueError: if two of them have the same name.
+        ValueError: if two tensors have the same name.
     """
     found: dict[str, Tensor] = {}
     alone = len(things) == 1 and isinstance(things[0], Mapping)
@@ -48,34 +48,33 @@ def _tensors(thing: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         yield name, torch.from_numpy(thing)
     else:
         raise TypeError(
-            f"weights (such as what an agent's modules() returns) are modules, tensors, arrays, and "
-            f"dicts and lists of them: got {type(thing).__name__} at {name!r}"
+            f"weights (such as the result of an agent's modules()) must be modules, tensors, arrays, "
+            f"or dicts and lists of them: got {type(thing).__name__} at {name!r}"
         )
 
 
 def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None:
-    """Overwrite weights, in place, with rank 0's: parameters and buffers.
+    """Overwrite weights, in place, with those of rank 0: parameters and buffers.
 
-    Tensors that lie side by side in memory, as `flat.flatten_` puts them, travel as one message.
+    Tensors that lie side by side in memory, as `nets.flat.flatten_` puts them, travel as one message.
 
     Collective: every rank calls this, in the same order.
 
     Args:
-        things: modules, tensors, arrays, and nested dicts of them.
-        label: what these weights are, for the message of an error.
+        things: modules, tensors, arrays, and nested dicts and lists of them.
+        label: name of these weights, for error messages.
         comm: the ranks; all of the job by default.
 
     Raises:
         ValueError: the same on every rank, if names, dtypes or shapes differ between ranks, or a
             tensor is sparse or holds no data.
-        TypeError: if something is neither a module, tensor nor array.
+        TypeError: if something is not a module, tensor or array.
     """
-    comm = comm or ranks.world()
+    comm = comm or world()
     if comm is None:
         return
-    tensors = dict(
-        sorted(named_tensors(*things).items())
-    )  # dicts of ranks may be ordered otherwise
+    # Sorted, because dicts may have another order on another rank.
+    tensors = dict(sorted(named_tensors(*things).items()))
     layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in tensors.items()}
     problem = without_data(tensors)
     sent = {} if problem else tensors
@@ -86,9 +85,9 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
     }
     blocks = _blocks({**sent, **staged})
     layout["memory"] = f"blocks of {[block.size for block in blocks]} bytes"
-    ranks.check_layout(layout, f"rank0_bcast_wts {label}".strip(), problem, comm=comm)
+    check_layout(layout, f"rank0_bcast_wts {label}".strip(), problem, comm=comm)
     for block in blocks:
-        ranks.bcast_(block, comm)
+        bcast_(block, comm)
     for name, t in staged.items():
         tensors[name].copy_(t)
 
@@ -96,18 +95,19 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
 def chksum(
     *things: Any, label: str = "", before: Mapping[str, str] | None = None, comm: Comm | None = None
 ) -> str:
-    """Make sure that every rank has the same weights.
+    """Raise ValueError unless every rank has the same weights, bit for bit; return their hash.
 
     Collective: every rank calls this, in the same order.
 
     Args:
-        things: modules, tensors, arrays, and nested dicts of them.
-        label: what these weights are, for the message of an error.
-        before: what `hashes.sha256_each` gave earlier on this rank, if they must not have changed since.
+        things: modules, tensors, arrays, and nested dicts and lists of them.
+        label: name of these weights, for error messages.
+        before: earlier result of `hashes.sha256_each` on this rank, if the weights must not have
+            changed since.
         comm: the ranks; all of the job by default.
 
     Returns:
-        A hash of them all.
+        One hash of all the weights.
 
     Raises:
         ValueError: the same on every rank, naming a rank and a tensor that differ from rank 0's, or
@@ -117,12 +117,12 @@ def chksum(
     changed = [name for name in each if before is not None and before.get(name) != each[name]]
     problem = f"{changed[0]!r} has changed, and must not" if changed else ""
     what = f"chksum {label}".strip()
-    ranks.check_layout(each, what, problem, same="weights, bit for bit", comm=comm)
+    check_layout(each, what, problem, same="weights, bit for bit", comm=comm)
     return hashes.sha256_text("".join(each.values()))
 
 
 def without_data(tensors: Mapping[str, Tensor]) -> str:
-    """Which tensor has no memory of its own that can be sent, and why; "" if all have."""
+    """Return which tensor has no memory of its own that can be sent, and why; "" if all have."""
     for name, t in tensors.items():
         kind = ""
         if t.layout != torch.strided:
@@ -139,7 +139,7 @@ def without_data(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _blocks(tensors: dict[str, Tensor]) -> list[Array]:
-    """The memory of contiguous tensors as few byte arrays: neighbours merged, in a fixed order."""
+    """Return the memory of contiguous tensors as few byte arrays: neighbours merged, in a fixed order."""
     storages: dict[int, list[tuple[int, int]]] = {}  # address -> start and end of each tensor
     memory: dict[int, Array] = {}
     for t in tensors.values():

@@ -15,7 +15,7 @@ _launch = partial(setting, changes_curve=False, resume=True, in_file=False, laun
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(CheckedOptions):
-    """How the ranks of a run are started, and what bounds their number."""
+    """Options that say how the ranks of a run are started, and what bounds their number."""
 
     nprocs: int | None = _launch(None, "[1, inf)")
     """Number of ranks. It changes how long a run takes, and nothing else. None: the number that a launcher started, else one per slot of the hosts, else 1."""
@@ -51,3 +51,11 @@ def read(argv: Sequence[str]) -> dict[str, Any]:
         ValueError: if a value is not of its option's type.
     """
     return read_some(argv, LaunchOptions, names(LaunchOptions))
+
+
+def too_many_ranks(nprocs: int, num_envs: int) -> str:
+    """Return the message for a rank without an environment, before the ranks are started or after."""
+    return (
+        f"num_envs must be at least nprocs so that every rank has an environment: got "
+        f"num_envs={num_envs}, nprocs={nprocs}; raise --num-envs or lower --nprocs"
+    )

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import tyro
 
-from rank0rl.mpi import job, launch
+from rank0rl.mpi import job
 from rank0rl.options import setting
-from rank0rl.run.launch_options import LaunchOptions
+from rank0rl.run.launch_options import LaunchOptions, too_many_ranks
 
 
 def _pairs(words: list[str]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class RunOptions(LaunchOptions):
         if self.nprocs not in (None, nworkers) and not job.supervised():
             raise ValueError(f"nprocs is {self.nprocs} in a job of {nworkers}; leave --nprocs out")
         if self.num_envs < nworkers:
-            raise ValueError(launch.too_many_ranks(nworkers, self.num_envs))
+            raise ValueError(too_many_ranks(nworkers, self.num_envs))
         most = self.num_envs - (nworkers - 1)
         if self.rank0_envs is not None and nworkers > 1 and self.rank0_envs > most:
             raise ValueError(

@@ -25,15 +25,16 @@ def main() -> None:
 
     from rank0rl.mpi import comm
     from rank0rl.mpi.gather import rank0_accum_batches
+    from rank0rl.mpi.layout import check_layout
 
     few, many = ({f"{i}": np.zeros((1, 4), np.float32) for i in range(n)} for n in (1, _ARRAYS))
     rows = {"0": np.zeros(_BYTES, np.uint8)}
 
     def exchange() -> None:
-        comm.check_layout({"a": "f4"}, "link")
+        check_layout({"a": "f4"}, "link")
         comm.bcast_(few["0"])
         comm.bcast_obj(True)
-        comm.check_layout({}, "link", numbers=[0, 0])
+        check_layout({}, "link", numbers=[0, 0])
         rank0_accum_batches(many)
 
     def late() -> float:
@@ -42,7 +43,7 @@ def main() -> None:
             time.sleep(_LATE_S)
         return _timed(exchange)
 
-    latency = _least(lambda: comm.check_layout({"a": "f4"}, "link"))
+    latency = _least(lambda: check_layout({"a": "f4"}, "link"))
     one = _least(lambda: rank0_accum_batches(few))
     all_ = _least(lambda: rank0_accum_batches(many))
     moved = _least(lambda: rank0_accum_batches(rows))

@@ -21,7 +21,7 @@ from typing import IO
 
 import tyro
 
-from rank0rl.mpi import launch
+from rank0rl.mpi import launcher as launchers
 from rank0rl.mpi.hosts import SSH, read_hosts
 from rank0rl.run import provenance
 
@@ -48,7 +48,7 @@ class Line:
     name: str
     found: str
     remedy: str = ""
-    """What to do; "" if the check passed."""
+    """Remedy; "" if the check passed."""
 
 
 def main(argv: list[str]) -> int:
@@ -76,12 +76,12 @@ def lines(mpiexec: str | None = None, hosts: Sequence[str] = ()) -> Iterator[Lin
     yield Line("started by", _launcher_variables())
     library, remedy = _library()
     yield Line("mpi4py", library, remedy)
-    launcher = mpiexec or launch.find_mpiexec()
+    launcher = mpiexec or launchers.find_mpiexec()
     if launcher is None:
         yield Line("mpiexec", "not found next to this Python or on PATH", _INSTALL)
     if launcher is None or remedy:
         return
-    vendor = launch.vendor(shlex.split(launcher)[0])
+    vendor = launchers.vendor(shlex.split(launcher)[0])
     matches = not vendor or _family(vendor) in (_family(library), "")
     yield Line(
         "mpiexec",
@@ -120,7 +120,7 @@ def _host() -> tuple[str, str]:
 
 
 def _launcher_variables() -> str:
-    """Name the variables that a launcher or a batch system has set for this process."""
+    """List the variables that a launcher or a batch system has set for this process."""
     prefixes = (
         "PMI_",
         "PMIX_",

@@ -72,7 +72,8 @@ def on_rank_gradients_and_weights():
         module = net(r)
         module[3].running_mean += r
         sync(module)
-        check(sync.__name__, weights.sha256(module), weights.sha256(net(0)))
+        for name, t in weights.named_tensors(net(0)).items():
+            check(f"{sync.__name__} {name}", weights.named_tensors(module)[name], t)
     module, all_of_them = net(r), [net(i) for i in range(n)]
     module[3].num_batches_tracked += r
     omnisafe.avg_params(module)

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from on_ranks import HERE, environment, run
+from on_ranks import HERE, LIMIT_S, environment, run
 from runs import SMALL, curve, sha, table, train, wait_for_rows
 
 from benchmarks import hosts as namespaces
@@ -35,12 +35,12 @@ def test_hosts_are_read_in_either_syntax(tmp_path):
 @pytest.mark.parametrize(
     ("hosts", "file", "said"),
     [
-        ("no-such-host:2,localhost:2", None, "the first host must be the one where"),
+        ("no-such-host:2,localhost:2", None, "the first host must be"),
         ("localhost:x", None, "got 'localhost:x'"),
         ("localhost:0", None, "got 'localhost:0'"),
         ("", None, "got none in --hosts"),
         (None, "localhost max_slots=3", "got 'localhost max_slots=3'"),
-        (None, "# none", "expected one host or more"),
+        (None, "# none", "expected at least one host"),
         ("localhost", "localhost", "leave one of them out"),
     ],
 )
@@ -62,7 +62,7 @@ def test_ranks_are_as_many_as_slots_or_fewer():
     assert count_ranks(3, ()) == 3
     assert count_ranks(None, listed) == 10
     assert count_ranks(9, listed) == 9
-    with pytest.raises(ValueError, match="got nprocs=11, and 10 slots"):
+    with pytest.raises(ValueError, match="got nprocs=11 and 10 slots"):
         count_ranks(11, listed)
 
 
@@ -85,7 +85,7 @@ def test_each_launcher_is_told_in_its_own_words():
 def test_a_wrong_host_is_one_line():
     done = run([sys.executable, "train.py", "CartPole", "--hosts", "no-such-host:2"])
     assert done.returncode == 2
-    assert done.stderr.startswith("error: the first host must be the one where")
+    assert done.stderr.startswith("error: the first host must be")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -177,7 +177,7 @@ class TestTwoHosts:
             "rank0rl.rank0_accum_batches({})\n"
         )
         env = {**two[0].env, "PYTHONPATH": str(HERE.parent)}
-        done = run(two[0].on([sys.executable, str(script)]), env=env, limit_s=30)
+        done = run(two[0].on([sys.executable, str(script)]), env=env)
         assert done.returncode == 1, done.stdout + done.stderr
         assert done.stderr.count("KeyError: 'on purpose'") == 1
         assert done.stderr.count("rank 2 of 3, on two, failed") == 1
@@ -187,9 +187,7 @@ class TestTwoHosts:
     def test_a_host_that_goes_ends_the_job_with_its_name(self, two, how, tmp_path):
         process, _ = begin(two[0], tmp_path, *LONG, *SLOW, "--hosts", "one:2,two:2")
         getattr(two[1], how)()
-        start = time.monotonic()
-        _, err = process.communicate(timeout=60)
-        assert time.monotonic() - start < 30
+        _, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 1, err
         assert err.count("no connection to host two: ") == 1
         assert two[0].ranks() == []
@@ -202,7 +200,7 @@ class TestTwoHosts:
         args = [*LONG, *SLOW, "--hosts", "one:2,two:2", "--max-restarts", "1"]
         process, where = begin(two[0], tmp_path, *args)
         getattr(two[1], how)()
-        _, err = process.communicate(timeout=90)
+        _, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 0, err
         assert "restart 1 of 1 in 1 s without two: 2 ranks, from the last checkpoint" in err
         assert curve(where) == curve(tmp_path / "alone")
@@ -215,7 +213,7 @@ class TestTwoHosts:
         assert len(two[1].ranks()) >= 2
         [child] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(child), signal.SIGINT)  # the supervisor, which nsenter has started
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 130, out + err
         assert "--resume" in out
         assert "--hosts one:2,two:2 --nprocs 4\n" in out
@@ -223,7 +221,7 @@ class TestTwoHosts:
     def test_a_host_that_cannot_be_reached(self, two, tmp_path):
         two[1].dies()
         words, _ = command(two[0], tmp_path, *LONG, "--hosts", "one:2,two:2")
-        done = run(words, env=two[0].env, limit_s=30)
+        done = run(words, env=two[0].env)
         assert done.returncode in (1, 2)
         assert done.stderr.count("no connection to host two: ssh: connect to host two") == 1
 

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 
+import jobs
 import pytest
 from on_ranks import HERE, mpiexec, run
 
 from rank0rl.mpi import job, launch
+from rank0rl.mpi import launcher as launchers
 
 RECIPE = [sys.executable, str(HERE / "recipe.py")]
 
@@ -41,7 +43,7 @@ def test_a_failed_job_gives_its_exit_code_and_no_parent():
 
 
 def test_an_exception_on_one_rank_ends_the_job():
-    done = recipe("--nprocs", "3", "--end", "raise", limit_s=30)
+    done = recipe("--nprocs", "3", "--end", "raise")
     assert done.returncode == 1
     assert "rank 1 of 3, on " in done.stderr
     assert "KeyError: 'on purpose'" in done.stderr
@@ -61,7 +63,7 @@ def test_another_number_than_the_launchers_is_an_error():
 
 
 def test_ranks_that_mpi_does_not_see_are_no_job():
-    """As when mpiexec belongs to another MPI than mpi4py: every process is rank 0 of 1."""
+    """If mpiexec and mpi4py belong to different MPIs, every process is rank 0 of 1."""
     code = "from rank0rl.mpi import comm; comm.world()"
     done = run([sys.executable, "-c", code], env={"OMPI_COMM_WORLD_SIZE": "2"})
     assert done.returncode == 1
@@ -69,23 +71,17 @@ def test_ranks_that_mpi_does_not_see_are_no_job():
 
 
 def test_two_signals_end_a_job_that_hangs():
-    process = subprocess.Popen(
-        [*RECIPE, "--nprocs", "2", "--end", "hang"],
-        env={**os.environ, "PYTHONPATH": str(HERE.parent)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    time.sleep(6)
+    process, token = jobs.start(*RECIPE[1:], "--nprocs", "2", "--end", "hang")
+    jobs.wait_for_ranks(token, 2)
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=10)
-    assert process.returncode == 128 + signal.SIGTERM, out
+    out, err = jobs.end(process, token)
+    assert process.returncode == 128 + signal.SIGTERM, out + err
 
 
 def test_no_mpiexec_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr(launch.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(launchers.shutil, "which", lambda *_, **__: None)
     monkeypatch.setattr(sys, "argv", ["script.py"])
     with pytest.raises(SystemExit) as end:
         launch.mpi_fork(2)
@@ -117,7 +113,7 @@ def test_an_exception_before_the_first_collective_ends_the_job(tmp_path):
     """Rank 0 waits for rank 1 in MPI's own start; nobody there notices that rank 1 has gone."""
     (tmp_path / "early.py").write_text(EARLY)
     command = [sys.executable, str(tmp_path / "early.py")]
-    done = run(command, env={"PYTHONPATH": str(HERE.parent)}, limit_s=40)
+    done = run(command, env={"PYTHONPATH": str(HERE.parent)})
     assert done.returncode == 1
     assert "KeyError: 'before MPI'" in done.stderr
 
@@ -190,9 +186,9 @@ def test_a_launcher_of_ones_own(tmp_path):
     script.write_text("import rank0rl; rank0rl.mpi_fork(2, mpiexec='no-such-launcher -x')")
     done = run([sys.executable, str(script)], env={"PYTHONPATH": str(HERE.parent)})
     assert done.returncode == 2
-    assert (
-        done.stderr == "error: there is no launcher 'no-such-launcher': name one that can be run\n"
-    )
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "'no-such-launcher'" in line
 
 
 def test_a_launcher_that_ends_before_its_ranks_has_not_ended_well(tmp_path):
@@ -206,7 +202,7 @@ def test_a_launcher_that_ends_before_its_ranks_has_not_ended_well(tmp_path):
         f"if rank0rl.mpi_fork(2, mpiexec={str(launcher)!r}) == 'parent': sys.exit()\n"
         "time.sleep(60)\n"
     )
-    done = run([sys.executable, str(script)], limit_s=20, env={"PYTHONPATH": str(HERE.parent)})
+    done = run([sys.executable, str(script)], env={"PYTHONPATH": str(HERE.parent)})
     assert done.returncode == 1, done.stdout + done.stderr
     assert "the launcher ended before its ranks\nthe job ends\n" in done.stderr
 
@@ -241,9 +237,9 @@ def test_every_rank_runs_the_very_command(form, tmp_path):
     words = ["a b", "*", "--x=$HOME", "'\"", ""]
     env = {"PYTHONPATH": str(HERE.parent)}
     if form == "stale marker":
-        (tmp_path / "old").mkdir()
-        (tmp_path / "old" / "begun").write_text("99999999 7")
-        env |= {job.FOLDER: str(tmp_path / "old")}
+        (tmp_path / "earlier").mkdir()
+        (tmp_path / "earlier" / "begun").write_text("99999999 7")
+        env |= {job.FOLDER: str(tmp_path / "earlier")}
     done = run([sys.executable, *FORMS[form], *name, *words], cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     argv, cwd, optimize, warn, x, main, n = json.loads(done.stdout)
@@ -281,18 +277,3 @@ def test_ranks_are_bound_to_cores_only_if_asked(tmp_path):
         done = run([sys.executable, str(script), *args], env={"PYTHONPATH": str(HERE.parent)})
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == [str(cores)] * 2
-
-
-def test_a_slurm_step_is_a_job_and_a_shell_in_one_is_not(monkeypatch):
-    for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
-        monkeypatch.delenv(name, raising=False)
-    assert job.world_size() is job.world_rank() is None
-    monkeypatch.setenv("SLURM_PROCID", "3")
-    assert job.world_rank() is None
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
-    assert job.world_size() is job.world_rank() is None
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
-    assert (job.world_size(), job.world_rank()) == (4, 3)
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    assert (job.world_size(), job.world_rank()) == (2, 1)

@@ -1,20 +1,20 @@
-"""What a user reads when something of theirs fails on some rank: once, with all it takes to repeat it."""
+"""Report of a failure in the user's code: once, with all that is needed to repeat it."""
 
 import pytest
+from jobs import reports
 from on_ranks import HERE
 from runs import train
-from test_faults import reports
 
 from rank0rl import seeding
 
-# place -> what the report says besides
+# place -> what else the report says
 PLACES = {
-    "constructor": "In making the environment of lane {lane}.",
-    "reset": "In unit {lane} of iteration 1: Breaks-v1, episode of seed {seed}, reset.",
-    "step": "In unit {lane} of iteration 1: Breaks-v1, episode of seed {seed}, step 11, action [",
+    "constructor": "While making the environment of env {env}.",
+    "reset": "In fragment {env} of iteration 1: Breaks-v1, episode with seed {seed}, reset.",
+    "step": "In fragment {env} of iteration 1: Breaks-v1, episode with seed {seed}, step 11, action [",
     "init": 'fail("init")',
-    "act": "In unit {lane} of iteration 1: Breaks-v1, episode of seed {seed}, the agent acts in step 1",
-    "process": "In process, of unit {lane} in iteration 1.",
+    "act": "In fragment {env} of iteration 1: Breaks-v1, episode with seed {seed}, the agent acts in step 1",
+    "process": "In process, of fragment {env} in iteration 1.",
     "update": "In update, of iteration 1; resuming the run repeats it.",
 }
 CASES = [
@@ -37,8 +37,8 @@ def test_what_failed_where_and_how_to_repeat_it(place, rank, tmp_path, monkeypat
     [line] = [line for line in err.splitlines() if line.startswith("rank ") and "failed" in line]
     first = int(line.split()[1])
     assert rank is None or first == rank
-    lane = 2 * first
-    seed = seeding.integer(0, "reset", lane, 0)
-    assert PLACES[place].format(lane=lane, seed=seed) in err
-    replay = f"python -m rank0rl replay {tmp_path / 'r'} --iteration 1 --env {lane}"
+    env = 2 * first
+    seed = seeding.integer(0, "reset", env, 0)
+    assert PLACES[place].format(env=env, seed=seed) in err
+    replay = f"python -m rank0rl replay {tmp_path / 'r'} --iteration 1 --env {env}"
     assert (replay in err) == (place in ("reset", "step", "act", "process"))

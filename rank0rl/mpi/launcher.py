@@ -1,0 +1,178 @@
+"""The command line that starts ranks: whose mpiexec it is, its switches, and the shell around a rank."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+# Open MPI refuses root and more ranks than cores unless told. Like Intel MPI, it binds each rank to a
+# core, which would leave rank 0's update a single one. Each MPI reads its own variables only.
+ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+    "PRTE_MCA_hwloc_default_binding_policy": "none",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "OMPI_MCA_hwloc_base_binding_policy": "none",
+    "I_MPI_PIN": "off",
+}
+# The folder of the files of Open MPI's launcher. It leaves them if it is ended with the job, and a later
+# launcher that got the same process id would not start. So the folder is the job's, and goes with it.
+OPEN_MPI_FILES = "PRTE_MCA_prte_local_tmpdir_base"
+
+# Vendor -> a pattern of what its `mpiexec --version` prints, its switches for one core per rank, and
+# those to count hardware threads as cores, which only Open MPI needs.
+_VENDORS: dict[str, tuple[str, list[str], list[str]]] = {
+    "Intel MPI": (
+        r"Intel\(R\) MPI",
+        ["-genv", "I_MPI_PIN", "on", "-genv", "I_MPI_PIN_DOMAIN", "core"],
+        [],
+    ),
+    "MPICH": (r"HYDRA|MPICH", ["-bind-to", "core"], []),
+    "Open MPI": (
+        r"Open ?MPI|OpenRTE|PRTE|PRRTE|prun",
+        ["--bind-to", "core"],
+        ["--use-hwthread-cpus"],
+    ),
+}
+
+# Pattern of what a launcher printed -> what to do about it.
+_REMEDIES = {
+    r"slots": "name a command line of your own, such as --mpiexec 'mpiexec --oversubscribe', or "
+    "lower --nprocs",
+    r"\broot\b": "run as another user, or give its switch for root with --mpiexec",
+    r"(?i)unrecogni[sz]ed|unknown|invalid|illegal": "it does not take '-n N COMMAND': name another "
+    "one with --mpiexec",
+}
+
+# $RANK0RL_JOB is the job's folder, see job.py; on other hosts it does not exist, and the shell only
+# runs the command. The command runs in the background, because a shell prints a message about a
+# foreground command that a signal ends. A rank that did not end together with all others stays, so
+# that the launcher does not end the job before rank 0 has saved; the supervisor ends it. A rank that
+# never met the others waits for their end, because Open MPI would take its own end for a failure. The
+# sleep is short enough to leave nothing behind if the supervisor is gone.
+_SHELL = """
+rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}}
+exec 3>&2 2>/dev/null
+"$@" 2>&3 3>&- &
+wait $!
+status=$?
+if [ $status = 0 ] && [ -e "$RANK0RL_JOB/ended.$rank" ]; then
+    [ -e "$RANK0RL_JOB/meets.$rank" ] && exit 0
+    count() { set -- "$RANK0RL_JOB/$1".[0-9]*; echo $#; }
+    while [ $(count ended) -lt $(count rank) ]; do sleep 0.05; done
+    exit 0
+fi
+[ -e "$RANK0RL_JOB/rank.$rank" ] || exit $status
+echo $status > "$RANK0RL_JOB/status.part.$rank" &&
+    mv "$RANK0RL_JOB/status.part.$rank" "$RANK0RL_JOB/status.$rank" && sleep 30
+exit $status
+"""
+
+
+def find_mpiexec() -> str | None:
+    """Return the mpiexec beside the running Python, else the one on PATH."""
+    here = str(Path(sys.executable).parent)
+    return shutil.which("mpiexec", path=here) or shutil.which("mpiexec")
+
+
+@cache
+def vendor(mpiexec: str) -> str:
+    """Return the name of a launcher's MPI; "" if its `--version` does not tell."""
+    try:
+        done = subprocess.run(
+            [mpiexec, "--version"], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    output = done.stdout + done.stderr
+    return next((name for name, (prints, *_) in _VENDORS.items() if re.search(prints, output)), "")
+
+
+def launcher_command(
+    bind_to_core: bool, hwthreads: bool, own: str | None, args: Sequence[str] | None
+) -> list[str]:
+    """Return the launcher's command line, without the number of ranks, their hosts and their command.
+
+    Args:
+        bind_to_core: True to bind each rank to a core.
+        hwthreads: True to count hardware threads as cores.
+        own: a command line to use instead of the mpiexec that is found.
+        args: arguments of the ranks' Python; None to repeat those of this one.
+
+    Raises:
+        SystemExit: with code 2, if there is no launcher or no command line to repeat.
+    """
+    if os.name != "posix":
+        sys.exit(usage_error("more than one rank needs Linux or macOS: use WSL on Windows"))
+    if args is None and (sys.argv[0] in ("", "-", "-c") or hasattr(builtins, "__IPYTHON__")):
+        sys.exit(
+            usage_error(
+                "ranks repeat a command line, and this Python has none: put it into a script"
+            )
+        )
+    launcher = shlex.split(own or "") or [find_mpiexec() or ""]
+    found = shutil.which(launcher[0])
+    if not found:
+        sys.exit(
+            usage_error(
+                f"there is no launcher {launcher[0]!r}: name one that can be run"
+                if own
+                else "more than one rank needs mpiexec, and none was found beside this Python or "
+                "on PATH: activate the virtual environment, or pip install mpi4py mpich"
+            )
+        )
+    if bind_to_core or hwthreads:
+        known = vendor(found)
+        if known not in _VENDORS:
+            sys.exit(
+                usage_error(
+                    f"{found} does not tell which MPI it belongs to: bind ranks with --mpiexec instead"
+                )
+            )
+        _, bind, threads = _VENDORS[known]
+        launcher += bind * bind_to_core + threads * hwthreads
+    return launcher
+
+
+def rank_command(args: Sequence[str] | None) -> list[str]:
+    """Return the command of every rank: Python with these arguments, in a shell that keeps its exit status.
+
+    Args:
+        args: arguments of Python; None to repeat those of this process.
+    """
+    command = [sys.executable, *(sys.orig_argv[1:] if args is None else args)]
+    return ["sh", "-c", _SHELL, "sh", *command]
+
+
+def not_started(mpiexec: str, n: int, output: str, code: int) -> str:
+    """Return one line that says why there are no ranks, and what to do.
+
+    Args:
+        mpiexec: the launcher.
+        n: number of ranks that it should have started.
+        output: its output.
+        code: its exit code.
+    """
+    lines = [line.strip(" -=|*") for line in output.splitlines()]
+    telling = [line for line in lines if any(re.search(pattern, line) for pattern in _REMEDIES)]
+    line = next(iter([*telling, *(line for line in lines if line)]), f"it ended with code {code}")
+    remedy = next(
+        (remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, line)),
+        "find out more with python -m rank0rl doctor",
+    )
+    return f"{mpiexec} did not start {n} ranks: {line}; {remedy}"
+
+
+def usage_error(message: str) -> int:
+    """Print a message about wrong use; return its exit code, 2."""
+    print(f"error: {message}", file=sys.stderr)
+    return 2

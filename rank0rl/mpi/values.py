@@ -1,0 +1,90 @@
+"""Numbers, arrays and tensors as arrays, and results back as what came in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+
+class Value(NamedTuple):
+    """A number, array or tensor as an array."""
+
+    array: Array
+    """Its numbers; it may share memory with the value."""
+    restore: Callable[[Array], Any]
+    """Makes a result of the value's kind from an array."""
+    layout: str
+    """Kind, dtype and shape."""
+
+
+def as_value(x: Any) -> Value:
+    """Return a number, array, tensor or list of numbers as an array.
+
+    Raises:
+        TypeError: if it is anything else.
+        ValueError: if it is a tensor that has no such array.
+    """
+    torch = sys.modules.get("torch")  # ranks that have no tensors need not wait for it to load
+    if torch is not None and isinstance(x, torch.Tensor):
+        return _tensor_as_value(x)
+    if isinstance(x, np.ndarray | list | tuple):
+        array = np.asarray(x)
+        return Value(array, np.array, f"{array.dtype.str} {array.shape}")
+    if isinstance(x, bool | int | float | complex | np.generic):
+        array = np.asarray(x)
+        plain = not isinstance(x, np.generic)
+        return Value(
+            array,
+            lambda a: a.item() if plain and a.ndim == 0 else a[()],
+            f"number {array.dtype.str}",
+        )
+    raise TypeError(
+        f"expected a number, an array or a tensor: got {type(x).__name__}; make it one of these"
+    )
+
+
+def _tensor_as_value(x: Any) -> Value:
+    torch = sys.modules["torch"]
+    if x.is_sparse or x.device.type == "meta":
+        kind = "sparse" if x.is_sparse else "on the meta device, where it has no data"
+        raise ValueError(f"a tensor must be dense and hold data: got one that is {kind}")
+    dtype, device = x.dtype, x.device
+    there = x.detach().cpu().resolve_conj().resolve_neg()
+    array = (there.float() if dtype == torch.bfloat16 else there).numpy()
+
+    def restore(result: Array) -> Any:
+        back = torch.from_numpy(np.array(result, order="C"))
+        return back.to(device, dtype if result.dtype == array.dtype else None)
+
+    return Value(array, restore, f"tensor {dtype} {tuple(x.shape)}, {device.type}")
+
+
+def as_values(things: Mapping[str, Any], op: str = "") -> tuple[dict[str, Value], str]:
+    """Return things as arrays, sorted by name, and what is wrong; "" if nothing is.
+
+    Args:
+        things: name -> number, array, tensor or list of numbers.
+        op: what is to be computed with them, such as "max"; "" for nothing.
+    """
+    values, problem = {}, ""
+    for name in sorted(things):
+        try:
+            values[name] = as_value(things[name])
+            check_numbers(values[name].array, op)
+        except (TypeError, ValueError, RuntimeError) as error:
+            problem = problem or f"{name!r}: {error}"
+    return values, problem
+
+
+def check_numbers(array: Array, op: str) -> None:
+    """Raise TypeError unless an array holds numbers with which `op` can be computed."""
+    if array.dtype.kind not in "biufc":
+        raise TypeError(f"expected numbers: got dtype {array.dtype}; convert it to a numeric dtype")
+    if array.dtype.kind == "c" and op in ("max", "min"):
+        raise TypeError(f"complex numbers have no {op}: got dtype {array.dtype}; take real parts")

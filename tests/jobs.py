@@ -1,0 +1,109 @@
+"""Start a job, find its processes, and read what it reports."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+from on_ranks import HERE, LIMIT_S
+
+from rank0rl.mpi import job
+
+
+def start(*command):
+    """Start Python in a session of its own; return the process, and a token in the environment of all its processes."""
+    token = f"RANK0RL_TEST={uuid.uuid4()}"
+    name, _, value = token.partition("=")
+    process = subprocess.Popen(
+        [sys.executable, *command],
+        env={**os.environ, "PYTHONPATH": str(HERE.parent), name: value},
+        cwd=HERE.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    return process, token
+
+
+def start_script(tmp_path, text):
+    """Start a script on two ranks."""
+    (tmp_path / "script.py").write_text(
+        "import sys, time, os, rank0rl, rank0rl.mpi.comm, rank0rl.mpi.job\n"
+        f"if 'parent' == rank0rl.mpi_fork(2): sys.exit()\n{text}\n"
+    )
+    return start(str(tmp_path / "script.py"))
+
+
+def end(process, token):
+    """Wait for the end of a job; return its output and its errors. It must leave no process behind."""
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        for process_id in processes(token):
+            os.kill(process_id, signal.SIGKILL)
+        raise
+    assert processes(token) == []
+    return out, err
+
+
+def processes(token):
+    """Return the ids of the processes whose environment holds the token."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if token.encode() in environ.read_bytes().split(b"\0"):
+                found.append(int(environ.parent.name))
+    return found
+
+
+def folder_of(token):
+    """Return the folder of the job whose processes have the token; None before there is one."""
+    for process_id in processes(token):
+        with contextlib.suppress(OSError):
+            for pair in Path(f"/proc/{process_id}/environ").read_bytes().split(b"\0"):
+                name, _, value = pair.decode().partition("=")
+                if name == job.FOLDER:
+                    return Path(value)
+    return None
+
+
+def kill_one_rank(token, rank, signum):
+    """Send a signal to a rank; return False if it is not there."""
+    folder = folder_of(token)
+    with contextlib.suppress(OSError, ValueError):
+        if folder:
+            os.kill(int((folder / f"rank.{rank}").read_text()), signum)
+            return True
+    return False
+
+
+def wait_until(condition):
+    """Wait until a condition holds."""
+    limit = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < limit, "it never happened"
+        time.sleep(0.1)
+
+
+def wait_for_ranks(token, n):
+    """Wait until n ranks have entered the job."""
+
+    def entered():
+        folder = folder_of(token)
+        return folder is not None and len([*folder.glob("rank.*")]) == n
+
+    wait_until(entered)
+
+
+def reports(err):
+    """Return how many reports stderr has. Each begins with a rank, or with the places of all ranks."""
+    return sum(
+        line.startswith("the ranks cannot go on:")
+        or (line.startswith("rank ") and "waits" not in line)
+        for line in err.splitlines()
+    )

@@ -1,0 +1,70 @@
+"""Where ranks are in the order of collectives, and who called them."""
+
+import os
+
+import pytest
+
+import rank0rl
+from rank0rl.mpi import job, places
+
+PACKAGE = os.path.dirname(rank0rl.__file__)
+
+
+def place(count, name="gather", waits=True, before=()):
+    names = {count: name, **dict(before)}
+    return places.Place(count, waits, names, "")
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ([place(3), place(3)], False),  # bytes are on their way
+        ([place(3), place(3, waits=False)], False),  # one still works
+        ([place(3), None], False),  # one has not come to a collective, or is on another host
+        ([place(3), place(3, "bcast")], True),
+        ([place(3), place(4, "bcast", before={3: "gather"})], False),  # it is ahead
+        ([place(3), place(4, "gather", before={3: "bcast"})], True),
+        ([place(3), place(90, "gather")], False),  # too far ahead to be remembered
+    ],
+)
+def test_who_is_stuck(where, expected):
+    assert places.stuck(where) is expected
+
+
+@pytest.fixture
+def recorder(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "folder", lambda: tmp_path)
+    monkeypatch.setattr(job, "world_rank", lambda: 1)
+    return places.Recorder()
+
+
+def test_what_a_rank_records_is_what_the_supervisor_reads(recorder, tmp_path):
+    assert places.read(tmp_path, 0) is None
+    recorder.begin("first")
+    recorder.end()
+    recorder.begin("second" * 100)
+    read = places.read(tmp_path, 1)
+    assert (read.count, read.waits, read.names[1]) == (2, True, "first")
+    assert read.names[2].startswith("secondsecond")
+    recorder.end()
+    for i in range(100):
+        recorder.begin(str(i))
+    read = places.read(tmp_path, 1)
+    assert (read.count, read.waits, len(read.names), read.names[102]) == (102, True, 32, "99")
+
+
+@pytest.mark.parametrize(
+    ("file", "skipped"),
+    [
+        (f"{PACKAGE}/mpi/comm.py", True),
+        (f"{PACKAGE}/trainer.py", True),
+        (f"{PACKAGE}/run/deep/file.py", True),
+        (f"{PACKAGE}_mine/script.py", False),  # a name that begins alike
+        (f"{os.path.dirname(PACKAGE)}/train.py", False),
+    ],
+)
+def test_the_caller_is_the_nearest_one_outside_of_the_package(recorder, tmp_path, file, skipped):
+    code = compile("recorder.begin('x')", file, "exec")
+    exec(code, {"recorder": recorder})
+    where = places.read(tmp_path, 1).where
+    assert where.partition(":")[0] == os.path.basename(__file__ if skipped else file)

@@ -26,7 +26,7 @@ def mpiexec() -> str:
 
 
 def on_ranks(n: int, function: str, *args: Any, limit_s: float = LIMIT_S) -> list[Any]:
-    """What "module:function" returns on each rank, as JSON; an exception as {"raised", "message"}."""
+    """Return the result of "module:function" on each rank, as JSON; an exception as {"raised", "message"}."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, folder, function, json.dumps(args)]
         if n > 1:
@@ -37,7 +37,7 @@ def on_ranks(n: int, function: str, *args: Any, limit_s: float = LIMIT_S) -> lis
 
 
 def environment(more: dict[str, str]) -> dict[str, str]:
-    """This process's and more, with what Open MPI needs to run as root on few cores."""
+    """Return this process's environment and more, with what Open MPI needs to run as root on few cores."""
     return {
         **os.environ,
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -47,8 +47,10 @@ def environment(more: dict[str, str]) -> dict[str, str]:
     }
 
 
-def run(command: list[str], limit_s: float = LIMIT_S, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-    """A command's exit code and output; the whole process group is ended after the limit."""
+def run(
+    command: list[str], limit_s: float = LIMIT_S, **kwargs: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command; return its exit code and output. After the limit its whole process group is ended."""
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""What is wrong with a job: found by the supervisor, and reported once for the whole job.
+"""The diagnosis of a job that goes wrong: found by the supervisor, and reported once for the whole job.
 
 The supervisor sees the exit status of every rank itself, because each launcher reports it in its own
 way: a shell around every rank writes it to the job's folder (see launcher.py).

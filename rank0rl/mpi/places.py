@@ -1,4 +1,4 @@
-"""Where every rank is in the order of collectives: written by the rank, read by the supervisor."""
+"""The place of every rank in the order of collectives: written by the rank, read by the supervisor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment and an agent, without torch of their own, that fail at the place that PLACE names.
+"""An environment and an agent that fail at the place that the variable PLACE names.
 
 PLACE is "place" or "place:rank"; without a rank, all of them fail.
 """

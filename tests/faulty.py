@@ -1,4 +1,4 @@
-"""A loop on NumPy alone, whose ranks start in under a second, with a fault where it is asked for.
+"""A loop without torch, whose ranks start fast, with a fault at a given place.
 
 python faulty.py NPROCS FAULT PLACE [RANK]
 """
@@ -16,7 +16,7 @@ if rank0rl.mpi_fork(int(NPROCS)) == "parent":
 
 
 def fault(place):
-    """Only in the fourth iteration, of the places that every iteration comes to."""
+    """Fail at the place that the command line names; in the loop, only in the fourth iteration."""
     if place != PLACE or iteration not in (0, 4) or (RANK and rank0rl.rank != int(RANK[0])):
         return
     match FAULT:

@@ -153,7 +153,7 @@ def _value_as_rows(value: Any, path: trees.Path) -> tuple[_Kind, Array]:
 
 
 def _readable(path: trees.Path) -> str:
-    """Return a path for messages; no two are alike: a name, or ('obs', 'image')."""
+    """Return a path for messages; no two are alike: a name, or ('a', 'b')."""
     return path[0] if len(path) == 1 else str(path)
 
 

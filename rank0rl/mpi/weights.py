@@ -48,15 +48,15 @@ def _tensors(thing: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         yield name, torch.from_numpy(thing)
     else:
         raise TypeError(
-            f"weights (such as the result of an agent's modules()) must be modules, tensors, arrays, "
-            f"or dicts and lists of them: got {type(thing).__name__} at {name!r}"
+            f"weights must be modules, tensors, arrays, or dicts and lists of them: got "
+            f"{type(thing).__name__} at {name!r}"
         )
 
 
 def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None:
     """Overwrite weights, in place, with those of rank 0: parameters and buffers.
 
-    Tensors that lie side by side in memory, as `nets.flat.flatten_` puts them, travel as one message.
+    Tensors that lie side by side in memory, such as views of one flat tensor, travel as one message.
 
     Collective: every rank calls this, in the same order.
 

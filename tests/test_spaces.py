@@ -68,8 +68,8 @@ def test_an_agent_that_takes_no_mask_is_given_none(tmp_path):
 @pytest.mark.parametrize(
     ("info", "said"),
     [
-        ({}, "must come with every reset and every step; this info has "),
-        ({"action_mask": np.ones(2)}, r"one entry for each of 3 choices: got \(2,\)"),
+        ({}, "must come with every reset and every step"),
+        ({"action_mask": np.ones(2)}, r"one entry for each of 3 choices: got shape \(2,\)"),
     ],
 )
 def test_a_wrong_mask_is_told(info, said, monkeypatch, tmp_path):
@@ -103,10 +103,10 @@ def test_a_dict_with_masks_is_the_same_for_every_number_of_ranks_and_resumed(kwa
     for n, stop in ((1, 5), (2, 3), (3, 5)):
         command = [sys.executable, "train.py", *args, "--run-dir", str(tmp_path / str(n))]
         command += ["--nprocs", str(n), "--stop-after-iterations", str(stop)]
-        done = run(command, 60, env=env)
+        done = run(command, env=env)
         assert done.returncode == 0, done.stderr
     command = [sys.executable, "train.py", "--resume", str(tmp_path / "2")]
-    assert run([*command, "--nprocs", "3"], 60, env=env).returncode == 0
+    assert run([*command, "--nprocs", "3"], env=env).returncode == 0
     for other in ("2", "3"):
         assert curve(tmp_path / other) == curve(tmp_path / "1")
         assert sha(tmp_path / other) == sha(tmp_path / "1")
@@ -147,7 +147,7 @@ def test_an_environment_that_a_function_makes():
         envs.make("toy_envs:make_count", size=9)
     with pytest.raises(ValueError, match="module:EnvId-v0 or module:function"):
         envs.resolve("toy_envs:no_such_function")
-    with pytest.raises(ValueError, match=r"must give a gymnasium.Env: got \("):
+    with pytest.raises(ValueError, match=r"must return a gymnasium.Env: got \("):
         envs.make("toy_envs:noise_of", agent=check)
     assert envs.resolve("toy_envs:Count") == "toy_envs:Count-v0"  # registered, before its class
 
@@ -168,7 +168,7 @@ def test_an_environment_that_is_registered_in_a_script_only(nprocs, tmp_path):
     command = [sys.executable, str(tmp_path / "mine.py"), "Mine", "--nprocs", str(nprocs)]
     args = ["--num-envs", "2", "--steps-per-batch", "8", "--total-steps", "16"]
     path = {"PYTHONPATH": f"{HERE}:{HERE.parent}"}
-    done = run([*command, *args, "--run-dir", str(tmp_path / "r")], 60, env=path)
+    done = run([*command, *args, "--run-dir", str(tmp_path / "r")], env=path)
     assert done.returncode == 0, done.stderr
     assert len(table(tmp_path / "r")) == 2
 

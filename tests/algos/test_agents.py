@@ -120,7 +120,7 @@ def test_a_missing_method_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"Half has no update and no modules: expected update\(se"):
         load_agent(f"{tmp_path / 'half.py'}:Half")
     command = [sys.executable, "train.py", "CartPole", "--algo", f"{tmp_path / 'half.py'}:Half"]
-    done = run([*command, "--nprocs", "2", "--run-dir", str(tmp_path / "r")], 60)
+    done = run([*command, "--nprocs", "2", "--run-dir", str(tmp_path / "r")])
     assert done.returncode == 2
     assert done.stderr.count("Half has no update") == 1
 

@@ -154,6 +154,7 @@ def test_state_and_load_give_the_same_next_update():
         assert torch.equal(mine.vectors[0], other.vectors[0])
 
 
+@pytest.mark.slow
 def test_it_learns(tmp_path):
     options = KLPPOOptions(gamma=0.0, target_kl=0.02, lr=1e-3, value_epochs=2)
     kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4, "total_steps": 40000}

@@ -105,7 +105,7 @@ def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monk
     train(tmp_path / "r", "toy_envs:Spaced-v0", *kwargs, *wrappers, *SMALL[1:], "-n", "20")
     out = tmp_path / "policy.pt2"
     command = [sys.executable, "-m", "rank0rl", "export", str(tmp_path / "r"), "--out", str(out)]
-    done = run(command, 60, env={"PYTHONPATH": str(HERE)})
+    done = run(command, env={"PYTHONPATH": str(HERE)})
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # torch warns of parameters that share memory
     notes, lines = done.stdout.split("without rank0rl:\n")
@@ -121,7 +121,7 @@ def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monk
         *lines.splitlines(),
         "    print(act.tolist())",
     ]
-    loaded = run([sys.executable, "-c", "\n".join(code)], 60, cwd=tmp_path)
+    loaded = run([sys.executable, "-c", "\n".join(code)], cwd=tmp_path)
     assert loaded.returncode == 0, loaded.stderr
     agent, options = last_agent(tmp_path / "r")
     env = envs.make(options.env_id, **options.env_kwargs)

@@ -15,13 +15,13 @@ DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8",
 SWAPPED = [">i4", ">f8"]
 
 
-def part(dtype, rank):
-    """Small numbers, whose sums and products every dtype holds; strided."""
+def numbers_of(dtype, rank):
+    """Return small numbers, whose sums and products every dtype holds; strided."""
     return np.random.default_rng(rank).integers(0, 3, (4, 6)).astype(dtype)[::2, ::3]
 
 
 def expected(dtype, op, n):
-    whole = np.stack([part(dtype, rank) for rank in range(n)])
+    whole = np.stack([numbers_of(dtype, rank) for rank in range(n)])
     if op == "prod" and dtype == "?":
         return whole.all(axis=0)
     return getattr(np, op)(whole, axis=0)
@@ -39,7 +39,7 @@ def on_rank_arrays():
         for op in reduce.OPS:
             if np.dtype(dtype).kind == "c" and op in ("max", "min"):
                 continue
-            out = reduce.all_reduce(part(dtype, comm.rank), op)
+            out = reduce.all_reduce(numbers_of(dtype, comm.rank), op)
             same = np.allclose(out, expected(dtype, op, n), rtol=1e-3 if dtype == "f2" else 1e-6)
             if not same or out.dtype != np.dtype(result_dtype(dtype, op)):
                 wrong.append([dtype, op, repr(out)])
@@ -135,7 +135,7 @@ def test_statistics_of_all_samples_with_uneven_and_empty_shards(n):
 
 
 def bad(kind):
-    """A call that is wrong on the last rank, or on all."""
+    """Make a call that is wrong on the last rank, or on all."""
     last = comm.rank == comm.nworkers - 1
     calls = {
         "op": lambda: reduce.all_reduce(1.0, "avg" if last else "sum"),

@@ -142,22 +142,17 @@ def read_some(argv: Sequence[str], kind: type, names: Iterable[str]) -> dict[str
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     types = get_type_hints(kind)
     for name in names:
+        spellings = dict.fromkeys((flag(name), f"--{name}"))  # tyro takes both
         if types[name] is bool:
-            parser.add_argument(flag(name), action=argparse.BooleanOptionalAction)
+            parser.add_argument(*spellings, dest=name, action=argparse.BooleanOptionalAction)
         else:
-            parser.add_argument(flag(name), type=_converter(types[name]))
-    return vars(parser.parse_known_args([_dashed(word) for word in argv])[0])
+            parser.add_argument(*spellings, dest=name, type=_converter(types[name]))
+    return vars(parser.parse_known_args(argv)[0])
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
-def _dashed(word: str) -> str:
-    """Return a word of a command line with the name of an option as `flag` gives it."""
-    name, equals, value = word.partition("=")
-    return f"{flag(name[2:])}{equals}{value}" if word.startswith("--") else word
+        raise ValueError(f"{message}; --help lists the options")
 
 
 def _converter(kind: Any) -> Callable[[str], Any]:

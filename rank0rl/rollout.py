@@ -248,11 +248,10 @@ class Rollout:
             mask = block.mask[rows].copy()
             act, extras = agent.act(obs, noise, fragment_id, mask=mask)
             extras = {**extras, "action_mask": mask}
-        given = {"act": act, **extras}
-        for name, value in given.items():
+        for name, value in (("act", act), *extras.items()):
             if name not in self._buffer.rows:
                 self._check_acted(name, value, len(obs))
-        self._buffer.write(at, obs=obs, **given)
+        self._buffer.write(at, obs=obs, act=act, **extras)
         rew, terminated, truncated, ended = block.step(envs, rows, act)
         for env, _ in ended:
             self._finished["fragment_id"].append(env.fragment_id)

@@ -79,6 +79,9 @@ def start(
         run = Run(phases, recorder)
         learner = Learner(agent, options, phases, run.share_over)
         overlap = Overlap(learner, collector, phases, run.share_over)
+        set_threads(
+            1
+        )  # again: the user's code may have loaded another BLAS, or set torch's threads
         try:
             train(agent, collector, overlap if options.overlap else learner, run, hooks)
         except Exception as error:

@@ -17,13 +17,13 @@ class Hook(Protocol):
     """Something that is done with new weights, such as an `Evaluation`."""
 
     name: str
-    """Name under which the result is recorded."""
+    """Name of the result. The result of "evaluation" is recorded; other hooks keep theirs."""
 
     def due(self, iteration: int) -> bool:
         """Return True, on every rank, if it is to be done after this iteration."""
 
     def __call__(self, agent: Agent, iteration: int) -> Batch | None:
-        """Do it; return what is recorded, on rank 0. Collective: every rank calls this."""
+        """Do it; return its result on rank 0, if it has one. Collective: every rank calls this."""
 
 
 def train(

@@ -291,3 +291,12 @@ def test_what_an_agent_acts_is_checked(act, extra, said):
     with pytest.raises(ValueError, match=r"act must return") as info:
         make(steps=5).collect(Wrong(), 0)
     assert said in str(info.value)
+
+
+def test_an_extra_cannot_take_the_place_of_the_actions():
+    class Wrong(NoiseAgent):
+        def act(self, obs, noise, fragment_id):
+            return noise, {"act": 2 * noise}
+
+    with pytest.raises(TypeError, match="act"):
+        make(steps=5).collect(Wrong(), 0)

@@ -225,6 +225,7 @@ def test_learner_threads_are_the_updates_alone(tmp_path):
     agent.write_text(
         "import torch\n"
         "from algos.ppo import PPO\n"
+        "torch.set_num_threads(2)\n"  # as an import of the user's may do
         "class Threads(PPO):\n"
         "    def process(self, fragment):\n"
         "        self.collecting = torch.get_num_threads()\n"

@@ -46,7 +46,7 @@ def check_device(device: str) -> None:
         )
 
 
-class Twin:
+class AutogradSteps:
     """A copy of modules on another device, and of the Adam that trains them.
 
     Args:

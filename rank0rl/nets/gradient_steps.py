@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ActorCritic, normalized
 from rank0rl.nets.conv import ConvNet
-from rank0rl.nets.cuda import Twin
+from rank0rl.nets.cuda import AutogradSteps
 from rank0rl.nets.flat import Adam
 
 Array = npt.NDArray[Any]
@@ -102,7 +102,7 @@ class Objective:
 
 
 class ClosedForm:
-    """Gradient steps in NumPy, in place, with the interface of `Twin`.
+    """Gradient steps in NumPy, in place, with the interface of `AutogradSteps`.
 
     Args:
         nets: the policy and the value function, flat, with gradients in place.
@@ -137,7 +137,7 @@ class ClosedForm:
         """Do nothing: the weights are in place."""
 
 
-GradientSteps: TypeAlias = ClosedForm | Twin
+GradientSteps: TypeAlias = ClosedForm | AutogradSteps
 """Gradient steps of one update: `begin`, a `step` for each minibatch, `end`."""
 
 
@@ -156,7 +156,7 @@ def gradient_steps(
     trained = nn.ModuleDict({"policy": nets.policy, "value": nets.value})
     if device == "cpu" and not isinstance(nets.value.mlp, ConvNet):
         return ClosedForm(trained, adam, objective, max_grad_norm)
-    return Twin(trained, adam, objective.loss, max_grad_norm, device)
+    return AutogradSteps(trained, adam, objective.loss, max_grad_norm, device)
 
 
 def joined(arrays: Sequence[Any]) -> Array:

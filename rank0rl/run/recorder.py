@@ -61,7 +61,11 @@ class Recorder:
     def begin(self) -> None:
         """Save the boundary that the run begins with: from here on there is something to resume."""
         self._boundary = self.state.snapshot()
-        self.save()
+        try:
+            self.save()
+        except checkpoint.NotSaved:
+            self._boundary = {}  # do not try again on the way out
+            raise
         job.resumable(self._folder)
 
     def over(self) -> bool:

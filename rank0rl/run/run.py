@@ -46,11 +46,13 @@ class Run:
 
     def __enter__(self) -> Run:
         """Take over the signals."""
-        if self._recorder:
-            self._stack.enter_context(self._recorder.last_words())
-        self._stack.enter_context(self._interrupts)
-        if self._recorder:
-            self._stack.enter_context(self._saved(self._recorder))
+        with ExitStack() as stack:  # a signal that comes in here finds the last words
+            if self._recorder:
+                stack.enter_context(self._recorder.last_words())
+            stack.enter_context(self._interrupts)
+            if self._recorder:
+                stack.enter_context(self._saved(self._recorder))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -98,7 +100,7 @@ class Run:
         Args:
             batch: what the agent learned from.
             metrics: what its update returned.
-            results: what hooks returned, by their names.
+            results: what hooks returned, by their names. An evaluation's is recorded.
         """
         if self._recorder is None:
             return

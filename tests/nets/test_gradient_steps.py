@@ -11,7 +11,7 @@ from torch import nn
 from algos.ppo import clipped_loss, clipped_slope
 from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.conv import network
-from rank0rl.nets.cuda import Twin
+from rank0rl.nets.cuda import AutogradSteps
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.gradient_steps import ClosedForm, Objective, gradient_steps, joined
 from rank0rl.nets.normalize import ObsNormalizer
@@ -66,9 +66,9 @@ def test_the_closed_form_is_taken_on_the_cpu_only_and_for_mlps_only():
     adam = Adam(flatten_(nn.ModuleList([policy, value])))
     nets = ActorCritic(ObsNormalizer((5,)), policy, value)
     assert isinstance(gradient_steps(nets, adam, objective(), 0.5, "cpu"), ClosedForm)
-    assert isinstance(gradient_steps(nets, adam, objective(), 0.5, "cpu:0"), Twin)
+    assert isinstance(gradient_steps(nets, adam, objective(), 0.5, "cpu:0"), AutogradSteps)
     nets.value.mlp = network((12, 10, 3), (8,), 1, rng(), 1.0)
-    assert isinstance(gradient_steps(nets, adam, objective(), 0.5, "cpu"), Twin)
+    assert isinstance(gradient_steps(nets, adam, objective(), 0.5, "cpu"), AutogradSteps)
 
 
 def test_arrays_and_tensors_are_joined_in_order():

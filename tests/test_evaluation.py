@@ -70,6 +70,7 @@ class Rises(NoiseAgent):
 """
 
 
+@pytest.mark.slow
 def test_the_best_model_is_kept_over_a_resume(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     (tmp_path / "rises.py").write_text(RISES)

@@ -37,6 +37,7 @@ def test_the_same_curve_for_every_number_and_share_of_ranks_and_resumed(mode, tm
     assert off[1]["batch_sha256"] != one[1]["batch_sha256"]
 
 
+@pytest.mark.slow
 def test_interrupted_in_mid_overlap(tmp_path):
     args = [*SMALL, "--total-steps", "640", "--overlap"]
     train(tmp_path / "whole", *args)

@@ -138,6 +138,7 @@ def test_a_row_that_cannot_be_written_is_no_boundary(tmp_path):
     assert [int(row["iteration"]) for row in table(tmp_path / "r")] == list(range(1, 11))
 
 
+@pytest.mark.slow
 def test_settings_come_from_the_checkpoint_none_included(tmp_path):
     agent = tmp_path / "optional.py"
     agent.write_text(

@@ -62,6 +62,7 @@ def test_what_an_earlier_start_wrote_beyond_the_checkpoint_is_hidden(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_one_run_of_wandb_goes_on_in_a_resume(tmp_path, monkeypatch):
     (tmp_path / "wandb.py").write_text(WANDB)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{HERE}")

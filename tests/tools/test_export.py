@@ -97,7 +97,8 @@ def test_no_action_that_the_mask_forbids(act):
         assert not (got == free).reshape(n, -1)[:, 0].any()
 
 
-@pytest.mark.parametrize("masked", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", [False, True])
 def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     kwargs = ["--env-kwargs", "obs=dict", "act=multi", *["masked=1"] * masked]

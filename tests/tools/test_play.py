@@ -192,6 +192,7 @@ def test_walker2d_without_a_display(tmp_path):
     assert min(shown) > 20  # not black
 
 
+@pytest.mark.slow
 def test_films_of_a_training_leave_it_what_it_is(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = [DRAWN, "--env-kwargs", "vary=1", "--num-envs", "2", "--hidden", "8", "--seed", "3"]

@@ -72,13 +72,11 @@ def start(
             evaluation = Evaluation(options, comm.get_nworkers())
             hooks = [stack.enter_context(closing(evaluation)), *hooks]
         machines = comm.allgather_obj(provenance.machine(), "what every rank runs on")
-        recorder = None
-        if isinstance(plan, Plan):
-            settings = config.settings(options, plan.agent)
-            recorder = lead(plan, State(agent, collector, options, settings), phases, machines)
+        state = State(agent, collector, options, config.settings(options, agent_options))
+        recorder = lead(plan, state, phases, machines) if isinstance(plan, Plan) else None
         run = Run(phases, recorder)
-        learner = Learner(agent, options, phases, run.share_over)
-        overlap = Overlap(learner, collector, phases, run.share_over)
+        learner = Learner(agent, options, phases, state.share_over)
+        overlap = Overlap(learner, collector, phases, state.share_over)
         set_threads(
             1
         )  # again: the user's code may have loaded another BLAS, or set torch's threads

@@ -116,12 +116,6 @@ class RunOptions(LaunchOptions):
             return 0
         return self.steps_per_batch // self.num_envs if self.steps_per_batch else 64
 
-    def progress(self, steps: int, episodes: int) -> float:
-        """Return the share of the run that is over after some steps and episodes; 1 or more at its end."""
-        if self.num_episodes is not None:
-            return episodes / self.num_episodes
-        return steps / self.total_steps
-
     def check(self, nworkers: int) -> None:
         """Check what depends on several options, and on the number of ranks.
 

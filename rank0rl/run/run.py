@@ -88,10 +88,6 @@ class Run:
         with self.phases("wait"):
             return bool(comm.bcast_obj(self._recorder is not None and not self._recorder.over()))
 
-    def share_over(self, steps: int = 0, episodes: int = 0) -> float:
-        """Return the share of the run that is over, as `State.share_over` does; 0 on other ranks."""
-        return self._recorder.state.share_over(steps, episodes) if self._recorder else 0.0
-
     def record(
         self, batch: Gathered, metrics: Mapping[str, float], results: Mapping[str, Batch | None]
     ) -> None:

@@ -87,8 +87,9 @@ class State:
 
     def share_over(self, steps: int = 0, episodes: int = 0) -> float:
         """Return the share of the run that is over after so many more steps and episodes; 1 or more at its end."""
-        made = self.progress
-        return self._options.progress(made.steps + steps, made.episodes + episodes)
+        if self._options.num_episodes is not None:
+            return (self.progress.episodes + episodes) / self._options.num_episodes
+        return (self.progress.steps + steps) / self._options.total_steps
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy for a checkpoint; it takes a fraction of a millisecond."""

@@ -177,8 +177,3 @@ def test_a_resume_changes_nothing_of_an_agent():
 def test_settings_that_do_not_fit_together(kwargs, message):
     with pytest.raises(ValueError, match=message):
         RunOptions(**kwargs).check(2)
-
-
-def test_progress_is_of_steps_or_of_episodes():
-    assert RunOptions(total_steps=100).progress(25, 99) == 0.25
-    assert RunOptions(num_episodes=10).progress(25, 5) == 0.5

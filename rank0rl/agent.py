@@ -152,7 +152,7 @@ class Agent:
             progress: share of the run that is over, in [0, 1), for schedules.
 
         Returns:
-            Name -> number, for the record; the same names every time.
+            Name -> number, for the record: the same names every time, and none of its own columns.
         """
         raise NotImplementedError
 

@@ -37,6 +37,8 @@ class Learner:
         """Keep what every update needs."""
         self._agent, self._options, self._phases = agent, options, phases
         self._share_over = share_over
+        tensors = weights.named_tensors(agent.modules())
+        self._infinite = {name for name, t in tensors.items() if t.isinf().any()}  # as masks may be
 
     def update(self, batch: Gathered, iteration: int) -> Mapping[str, float]:
         """Update the agent on rank 0.
@@ -50,7 +52,7 @@ class Learner:
 
         Raises:
             TypeError: if what the agent's update returns cannot be recorded.
-            FloatingPointError: if weights are nan after it.
+            FloatingPointError: if weights are nan after it, or infinite and were not so at first.
         """
         if comm.get_rank():
             return {}
@@ -58,11 +60,22 @@ class Learner:
         try:
             with self._phases("update"), using_threads(self._options.learner_threads):
                 metrics = self._agent.update(batch.rows, rng, self._share_over())
-            _check_learned(self._agent, metrics)
+            _check_metrics(metrics)
+            self._check_weights()
         except Exception as error:
             error.add_note(f"In update, of iteration {iteration}; resuming the run repeats it.")
             raise
         return metrics
+
+    def _check_weights(self) -> None:
+        for name, tensor in weights.named_tensors(self._agent.modules()).items():
+            wrong = tensor.isnan() if name in self._infinite else tensor * 0  # inf * 0 is nan
+            if wrong.any():
+                raise FloatingPointError(
+                    f"{name!r} holds {'nan' if tensor.isnan().any() else 'inf'}: try a lower "
+                    f"learning rate, or smaller rewards and observations; the run's last "
+                    f"checkpoint is from before this update"
+                )
 
 
 class Overlap:
@@ -109,18 +122,16 @@ def _episodes(batch: Gathered) -> int:
     return len(batch.ended["return"])
 
 
-def _check_learned(agent: Agent, metrics: Any) -> None:
-    """Raise unless an update has left what can be recorded and gone on with."""
-    if not isinstance(metrics, Mapping) or not all(map(_is_number, metrics.values())):
+def _check_metrics(metrics: Any) -> None:
+    """Raise unless an update has returned what can be recorded."""
+    if (
+        not isinstance(metrics, Mapping)
+        or not all(isinstance(name, str) and name.isprintable() for name in metrics)
+        or not all(map(_is_number, metrics.values()))
+    ):
         raise TypeError(
             f"update must return a dict of name -> number, for the record: got {metrics!r:.100}"
         )
-    for name, tensor in weights.named_tensors(agent.modules()).items():
-        if tensor.isnan().any():  # infinities may be meant, as in masks
-            raise FloatingPointError(
-                f"{name!r} holds nan: try a lower learning rate, or smaller rewards and "
-                f"observations; the run's last checkpoint is from before this update"
-            )
 
 
 def _is_number(value: Any) -> bool:

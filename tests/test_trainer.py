@@ -317,20 +317,41 @@ def test_whole_runs_with_two_seeds_differ(tmp_path):
         ({"loss": np.zeros(2)}, 0.0, "update must return a dict of name -> number"),
         ({"loss": None}, 0.0, "update must return a dict of name -> number"),
         ({"loss": "x,y"}, 0.0, "update must return a dict of name -> number"),
-        ({"loss": 0.0}, np.nan, "'none' holds nan"),
+        ({1: 0.0}, 0.0, "update must return a dict of name -> number"),
+        ({"a\nb": 0.0}, 0.0, "update must return a dict of name -> number"),
+        ({"loss": 0.0}, np.nan, "'bias' holds nan"),
+        ({"loss": 0.0}, -np.inf, "'bias' holds inf"),
     ],
 )
 def test_what_an_update_leaves_is_checked(metrics, weight, said):
-    class Wrong(NoiseAgent):
-        def update(self, batch, rng, progress):
-            return metrics
-
-        def modules(self):
-            return {"none": np.full(1, weight)}
-
-    learner = Learner(Wrong(), RunOptions(), Phases(), lambda: 0.0)
-    with pytest.raises((TypeError, FloatingPointError), match=r"update|nan") as info:
+    learner = Learner(Leaves(metrics, weight), RunOptions(), Phases(), lambda: 0.0)
+    with pytest.raises((TypeError, FloatingPointError), match=r"update|nan|inf") as info:
         learner.update(Gathered({}, {}, 0), 7)
     assert said in str(info.value)
     [note] = info.value.__notes__
     assert "iteration 7" in note
+
+
+def test_weights_that_begin_infinite_may_stay_so():
+    agent = Leaves({}, 1.0)
+    learner = Learner(agent, RunOptions(), Phases(), lambda: 0.0)
+    assert learner.update(Gathered({}, {}, 0), 1) == {}
+    agent.mask[1] = np.nan
+    with pytest.raises(FloatingPointError, match="'mask' holds nan"):
+        learner.update(Gathered({}, {}, 0), 2)
+
+
+class Leaves(NoiseAgent):
+    """Returns these metrics from an update, and has this weight after it."""
+
+    def __init__(self, metrics, weight):
+        super().__init__()
+        self.metrics, self.weight = metrics, weight
+        self.bias, self.mask = np.zeros(2), np.array([0.0, -np.inf])
+
+    def update(self, batch, rng, progress):
+        self.bias[1] = self.weight
+        return self.metrics
+
+    def modules(self):
+        return {"bias": self.bias, "mask": self.mask, "chosen": np.array([True])}

@@ -84,9 +84,17 @@ class Logger:
             step: environment steps so far.
 
         Raises:
-            ValueError: if the names differ from those of the first row.
+            ValueError: if two groups have the same name, or the names differ from those of the
+                first row.
         """
-        values = {name: value for group in groups.values() for name, value in group.items()}
+        values: dict[str, float | str] = {}
+        for group, members in groups.items():
+            if twice := [name for name in members if name in values]:
+                raise ValueError(
+                    f"{group}: {', '.join(map(repr, twice))} is a column of the record already; "
+                    f"choose a name other than {', '.join(values)}"
+                )
+            values |= members
         if self._csv is None:
             self._open(list(values))
         if list(values) != self._names:

@@ -24,6 +24,13 @@ def test_a_row_with_other_names_is_an_error(tmp_path):
         logger.row({"a": {"iteration": 2, "y": 0.0}}, 1)
 
 
+def test_two_groups_with_one_name_are_an_error_before_anything_is_written(tmp_path):
+    logger = Logger(tmp_path, quiet=True)
+    with pytest.raises(ValueError, match="update: 'x' is a column .* other than iteration, x$"):
+        logger.row({"run": {"iteration": 1, "x": 0.0}, "update": {"loss": 0.0, "x": 1.0}}, 1)
+    assert not (tmp_path / "progress.csv").exists()
+
+
 def test_going_on_drops_later_rows_and_keeps_one_header(tmp_path):
     first = Logger(tmp_path, quiet=True)
     for iteration in range(1, 5):

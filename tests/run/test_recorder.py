@@ -1,5 +1,6 @@
 """The record of a run: what a row says of episodes, ranks and memory, and what the console shows."""
 
+import json
 import sys
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 from in_process import train_here
 from on_ranks import HERE, run
 from runs import SMALL, resume, table, train
+from toy_envs import NoiseAgent, NoOptions
 
 from algos.ppo import PPO, PPOOptions
 from rank0rl.run import memory, recorder
@@ -43,6 +45,25 @@ def test_silence_is_kept_but_for_errors(tmp_path):
     assert done.stdout == done.stderr == ""
     done = train(tmp_path / "b", *SMALL, "--quiet", "--gamma", "2", expect=2)
     assert "gamma" in done.stderr
+
+
+class Takes(NoiseAgent):
+    """Returns a name of the record from its update."""
+
+    name = "iteration"
+
+    def update(self, batch, rng, progress):
+        return {"rows": 1.0, self.name: 7}
+
+
+@pytest.mark.parametrize("name", ["iteration", "return_mean", "update_s", "weights_sha256"])
+def test_a_name_of_the_record_is_refused_in_the_first_iteration(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(Takes, "name", name)
+    small = {"env_id": "Pendulum", "num_envs": 1, "steps_per_batch": 4, "quiet": True}
+    with pytest.raises(ValueError, match=f"update: '{name}' is a column of the record already"):
+        train_here(Takes, NoOptions(), tmp_path, **small)
+    assert json.loads((tmp_path / "summary.json").read_text())["iterations"] == 0
+    assert not (tmp_path / "progress.csv").exists()
 
 
 class Clock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+import traceback
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -68,18 +69,36 @@ def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent
 
 
 def _import(where: str, algo: str) -> ModuleType:
-    """Return an agent's module, from a file, a package or algos/."""
+    """Return an agent's module, from a file, a package or algos/.
+
+    Raises:
+        ValueError: if there is no such module, or it ends otherwise than by being imported.
+    """
     try:
         if where.endswith(".py"):
             return _import_file(where)
         return importlib.import_module(where if ":" in algo else f"algos.{where}")
-    except (ImportError, FileNotFoundError) as error:
-        if isinstance(error, ImportError) and error.name not in (where, "algos", f"algos.{where}"):
-            raise ValueError(f"the agent's file {where} cannot be imported: {error}") from error
-        raise ValueError(
-            f"no agent {algo!r} ({error}); expected a name in algos/, file.py:Class or "
-            f"package.module:Class"
-        ) from None
+    except (Exception, SystemExit) as error:
+        names = (where, "algos", f"algos.{where}")
+        is_missing = isinstance(error, ImportError) and error.name in names
+        if is_missing or (where.endswith(".py") and not Path(where).exists()):
+            raise ValueError(
+                f"no agent {algo!r} ({error}); expected a name in algos/, file.py:Class or "
+                f"package.module:Class"
+            ) from None
+        raise ValueError(f"the agent's file {where} cannot be imported: {_why(error)}") from error
+
+
+def _why(error: BaseException) -> str:
+    """Return an error of an import, with its place in the code that was imported."""
+    if isinstance(error, SyntaxError):
+        return str(error)  # with file and line
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
+    if isinstance(error, SystemExit):
+        return f"line {places[0].lineno} ends in sys.exit({error.code!r})"
+    lines = [*traceback.format_list(places), *traceback.format_exception_only(error)]
+    return "\n" + "".join(lines).rstrip()
 
 
 def _import_file(path: str) -> ModuleType:

@@ -37,3 +37,37 @@ def test_what_is_not_an_agent_is_named(tmp_path, monkeypatch, algo, text, said):
         (tmp_path / "mine.py").write_text(text)
     with pytest.raises(ValueError, match=said):
         load_agent(algo)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("import os\nclass A(\n", r"mine\.py cannot be imported: .*\(mine\.py, line 2\)"),
+        ("\0", r"mine\.py cannot be imported: .*null bytes"),
+        ("import sys\nsys.exit(7)\n", r"mine\.py cannot be imported: line 2 .*sys\.exit\(7\)"),
+        ("import argparse as a\na.ArgumentParser().exit(3)\n", r"line 2 .*sys\.exit\(3\)"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_one_line(tmp_path, text, said):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ValueError, match=said) as error:
+        load_agent(str(tmp_path / "mine.py"))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["mine.py", "a_package_of_mine.agent:A"])
+def test_an_exception_in_a_file_is_told_with_its_place_alone(tmp_path, monkeypatch, name):
+    monkeypatch.syspath_prepend(tmp_path)
+    file = tmp_path / name.partition(":")[0].replace(".agent", "/agent.py")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("def f():\n    open('not_there')\n\n\nf()\n")
+    with pytest.raises(ValueError, match="cannot be imported") as error:
+        load_agent(str(file) if name == "mine.py" else name)
+    _, *told, last = str(error.value).splitlines()
+    assert [line.strip() for line in told if "^" not in line] == [
+        f'File "{file}", line 5, in <module>',
+        "f()",
+        f'File "{file}", line 2, in f',
+        "open('not_there')",
+    ]
+    assert last.startswith("FileNotFoundError")

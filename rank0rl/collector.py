@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -169,6 +169,11 @@ class Collector:
         return batches.concatenate(rows)
 
 
+def env_maker(options: RunOptions) -> Callable[[], Any]:
+    """Return the function that makes one environment of a run."""
+    return functools.partial(envs.make, options.env_id, options.wrappers, **options.env_kwargs)
+
+
 def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None = None) -> Rollout:
     """Return the rollouts of one rank; or of one fragment of each iteration only.
 
@@ -196,7 +201,7 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
         episodes = functools.partial(counter.round, most)
     nparts = 1 if only is not None else _nparts(options, nworkers)
     return Rollout(
-        lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
+        env_maker(options),
         indices,
         options.seed,
         steps=options.steps_per_env,

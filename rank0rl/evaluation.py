@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import batch as batches
-from rank0rl import envs, seeding
+from rank0rl import seeding
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
+from rank0rl.collector import env_maker
 from rank0rl.mpi import hashes, weights
 from rank0rl.mpi.counter import Counter
 from rank0rl.mpi.gather import rank0_accum_batches
@@ -71,7 +72,7 @@ class Evaluation:
         assert options.eval_every
         self._every, self._deterministic = options.eval_every, options.eval_deterministic
         self._rollout = _rollout(
-            lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
+            env_maker(options),
             options.eval_episodes,
             options.seed,
             Counter(options.eval_episodes).round,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +29,71 @@ def mpiexec() -> str:
     return found
 
 
-def on_ranks(n: int, function: str, *args: Any, limit_s: float = LIMIT_S) -> list[Any]:
-    """Return the result of "module:function" on each rank, as JSON; an exception as {"raised", "message"}."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, __file__, folder, function, json.dumps(args)]
-        if n > 1:
-            command = [mpiexec(), "-n", str(n), *command]
-        done = run(command, limit_s)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return [json.loads(Path(folder, str(r)).read_text()) for r in range(n)]
+def on_ranks(n: int, function: str, *args: Any, fresh: bool = False) -> list[Any]:
+    """Return the result of "module:function" on each rank, as JSON; an exception as {"raised", "message"}.
+
+    The ranks live on for the next call, because to start one takes seconds of a core. So the function
+    must undo what it patches.
+
+    Args:
+        n: number of ranks.
+        function: module of the tests, and a function of it.
+        args: its arguments, as JSON.
+        fresh: True for ranks that have done nothing before, and end afterwards.
+    """
+    ranks = Ranks(n) if fresh or n not in _ranks else _ranks.pop(n)
+    results = ranks.call(function, args)
+    if fresh or len({"raised" in result for result in results if isinstance(result, dict)}) > 1:
+        ranks.end()  # after an error of one rank alone they are at different places
+    else:
+        _ranks[n] = ranks
+    return results
+
+
+class Ranks:
+    """A job of n ranks that call functions, one after the other, until it is ended."""
+
+    def __init__(self, n: int) -> None:
+        self._output = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as server:
+            server.bind(f"{folder}/socket")
+            server.listen(n)
+            server.settimeout(LIMIT_S)
+            command = [sys.executable, __file__, f"{folder}/socket"]
+            self._job = subprocess.Popen(
+                [mpiexec(), "-n", str(n), *command] if n > 1 else command,
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+                env=environment({}),
+                cwd=HERE.parent,
+                start_new_session=True,
+            )
+            atexit.register(self.end)
+            ranks = [server.accept()[0].makefile("rw") for _ in range(n)]
+        self._ranks = dict(sorted((int(rank.readline()), rank) for rank in ranks))
+
+    def call(self, function: str, args: tuple[Any, ...]) -> list[Any]:
+        late = threading.Timer(LIMIT_S, self.end)  # then its rank's line is empty
+        late.start()
+        for rank in self._ranks.values():
+            rank.write(json.dumps([function, args]) + "\n")
+            rank.flush()
+        lines = [rank.readline() for rank in self._ranks.values()]
+        late.cancel()
+        if not all(lines):
+            self.end()
+            self._output.seek(0)
+            raise AssertionError(f"no end within {LIMIT_S} s: {function}\n{self._output.read()}")
+        return [json.loads(line) for line in lines]
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._job.pid, signal.SIGKILL)
+        self._job.wait()
+
+
+_ranks: dict[int, Ranks] = {}
 
 
 def environment(more: dict[str, str]) -> dict[str, str]:
@@ -70,18 +130,25 @@ def run(
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
-def _main(folder: str, function: str, args: str) -> None:
+def _main(address: str) -> None:
+    """Call, on one rank, the functions that are asked for."""
     folders = [folder for folder in HERE.iterdir() if folder.is_dir()]
     sys.path[:0] = [str(HERE), str(HERE.parent), *map(str, folders)]
     from rank0rl.mpi import comm
 
-    module, _, name = function.partition(":")
-    try:
-        result = getattr(importlib.import_module(module), name)(*json.loads(args))
-    except Exception as error:
-        result = {"raised": type(error).__name__, "message": str(error)}
-    Path(folder, str(comm.get_rank())).write_text(json.dumps(result))
+    with socket.socket(socket.AF_UNIX) as test:
+        test.connect(address)
+        with test.makefile("rw") as asked:
+            print(comm.get_rank(), file=asked, flush=True)
+            for line in asked:
+                function, args = json.loads(line)
+                module, _, name = function.partition(":")
+                try:
+                    result = getattr(importlib.import_module(module), name)(*args)
+                except Exception as error:
+                    result = {"raised": type(error).__name__, "message": str(error)}
+                print(json.dumps(result), file=asked, flush=True)
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    _main(sys.argv[1])

@@ -7,33 +7,37 @@ import sys
 import time
 
 import tomli_w
+import warm
 from on_ranks import HERE, LIMIT_S, run
 
 TIMES = ("seconds", "steps_per_s", "memory_mb", "mpi_loaded")
 SMALL = ["CartPole", "--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32"]
 
 
-def train(folder, *args, nprocs=1, expect=0, limit_s=LIMIT_S):
-    command = [sys.executable, "train.py", *args, "--run-dir", str(folder)]
-    done = run([*command, *(["--nprocs", str(nprocs)] if nprocs > 1 else [])], limit_s)
+def train(folder, *args, nprocs=1, expect=0):
+    done = _train([*args, "--run-dir", str(folder)], nprocs)
     assert done.returncode == expect, done.stdout + done.stderr
     assert "\x1b" not in done.stdout  # no terminal to move the cursor of
     return done
 
 
-def resume(folder, *args, nprocs=1, expect=0, limit_s=LIMIT_S):
-    command = [sys.executable, "train.py", "--resume", str(folder), *args]
-    done = run([*command, "--nprocs", str(nprocs)], limit_s)
+def resume(folder, *args, nprocs=1, expect=0):
+    done = _train(["--resume", str(folder), *args], nprocs)
     assert done.returncode == expect, done.stdout + done.stderr
     return done
+
+
+def _train(args, nprocs):
+    if nprocs > 1:
+        return run([sys.executable, "train.py", *args, "--nprocs", str(nprocs)])
+    return warm.run("train.py", *args)
 
 
 def replay(folder, iteration, *, env=None, episode=None, expect=0):
     """Repeat an env, or an episode, of an iteration of a run."""
     given = {"--env": env, "--episode": episode}
     which = [word for name, n in given.items() if n is not None for word in (name, str(n))]
-    command = [sys.executable, "-m", "rank0rl", "replay", str(folder), "--iteration"]
-    done = run([*command, str(iteration), *which])
+    done = warm.run("-m", "rank0rl", "replay", str(folder), "--iteration", str(iteration), *which)
     assert done.returncode == expect, done.stdout + done.stderr
     return done
 

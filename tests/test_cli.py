@@ -1,11 +1,10 @@
 """The command line, as a user meets it: each wrong use ends with 2 and one message."""
 
 import inspect
-import sys
 import tomllib
 
 import pytest
-from on_ranks import run
+import warm
 
 from rank0rl import cli
 from rank0rl.mpi.launch import mpi_fork
@@ -14,7 +13,7 @@ from rank0rl.run.launch_options import LaunchOptions
 
 
 def train(*args):
-    return run([sys.executable, "train.py", *args])
+    return warm.run("train.py", *args)
 
 
 WRONG = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from in_process import train_here
 from on_ranks import HERE, run
-from runs import curve, sha, table, train
+from runs import curve, resume, sha, table, train
 from small_agents import AGENTS
 from toy_envs import ACT_SPACES, OBS_SPACES, Spaced
 
@@ -96,17 +96,15 @@ def test_flattened_observations_are_gymnasiums():
 
 
 @pytest.mark.parametrize("kwargs", [["obs=dict", "act=multi", "masked=true"]])
-def test_a_dict_with_masks_is_the_same_for_every_number_of_ranks_and_resumed(kwargs, tmp_path):
+def test_a_dict_with_masks_is_the_same_for_every_number_of_ranks_and_resumed(
+    kwargs, tmp_path, monkeypatch
+):
     args = ["toy_envs:Spaced-v0", "--env-kwargs", *kwargs, "--num-envs", "6", "--hidden", "8"]
     args += ["--steps-per-batch", "60", "--total-steps", "300", "--checkpoint-every", "2"]
-    env = {"PYTHONPATH": str(HERE)}
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
     for n, stop in ((1, 5), (2, 3), (3, 5)):
-        command = [sys.executable, "train.py", *args, "--run-dir", str(tmp_path / str(n))]
-        command += ["--nprocs", str(n), "--stop-after-iterations", str(stop)]
-        done = run(command, env=env)
-        assert done.returncode == 0, done.stderr
-    command = [sys.executable, "train.py", "--resume", str(tmp_path / "2")]
-    assert run([*command, "--nprocs", "3"], env=env).returncode == 0
+        train(tmp_path / str(n), *args, "--stop-after-iterations", str(stop), nprocs=n)
+    resume(tmp_path / "2", nprocs=3)
     for other in ("2", "3"):
         assert curve(tmp_path / other) == curve(tmp_path / "1")
         assert sha(tmp_path / other) == sha(tmp_path / "1")

@@ -1,6 +1,9 @@
 """This rank, and what every collective is made of: at 1, 2, 3 ranks."""
 
 import threading
+import time
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -37,7 +40,6 @@ def test_broadcasts_give_every_rank_what_rank_0_has(n):
 
 def on_rank_chunks(bytes_):
     """Return what arrives where an array is many messages, and how many collectives that took."""
-    comm._CHUNK = bytes_
     names = []
     begin = comm.wait
 
@@ -45,13 +47,17 @@ def on_rank_chunks(bytes_):
         names.append([name, len(requests)])
         begin(ranks, name, *requests, spin_s=spin_s)
 
-    comm.wait = rows.wait = record
     array = np.arange(12.0).reshape(3, 4) * (comm.rank + 1)
-    comm.bcast_(array)
     summed = [np.arange(7) + comm.rank, np.full((2, 2), 0.5, np.float32), np.empty(0)]
-    comm.reduce_(summed, "sum", "test")
     images = np.arange(10.0).reshape(5, 2)[comm.rank :]
-    gathered = rank0_accum_batches({"x": images})["x"]
+    with (
+        mock.patch.object(comm, "_CHUNK", bytes_),
+        mock.patch.object(comm, "wait", record),
+        mock.patch.object(rows, "wait", record),
+    ):
+        comm.bcast_(array)
+        comm.reduce_(summed, "sum", "test")
+        gathered = rank0_accum_batches({"x": images})["x"]
     return [array.tolist(), [each.tolist() for each in summed], gathered.tolist(), names]
 
 
@@ -89,8 +95,9 @@ def on_rank_wait():
     comm.barrier()
     if comm.rank == 0:
         left.wait(1)
-    wait._test, wait.time.sleep = count, pause
-    comm.barrier()
+    clock = SimpleNamespace(sleep=pause, perf_counter=time.perf_counter)
+    with mock.patch.object(wait, "_test", count), mock.patch.object(wait, "time", clock):
+        comm.barrier()
     return [pauses, tests[1:]]
 
 

@@ -141,7 +141,7 @@ def on_rank_large(rows, columns):
 def test_a_batch_of_more_than_2_gib_and_the_memory_that_it_takes(n):
     rows, columns = 2_000_000 // n, 300
     (nbytes, right, gathered, own), *others = on_ranks(
-        n, "test_gather:on_rank_large", rows, columns
+        n, "test_gather:on_rank_large", rows, columns, fresh=True
     )
     assert nbytes > 2**31
     assert right

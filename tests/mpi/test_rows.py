@@ -1,5 +1,7 @@
 """Rows from all ranks to rank 0, on one node or on several: at 1, 2, 3 ranks."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 from on_ranks import on_ranks
@@ -92,10 +94,11 @@ def on_rank_nodes(sizes):
         sent.append(ranks)
         wait(ranks, *args, **kwargs)
 
-    comm.wait = rows.wait = record
-    gathered = on_rank_gather()
     weights = np.full(5, comm.rank)
-    comm.bcast_(weights)
+    with mock.patch.object(comm, "wait", record), mock.patch.object(rows, "wait", record):
+        gathered = on_rank_gather()
+        comm.bcast_(weights)
+    all_ranks.Delete_attr(nodes.key())
     return [alone is None, gathered, weights.tolist(), sum(ranks == all_ranks for ranks in sent)]
 
 

@@ -1,10 +1,10 @@
 """Evaluation of a run's policy on whole episodes that training does not see."""
 
 import re
-import sys
 
 import pytest
-from on_ranks import HERE, run
+import warm
+from on_ranks import HERE
 from runs import SMALL, train
 
 from rank0rl.tools.evaluate import evaluate, main
@@ -13,7 +13,7 @@ PATH = {"PYTHONPATH": str(HERE)}
 
 
 def command(*args):
-    return run([sys.executable, "-m", "rank0rl", "evaluate", *map(str, args)], env=PATH)
+    return warm.run("-m", "rank0rl", "evaluate", *map(str, args), env=PATH)
 
 
 def test_known_returns_and_nothing_is_changed(tmp_path, monkeypatch):

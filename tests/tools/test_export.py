@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+import warm
 from on_ranks import HERE, run
 from runs import SMALL, train
 from small_agents import AGENTS
@@ -105,8 +106,7 @@ def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monk
     wrappers = ["--wrappers", "TimeLimit(max_episode_steps=5)"]
     train(tmp_path / "r", "toy_envs:Spaced-v0", *kwargs, *wrappers, *SMALL[1:], "-n", "20")
     out = tmp_path / "policy.pt2"
-    command = [sys.executable, "-m", "rank0rl", "export", str(tmp_path / "r"), "--out", str(out)]
-    done = run(command, env={"PYTHONPATH": str(HERE)})
+    done = warm.run("-m", "rank0rl", "export", str(tmp_path / "r"), "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # torch warns of parameters that share memory
     notes, lines = done.stdout.split("without rank0rl:\n")

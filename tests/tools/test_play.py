@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import imageio_ffmpeg
 import numpy as np
 import pytest
+import warm
 from on_ranks import HERE, run
 from runs import curve, train
 from toy_envs import Drawn, NoiseAgent
@@ -178,8 +179,7 @@ def test_walker2d_without_a_display(tmp_path):
         pytest.skip("neither EGL nor OSMesa here: apt install libegl1 libgl1, or libosmesa6")
     small = ["--env-kwargs", "width=64", "height=64", "--num-envs", "1", "--hidden", "8"]
     train(tmp_path, "Walker2d", *small, "--steps-per-batch", "64", "--total-steps", "64")
-    command = [sys.executable, "-m", "rank0rl", "play", str(tmp_path), "--video"]
-    done = run([*command, str(tmp_path / "a.mp4")])
+    done = warm.run("-m", "rank0rl", "play", str(tmp_path), "--video", str(tmp_path / "a.mp4"))
     assert done.returncode == 0, done.stderr
     ended = evaluate(tmp_path, 1)
     assert (

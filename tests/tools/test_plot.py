@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from on_ranks import run as run_command
+import warm
 from runs import write_run
 
 from rank0rl.tools import plot
@@ -173,7 +173,6 @@ def test_a_row_that_is_being_written_is_left_out(tmp_path):
 
 
 def test_it_is_one_of_the_tools():
-    command = [sys.executable, "-m", "rank0rl", "plot", "nowhere"]
-    done = run_command(command)
+    done = warm.run("-m", "rank0rl", "plot", "nowhere")
     assert done.returncode == 2
     assert "nowhere" in done.stderr

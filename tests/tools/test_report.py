@@ -7,7 +7,7 @@ import re
 import sys
 from html.parser import HTMLParser
 
-from on_ranks import run as run_command
+import warm
 from runs import SMALL, train, write_run
 
 from rank0rl.tools import report
@@ -254,7 +254,6 @@ def test_wrong_use(tmp_path, capsys, monkeypatch):
 
 
 def test_it_is_one_of_the_tools():
-    command = [sys.executable, "-m", "rank0rl", "report", "nowhere"]
-    done = run_command(command)
+    done = warm.run("-m", "rank0rl", "report", "nowhere")
     assert done.returncode == 2
     assert "nowhere" in done.stderr

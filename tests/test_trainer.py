@@ -1,14 +1,13 @@
 """The loop, through the command line: the same curve for every number of ranks."""
 
 import json
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from on_ranks import HERE, on_ranks, run
-from runs import SMALL, curve, sha, table, train
+from on_ranks import HERE, on_ranks
+from runs import SMALL, curve, resume, sha, table, train
 from toy_envs import NoiseAgent
 
 from rank0rl.batch import Gathered
@@ -297,9 +296,7 @@ def test_an_agent_and_an_environment_of_ones_own_on_two_ranks_and_resumed(tmp_pa
     args += ["--total-steps", "512", "--speed", "3"]
     train(tmp_path / "r", *args, nprocs=2)
     assert [(row["speed"], row["rows"]) for row in table(tmp_path / "r")] == [("3", "256")] * 2
-    resume = ["--resume", str(tmp_path / "r"), "--total-steps", "768", "--nprocs", "2"]
-    done = run([sys.executable, "train.py", *resume])
-    assert done.returncode == 0, done.stderr
+    resume(tmp_path / "r", "--total-steps", "768", nprocs=2)
     assert [row["speed"] for row in table(tmp_path / "r")] == ["3"] * 3
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
+from rank0rl.mpi.streams import outlast_readers
+
 _TOOLS = {
     "doctor": "check that ranks can start here, and say what to fix",
     "check": "test that an environment gives the same curve for every number of ranks",
@@ -20,6 +22,7 @@ _TOOLS = {
 
 def main() -> int:
     """Run the tool named on the command line; return its exit code, or 2 if there is no such tool."""
+    outlast_readers()
     name, *argv = sys.argv[1:] or ["--help"]
     if name in _TOOLS:
         folder = "scaling" if name == "speedup" else "tools"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rank0rl.mpi import job, launch
 from rank0rl.mpi.hosts import count_ranks, read_hosts
+from rank0rl.mpi.streams import outlast_readers
 from rank0rl.run import launch_options
 from rank0rl.run.launch_options import LaunchOptions
 
@@ -23,6 +24,7 @@ def main(configs: Path | None = None) -> None:
     Args:
         configs: folder of TOML files, one of which may be loaded by itself.
     """
+    outlast_readers()
     try:
         given = _given(sys.argv[1:], configs)
         if launch.mpi_fork(given.nprocs, **given.how()) == "parent":

@@ -17,7 +17,7 @@ LAYERS = {
         f"rank0rl.mpi.{name}"
         for name in (
             *("launch", "launcher", "supervisor", "job", "hosts"),
-            *("places", "processes", "diagnosis"),
+            *("places", "processes", "diagnosis", "streams"),
         )
     },  # what the process loads that the user starts
     "mpi": {"rank0rl.mpi."},

@@ -24,6 +24,7 @@ from rank0rl.mpi import job as jobs
 from rank0rl.mpi import launcher as launchers
 from rank0rl.mpi.hosts import Host, count_ranks, read_hosts, switches
 from rank0rl.mpi.job import world_rank, world_size
+from rank0rl.mpi.streams import outlast_readers
 from rank0rl.mpi.supervisor import Supervisor
 
 
@@ -121,6 +122,7 @@ def run_ranks(
     Raises:
         ValueError: if the launcher's switches for hosts are not known.
     """
+    outlast_readers()
     env = {**launchers.ENVIRONMENT, **os.environ}
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else ""
     env[jobs.TERMINAL] = str(columns)  # Open MPI always gives its ranks a terminal of its own

@@ -21,6 +21,7 @@ from types import FrameType
 from rank0rl.mpi import processes
 from rank0rl.mpi.diagnosis import STUCK_S, TURN_S, Diagnosis, ending
 from rank0rl.mpi.hosts import Contact
+from rank0rl.mpi.streams import Relay
 
 GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
 
@@ -73,15 +74,18 @@ class Supervisor:
             if signal.getsignal(s) is not signal.SIG_IGN  # nohup ignores SIGHUP
         ]
         before = {s: signal.signal(s, self._handle) for s in signals}
+        relay = None
         try:
             self._process = subprocess.Popen(
                 command,
                 env=env,
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
                 preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
             )
+            relay = Relay(self._process.stdout)
             while self._process.poll() is None:
                 self._listen(TURN_S)
                 self._watch()
@@ -89,6 +93,8 @@ class Supervisor:
                 self._is_wrong()  # while ranks that the launcher has left, if any, still live
         finally:
             self._end()
+            if relay:
+                relay.close(GRACE_S if self._received else None)
             for signum, handler in before.items():
                 signal.signal(signum, handler)
         return self._exit_code(self._process.returncode)

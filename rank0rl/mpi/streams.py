@@ -1,0 +1,94 @@
+"""Standard streams that a run does not depend on: what nobody reads is dropped.
+
+A run goes on when the terminal it was started from is gone, or the pipe that it writes to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import select
+import sys
+import threading
+from typing import Any
+
+_TURN_S = 0.2
+_UNREAD = (errno.EPIPE, errno.EIO)  # of a pipe without a reader; of a terminal that is gone
+
+
+def outlast_readers() -> None:
+    """Let stdout and stderr lead to the null device if they are closed, or once nobody reads them.
+
+    A closed stream's number is taken too: else the next file that is opened would get it, and all
+    that libraries print.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed when Python started
+            null = open(os.devnull, mode)  # noqa: SIM115 # it gets the lowest number that is free
+            os.set_inheritable(null.fileno(), True)
+            setattr(sys, name, null)
+        elif mode == "w" and stream is getattr(sys, f"__{name}__") and sys.platform != "win32":
+            stream.flush()
+            setattr(sys, name, _like(stream))
+
+
+def _like(stream: Any) -> io.TextIOWrapper:
+    """Return a stream to the same file that drops what nobody reads."""
+    raw = _Lasting(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),  # type: ignore[arg-type] # python -u
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
+class _Lasting(io.FileIO):
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in _UNREAD:
+                raise
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            return super().write(data)
+
+
+class Relay:
+    """A thread that copies what a process writes to stdout, and goes on when nobody reads that.
+
+    Launchers end their job when they cannot write.
+
+    Args:
+        source: pipe that the process writes to.
+    """
+
+    def __init__(self, source: Any) -> None:
+        """Begin to copy."""
+        self._source, self._over = source, threading.Event()
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Copy the rest, as far as stdout takes it within so many seconds."""
+        self._over.set()
+        self._thread.join(timeout_s)
+
+    def _copy(self) -> None:
+        out = _Lasting(1, "w", closefd=False)
+        while True:
+            if select.select([self._source], [], [], _TURN_S)[0]:
+                data = os.read(self._source.fileno(), 1 << 16)
+                if not data:
+                    return
+                with contextlib.suppress(OSError):  # a full disk does not end the job either
+                    while data:
+                        data = data[out.write(data) or 0 :]
+            elif self._over.is_set():  # another process still has the other end
+                return

@@ -1,0 +1,104 @@
+"""A run outlasts who reads its output."""
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from on_ranks import HERE, LIMIT_S, environment
+
+ALONE = """
+import os, sys
+from rank0rl.mpi.streams import outlast_readers
+outlast_readers()
+written = open(sys.argv[1], "w")
+for line in range(9999):
+    print(line)
+os.write(1, b"as a library in C does")
+written.write(f"all; {min(written.fileno(), 3)}")
+"""
+
+RANKS = """
+import os, sys
+from pathlib import Path
+import rank0rl
+if rank0rl.mpi_fork(2) == "parent":
+    sys.exit()
+for line in range(9999):
+    print(line, flush=line % 999 == 0)
+Path(sys.argv[1] + os.environ["PMI_RANK"]).write_text("all")
+"""
+
+
+def run_unread(command, pipes=("stdout",), close=""):
+    """Run a command some of whose streams are pipes that nobody reads, and some closed.
+
+    Returns:
+        Its exit code, and what it said on its other streams.
+    """
+    reads, writes = os.pipe()
+    os.close(reads)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **dict.fromkeys(pipes, writes)}
+    shell = ["sh", "-c", f'exec "$@" {close}', "sh"]
+    process = subprocess.Popen(
+        [*shell, *command], cwd=HERE.parent, text=True, env=environment({}), **streams
+    )
+    os.close(writes)
+    said = process.communicate(timeout=LIMIT_S)
+    return process.returncode, "".join(words or "" for words in said)
+
+
+UNREAD = [
+    {},
+    {"pipes": ("stdout", "stderr")},
+    {"close": ">&-"},
+    {"close": "<&- >&- 2>&-"},
+]
+
+
+@pytest.mark.parametrize("flags", [[], ["-u"]])
+@pytest.mark.parametrize("unread", UNREAD)
+def test_a_process_goes_on_when_nobody_reads(unread, flags, tmp_path):
+    file = tmp_path / "file"
+    assert run_unread([sys.executable, *flags, "-c", ALONE, str(file)], **unread) == (0, "")
+    assert file.read_text() == "all; 3"  # its number is no standard stream's
+
+
+def test_a_full_disk_is_told():
+    code = "from rank0rl.mpi import streams; streams.outlast_readers(); print(1, flush=True)"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "No space left" in done.stderr
+
+
+@pytest.mark.parametrize("unread", UNREAD[:3])
+def test_ranks_go_on_when_nobody_reads(unread, tmp_path):
+    (tmp_path / "script.py").write_text(RANKS)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "rank")]
+    assert run_unread(command, **unread) == (0, "")
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in range(2)] == ["all"] * 2
+
+
+def test_all_that_ranks_print_arrives(tmp_path):
+    (tmp_path / "script.py").write_text(RANKS)
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "rank")]
+    code, said = run_unread(command, pipes=())
+    assert code == 0
+    lines = "".join(f"{line}\n" for line in range(9999))
+    assert Counter(said) == Counter(lines * 2)  # of characters: a launcher may mix lines
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("-m rank0rl --help", 0), ("train.py --nprocs 0", 2)]
+)
+def test_commands_without_a_reader_end_quietly(command, code):
+    unread = {"pipes": ("stdout", "stderr")}
+    assert run_unread([sys.executable, *command.split()], **unread) == (code, "")

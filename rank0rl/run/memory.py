@@ -1,10 +1,20 @@
-"""Peak memory of a process, measured so that the figures of the ranks add up."""
+"""Memory of the machine, and the peak of a process, measured so that the figures of the ranks add up."""
 
 from __future__ import annotations
 
+import os
 import sys
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rank0rl.agent import Space
+from rank0rl.nets.conv import is_image
+from rank0rl.options import flag
+from rank0rl.run.options import RunOptions
 
 
 def peak_mb() -> float:
@@ -15,6 +25,50 @@ def peak_mb() -> float:
     """
     shared = _shared_mb()
     return max(_peak_resident_mb() - shared, 0.0)
+
+
+def of_machine() -> int:
+    """Return the size of this machine's memory, in bytes."""
+    if not hasattr(os, "sysconf"):  # Windows
+        return sys.maxsize
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check(options: RunOptions, agent: Any, obs: Space) -> None:
+    """Refuse what this machine's memory surely cannot hold, before it is built.
+
+    This is a lower bound: of one batch's observations, and of one network for each of the agent's
+    options `hidden`, `value_hidden` and the like, the units of each hidden layer.
+
+    Args:
+        options: options of the run.
+        agent: options of the agent.
+        obs: space of the observations.
+
+    Raises:
+        ValueError: naming the option.
+    """
+    steps = options.steps_per_batch or options.steps_per_env * options.num_envs
+    needed = {
+        f"a batch of {steps} steps": steps * obs.size * np.dtype(obs.dtype).itemsize,
+        **{
+            f"a network with {flag(name)} {' '.join(map(str, units))}": _bytes(units, obs)
+            for name, units in vars(agent).items()
+            if name.endswith("hidden") and isinstance(units, tuple)
+        },
+    }
+    for what, size in needed.items():
+        if size > of_machine():
+            raise ValueError(
+                f"{what} needs more memory than there is: at least {size / 2**30:,.1f} GB of "
+                f"{of_machine() / 2**30:,.1f} GB; make it smaller"
+            )
+
+
+def _bytes(units: tuple[int, ...], obs: Space) -> int:
+    """Return the size of weights and biases, their gradients, and Adam's two moments, in float32."""
+    inputs = 1 if is_image(obs.shape, obs.dtype) else obs.size  # convolutions make an image small
+    return 4 * 4 * sum((n + 1) * m for n, m in pairwise((inputs, *units, 1)))
 
 
 @cache

@@ -12,9 +12,10 @@ from typing import Annotated, Any
 import tyro
 
 from rank0rl import envs
+from rank0rl.agent import Spaces
 from rank0rl.nets.cuda import check_device
 from rank0rl.options import flag, names, read_some
-from rank0rl.run import checkpoint, config, sinks
+from rank0rl.run import checkpoint, config, memory, sinks
 from rank0rl.run.agents import load_agent, short_name
 from rank0rl.run.folder import lock, new_folder
 from rank0rl.run.options import RunOptions
@@ -70,7 +71,7 @@ def prepare(
     if not options.env_id:
         raise ValueError("name an environment, such as: python train.py Walker2d (--help for more)")
     options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
-    _check(options, nworkers, made, checks)
+    _check(options, agent, nworkers, made, checks)
     notes: tuple[str, ...] = ()
     if resume:
         old, old_agent = read([], settings, str(source))
@@ -110,13 +111,14 @@ def _file(argv: list[str], configs: Path | None, given: str | None) -> Path | No
 
 def _check(
     options: RunOptions,
+    agent: Any,
     nworkers: int,
     made: int,
     checks: Iterable[Callable[[RunOptions], None]],
 ) -> None:
     """Check everything about the options that a run would find out too late."""
     options.check(nworkers)
-    _check_environment(options)
+    memory.check(options, agent, _check_environment(options).obs)
     _check_device(options)
     for check in checks:
         check(options)
@@ -129,11 +131,12 @@ def _check(
         )
 
 
-def _check_environment(options: RunOptions) -> None:
+def _check_environment(options: RunOptions) -> Spaces:
     env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
-    envs.describe(env)
+    spaces = envs.describe(env)
     envs.refuse_running_statistics(env)
     env.close()
+    return spaces
 
 
 def _check_device(options: RunOptions) -> None:

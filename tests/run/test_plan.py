@@ -2,7 +2,7 @@
 
 import pytest
 
-from rank0rl.run import plan
+from rank0rl.run import memory, plan
 from rank0rl.run.options import RunOptions
 
 
@@ -19,6 +19,30 @@ def test_the_command_line_is_over_the_file_and_the_file_over_the_defaults(tmp_pa
 def test_the_kind_of_batch_on_the_command_line_replaces_that_of_the_file(argv):
     options, _ = plan.read(argv, {"steps_per_batch": 64}, "file")
     assert (options.steps_per_batch, options.episodes_per_batch) == (None, 4)
+
+
+@pytest.mark.parametrize(
+    ("argv", "facts"),
+    [
+        ("--hidden 10000000", ("--hidden 10000000", "0.9 GB", "0.5 GB")),  # 16 * (5 + 1) * 10^7
+        ("--hidden 8 6000 6000", ("--hidden 8 6000 6000", "0.5 GB")),
+        ("--algo klppo --value-hidden 6000 6000", ("--value-hidden 6000 6000",)),
+        ("--steps-per-batch 64000000", ("64000000 steps", "1.0 GB")),
+        ("--num-envs 10000000", ("640000000 steps", "9.5 GB")),
+        ("--hidden 5000000", ()),
+        ("--algo cem", ()),
+    ],
+)
+def test_what_memory_cannot_hold_is_refused(argv, facts, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "of_machine", lambda: 1 << 29)
+    argv = ["CartPole", *argv.split(), "--run-dir", str(tmp_path / "r")]
+    if not facts:
+        plan.prepare(argv, None, 1)
+        return
+    with pytest.raises(ValueError, match="more memory than there is") as error:
+        plan.prepare(argv, None, 1)
+    assert all(fact in str(error.value) for fact in facts), error.value
+    assert not (tmp_path / "r").exists()
 
 
 def test_further_checks_are_made_before_there_is_a_folder(tmp_path):

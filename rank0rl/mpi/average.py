@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.mpi.comm import Comm, get_nworkers, reduce_
+from rank0rl.mpi.errors import attempt, collective
 from rank0rl.mpi.layout import check_layout
-from rank0rl.mpi.weights import named_tensors, rank0_bcast_wts, without_data
+from rank0rl.mpi.weights import check_data, rank0_bcast_wts, tensors_to_overwrite
 
 _SAME = "names, dtypes, shapes and kinds of devices"
 # dtype -> dtype to add it in; others are added as they are. MPI cannot add 16-bit floats.
@@ -19,6 +20,7 @@ _WIDE_COMPLEX = {torch.complex64: torch.complex128}
 _LARGE = 1 << 14  # bytes of a tensor that is worth a message of its own
 
 
+@collective
 @torch.no_grad()
 def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None:
     """Overwrite weights, in place, with their mean over ranks, computed from sums in float64.
@@ -34,12 +36,12 @@ def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None
 
     Raises:
         ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
-            between ranks, or a tensor is sparse or holds no data.
-        TypeError: if something is not a module, tensor or array.
+            between ranks, a tensor is sparse or holds no data, an array is read-only, or something
+            else is passed.
     """
     what = f"all_avg_wts {label}".strip()
-    tensors = dict(sorted(named_tensors(*things).items()))
-    check_layout(_layout(tensors), what, without_data(tensors), _SAME, comm=comm)
+    tensors, problem = attempt(lambda: tensors_to_overwrite(*things), {})
+    check_layout(_layout(tensors), what, problem, _SAME, comm=comm)
     averaged = {k: t for k, t in tensors.items() if t.is_floating_point() or t.is_complex()}
     wide = {
         t.dtype: _WIDE_COMPLEX.get(t.dtype, torch.float64)
@@ -66,18 +68,23 @@ def all_avg_grads(thing: nn.Module | Tensor, label: str = "", comm: Comm | None 
 
     Raises:
         ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
-            between ranks, or a gradient is sparse or holds no data.
+            between ranks, a gradient is sparse or holds no data, or something else is passed.
     """
     what = f"all_avg_grads {label}".strip()
-    named = dict(thing.named_parameters()) if isinstance(thing, nn.Module) else {"0": thing}
+    named, problem = attempt(lambda: _parameters(thing), {})
     grads = {name: p.grad for name, p in named.items() if p.grad is not None}
-    for name, grad in average_grads_(named, grads, what, comm).items():
+    for name, grad in average_grads_(named, grads, what, comm, problem).items():
         named[name].grad = grad
 
 
+@collective
 @torch.no_grad()
 def average_grads_(
-    params: Mapping[str, Tensor], grads: Mapping[str, Tensor], what: str, comm: Comm | None = None
+    params: Mapping[str, Tensor],
+    grads: Mapping[str, Tensor],
+    what: str,
+    comm: Comm | None = None,
+    problem: str = "",
 ) -> dict[str, Tensor]:
     """Average gradients that are not in the parameters' `grad`, as `all_avg_grads` does.
 
@@ -88,13 +95,16 @@ def average_grads_(
         grads: name -> its gradient, to overwrite in place, where this rank has one.
         what: name of the collective, for error messages.
         comm: the ranks; all of the job by default.
+        problem: what else is wrong on this rank; "" if nothing is.
 
     Returns:
         Name -> gradient, where any rank has one, in the order of the parameters.
     """
     has = [name in grads for name in params]
-    problem = without_data({**params, **grads})
-    by_rank: Any = check_layout(_layout(params), what, problem, _SAME, comm=comm, numbers=has)
+    _, wrong = attempt(lambda: check_data({**params, **grads}), None)
+    by_rank: Any = check_layout(
+        _layout(params), what, problem or wrong, _SAME, comm=comm, numbers=has
+    )
     used = by_rank.any(axis=0).tolist()
     averaged = {
         name: grads[name] if name in grads else torch.zeros_like(p)
@@ -136,6 +146,14 @@ def _average_(
     for these, flat in zip(small.values(), sums[len(large) :], strict=True):
         means = torch.split(flat, [t.numel() for t in these])
         torch._foreach_copy_(these, [m.view(t.shape) for m, t in zip(means, these, strict=True)])
+
+
+def _parameters(thing: Any) -> dict[str, Tensor]:
+    if isinstance(thing, nn.Module):
+        return dict(thing.named_parameters())
+    if isinstance(thing, Tensor):
+        return {"0": thing}
+    raise TypeError(f"expected a module or a tensor: got {type(thing).__name__}")
 
 
 def _layout(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -3,21 +3,23 @@
 Rules for all collectives: every wait sleeps (`wait`), except the first one of a communicator, in
 which the ranks find out who is on their node. Ranks agree on a layout before data moves
 (`layout.check_layout`), and a disagreement raises the same error on every rank. Arrays travel as
-opaque bytes: every dtype and shape works, and nothing is pickled.
+opaque bytes: every dtype and shape works, and nothing is pickled. What happens on errors: `errors`.
 """
 
 from __future__ import annotations
 
-import pickle
 import platform
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from rank0rl.mpi import objects
+from rank0rl.mpi.errors import agreed, attempt, collective
 from rank0rl.mpi.nodes import nodes
+from rank0rl.mpi.rows import gather_rows
 from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
 from rank0rl.mpi.world import (
     Comm,
@@ -79,6 +81,7 @@ def hosts() -> tuple[str, ...]:
     return tuple(allgather_obj(mine, "hosts", comm)) if comm else (mine,)
 
 
+@collective
 def barrier(comm: Comm | None = None) -> None:
     """Wait until every rank is here.
 
@@ -89,42 +92,54 @@ def barrier(comm: Comm | None = None) -> None:
         wait(comm, "barrier", comm.Ibarrier(), spin_s=ARRIVE_S)
 
 
+@collective
 def bcast_obj(value: Any, comm: Comm | None = None) -> Any:
     """Return a small object of rank 0, such as settings or a message, on every rank.
 
     It is pickled. Send arrays with `bcast` or `bcast_`.
 
     Collective: every rank calls this, in the same order.
+
+    Raises:
+        ValueError: the same on every rank, if it cannot be pickled.
+        RuntimeError: on the ranks that cannot unpickle it.
     """
     comm = comm or world()
     if comm is None:
         return value
-    data = bytearray(pickle.dumps(value) if comm.rank == 0 else b"")
-    size = np.array([len(data)])
+    raw = _packed(value).reshape(-1) if comm.rank == 0 else np.empty(0, np.uint8)
+    size = np.array([raw.size])
     wait(comm, "bcast_obj", comm.Ibcast(size), spin_s=ARRIVE_S)
-    data = data or bytearray(size[0])
-    wait(comm, "bcast_obj", comm.Ibcast(data), spin_s=MOVE_S)
-    return pickle.loads(data)
+    raw = raw if comm.rank == 0 else np.empty(size[0], np.uint8)
+    for start in range(0, raw.size, _CHUNK):
+        wait(comm, "bcast_obj", comm.Ibcast(raw[start : start + _CHUNK]), spin_s=MOVE_S)
+    return _unpacked(raw, "bcast_obj", 0)
 
 
+@collective
 def allgather_obj(value: Any, what: str, comm: Comm | None = None) -> list[Any]:
     """Return a small object of every rank, in rank order, on every rank.
 
     It is pickled. Send arrays with `gather.all_accum_batches`.
 
     Collective: every rank calls this, in the same order.
+
+    Raises:
+        ValueError: the same on every rank, if one of them cannot be pickled.
+        RuntimeError: on the ranks that cannot unpickle one.
     """
     comm = comm or world()
     if comm is None:
         return [value]
-    data = np.frombuffer(pickle.dumps(value), np.uint8)
-    sizes = np.empty(comm.size, np.int64)
-    wait(comm, what, comm.Iallgather(np.array([data.size]), sizes), spin_s=ARRIVE_S)
-    pickled = np.empty(sizes.sum(), np.uint8)
-    wait(comm, what, comm.Iallgatherv(data, [pickled, sizes]), spin_s=MOVE_S)
-    return [pickle.loads(each.tobytes()) for each in np.split(pickled, np.cumsum(sizes)[:-1])]
+    mine = _packed(value)
+    counts = np.empty((comm.size, 1), np.int64)
+    wait(comm, what, comm.Iallgather(np.array([len(mine)]), counts), spin_s=ARRIVE_S)
+    [rows] = gather_rows([mine], counts, what, comm, to_all=True)
+    each = np.split(rows, np.cumsum(counts)[:-1])
+    return [_unpacked(rows, what, r) for r, rows in enumerate(each)]
 
 
+@collective
 def bcast(array: Any, comm: Comm | None = None) -> Array:
     """Return a copy of rank 0's array on every rank. What the other ranks pass is ignored.
 
@@ -149,14 +164,18 @@ def bcast(array: Any, comm: Comm | None = None) -> Array:
         header = out.shape, out.dtype, problem
     shape, dtype, problem = bcast_obj(header, comm)
     if problem:
-        raise ValueError(
-            f"bcast: rank 0 must pass an array of a dtype other than object: {problem}; make it one"
+        raise agreed(
+            ValueError(
+                f"bcast: rank 0 must pass an array of a dtype other than object: {problem}; make it "
+                f"one"
+            )
         )
     out = out if get_rank(comm) == 0 else np.empty(shape, dtype)
     bcast_(out, comm)
     return out
 
 
+@collective
 def bcast_(array: Array, comm: Comm | None = None, root: int = 0) -> None:
     """Overwrite a C-contiguous array, in place, with the root's array of the same shape and dtype.
 
@@ -174,6 +193,7 @@ def bcast_(array: Array, comm: Comm | None = None, root: int = 0) -> None:
                 wait(level, "bcast_", level.Ibcast(chunk, root), spin_s=MOVE_S)
 
 
+@collective
 def reduce_(arrays: Sequence[Array], op: str, what: str, comm: Comm | None = None) -> None:
     """Overwrite C-contiguous arrays, in place, with their reduction over ranks, element by element.
 
@@ -201,3 +221,21 @@ def reduce_(arrays: Sequence[Array], op: str, what: str, comm: Comm | None = Non
         for start in range(0, array.size, step)
     ]
     wait(comm, what, *requests, spin_s=MOVE_S)
+
+
+class _Unsendable(NamedTuple):
+    """Sent in place of an object that cannot be pickled."""
+
+    why: str
+
+
+def _packed(value: Any) -> Array:
+    rows, problem = attempt(lambda: objects.as_rows(value), np.empty(0))
+    return objects.as_rows(_Unsendable(problem)) if problem else rows
+
+
+def _unpacked(rows: Array, what: str, rank: int) -> Any:
+    value = objects.from_rows(rows, f"{what}: the object of rank {rank}")
+    if isinstance(value, _Unsendable):
+        raise agreed(ValueError(f"{what}: the object of rank {rank} {value.why}"))
+    return value

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.mpi import trees
+from rank0rl.mpi import objects, trees
 from rank0rl.mpi.comm import Comm, allgather_obj, world
+from rank0rl.mpi.errors import attempt, collective
 from rank0rl.mpi.layout import check_layout
 from rank0rl.mpi.rows import gather_rows
 
@@ -40,6 +40,7 @@ def rank0_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> d
     Raises:
         ValueError: the same on every rank, if the ranks disagree on names, dtypes or trailing
             shapes, or if one of them passes anything else.
+        RuntimeError: on the ranks that receive an item that they cannot unpickle.
     """
     return _accumulate(batch, "rank0_accum_batches", comm, to_all=False)
 
@@ -68,14 +69,15 @@ class _Kind(NamedTuple):
         return f"one number, {dtype}" if self.name == "number" else f"{dtype} {self.row}"
 
 
-_LIST = _Kind("list", np.dtype(np.uint8), ())
+_LIST = _Kind("list", np.dtype(np.uint8), (objects.ROW,))
 
 
+@collective
 def _accumulate(
     batch: Mapping[str, Any], what: str, comm: Comm | None, to_all: bool
 ) -> dict[str, Any]:
     comm = comm or world()
-    kinds, arrays, problem = _as_rows(batch)
+    (kinds, arrays), problem = attempt(lambda: _as_rows(batch), ({}, {}))
     names = sorted(kinds)
     rows = [len(arrays[name]) for name in names]
     layout = {_readable(name): str(kind) for name, kind in kinds.items()}
@@ -94,7 +96,8 @@ def _accumulate(
     for path, kind in kinds.items():
         whole: Any = arrays[path]
         if kind.name == "list":
-            whole = _items(whole, counts[:, names.index(path)])
+            name = f"{what}: the list {_readable(path)!r}"
+            whole = _items(whole, counts[:, names.index(path)], name)
         inner = out
         for key in path[:-1]:
             inner = inner.setdefault(key, {})
@@ -104,21 +107,25 @@ def _accumulate(
 
 def _as_rows(
     batch: Mapping[str, Any],
-) -> tuple[dict[trees.Path, _Kind], dict[trees.Path, Array], str]:
-    """Return path -> kind of value, path -> its rows, and what is wrong with the batch; "" if nothing is."""
+) -> tuple[dict[trees.Path, _Kind], dict[trees.Path, Array]]:
+    """Return path -> kind of value, and path -> its rows.
+
+    Raises:
+        ValueError: if anything in the batch cannot be sent.
+    """
+    if not isinstance(batch, Mapping):
+        raise ValueError(
+            f"a batch must be a dict, name -> array, number, list or another such dict: got "
+            f"{type(batch).__name__}; a rank that has nothing passes {{}}"
+        )
     kinds: dict[trees.Path, _Kind] = {}
     arrays: dict[trees.Path, Array] = {}
-    problem = ""
     for path, value in trees.leaves(batch, trees.dict_items):
-        wrong = [key for key in path if not isinstance(key, str)]
-        if wrong:
-            problem = problem or f"names must be strings: got {wrong[0]!r}"
-            continue
-        try:
-            kinds[path], arrays[path] = _value_as_rows(value, path)
-        except ValueError as error:
-            problem = problem or str(error)
-    return kinds, arrays, problem
+        for key in path:
+            if not isinstance(key, str):
+                raise ValueError(f"names must be strings: got {key!r}")
+        kinds[path], arrays[path] = _value_as_rows(value, path)
+    return kinds, arrays
 
 
 def _value_as_rows(value: Any, path: trees.Path) -> tuple[_Kind, Array]:
@@ -135,9 +142,9 @@ def _value_as_rows(value: Any, path: trees.Path) -> tuple[_Kind, Array]:
         kind = _Kind("rows", value.dtype, value.shape[1:]) if value.ndim else number
     elif isinstance(value, list):
         try:
-            array = np.frombuffer(pickle.dumps(value), np.uint8)
-        except Exception as error:  # an object's own pickling may raise anything
-            raise ValueError(f"the list {_readable(path)!r} cannot be sent: {error}") from None
+            array = objects.as_rows(value)
+        except ValueError as error:
+            raise ValueError(f"the list {_readable(path)!r} {error}") from None
     elif isinstance(value, bool | int | float | complex | np.generic):
         array = np.array([value])
         kind = _Kind("number", array.dtype, ())
@@ -157,9 +164,11 @@ def _readable(path: trees.Path) -> str:
     return path[0] if len(path) == 1 else str(path)
 
 
-def _items(pickled: Array, sizes: Array) -> list[Any]:
+def _items(rows: Array, counts: Array, name: str) -> list[Any]:
     """Return the items of all lists, one list after the other; none where no bytes have come."""
-    if not pickled.size:
+    if not rows.size:
         return []
-    lists = np.split(pickled, np.cumsum(sizes)[:-1])
-    return [item for each in lists if each.size for item in pickle.loads(each.data)]
+    items: list[Any] = []
+    for r, each in enumerate(np.split(rows, np.cumsum(counts)[:-1])):
+        items += objects.from_rows(each, f"{name} of rank {r}") if each.size else []
+    return items

@@ -47,9 +47,6 @@ class GatherThread:
             batch, future = self._todo.get()
             try:
                 future.set_result(rank0_accum_batches(batch, self._comm))
-            except ValueError as error:  # the same on every rank
+            except BaseException as error:
                 future.set_exception(error)
-            except BaseException as error:  # on this rank alone: the others are in another message
-                future.set_exception(error)
-                return
             del batch, future  # else they stay in memory until the next one comes

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rank0rl.mpi.comm import Comm, allgather_obj, world
+from rank0rl.mpi.errors import agreed, collective, raised_alone
 from rank0rl.mpi.hashes import hash64
 from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
 
@@ -17,6 +18,7 @@ Array = npt.NDArray[Any]
 _NUMBERS = 32  # numbers that fit into the same message as the hashes
 
 
+@collective
 def check_layout(
     layout: Mapping[str, str],
     what: str,
@@ -48,10 +50,11 @@ def check_layout(
     comm = comm or world()
     if comm is None:
         if problem:
-            raise ValueError(f"{what}: {problem}")
+            raise agreed(ValueError(f"{what}: {problem}"))
         return np.array([numbers], np.int64)
     count = -1 if or_nothing and not layout else len(numbers)
-    head = [hash64(what), hash64(sorted(layout.items())), len(problem), count]
+    errors = raised_alone()
+    head = [hash64((what, len(errors))), hash64(sorted(layout.items())), len(problem), count]
     padding = [-1] * (_NUMBERS - len(numbers))  # one length, whatever the layouts are
     mine = np.array([*head, *numbers[:_NUMBERS], *padding], np.int64)
     messages = np.empty((comm.size, mine.size), np.int64)
@@ -59,8 +62,9 @@ def check_layout(
     calls, layouts, problems, counts = zip(*messages[:, :4].tolist(), strict=True)
     distinct = {layout for layout, n in zip(layouts, counts, strict=True) if n >= 0}
     if len(set(calls)) > 1 or len(distinct) > 1 or any(problems):
-        answers = allgather_obj((what, dict(layout), problem), what, comm)
-        raise ValueError(f"{what}: {_disagreement(answers, same, or_nothing)}")
+        answer = _Answer(what, dict(layout), problem, errors)
+        answers = allgather_obj(answer, what, comm)
+        raise agreed(ValueError(f"{what}: {_disagreement(answers, same, or_nothing)}"))
     count = max(0, *counts)
     if count <= _NUMBERS:
         return messages[:, 4 : 4 + count]
@@ -70,27 +74,41 @@ def check_layout(
     return np.concatenate([messages[:, 4:], more], axis=1)
 
 
-def _disagreement(
-    answers: list[tuple[str, dict[str, str], str]], same: str, or_nothing: bool
-) -> str:
+class _Answer(NamedTuple):
+    """Answer of one rank, which tells the others after a disagreement."""
+
+    what: str
+    layout: dict[str, str]
+    problem: str
+    errors: list[str]
+    """Errors that it has raised alone."""
+
+
+def _disagreement(answers: list[_Answer], same: str, or_nothing: bool) -> str:
     """Return a sentence that names the first rank that is wrong or differs from the first one.
 
     Args:
-        answers: `what`, `layout` and `problem` of every rank.
+        answers: answers of every rank.
         same: what a layout describes.
         or_nothing: True if empty layouts are allowed.
     """
-    what = answers[0][0]
-    for r, (other, _, _) in enumerate(answers):
-        if other != what:
+    counts = [len(answer.errors) for answer in answers]
+    if len(set(counts)) > 1:
+        r = counts.index(max(counts))
+        return (
+            f"an error on rank {r} alone came before, so that the ranks are no longer in step: "
+            f"{answers[r].errors[-1]}; let such an error end the job"
+        )
+    for r, answer in enumerate(answers):
+        if answer.what != answers[0].what:
             return (
-                f"all ranks must call the same collective, in the same order: rank 0 is in {what!r} "
-                f"and rank {r} in {other!r}"
+                f"all ranks must call the same collective, in the same order: rank 0 is in "
+                f"{answers[0].what!r} and rank {r} in {answer.what!r}"
             )
-    for r, (_, _, problem) in enumerate(answers):
-        if problem:
-            return f"rank {r}: {problem}"
-    layouts = [(r, layout) for r, (_, layout, _) in enumerate(answers) if layout or not or_nothing]
+    for r, answer in enumerate(answers):
+        if answer.problem:
+            return f"rank {r}: {answer.problem}"
+    layouts = [(r, a.layout) for r, a in enumerate(answers) if a.layout or not or_nothing]
     r0, first = layouts[0]
     for r, layout in layouts:
         for name in sorted(first.keys() | layout.keys()):

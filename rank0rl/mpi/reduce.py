@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.mpi.comm import Comm, get_nworkers, reduce_, world
+from rank0rl.mpi.errors import agreed, attempt, collective
 from rank0rl.mpi.layout import check_layout
 from rank0rl.mpi.rows import gather_rows
 from rank0rl.mpi.values import as_value, as_values, check_numbers
@@ -82,6 +83,7 @@ def all_reduce(x: Any, op: str = "sum", comm: Comm | None = None) -> Any:
     return reduce_many({"x": x}, op, "all_reduce", comm)["x"]
 
 
+@collective
 def statistics(x: Any, comm: Comm | None = None) -> Statistics:
     """Return mean, standard deviation and extremes of all samples of all ranks, in float64.
 
@@ -97,13 +99,7 @@ def statistics(x: Any, comm: Comm | None = None) -> Statistics:
     Raises:
         ValueError: the same on every rank, if one passes anything but real numbers.
     """
-    samples, problem = np.empty(0), ""
-    try:
-        array = as_value(x).array
-        check_numbers(array, "max")
-        samples = array.astype(np.float64).reshape(-1)
-    except (TypeError, ValueError, RuntimeError) as error:
-        problem = str(error)
+    samples, problem = attempt(lambda: _samples(x), np.empty(0))
     sums = np.array([samples.sum(), samples.size])
     total, count = reduce_many({"x": sums}, "sum", "statistics", comm, problem)["x"].tolist()
     mean = total / count if count else float("nan")
@@ -114,6 +110,7 @@ def statistics(x: Any, comm: Comm | None = None) -> Statistics:
     return Statistics(mean, std, low, high, int(count))
 
 
+@collective
 def reduce_many(
     things: Mapping[str, Any],
     op: str,
@@ -142,7 +139,7 @@ def reduce_many(
     """
     if op not in OPS:
         problem = problem or f"op must be one of {', '.join(OPS)}: got {op!r}"
-    values, wrong = as_values(things, op)
+    values, wrong = attempt(lambda: as_values(things, op), {})
     layout = {name: value.layout for name, value in values.items()} | {"op": op}
     check_layout(layout, what, problem or wrong, _SAME, comm=comm)
     n = get_nworkers(comm)
@@ -166,7 +163,10 @@ def reduce_many(
     return {name: out[name] for name in things}
 
 
-def gather_many(things: Mapping[str, Any], what: str, comm: Comm | None = None) -> dict[str, Any]:
+@collective
+def gather_many(
+    things: Mapping[str, Any], what: str, comm: Comm | None = None, problem: str = ""
+) -> dict[str, Any]:
     """Return the things of all ranks, stacked along a new first axis in rank order, on every rank.
 
     Collective: every rank calls this, in the same order.
@@ -175,6 +175,7 @@ def gather_many(things: Mapping[str, Any], what: str, comm: Comm | None = None) 
         things: name -> number, array, tensor or list of numbers.
         what: name of the collective, for error messages.
         comm: the ranks; all of the job by default.
+        problem: what else is wrong on this rank; "" if nothing is.
 
     Returns:
         Name -> array, or tensor where one came in, of shape (ranks, *its shape).
@@ -183,15 +184,23 @@ def gather_many(things: Mapping[str, Any], what: str, comm: Comm | None = None) 
         ValueError: the same on every rank, if ranks pass different things, or something that cannot
             be sent.
     """
-    values, problem = as_values(things)
+    values, wrong = attempt(lambda: as_values(things), {})
     layout = {name: value.layout for name, value in values.items()}
-    counts = check_layout(layout, what, problem, _SAME, comm=comm, numbers=[1] * len(values))
+    counts = check_layout(
+        layout, what, problem or wrong, _SAME, comm=comm, numbers=[1] * len(values)
+    )
     comm = comm or world()
     stacked = [value.array[None] for value in values.values()]
     if comm:
         stacked = gather_rows(stacked, counts, what, comm, to_all=True)
     out = {name: v.restore(a) for (name, v), a in zip(values.items(), stacked, strict=True)}
     return {name: out[name] for name in things}
+
+
+def _samples(x: Any) -> Array:
+    array = as_value(x).array
+    check_numbers(array, "max")
+    return array.astype(np.float64).reshape(-1)
 
 
 def _wide(dtype: np.dtype[Any], op: str) -> np.dtype[Any]:
@@ -223,8 +232,11 @@ def _exact_(flat: Array, op: str, what: str, comm: Comm | None) -> None:
     reduce_([rough], op, what, comm)
     limits = np.iinfo(flat.dtype)
     if rough.size and (rough.min() <= limits.min < 0 or rough.max() >= float(limits.max)):
-        raise OverflowError(
-            f"{what}: a result does not fit 64 bits: {rough.min():g} to {rough.max():g}; pass floats"
+        raise agreed(
+            OverflowError(
+                f"{what}: a result does not fit 64 bits: {rough.min():g} to {rough.max():g}; pass "
+                f"floats"
+            )
         )
     reduce_([flat], op, what, comm)
 
@@ -238,8 +250,10 @@ def _narrow(result: Array, dtype: np.dtype[Any], op: str, what: str) -> Array:
     if dtype.kind in "iu" and result.size:
         limits = np.iinfo(dtype)
         if result.min() < limits.min or result.max() > limits.max:
-            raise OverflowError(
-                f"{what}: a result does not fit {dtype}: {result.min()} to {result.max()}; pass "
-                f"larger integers"
+            raise agreed(
+                OverflowError(
+                    f"{what}: a result does not fit {dtype}: {result.min()} to {result.max()}; pass "
+                    f"larger integers"
+                )
             )
     return result.astype(dtype)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rank0rl.mpi.errors import agreed, collective
 from rank0rl.mpi.nodes import nodes
 from rank0rl.mpi.wait import MOVE_S, wait
 from rank0rl.mpi.world import Comm
@@ -17,6 +18,7 @@ Array = npt.NDArray[Any]
 MOST_ROWS = int(np.iinfo(np.int32).max)  # MPI's counts and displacements are 32-bit integers
 
 
+@collective
 def gather_rows(
     arrays: Sequence[Array], counts: Array, what: str, comm: Comm, to_all: bool = False
 ) -> list[Array]:
@@ -38,9 +40,11 @@ def gather_rows(
         ValueError: the same on every rank, if there are more rows than MPI can count.
     """
     if counts.size and counts.sum(axis=0).max() > MOST_ROWS:
-        raise ValueError(
-            f"{what}: MPI counts up to {MOST_ROWS} rows in one array: got "
-            f"{counts.sum(axis=0).max()}; put more numbers into each row"
+        raise agreed(
+            ValueError(
+                f"{what}: MPI counts up to {MOST_ROWS} rows in one array: got "
+                f"{counts.sum(axis=0).max()}; put more numbers into each row"
+            )
         )
     by_node = None if to_all else nodes(comm)
     receives = to_all or comm.rank == 0

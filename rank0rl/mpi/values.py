@@ -65,21 +65,24 @@ def _tensor_as_value(x: Any) -> Value:
     return Value(array, restore, f"tensor {dtype} {tuple(x.shape)}, {device.type}")
 
 
-def as_values(things: Mapping[str, Any], op: str = "") -> tuple[dict[str, Value], str]:
-    """Return things as arrays, sorted by name, and what is wrong; "" if nothing is.
+def as_values(things: Mapping[str, Any], op: str = "") -> dict[str, Value]:
+    """Return things as arrays, sorted by name.
 
     Args:
         things: name -> number, array, tensor or list of numbers.
         op: what is to be computed with them, such as "max"; "" for nothing.
+
+    Raises:
+        ValueError: if one of them cannot be sent, or `op` cannot be computed with it.
     """
-    values, problem = {}, ""
+    values = {}
     for name in sorted(things):
         try:
             values[name] = as_value(things[name])
             check_numbers(values[name].array, op)
-        except (TypeError, ValueError, RuntimeError) as error:
-            problem = problem or f"{name!r}: {error}"
-    return values, problem
+        except Exception as error:  # NumPy and torch have many
+            raise ValueError(f"{name!r}: {error}") from error
+    return values
 
 
 def check_numbers(array: Array, op: str) -> None:

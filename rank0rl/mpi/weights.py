@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rank0rl.mpi import hashes, trees
 from rank0rl.mpi.comm import Comm, bcast_, world
+from rank0rl.mpi.errors import attempt, collective
 from rank0rl.mpi.layout import check_layout
 
 Array = npt.NDArray[Any]
@@ -29,13 +30,35 @@ def named_tensors(*things: Any) -> dict[str, Tensor]:
         ValueError: if two tensors have the same name.
     """
     found: dict[str, Tensor] = {}
-    alone = len(things) == 1 and isinstance(things[0], Mapping)
-    for path, thing in trees.leaves(things[0] if alone else things, trees.container_items):
-        for name, tensor in _tensors(thing, ".".join(map(str, path))):
+    for place, thing in _named_things(*things):
+        for name, tensor in _tensors(thing, place):
             if name in found:
                 raise ValueError(f"two weights are called {name!r}: give one of them another name")
             found[name] = tensor
     return found
+
+
+def _named_things(*things: Any) -> Iterator[tuple[str, Any]]:
+    alone = len(things) == 1 and isinstance(things[0], Mapping)
+    for path, thing in trees.leaves(things[0] if alone else things, trees.container_items):
+        yield ".".join(map(str, path)), thing
+
+
+def tensors_to_overwrite(*things: Any) -> dict[str, Tensor]:
+    """Return `named_tensors`, sorted by name, because dicts may have another order on another rank.
+
+    Raises:
+        TypeError, ValueError: in the same cases as `named_tensors`.
+        ValueError: if a tensor is sparse or holds no data, or an array is read-only.
+    """
+    for name, thing in _named_things(*things):
+        if isinstance(thing, np.ndarray) and not thing.flags.writeable:
+            raise ValueError(
+                f"weights are overwritten in place: {name!r} is a read-only array; pass a copy of it"
+            )
+    tensors = dict(sorted(named_tensors(*things).items()))
+    check_data(tensors)
+    return tensors
 
 
 def _tensors(thing: Any, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -53,6 +76,7 @@ def _tensors(thing: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         )
 
 
+@collective
 def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None:
     """Overwrite weights, in place, with those of rank 0: parameters and buffers.
 
@@ -66,24 +90,14 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
         comm: the ranks; all of the job by default.
 
     Raises:
-        ValueError: the same on every rank, if names, dtypes or shapes differ between ranks, or a
-            tensor is sparse or holds no data.
-        TypeError: if something is not a module, tensor or array.
+        ValueError: the same on every rank, if names, dtypes or shapes differ between ranks, a tensor
+            is sparse or holds no data, an array is read-only, or something else is passed.
     """
     comm = comm or world()
     if comm is None:
         return
-    # Sorted, because dicts may have another order on another rank.
-    tensors = dict(sorted(named_tensors(*things).items()))
+    (tensors, staged, blocks), problem = attempt(lambda: _to_send(*things), ({}, {}, []))
     layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in tensors.items()}
-    problem = without_data(tensors)
-    sent = {} if problem else tensors
-    staged = {
-        name: t.cpu().contiguous()
-        for name, t in sent.items()
-        if t.device.type != "cpu" or not t.is_contiguous()
-    }
-    blocks = _blocks({**sent, **staged})
     layout["memory"] = f"blocks of {[block.size for block in blocks]} bytes"
     check_layout(layout, f"rank0_bcast_wts {label}".strip(), problem, comm=comm)
     for block in blocks:
@@ -92,6 +106,18 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
         tensors[name].copy_(t)
 
 
+def _to_send(*things: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Array]]:
+    """Return all tensors, contiguous copies in main memory of those that need one, and the memory to send."""
+    tensors = tensors_to_overwrite(*things)
+    staged = {
+        name: t.cpu().contiguous()
+        for name, t in tensors.items()
+        if t.device.type != "cpu" or not t.is_contiguous()
+    }
+    return tensors, staged, _blocks({**tensors, **staged})
+
+
+@collective
 def chksum(
     *things: Any, label: str = "", before: Mapping[str, str] | None = None, comm: Comm | None = None
 ) -> str:
@@ -111,18 +137,19 @@ def chksum(
 
     Raises:
         ValueError: the same on every rank, naming a rank and a tensor that differ from rank 0's, or
-            from what they were before.
+            from what they were before; or if something else is passed.
     """
-    each = hashes.sha256_each(named_tensors(*things))
+    each, problem = attempt(lambda: hashes.sha256_each(named_tensors(*things)), {})
     changed = [name for name in each if before is not None and before.get(name) != each[name]]
-    problem = f"{changed[0]!r} has changed, and must not" if changed else ""
+    if changed:
+        problem = f"{changed[0]!r} has changed, and must not"
     what = f"chksum {label}".strip()
     check_layout(each, what, problem, same="weights, bit for bit", comm=comm)
     return hashes.sha256_text("".join(each.values()))
 
 
-def without_data(tensors: Mapping[str, Tensor]) -> str:
-    """Return which tensor has no memory of its own that can be sent, and why; "" if all have."""
+def check_data(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless every tensor has memory of its own that can be sent."""
     for name, t in tensors.items():
         kind = ""
         if t.layout != torch.strided:
@@ -134,8 +161,7 @@ def without_data(tensors: Mapping[str, Tensor]) -> str:
         elif any(step == 0 and n > 1 for step, n in zip(t.stride(), t.shape, strict=True)):
             kind = "is expanded, so that numbers share memory"
         if kind:
-            return f"{name!r} {kind}: a tensor must be dense and hold data"
-    return ""
+            raise ValueError(f"{name!r} {kind}: a tensor must be dense and hold data")
 
 
 def _blocks(tensors: dict[str, Tensor]) -> list[Array]:

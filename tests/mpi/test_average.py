@@ -111,6 +111,8 @@ WRONG = {
     "conjugate": "rank 1: '0' is a view that conjugates or negates another tensor",
     "row wise": "rank 1: '0' is sparse: a tensor must be dense and hold data",
     "names": "'bias' is torch.float32 (2,), cpu on rank 0 and missing on rank 1",
+    "read-only": "rank 1: weights are overwritten in place: '0' is a read-only array",
+    "number": "rank 1: ",
 }
 
 
@@ -118,7 +120,10 @@ def on_rank_wrong():
     last, said = comm.rank == 1, []
     sparse = torch.zeros(2, 2, requires_grad=True)
     sparse.grad = torch.eye(2).to_sparse() if last else torch.eye(2)
+    fixed = np.zeros(2)
+    fixed.flags.writeable = not last
     grads = {
+        "read-only": fixed,
         "expanded": torch.ones(1, 2).expand(2, 2) if last else torch.ones(2, 2),
         "conjugate": torch.ones(2, dtype=torch.complex64).conj() if last else torch.ones(2) * 1j,
         "row wise": torch.eye(2).to_sparse_csr() if last else torch.eye(2),
@@ -128,6 +133,7 @@ def on_rank_wrong():
         "device": nn.Linear(2, 2, device="meta" if last else "cpu"),
         "sparse": sparse,
         "names": nn.Linear(2, 2, bias=not last),
+        "number": 5 if last else nn.Linear(2, 2),
     }
     for name in WRONG:
         calls = [average.all_avg_grads, rank0rl.all_avg_wts]
@@ -145,7 +151,7 @@ def on_rank_wrong():
 def test_wrong_use_is_the_same_error_on_every_rank():
     first, second = on_ranks(2, "test_average:on_rank_wrong")
     assert first == second
-    twice = ("shapes", "device", "names")
+    twice = ("shapes", "device", "names", "number")
     expected = [words for name, words in WRONG.items() for _ in range(1 + (name in twice))]
     for message, words in zip(first, expected, strict=True):
         assert words in message

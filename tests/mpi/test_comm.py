@@ -26,6 +26,12 @@ def on_rank_broadcast():
     sent = [comm.bcast(kind if comm.rank == 0 else None) for kind in kinds]
     with pytest.raises(ValueError, match="bcast: rank 0 .* got dict"):
         comm.bcast({} if comm.rank == 0 else None)
+    if comm.nworkers > 1:
+        last = comm.nworkers - 1
+        with pytest.raises(ValueError, match="bcast_obj: the object of rank 0 cannot be sent: "):
+            comm.bcast_obj(lambda: 0)
+        with pytest.raises(ValueError, match=f"all: the object of rank {last} cannot be sent: "):
+            comm.allgather_obj(print if comm.rank < last else lambda: 0, "all")
     return [array.tolist(), shared, grown.tolist(), [repr(x) for x in sent]]
 
 
@@ -58,7 +64,9 @@ def on_rank_chunks(bytes_):
         comm.bcast_(array)
         comm.reduce_(summed, "sum", "test")
         gathered = rank0_accum_batches({"x": images})["x"]
-    return [array.tolist(), [each.tolist() for each in summed], gathered.tolist(), names]
+    arrays = [array.tolist(), [each.tolist() for each in summed], gathered.tolist(), [*names]]
+    long = [comm.bcast_obj("x" * 99 if comm.rank == 0 else None), comm.allgather_obj("y" * 99, "")]
+    return [*arrays, long]
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -76,6 +84,7 @@ def test_what_travels_in_many_chunks_is_the_same(n, bytes_):
         requests = -(-7 // (bytes_ // 8)) + -(-4 // (bytes_ // 4))
         expected = [*bcasts, ["test", requests], ["rank0_accum_batches", 1]]
         assert [r[3] for r in results] == [expected] * n
+    assert [r[4] for r in results] == [["x" * 99, ["y" * 99] * n]] * n
 
 
 def on_rank_wait():

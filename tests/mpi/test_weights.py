@@ -50,19 +50,40 @@ def test_every_rank_has_the_weights_of_rank_0_in_place(n, flat):
 
 def on_rank_disagree():
     said = []
-    for other in (nn.Linear(2, 4), nn.Linear(2, 3).double(), nn.Linear(2, 3, bias=False)):
+    fixed = np.zeros(2)
+    fixed.flags.writeable = False
+    for other in (*OTHER.values(), fixed):
         try:
             weights.rank0_bcast_wts(other if comm.rank == 1 else nn.Linear(2, 3), label="policy")
         except ValueError as error:
             said.append(str(error))
-    return said
+    try:
+        weights.chksum("weights" if comm.rank == 1 else np.zeros(2), label="policy")
+    except ValueError as error:
+        said.append(str(error))
+    return [said, fixed.tolist()]
+
+
+OTHER = {
+    "'0.bias' is torch.float32 (3,) on rank 0 and torch.float32 (4,) on rank 1": nn.Linear(2, 4),
+    "'0.bias' is torch.float32 (3,) on rank 0 and torch.float64": nn.Linear(2, 3).double(),
+    "'0.bias' is torch.float32 (3,) on rank 0 and missing on": nn.Linear(2, 3, bias=False),
+    "dicts and lists of them: got int at 'a'": {"a": 5},
+    "two weights are called '1'": {1: np.zeros(1), "1": np.zeros(1)},
+    "'0' is on the meta device": torch.zeros(2, device="meta"),
+}
 
 
 def test_other_shapes_dtypes_or_names_raise_the_same_error_on_every_rank():
-    said = on_ranks(3, "test_weights:on_rank_disagree")
-    assert said[0] == said[1] == said[2]
-    assert len(said[0]) == 3
-    assert all("policy" in message and "rank 1" in message for message in said[0])
+    results = on_ranks(3, "test_weights:on_rank_disagree")
+    assert results[0] == results[1] == results[2]
+    said, fixed = results[0]
+    expected = [*OTHER, "'0' is a read-only array; pass a copy", "dicts and lists of them: got str"]
+    for message, words in zip(said, expected, strict=True):
+        assert words in message
+        assert "policy" in message
+        assert "rank 1" in message
+    assert fixed == [0, 0]
 
 
 def test_what_is_no_weight_is_named():

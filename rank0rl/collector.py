@@ -14,6 +14,7 @@ from rank0rl import envs
 from rank0rl.agent import Agent, Fragment, check_processed
 from rank0rl.batch import Batch, Gathered
 from rank0rl.env_block import envs_of
+from rank0rl.env_process import EnvProcess
 from rank0rl.mpi import comm, hashes, weights
 from rank0rl.mpi.counter import Counter
 from rank0rl.mpi.gather import rank0_accum_batches
@@ -170,8 +171,12 @@ class Collector:
 
 
 def env_maker(options: RunOptions) -> Callable[[], Any]:
-    """Return the function that makes one environment of a run."""
-    return functools.partial(envs.make, options.env_id, options.wrappers, **options.env_kwargs)
+    """Return the function that makes one environment of a run, in a process of its own if so asked."""
+    make = functools.partial(envs.make, options.env_id, options.wrappers, **options.env_kwargs)
+    if not options.env_processes:
+        return make
+    preload = envs.own_module(options.env_id)
+    return functools.partial(EnvProcess, make, options.step_timeout, preload)
 
 
 def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None = None) -> Rollout:

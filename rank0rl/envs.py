@@ -58,6 +58,13 @@ def base(env_id: str) -> str:
     return re.sub(r"-v\d+$", "", env_id.rpartition(":")[2])
 
 
+def own_module(env_id: str) -> str:
+    """Return the module of one of Gymnasium's own environments; "gymnasium" for all others."""
+    spec = gym.registry.get(env_id)
+    module = str(spec.entry_point).partition(":")[0] if spec else ""
+    return module if module.startswith("gymnasium.") else "gymnasium"
+
+
 def make(env_id: str, wrappers: Sequence[str] = (), **kwargs: Any) -> gym.Env[Any, Any]:
     """Make an environment with its time limit and without the checks that cost time every step.
 

@@ -23,7 +23,10 @@ LAYERS = {
     "mpi": {"rank0rl.mpi."},
     "base": {f"rank0rl.{name}" for name in ("agent", "batch", "options", "returns", "seeding")},
     "nets": {"rank0rl.nets."},
-    "rollout": {f"rank0rl.{name}" for name in ("envs", "env_block", "rollout")},
+    "rollout": {
+        f"rank0rl.{name}"
+        for name in ("envs", "env_block", "env_process", "env_server", "rollout")
+    },
     "run": {"rank0rl.run."},
     "loop": {f"rank0rl.{name}" for name in ("trainer", "collector", "learner", "evaluation")},
     "start": {"rank0rl.start"},
@@ -63,7 +66,11 @@ TABLE = {
         {"numpy", "torch"},
     ),
 }
-MORE_OUTSIDE = {"rank0rl.envs": {"gymnasium"}}  # file -> what it alone of its layer may import
+# File -> what it alone of its layer may import.
+MORE_OUTSIDE = {
+    "rank0rl.envs": {"gymnasium"},
+    "rank0rl.env_server": {"threadpoolctl"},
+}
 
 
 def module_of(path):

@@ -98,6 +98,10 @@ class RunOptions(LaunchOptions):
     """Wrappers from gymnasium.wrappers, or module:Class, the innermost first. Examples: TimeAwareObservation, "FrameStackObservation(stack_size=4)"."""
     env_kwargs: Pairs = setting({}, changes_curve=True, resume=False)
     """Arguments of the environment, such as healthy_reward=0.5. Values are JSON."""
+    env_processes: bool = setting(False, changes_curve=False, resume=True)
+    """Run every environment in a process of its own. If it crashes or exits, that is an error of this environment, as if it had raised, and not the end of its rank. A step takes longer."""
+    step_timeout: float | None = setting(None, "(0, inf)", changes_curve=False, resume=True)
+    """Seconds that a step or a reset of an environment may take, with --env-processes. After that its process is killed, which is an error as if it had raised. None: no limit."""
     video_every: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
     """Iterations between videos of one evaluation episode, in the run's folder. All other ranks wait meanwhile. None: no videos."""
     quiet: bool = setting(False, changes_curve=False, resume=True, in_file=False)
@@ -132,6 +136,11 @@ class RunOptions(LaunchOptions):
                 f"rank0_envs must leave an environment for every other rank: got "
                 f"{self.rank0_envs} of num_envs={self.num_envs} with {nworkers} ranks; at most "
                 f"--rank0-envs {most}"
+            )
+        if self.step_timeout is not None and not self.env_processes:
+            raise ValueError(
+                f"step_timeout needs environments in processes of their own: got "
+                f"{self.step_timeout:g}; add --env-processes, or leave --step-timeout out"
             )
         self._check_batch(nworkers)
 

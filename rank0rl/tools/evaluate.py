@@ -14,6 +14,7 @@ import tyro
 from rank0rl import envs, evaluation
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
+from rank0rl.collector import env_maker
 from rank0rl.evaluation import whole_episodes
 from rank0rl.mpi.threads import set_threads
 from rank0rl.options import check as check_options
@@ -76,7 +77,7 @@ def evaluate(
     agent, options = last_agent(run)
     return whole_episodes(
         evaluation.deterministic(agent) if deterministic else agent,
-        lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
+        env_maker(options),
         episodes,
         options.seed if seed is None else seed,
     )
@@ -93,7 +94,7 @@ def last_agent(run: Path) -> tuple[Agent, RunOptions]:
     """
     saved = checkpoint.read(checkpoint.latest(run))
     options, agent_options = plan.read([], saved["settings"], str(run))
-    env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
+    env = env_maker(options)()
     agent = make_agent(options, agent_options, envs.describe(env))
     env.close()
     load_weights(agent, saved)

@@ -1,0 +1,31 @@
+"""A few dozen runs of benchmarks/chaos.py, whose docstring says what is right."""
+
+import subprocess
+import sys
+
+import pytest
+from on_ranks import HERE
+
+# What other tests leave counts as left, so /dev/shm and /tmp are this test's own where that is possible.
+OWN = [
+    *("unshare", "--mount", "sh", "-c"),
+    'mount -t tmpfs t /tmp && mount -t tmpfs t /dev/shm && exec "$@"',
+    "sh",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6000)
+def test_signals_at_random_times_to_random_processes():
+    folder = HERE.parent / "runs"  # not in /tmp
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "benchmarks/chaos.py", "--runs", "36", "--folder", str(folder)]
+    own = (
+        OWN
+        if subprocess.run([*OWN, "true"], check=False, capture_output=True).returncode == 0
+        else []
+    )
+    done = subprocess.run(
+        [*own, *command], check=False, capture_output=True, text=True, cwd=HERE.parent
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

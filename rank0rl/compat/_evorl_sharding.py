@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rank0rl.compat._evorl_comm import Mesh, current_mesh
 from rank0rl.mpi import reduce, trees
+from rank0rl.mpi.errors import alone, attempt
 
 
 def shmap_map(
@@ -62,13 +63,9 @@ def _shard_map(
 ) -> Callable[..., Any]:
     def sharded(*args: Any) -> Any:
         grid = mesh or current_mesh()
-        axes = _axes(in_specs, len(args), "in_specs")
-        shards = [_rows(x, axis, grid) for x, axis in zip(args, axes, strict=True)]
-        counts = {len(leaf) for shard in shards for leaf in trees.named(shard).values()}
-        if len(counts) != 1 or counts == {0}:
-            raise ValueError(
-                f"all arguments must have the same number of rows, at least 1: got {sorted(counts)}"
-            )
+        shards, problem = attempt(lambda: _shards(args, in_specs, grid), [])
+        if problem:
+            _refuse(problem, out_specs, grid)
         out = run(*shards)
         if isinstance(out_specs, str) or out_specs is None:
             return _together(out, out_specs, grid)
@@ -76,6 +73,27 @@ def _shard_map(
         return tuple(_together(x, axis, grid) for x, axis in zip(out, axes, strict=True))
 
     return sharded
+
+
+def _shards(args: Sequence[Any], in_specs: Any, mesh: Mesh) -> list[Any]:
+    """Return this rank's rows of all arguments."""
+    axes = _axes(in_specs, len(args), "in_specs")
+    shards = [_rows(x, axis, mesh) for x, axis in zip(args, axes, strict=True)]
+    counts = {len(leaf) for shard in shards for leaf in trees.named(shard).values()}
+    if len(counts) != 1 or counts == {0}:
+        raise ValueError(
+            f"all arguments must have the same number of rows, at least 1: got {sorted(counts)}"
+        )
+    return shards
+
+
+def _refuse(problem: str, out_specs: Any, mesh: Mesh) -> None:
+    """Raise ValueError on every rank that gathers the first of the results; on this rank if none is gathered."""
+    specs = [out_specs] if isinstance(out_specs, str) or out_specs is None else out_specs
+    axis = next(filter(None, _axes(specs, len(specs), "out_specs")), None)
+    if axis is None:
+        raise alone(ValueError(problem))
+    reduce.gather_many({}, "shmap", mesh.comm(axis), problem)
 
 
 def _axes(specs: Any, n: int, what: str) -> list[str | None]:

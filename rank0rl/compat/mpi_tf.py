@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rank0rl.mpi import average, weights
+from rank0rl.mpi.errors import alone
 
 GradsAndVars = list[tuple[Tensor | None, Tensor]]
 
@@ -131,11 +132,12 @@ class MpiAdamOptimizer:
             ValueError: the same on every rank, if a variable has drifted from rank 0's (the message
                 names the rank and the variable's number and shape), or if shapes differ between
                 ranks.
-            ValueError: if no variable has a gradient.
+            ValueError: if no variable has a gradient. It comes before any message; if it comes on
+                some ranks only, the next collective is an error on every rank.
         """
         given = [(grad, variable) for grad, variable in grads_and_vars if grad is not None]
         if not given:
-            raise ValueError("expected a gradient for at least one variable: got none")
+            raise alone(ValueError("expected a gradient for at least one variable: got none"))
         adam = self._known([variable for _, variable in given])
         own = [(variable, variable.grad) for variable in self._variables.values()]
         for variable, _ in own:
@@ -182,9 +184,11 @@ def sync_all_params(*things: Any) -> None:
     """
     known = {str(number): optimizer.variables for number, optimizer in _live.items()}
     if not things and not any(known.values()):
-        raise ValueError(
-            "expected arguments, because no MpiAdamOptimizer has made an update yet: got none; pass "
-            "the modules, as in sync_all_params(actor, critic)"
+        raise alone(
+            ValueError(
+                "expected arguments, because no MpiAdamOptimizer has made an update yet: got none; "
+                "pass the modules, as in sync_all_params(actor, critic)"
+            )
         )
     weights.rank0_bcast_wts(*(things or [known]), label="sync_all_params")
 

@@ -270,6 +270,12 @@ def on_rank_wrong():
     """Something else on the last rank; then a sum that works: nobody was left behind."""
     last = comm.rank == comm.nworkers - 1
     said = []
+    rows = np.ones(comm.nworkers + (last and comm.nworkers > 1))
+    for specs in ("DP", (None, ("DP",))):
+        try:
+            evorl.shmap_map(lambda x: (x, x), None, "DP", specs)(rows)
+        except ValueError as error:
+            said.append(f"ValueError: {error}")
     for mine in (
         {"a": 1.0, "b": 2.0} if last else {"a": 1.0},
         {"a": torch.zeros(2, device="meta") if last else torch.zeros(2)},
@@ -300,7 +306,9 @@ def test_tools_are_as_on_the_whole(n):
     if n > 1:
         assert [text for text in said if not text.startswith("ValueError: ")] == []
         assert all(f"rank {n - 1}" in text for text in said)
-        assert "x['b']" in said[0]
+        assert "x['b']" in said[2]
+        for text in said[:2]:
+            assert f"shmap: rank {n - 1}: the number of rows must be a multiple of the {n}" in text
 
 
 @pytest.mark.parametrize("rank", range(6))

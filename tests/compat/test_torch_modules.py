@@ -9,7 +9,7 @@ from on_ranks import HERE, on_ranks, run
 from torch import nn
 
 from rank0rl.compat import mpi_pytorch, mpi_tf, mpi_tools, omnisafe
-from rank0rl.mpi import comm, weights
+from rank0rl.mpi import comm, errors, weights
 from rank0rl.mpi.threads import set_threads
 
 RANKS = [1, pytest.param(2, marks=pytest.mark.slow), 3]
@@ -265,9 +265,28 @@ def on_rank_wrong():
     return [said, omnisafe.dist_sum(1).item()]  # and nobody was left behind
 
 
+def on_rank_alone():
+    """Return what is raised if the last rank alone has no gradient, swallows that, and goes on."""
+    last = comm.rank == comm.nworkers - 1
+    variable, said = torch.ones(3, requires_grad=True), []
+    pairs = [(None if last else torch.ones(3), variable)]
+    for use in (
+        lambda: mpi_tf.MpiAdamOptimizer().apply_gradients(pairs),
+        lambda: omnisafe.dist_sum(1),
+    ):
+        try:
+            use()
+        except ValueError as error:
+            said.append(str(error))
+        if not last:
+            break
+    errors.raised_alone().clear()  # the ranks live on
+    return said
+
+
 def on_rank_tools():
     parts = [on_rank_gradients_and_weights(), on_rank_adam(), on_rank_tensors()]
-    return [*parts, on_rank_wrong() if comm.nworkers > 1 else None]
+    return [*parts, *([on_rank_wrong(), on_rank_alone()] if comm.nworkers > 1 else [])]
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -277,6 +296,13 @@ def test_tools_are_as_torch_on_what_all_ranks_have(n):
     assert [result[:3] for result in results] == [[[], [], []]] * n
     if n > 1:
         same_errors([result[3] for result in results], n)
+        why = f"an error on rank {n - 1} alone came before"
+        *others, (first, second) = (result[4] for result in results)
+        assert "expected a gradient for at least one variable" in first
+        for text in [second, *(text for each in others for text in each)]:
+            assert why in text
+            assert first in text
+        assert [len(each) for each in others] == [1] * (n - 1)
 
 
 def same_errors(results, n):

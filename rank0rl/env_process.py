@@ -24,6 +24,8 @@ from typing import Any
 
 from rank0rl.env_server import STACK_BYTES, as_exception, memory_file, shared_obs
 
+_SERVER_S = 60.0  # for any request: a server that takes longer is stopped, and is killed
+
 
 class EnvProcessError(RuntimeError):
     """An environment's process has ended, or was killed because it gave no answer in time."""
@@ -142,27 +144,33 @@ class _Server:
         """Return the id of a new process that has these files: its connection and its memory.
 
         Raises:
-            EnvProcessError: if the server cannot start one, and has ended.
+            EnvProcessError: if the server cannot start one.
         """
         if self._process is None or self._process.poll() is not None:
-            self._start()
-        assert self._process
-        try:
-            self._control.send(preload)
-            for file in files:
-                reduction.send_handle(self._control, file, self._process.pid)
-            return int(self._control.recv())
-        except (EOFError, OSError):
-            raise EnvProcessError("the fork server ended: it could not fork a process") from None
+            self._process = self._start()
+        process_id = self._request(preload, *files)
+        if process_id is None:
+            raise EnvProcessError("cannot start a process: the fork server has ended")
+        return int(process_id)
 
     def end(self, process_id: int) -> int | None:
         """Kill a process, if it lives; return its exit code, -s after signal s, None if unknown."""
-        with contextlib.suppress(EOFError, OSError):
-            self._control.send(process_id)
-            return self._control.recv()  # type: ignore[no-any-return]
-        return None  # it has ended with its server
+        return self._request(process_id)  # type: ignore[no-any-return]
 
-    def _start(self) -> None:
+    def _request(self, what: str | int, *files: int) -> Any:
+        """Return the server's answer, or None after its end."""
+        assert self._process
+        with contextlib.suppress(EOFError, OSError):
+            self._control.send(what)
+            for file in files:
+                reduction.send_handle(self._control, file, self._process.pid)
+            if self._control.poll(_SERVER_S):
+                return self._control.recv()
+        self._process.kill()
+        self._process.wait()
+        return None
+
+    def _start(self) -> subprocess.Popen[bytes]:
         """Start the server, as a new program: a fork of this one would share MPI's memory."""
         self._control, theirs = Pipe()
         with theirs:
@@ -170,18 +178,22 @@ class _Server:
                 f"import sys; sys.path[:] = {sys.path!r}; from rank0rl import env_server; "
                 f"env_server.serve({theirs.fileno()}, {os.getpid()})"
             )
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # a terminal's Ctrl-C is for the rank
             )
-        atexit.register(self._stop, self._control, self._process)
+        atexit.register(_stop, self._control, process)
+        return process
 
-    @staticmethod
-    def _stop(control: Connection[Any, Any], process: subprocess.Popen[bytes]) -> None:
-        control.close()
-        process.wait()
+
+def _stop(control: Connection[Any, Any], server: subprocess.Popen[bytes]) -> None:
+    control.close()
+    try:
+        server.wait(_SERVER_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
 
 
 @cache

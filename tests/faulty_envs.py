@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -77,6 +78,14 @@ class Answers(toy_envs.Count):
     def step(self, action):
         right = super().step(action)
         return right if self.t < 2 else self.answer
+
+
+class Starts(toy_envs.Count):
+    """Starts a program, as an interface to a simulator does; tells its process id as a mask."""
+
+    def reset(self, **kwargs):
+        obs, _ = super().reset(**kwargs)
+        return obs, {"action_mask": subprocess.Popen(["sleep", "1000"]).pid}
 
 
 class Faulty(gym.Wrapper):

@@ -200,26 +200,22 @@ def test_a_signal_in_a_step_leaves_no_answer_behind():
 
 
 def test_what_the_environment_started_is_killed_with_it():
-    env = EnvProcess(Starts)
+    env = EnvProcess(faulty_envs.Starts)
     started = int(env.reset(seed=1)[1]["action_mask"])
     env.close()
     wait_until(lambda: not lives(started))
 
 
-class Starts(toy_envs.Count):
-    """Starts a program, as an interface to a simulator does; tells its process id as a mask."""
-
-    def reset(self, **kwargs):
-        obs, _ = super().reset(**kwargs)
-        return obs, {"action_mask": subprocess.Popen(["sleep", "1000"]).pid}
-
-
-def test_a_killed_fork_server_is_started_again():
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_killed_or_stopped_fork_server_is_started_again(signum, monkeypatch):
     env = EnvProcess(toy_envs.Count)
-    os.kill(env_process._server()._process.pid, signal.SIGKILL)
-    with pytest.raises(EnvProcessError, match="fork server"):
-        wait_until(lambda: env.reset(seed=3) is None)
-    env.close()
+    env_process._server()._process.send_signal(signum)
+    if signum == signal.SIGKILL:
+        with pytest.raises(EnvProcessError, match="fork server"):
+            wait_until(lambda: env.reset(seed=3) is None)
+    with monkeypatch.context() as patch:
+        patch.setattr(env_process, "_SERVER_S", 0.1)
+        env.close()
     again = EnvProcess(toy_envs.Count)
     assert again.reset(seed=3)[0].tolist() == [3, 0]
     again.close()

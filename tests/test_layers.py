@@ -16,7 +16,7 @@ LAYERS = {
     "launch": {
         f"rank0rl.mpi.{name}"
         for name in (
-            *("launch", "launcher", "supervisor", "job", "hosts"),
+            *("launch", "launcher", "supervisor", "job", "hosts", "environment", "loopback"),
             *("places", "processes", "diagnosis", "streams"),
         )
     },  # what the process loads that the user starts

@@ -17,8 +17,13 @@ from pathlib import Path
 
 # BatchMode asks no questions. A host that is silent for 3 intervals of 5 s is gone.
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
-SSH = ["ssh", *(word for option in _OPTIONS for word in ("-o", option))]
-_HOST = re.compile(r"(?P<name>[\w.-]+)(:(?P<after>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?", re.ASCII)
+SSH = ["ssh", *(word for option in _OPTIONS for word in ("-o", option)), "--"]
+# A name or an IPv4 address, as in RFC 1123, section 2.1, with underscores. The launchers' own ssh would
+# take a word with a hyphen before it for an option, such as one that runs a command.
+_LABEL = r"\w([\w-]*\w)?"
+_HOST = re.compile(
+    rf"(?P<name>{_LABEL}(\.{_LABEL})*)(:(?P<after>\d+)|\s+slots\s*=\s*(?P<slots>\d+))?", re.ASCII
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +61,8 @@ def read_hosts(hosts: str | None, hostfile: str | Path | None) -> tuple[Host, ..
         number = int(found["after"] or found["slots"] or 1) if found else 0
         if not found or not number:
             raise ValueError(
-                f"a host must be 'name:slots', in a file also 'name slots=8', with 1 slot or more: got {word!r}"
+                f"a host must be 'name:slots', in a file also 'name slots=8', with a host name or an "
+                f"IPv4 address, and 1 slot or more: got {word!r}"
             )
         slots[found["name"]] = slots.get(found["name"], 0) + number
     if not slots and (hosts is not None or hostfile):
@@ -101,8 +107,13 @@ def is_here(name: str) -> bool:
     return False
 
 
+def listed(hosts: Sequence[Host]) -> str:
+    """Return the hosts as --hosts takes them."""
+    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+
+
 def switches(vendor: str, hosts: Sequence[Host], env: Mapping[str, str]) -> list[str]:
-    """Return a launcher's switches to start ranks on these hosts, in order, with this environment.
+    """Return a launcher's switches to start ranks on these hosts, in order, with its environment.
 
     MPICH's launcher passes its whole environment to the ranks on every host. Open MPI's passes only
     its own variables and those that it is told to.
@@ -110,19 +121,18 @@ def switches(vendor: str, hosts: Sequence[Host], env: Mapping[str, str]) -> list
     Args:
         vendor: result of `launcher.vendor`.
         hosts: hosts of the ranks.
-        env: environment of the ranks.
+        env: environment of the launcher.
 
     Raises:
         ValueError: if the switches of this vendor are not known.
     """
-    listed = ",".join(f"{host.name}:{host.slots}" for host in hosts)
     if vendor == "MPICH":
-        return ["-hosts", listed]
+        return ["-hosts", listed(hosts)]
     if vendor == "Open MPI":
         own = ("OMPI_", "PRTE_", "PMIX_")
         names = [name for name in env if name.isidentifier() and not name.startswith(own)]
         passed = [word for name in names for word in ("-x", name)]
-        return ["--host", listed, "--map-by", "slot:oversubscribe", *passed]
+        return ["--host", listed(hosts), "--map-by", "slot:oversubscribe", *passed]
     raise ValueError(
         f"--hosts needs the launcher of MPICH or Open MPI: got "
         f"{vendor or 'a launcher that does not tell which MPI it belongs to'}; give the hosts by its "
@@ -131,21 +141,21 @@ def switches(vendor: str, hosts: Sequence[Host], env: Mapping[str, str]) -> list
 
 
 class Contact:
-    """An ssh session with each host while entered; it ends when the host dies or is silent for 15 s.
+    """An ssh session with each host but the first while entered; it ends when the host dies or is silent for 15 s.
 
     Args:
-        names: names of the hosts.
-        folder: folder for the output of ssh.
+        hosts: hosts of the job.
+        folder: folder of the job, for the output of ssh, and for the hosts that are left.
     """
 
-    def __init__(self, names: Sequence[str], folder: Path) -> None:
+    def __init__(self, hosts: Sequence[Host], folder: Path) -> None:
         """Start nothing yet."""
-        self._names, self._folder = names, folder
+        self._hosts, self._folder = hosts, folder
         self._sessions: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Contact:
         """Start the sessions in the background. They end with this process."""
-        for name in self._names:
+        for name in [host.name for host in self._hosts[1:]]:
             with (self._folder / f"ssh.{name}").open("wb") as output:
                 self._sessions[name] = subprocess.Popen(
                     [*SSH, name, "cat"],
@@ -163,6 +173,8 @@ class Contact:
             if not self._sessions or time.monotonic() >= end:
                 return {}
             time.sleep(0.05)
+        left = listed([host for host in self._hosts if host.name not in gone])
+        (self._folder / "hosts").write_text(left)
         return {name: self._last_line(name) for name in gone}
 
     def __exit__(self, *_: object) -> None:

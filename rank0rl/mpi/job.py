@@ -12,6 +12,8 @@ memory.R  the files in shared memory that MPI then has for R, one per line
 ended.R   R has reached its end: together with all other ranks, or without having loaded MPI
 status.R  R's exit status, if it ended otherwise
 resume    the folder of the run with which a restarted job continues
+hosts     the hosts that are left, as --hosts takes them, once one is lost
+environment  the variables that only ranks on this host get, as commands of a shell (see environment.py)
 
 Ranks on other hosts do not see the folder. What they would have written is not needed.
 """
@@ -33,6 +35,7 @@ TERMINAL = "RANK0RL_TERMINAL"  # columns of the supervisor's terminal, or empty
 TIMEOUT = "RANK0RL_COLLECTIVE_TIMEOUT"  # seconds that a rank may wait in a collective, if limited
 GPU_PCT = "RANK0RL_GPU_PCT"  # share of a GPU's memory for each rank, if limited
 RESUME = "RANK0RL_RESUME"  # folder of the run with which a restarted job continues
+HOSTS = "RANK0RL_HOSTS"  # hosts of a restarted job, once one is lost
 _REPORT_S = 2.0  # time for another rank to print its report
 
 _SHARED = ("mpich_shm_", "Intel_MPI_", "sm_segment.", "vader_segment.")  # MPI's files in /dev/shm
@@ -145,6 +148,13 @@ def resumable(run: Path) -> None:
     job = folder()
     if job:
         (job / "resume").write_text(str(run.resolve()))
+
+
+def hosts_left() -> str:
+    """Return the hosts of the job that are left, as --hosts takes them; "" if none is lost."""
+    job = folder()
+    file = job / "hosts" if job else None
+    return file.read_text() if file and file.exists() else os.environ.get(HOSTS, "")
 
 
 def fail(code: int, why: str) -> None:

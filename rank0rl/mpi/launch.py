@@ -16,14 +16,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from types import TracebackType
 
+from rank0rl.mpi import environment
 from rank0rl.mpi import job as jobs
 from rank0rl.mpi import launcher as launchers
-from rank0rl.mpi.hosts import Host, count_ranks, read_hosts, switches
+from rank0rl.mpi.hosts import Host, count_ranks, listed, read_hosts, switches
 from rank0rl.mpi.job import world_rank, world_size
+from rank0rl.mpi.loopback import stay_on_loopback
 from rank0rl.mpi.streams import outlast_readers
 from rank0rl.mpi.supervisor import Supervisor
 
@@ -34,6 +36,7 @@ def mpi_fork(
     *,
     hosts: str | None = None,
     hostfile: str | None = None,
+    pass_env: str | None = None,
     bind_to_core: bool = False,
     hwthreads: bool = False,
     mpiexec: str | None = None,
@@ -54,6 +57,8 @@ def mpi_fork(
         hosts: hosts of the ranks, such as "a:8,b:8", reached by ssh. The first host is this one; it
             gets the first 8 ranks. By default all ranks are here.
         hostfile: file of the hosts instead, one per line, as "a:8" or as "a slots=8".
+        pass_env: environment variables that ranks on other hosts get besides the usual ones, such
+            as "A,B_*". Ranks on this host have all of them.
         bind_to_core: keep every rank on a core of its own. Rank 0's update then has one core too.
         hwthreads: count hardware threads as cores, where the launcher has a switch for it.
         mpiexec: command line of your own launcher. It is given "-n", the number of ranks, and their
@@ -73,7 +78,8 @@ def mpi_fork(
         SystemExit: in the original process, with the job's exit code, when the job failed: 1 after
             an exception, n after `sys.exit(n)`, 128 + s after signal s, 2 if it could not be started.
         ValueError: if n is above 1 and is not the size of the job that runs already, gpu_pct is no
-            share, or the hosts are wrong: the first is not this one, or they have fewer slots than n.
+            share, the hosts are wrong (the first is not this one, or they have fewer slots than n),
+            or a variable in pass_env is not set.
     """
     if not 0 <= gpu_pct <= 1:
         raise ValueError(f"gpu_pct must be in [0, 1], a share of a GPU's memory: got {gpu_pct}")
@@ -88,13 +94,14 @@ def mpi_fork(
             f"job of {size}; leave --nprocs out, or start {n} ranks"
         )
     is_rank = size is not None or jobs.folder() is not None
-    listed = () if is_rank else read_hosts(hosts, hostfile)
-    n = count_ranks(n, listed)
+    where = () if is_rank else read_hosts(hosts, hostfile)
+    n = count_ranks(n, where)
     if is_rank or n <= 1:
         _become_rank()
         return "child"
+    passed = environment.passed_names(pass_env, os.environ)
     launcher = launchers.launcher_command(bind_to_core, hwthreads, mpiexec, args)
-    code = run_ranks(n, launcher, max_restarts, listed, args)
+    code = run_ranks(n, launcher, max_restarts, where, args, passed)
     if code:
         raise SystemExit(code)
     return "parent"
@@ -106,6 +113,7 @@ def run_ranks(
     max_restarts: int = 0,
     hosts: Sequence[Host] = (),
     args: Sequence[str] | None = None,
+    passed: Set[str] = frozenset(),
 ) -> int:
     """Run a command line on n ranks under a launcher, and wait for them; run it again after a failure.
 
@@ -115,6 +123,7 @@ def run_ranks(
         max_restarts: number of times that a failed job is started again.
         hosts: hosts of the ranks; none if all are here.
         args: arguments of the ranks' Python; by default those of this process.
+        passed: names of the variables that ranks on other hosts get, see `environment.passed_names`.
 
     Returns:
         The job's exit code.
@@ -128,11 +137,13 @@ def run_ranks(
     env[jobs.TERMINAL] = str(columns)  # Open MPI always gives its ranks a terminal of its own
     code = 0
     for restart in range(max(0, max_restarts) + 1):
-        supervisor, code = _run_once(n, launcher, hosts, args, env)
+        supervisor, code = _run_once(n, launcher, hosts, args, env, passed)
         if code in (0, 2) or supervisor.interrupted or restart == max_restarts:
             break
         lost = supervisor.lost
-        hosts = [host for host in hosts if host.name not in lost]
+        if lost:
+            hosts = [host for host in hosts if host.name not in lost]
+            env[jobs.HOSTS] = listed(hosts)
         n = min(n, sum(host.slots for host in hosts)) if hosts else n
         without = f" without {', '.join(lost)}: {n} ranks" if lost else ""
         pause_s = min(2**restart, 30)
@@ -152,6 +163,7 @@ def _run_once(
     hosts: Sequence[Host],
     args: Sequence[str] | None,
     env: dict[str, str],
+    passed: Set[str],
 ) -> tuple[Supervisor, int]:
     """Run a job in a folder of its own, and add to `env` the run with which a restart continues.
 
@@ -164,11 +176,14 @@ def _run_once(
         env[jobs.FOLDER] = name
         if launchers.OPEN_MPI_FILES not in os.environ:
             env[launchers.OPEN_MPI_FILES] = name
-        where = switches(launchers.vendor(launcher[0]), hosts, env) if hosts else []
+        of_all = env
+        if len(hosts) > 1:
+            of_all = environment.keep_here(env, passed, job / "environment")
+        where = switches(launchers.vendor(launcher[0]), hosts, of_all) if hosts else []
         command = [*launcher, *where, "-n", str(n), *launchers.rank_command(args)]
-        supervisor = Supervisor(job, n, [host.name for host in hosts[1:]])
+        supervisor = Supervisor(job, n, hosts)
         try:
-            code = supervisor.run(command, env)
+            code = supervisor.run(command, of_all)
         except OSError as error:
             message = f"{error.filename or launcher[0]} cannot be run: {error.strerror}"
             return supervisor, launchers.usage_error(message)
@@ -203,6 +218,7 @@ def _become_rank() -> None:
             "the launcher does not tell its processes their rank (PMI_RANK, OMPI_COMM_WORLD_RANK): "
             "use the mpiexec that belongs to mpi4py: pip install mpi4py mpich"
         )
+    stay_on_loopback()
     jobs.enter()
     atexit.register(_end_alone)
 

@@ -62,7 +62,7 @@ _REMEDIES = {
 _SHELL = """
 rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}}
 exec 3>&2 2>/dev/null
-"$@" 2>&3 3>&- &
+{ [ -e "$RANK0RL_JOB/environment" ] && . "$RANK0RL_JOB/environment"; exec "$@"; } 2>&3 3>&- &
 wait $!
 status=$?
 if [ $status = 0 ] && [ -e "$RANK0RL_JOB/ended.$rank" ]; then

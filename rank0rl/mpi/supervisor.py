@@ -20,7 +20,7 @@ from types import FrameType
 
 from rank0rl.mpi import processes
 from rank0rl.mpi.diagnosis import STUCK_S, TURN_S, Diagnosis, ending
-from rank0rl.mpi.hosts import Contact
+from rank0rl.mpi.hosts import Contact, Host
 from rank0rl.mpi.streams import Relay
 
 GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
@@ -32,10 +32,10 @@ class Supervisor:
     Args:
         folder: folder of the job.
         nprocs: number of ranks.
-        hosts: names of the other hosts that have ranks.
+        hosts: hosts of the ranks, this one first; none if all ranks are here.
     """
 
-    def __init__(self, folder: Path, nprocs: int, hosts: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, nprocs: int, hosts: Sequence[Host] = ()) -> None:
         """Start nothing yet."""
         self._folder = folder
         self._contact = Contact(hosts, folder)

@@ -23,6 +23,8 @@ class LaunchOptions(CheckedOptions):
     """Hosts and their numbers of slots, such as a:8,b:8. Ranks on other hosts are started with ssh; this host comes first. None: this host only."""
     hostfile: str | None = _launch(None)
     """File of the hosts, in place of --hosts. Each line is a:8 or a slots=8."""
+    pass_env: str | None = _launch(None)
+    """Environment variables that ranks on other hosts get besides the usual ones, such as A,B_*. None: the usual ones, see docs/several-machines.md. Ranks on this host have all of them."""
     mpiexec: str | None = _launch(None)
     """Command line of your own launcher. It is given -n, the number of ranks and their command. None: the launcher of this Python environment."""
     bind_to_core: bool = _launch(False)

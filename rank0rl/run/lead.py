@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from rank0rl.mpi import comm
+from rank0rl.mpi import comm, job
+from rank0rl.mpi.hosts import count_ranks, read_hosts
 from rank0rl.run import checkpoint, config, provenance
 from rank0rl.run.logger import Logger
 from rank0rl.run.plan import Plan
@@ -45,7 +48,7 @@ def lead(
         "nprocs": nworkers,
         "num_envs": options.num_envs,
     }
-    command = f"python {sys.argv[0]} --resume {folder}{_where(plan, nworkers)}"
+    command = partial(_resume_command, plan, nworkers)
     recorder = Recorder(state, options, phases, about, logger, command)
     logger.print(
         f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}; settings: "
@@ -63,11 +66,16 @@ def lead(
     return recorder
 
 
-def _where(plan: Plan, nworkers: int) -> str:
-    """Return the options that start as many ranks again on the same hosts."""
-    hosts = {"--hosts": plan.options.hosts, "--hostfile": plan.options.hostfile}
-    named = [f" {flag} {value}" for flag, value in hosts.items() if value]
-    return "".join(named) + f" --nprocs {nworkers}" * (nworkers > 1)
+def _resume_command(plan: Plan, nworkers: int) -> str:
+    """Return the command that continues the run on as many ranks, and on the same hosts but for lost ones."""
+    given = plan.options
+    where = {"--hosts": given.hosts, "--hostfile": given.hostfile, "--pass-env": given.pass_env}
+    if left := job.hosts_left():
+        where |= {"--hosts": left, "--hostfile": None}
+        nworkers = min(nworkers, count_ranks(None, read_hosts(left, None)))
+    named = [f" {flag} {shlex.quote(value)}" for flag, value in where.items() if value]
+    nprocs = f" --nprocs {nworkers}" * (nworkers > 1)
+    return f"python {sys.argv[0]} --resume {plan.folder}{''.join(named)}{nprocs}"
 
 
 def _sinks(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterator[Sink]:

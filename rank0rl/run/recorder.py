@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ class Recorder:
         phases: seconds of each phase, taken once an iteration.
         about: what the summary begins with, such as env_id, algo and seed.
         logger: writes to the run's folder and to the console.
-        resume_command: command line with which the run goes on.
+        resume_command: returns the command line with which the run goes on.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Recorder:
         phases: Phases,
         about: Mapping[str, Any],
         logger: Logger,
-        resume_command: str = "",
+        resume_command: Callable[[], str] = str,
     ) -> None:
         """Begin, or go on from where the state is."""
         self.state = state
@@ -177,7 +177,7 @@ class Recorder:
             yield
         except BaseException as error:
             self._logger.close()
-            said = f"saved iteration {self.saved}; go on with: {self._resume_command}"
+            said = f"saved iteration {self.saved}; go on with: {self._resume_command()}"
             self._logger.print(
                 f"{error if isinstance(error, Interrupted) and not job.failed() else 'failed'}: "
                 f"{'nothing was saved' if self.saved is None else said}"
@@ -191,7 +191,7 @@ class Recorder:
         self._logger.close()
         if self.state.share_over() < 1:
             self._logger.print(
-                f"stopped after iteration {self.saved}, as asked; go on with: {self._resume_command}"
+                f"stopped after iteration {self.saved}, as asked; go on with: {self._resume_command()}"
             )
         summary = self.summary().items()
         self._logger.print("  ".join(f"{name} {short(value)}" for name, value in summary))

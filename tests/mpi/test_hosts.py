@@ -1,5 +1,6 @@
 """Ranks on several hosts: how they are named, and jobs on two that are namespaces of this machine."""
 
+import functools
 import os
 import re
 import signal
@@ -7,13 +8,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from on_ranks import HERE, LIMIT_S, environment, run
 from runs import SMALL, curve, sha, table, train, wait_for_rows
 
 from benchmarks import hosts as namespaces
-from rank0rl.mpi.hosts import Host, count_ranks, is_here, read_hosts, switches
+from rank0rl.mpi import hosts, job
+from rank0rl.mpi.hosts import Contact, Host, count_ranks, is_here, read_hosts, switches
+from rank0rl.run import lead
+from rank0rl.run.options import RunOptions
 
 reason = namespaces.missing()
 needs_hosts = [pytest.mark.slow, pytest.mark.skipif(bool(reason), reason=reason)]
@@ -29,6 +34,11 @@ def test_hosts_are_read_in_either_syntax(tmp_path):
         file.write_text(text)
         assert read_hosts(None, file) == listed
     assert read_hosts("localhost,b,b", None) == (Host("localhost", 1), Host("b", 2))
+    several = "localhost,192.0.2.7:2,gpu-1.example.org:3,my_host"
+    assert (
+        hosts.listed(read_hosts(several, None))
+        == "localhost:1,192.0.2.7:2,gpu-1.example.org:3,my_host:1"
+    )
     assert read_hosts(None, None) == ()
 
 
@@ -38,6 +48,12 @@ def test_hosts_are_read_in_either_syntax(tmp_path):
         ("no-such-host:2,localhost:2", None, "the first host must be"),
         ("localhost:x", None, "got 'localhost:x'"),
         ("localhost:0", None, "got 'localhost:0'"),
+        ("localhost,-Fevil:1", None, "got '-Fevil:1'"),
+        ("localhost,b.-oProxyCommand=x", None, "got 'b.-oProxyCommand=x'"),
+        ("localhost,b-", None, "got 'b-'"),
+        ("localhost,me@b", None, "got 'me@b'"),
+        ("localhost,[::1]:2", None, "IPv4.* got '\\[::1\\]:2'"),
+        (None, "localhost\n-Fevil slots=1", "got '-Fevil slots=1'"),
         ("", None, "got none in --hosts"),
         (None, "localhost max_slots=3", "got 'localhost max_slots=3'"),
         (None, "# none", "expected at least one host"),
@@ -80,6 +96,46 @@ def test_each_launcher_is_told_in_its_own_words():
     assert words == "--host a:8,b:2 --map-by slot:oversubscribe -x PATH -x RANK0RL_JOB"
     with pytest.raises(ValueError, match="MPICH or Open MPI: got Intel MPI"):
         switches("Intel MPI", listed, env)
+
+
+def fake_ssh(folder, monkeypatch, ends):
+    """An ssh that takes down its words; the session with host two ends with these commands of a shell."""
+    ssh = folder / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(
+        f'#!/bin/sh\necho "$@" >> {folder}/words\ncase "$*" in *two*) {ends};; esac\nexec cat\n'
+    )
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+
+
+def test_a_lost_host_is_left_out_when_the_run_goes_on(tmp_path, monkeypatch):
+    fake_ssh(tmp_path, monkeypatch, "echo No route >&2; exit 255")
+    job.create(tmp_path, 6)
+    monkeypatch.setenv(job.FOLDER, str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["train.py"])
+    job.folder.cache_clear()
+    options = RunOptions(hosts="one:1,two:2,three:3", pass_env="A,B_*")
+    where = functools.partial(
+        lead._resume_command, SimpleNamespace(options=options, folder="run"), 6
+    )
+    try:
+        with Contact([Host("one", 1), Host("two", 2), Host("three", 3)], tmp_path) as contact:
+            assert where() == (
+                "python train.py --resume run --hosts one:1,two:2,three:3 --pass-env 'A,B_*' --nprocs 6"
+            )
+            assert contact.lost(LIMIT_S) == {"two": "No route"}
+        monkeypatch.setattr(hosts, "is_here", lambda _: True)
+        assert where().endswith(" --hosts one:1,three:3 --pass-env 'A,B_*' --nprocs 4")
+        (tmp_path / "hosts").unlink()
+        monkeypatch.setenv(
+            job.HOSTS, "one:1"
+        )  # as after a restart, of which each is a job of its own
+        assert where().endswith(" --hosts one:1 --pass-env 'A,B_*'")
+    finally:
+        job.folder.cache_clear()
+    words = (tmp_path / "words").read_text().splitlines()
+    assert sorted(line.partition(" -- ")[2] for line in words) == ["three cat", "two cat"]
 
 
 def test_a_wrong_host_is_one_line():
@@ -156,15 +212,18 @@ class TestTwoHosts:
         script = tmp_path / "script.py"
         script.write_text(
             "import os, platform, rank0rl, sys\n"
-            f"if rank0rl.mpi_fork(3, hostfile={file[1]!r}) == 'parent': sys.exit()\n"
+            f"how = dict(hostfile={file[1]!r}, pass_env='OF_MINE')\n"
+            "if rank0rl.mpi_fork(3, **how) == 'parent': sys.exit()\n"
             "from rank0rl.mpi import comm\n"
-            "mine = [platform.node(), os.environ['OF_MINE']]\n"
+            "mine = [platform.node(), os.environ['OF_MINE'], os.environ.get('WANDB_API_KEY')]\n"
             "comm.print0(comm.allgather_obj(mine, 'where'))\n"
         )
-        env = {**two[0].env, "OF_MINE": "a b;'c'", "PYTHONPATH": str(HERE.parent)}
+        mine = {"OF_MINE": "a b;'c'", "WANDB_API_KEY": "secret"}
+        env = {**two[0].env, **mine, "PYTHONPATH": str(HERE.parent)}
         done = run(two[0].on([sys.executable, str(script)]), env=env)
         assert done.returncode == 0, done.stdout + done.stderr
-        expected = [[name, "a b;'c'"] for name in ("one", "two", "two")]
+        keys = {"one": "secret", "two": None}
+        expected = [[name, "a b;'c'", keys[name]] for name in ("one", "two", "two")]
         assert done.stdout == f"{expected}\n"
 
     def test_an_exception_on_the_other_host_is_told_once(self, two, tmp_path):
@@ -187,9 +246,10 @@ class TestTwoHosts:
     def test_a_host_that_goes_ends_the_job_with_its_name(self, two, how, tmp_path):
         process, _ = begin(two[0], tmp_path, *LONG, *SLOW, "--hosts", "one:2,two:2")
         getattr(two[1], how)()
-        _, err = process.communicate(timeout=LIMIT_S)
+        out, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 1, err
         assert err.count("no connection to host two: ") == 1
+        assert "--hosts one:2 --nprocs 2\n" in out
         assert two[0].ranks() == []
         if how == "falls_silent":  # nothing can tell its ranks
             two[1].dies()

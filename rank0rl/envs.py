@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 
 from rank0rl.agent import Space, Spaces
+from rank0rl.imports import why
 
 
 def resolve(env_id: str) -> str:
@@ -31,9 +32,9 @@ def resolve(env_id: str) -> str:
     if module:
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except (Exception, SystemExit) as error:
             raise ValueError(
-                f"environment {env_id!r}: cannot import {module!r} ({error})"
+                f"environment {env_id!r}: cannot import {module!r}: {why(error)}"
             ) from None
     prefix = f"{module}:" if module else ""  # every rank has to import it
     if name in gym.registry:

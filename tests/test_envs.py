@@ -89,3 +89,18 @@ def test_wrappers_with_running_statistics_are_refused_wherever_they_are():
     with pytest.raises(ValueError, match="NormalizeReward and NormalizeObservation"):
         envs.refuse_running_statistics(env)
     envs.refuse_running_statistics(gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class A(\n", r"cannot import 'own_env': .*\(own_env\.py, line 1\)$"),
+        ("import sys\nsys.exit(7)\n", r"cannot import 'own_env': line 2 of .*sys\.exit\(7\)$"),
+        ("1 / 0\n", r"(?s)import 'own_env': \n  File .*own_env\.py\", line 1.*ZeroDivisionError"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_one_short_error(text, said, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_env.py").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        envs.resolve("own_env:Env-v0")

@@ -16,16 +16,17 @@ LAYERS = {
     "launch": {
         f"rank0rl.mpi.{name}"
         for name in (
-            *("launch", "launcher", "supervisor", "job", "hosts", "environment", "loopback"),
+            *("launch", "launcher", "supervisor", "job", "hosts"),
             *("places", "processes", "diagnosis", "streams"),
         )
     },  # what the process loads that the user starts
     "mpi": {"rank0rl.mpi."},
-    "base": {f"rank0rl.{name}" for name in ("agent", "batch", "options", "returns", "seeding")},
+    "base": {
+        f"rank0rl.{name}" for name in ("agent", "batch", "imports", "options", "returns", "seeding")
+    },
     "nets": {"rank0rl.nets."},
     "rollout": {
-        f"rank0rl.{name}"
-        for name in ("envs", "env_block", "env_process", "env_server", "rollout")
+        f"rank0rl.{name}" for name in ("envs", "env_block", "env_process", "env_server", "rollout")
     },
     "run": {"rank0rl.run."},
     "loop": {f"rank0rl.{name}" for name in ("trainer", "collector", "learner", "evaluation")},

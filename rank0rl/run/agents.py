@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-import traceback
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ from typing import Any
 
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
+from rank0rl.imports import why
 from rank0rl.run.options import RunOptions
 
 # The methods that an agent must have, as its author writes them.
@@ -86,19 +86,7 @@ def _import(where: str, algo: str) -> ModuleType:
                 f"no agent {algo!r} ({error}); expected a name in algos/, file.py:Class or "
                 f"package.module:Class"
             ) from None
-        raise ValueError(f"the agent's file {where} cannot be imported: {_why(error)}") from error
-
-
-def _why(error: BaseException) -> str:
-    """Return an error of an import, with its place in the code that was imported."""
-    if isinstance(error, SyntaxError):
-        return str(error)  # with file and line
-    frames = traceback.extract_tb(error.__traceback__)
-    places = [f for f in frames if f.filename != __file__ and "importlib" not in f.filename]
-    if isinstance(error, SystemExit):
-        return f"line {places[0].lineno} ends in sys.exit({error.code!r})"
-    lines = [*traceback.format_list(places), *traceback.format_exception_only(error)]
-    return "\n" + "".join(lines).rstrip()
+        raise ValueError(f"the agent's file {where} cannot be imported: {why(error)}") from error
 
 
 def _import_file(path: str) -> ModuleType:

@@ -16,7 +16,7 @@ LAYERS = {
     "launch": {
         f"rank0rl.mpi.{name}"
         for name in (
-            *("launch", "launcher", "supervisor", "job", "hosts"),
+            *("launch", "launcher", "supervisor", "job", "hosts", "environment", "loopback"),
             *("places", "processes", "diagnosis", "streams"),
         )
     },  # what the process loads that the user starts
@@ -26,7 +26,8 @@ LAYERS = {
     },
     "nets": {"rank0rl.nets."},
     "rollout": {
-        f"rank0rl.{name}" for name in ("envs", "env_block", "env_process", "env_server", "rollout")
+        f"rank0rl.{name}"
+        for name in ("envs", "env_block", "env_process", "env_server", "rollout")
     },
     "run": {"rank0rl.run."},
     "loop": {f"rank0rl.{name}" for name in ("trainer", "collector", "learner", "evaluation")},

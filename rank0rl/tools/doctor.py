@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -22,7 +22,8 @@ from typing import IO
 import tyro
 
 from rank0rl.mpi import launcher as launchers
-from rank0rl.mpi.hosts import SSH, read_hosts
+from rank0rl.mpi import room
+from rank0rl.mpi.hosts import SSH, Host, read_hosts
 from rank0rl.run import provenance
 
 _INSTALL = "pip install mpi4py mpich"
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> int:
     """Run the tool; return its exit code: 0 if every check passed, 1 if one failed, 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl doctor")
     try:
-        hosts = [host.name for host in read_hosts(given.hosts, given.hostfile)]
+        hosts = read_hosts(given.hosts, given.hostfile)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> int:
     return 0 if all_ok else 1
 
 
-def lines(mpiexec: str | None = None, hosts: Sequence[str] = ()) -> Iterator[Line]:
+def lines(mpiexec: str | None = None, hosts: Sequence[Host] = ()) -> Iterator[Line]:
     """Yield the result of each check; checks that need something missing are left out."""
     yield Line("Python", f"{platform.python_version()} at {sys.executable}")
     yield _cores()
@@ -90,13 +91,14 @@ def lines(mpiexec: str | None = None, hosts: Sequence[str] = ()) -> Iterator[Lin
         if matches
         else f"mpi4py belongs to another MPI: activate its environment, or {_INSTALL}",
     )
+    yield _room(room.free(), vendor, hosts[0].slots if hosts else os.cpu_count() or 1)
     yield _echo("two ranks", mpiexec)
     for host in hosts[1:]:
-        line = _other_host(host)
-        yield line
-        if line.remedy:
+        found = _other_host(host.name, vendor, host.slots)
+        yield from found
+        if any(line.remedy for line in found):
             continue
-        yield _echo(f"here and {host}", mpiexec, f"{hosts[0]}:1,{host}:1")
+        yield _echo(f"here and {host.name}", mpiexec, f"{hosts[0].name}:1,{host.name}:1")
 
 
 def _cores() -> Line:
@@ -105,6 +107,12 @@ def _cores() -> Line:
     is_bound = mine == 1 < cores
     remedy = "this process is bound to one core: start it without binding" if is_bound else ""
     return Line("cores", f"{mine} of {cores} may be used", remedy)
+
+
+def _room(free_mb: Mapping[str, float], vendor: str, ranks: int) -> Line:
+    """Check that /dev/shm and the temporary folders of a host have room for its ranks."""
+    found = ", ".join(f"{mb:,.0f} MB in {folder}" for folder, mb in free_mb.items())
+    return Line("room", f"free: {found}", "; ".join(room.shortages(free_mb, vendor, ranks)))
 
 
 def _is_root() -> bool:
@@ -163,8 +171,8 @@ def _family(name: str) -> str:
     return "MPICH" if any(word in name for word in known) else ""
 
 
-def _other_host(host: str) -> Line:
-    """Check another host: ssh, Python, packages and CPU in the same folder; measure round trip and clock."""
+def _other_host(host: str, vendor: str, ranks: int) -> list[Line]:
+    """Check another host: ssh, Python, packages, CPU and room in the same folder; measure round trip and clock."""
     python = f"PYTHONPATH={shlex.quote(_python_path())} exec {shlex.quote(sys.executable)} -m rank0rl.tools._probe"
     session = subprocess.Popen(
         [*SSH, host, f"cd {shlex.quote(os.getcwd())} && {python}"],
@@ -183,12 +191,11 @@ def _other_host(host: str) -> Line:
     except (OSError, ValueError):
         _, errors = session.communicate()
         last = (errors.strip().splitlines() or ["no answer within 60 s"])[-1]
-        return Line(
-            host,
-            last,
+        remedy = (
             f"make `ssh {host}` work without a question, and have {os.getcwd()} and this Python with "
-            f"its packages there",
+            f"its packages there"
         )
+        return [Line(host, last, remedy)]
     finally:
         limit.cancel()
         session.kill()
@@ -198,16 +205,13 @@ def _other_host(host: str) -> Line:
     how = "{name} is {now} there and {before} here"
     same_cpu = about["cpu"] == here["cpu"]
     differing = provenance.differences({**here, "cpu": about["cpu"]}, about, how)
-    return Line(
-        host,
-        f"round trip by ssh {1e3 * trip_s:.2f} ms, clock {1e3 * ahead_s:+.1f} ms, "
-        + (
-            "same CPU type"
-            if same_cpu
-            else f"another CPU, {about['cpu']}: the last bits may differ"
-        ),
-        "; ".join([*differing, *["install the same versions"] * bool(differing)]),
-    )
+    cpu = f"another CPU, {about['cpu']}: the last bits may differ"
+    speed = f"round trip by ssh {1e3 * trip_s:.2f} ms, clock {1e3 * ahead_s:+.1f} ms"
+    remedy = "; ".join([*differing, *["install the same versions"] * bool(differing)])
+    return [
+        Line(host, f"{speed}, {'same CPU type' if same_cpu else cpu}", remedy),
+        _room(about["free_mb"], vendor, ranks),
+    ]
 
 
 def _ask_time(question: IO[str], answer: IO[str]) -> tuple[float, float]:

@@ -1,0 +1,82 @@
+"""What a dead job left is removed by the next one, and nothing else."""
+
+import os
+import platform
+import subprocess
+import tempfile
+import uuid
+
+import pytest
+
+from rank0rl.mpi import job, leftovers
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(job, "_FILES", (str(tmp_path / "shm"),))
+
+
+def leave(tmp_path, host=None):
+    """Make the folder of a job, as its dead supervisor would leave it; return it and the file that it names."""
+    folder = tmp_path / f"rank0rl-{uuid.uuid4()}"
+    folder.mkdir()
+    (folder / "begun").write_text(f"1 2 {host or platform.node()}")
+    file = tmp_path / f"shm{uuid.uuid4()}"
+    file.write_bytes(bytes(10))
+    (folder / "memory.0").write_text(f"{file}\n{tmp_path / 'shm.gone'}")
+    return folder, file
+
+
+def test_what_a_dead_job_left_is_removed(tmp_path):
+    left = [*leave(tmp_path), *leave(tmp_path)]
+    other = tmp_path / "shm.other"
+    other.touch()
+    leftovers.remove()
+    assert [path for path in left if path.exists()] == []
+    assert other.exists()
+
+
+def test_what_lives_stays(tmp_path):
+    """Its supervisor holds the lock, or a process of it lives: a rank that saves, after its supervisor's end."""
+    folder, file = leave(tmp_path)
+    with leftovers.locked(folder):
+        leftovers.remove()
+    with subprocess.Popen(["sleep", "60"], env={job.FOLDER: str(folder)}) as rank:
+        leftovers.remove()
+        assert file.exists()
+        assert folder.exists()
+        rank.kill()
+    leftovers.remove()
+    assert not folder.exists()
+
+
+def test_a_file_that_a_living_process_has_stays(tmp_path):
+    folder, file = leave(tmp_path)
+    with file.open():
+        leftovers.remove()
+    assert not folder.exists()
+    assert file.exists()
+
+
+def test_folders_of_another_host_of_others_or_of_no_job_stay(tmp_path, monkeypatch):
+    folder, file = leave(tmp_path, host="elsewhere")
+    unready = [tmp_path / "rank0rl-1", tmp_path / "rank0rl-2"]
+    for each in unready:
+        each.mkdir()
+    (unready[1] / "begun").touch()
+    leftovers.remove()
+    assert all(path.exists() for path in (folder, file, *unready))
+    (folder / "begun").write_text(f"1 2 {platform.node()}")
+    uid = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+    leftovers.remove()
+    assert folder.exists()
+
+
+def test_a_job_has_a_locked_folder_until_its_end(tmp_path):
+    with leftovers.job_folder() as folder:
+        job.create(folder, 2)
+        leftovers.remove()
+        assert folder.exists()
+    assert not folder.exists()

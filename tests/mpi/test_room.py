@@ -1,0 +1,52 @@
+"""Too little room in /dev/shm or in the temporary folder is one error before anything is started."""
+
+import sys
+
+import pytest
+from on_ranks import run
+
+from rank0rl.mpi import launcher, room
+
+
+def test_docker_s_default_is_enough_for_10_ranks_of_mpich_and_not_for_16():
+    free_mb = {"/dev/shm": 67.1, "/tmp": 1e4}
+    assert room.shortages(free_mb, "MPICH", 10) == []
+    (short,) = room.shortages(free_mb, "MPICH", 16)
+    for fact in ("16 ranks", "96.0 MB in /dev/shm", "67.1 MB are free", "--nprocs", "--shm-size"):
+        assert fact in short
+    assert room.shortages(free_mb, "Open MPI", 200) == []
+    assert room.shortages(free_mb, "Open MPI", 300)
+    assert room.shortages({"/dev/shm": 0}, "", 16) == []  # its need is not known
+
+
+def test_a_full_temporary_folder_is_named():
+    (short,) = room.shortages({"/dev/shm": 1e4, "/tmp": 0.5}, "Open MPI", 2)
+    assert "/tmp" in short
+    assert "0.5 MB are free" in short
+    assert room.shortages({"/tmp": 1.2}, "", 2) == []
+    assert room.shortages({"/tmp": 1.2}, "", 20)
+
+
+def test_the_launcher_is_asked_only_where_room_is_short(monkeypatch):
+    monkeypatch.setattr(launcher, "vendor", {"a": "MPICH", "b": "Open MPI"}.__getitem__)
+    monkeypatch.setattr(room, "free", lambda: {"/dev/shm": 64.0})
+    room.check("not asked", 2)
+    room.check("b", 16)
+    with pytest.raises(ValueError, match="16 ranks of MPICH need"):
+        room.check("a", 16)
+
+
+def test_a_start_without_room_is_refused_at_once():
+    fill = "; ".join(
+        f"mount -t tmpfs -o size=64k t {folder} || exit 99; head -c 65536 /dev/zero > {folder}/full"
+        for folder in ("/tmp", "/dev/shm")
+    )
+    train = [sys.executable, "train.py", "CartPole", "--nprocs", "2"]
+    done = run(["unshare", "--mount", "sh", "-c", f'{fill}; exec "$@"', "sh", *train])
+    if done.returncode in (1, 99):
+        pytest.skip(f"no mounts of its own for this test: {done.stderr}")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert len(done.stderr.splitlines()) == 1
+    assert "/dev/shm" in done.stderr
+    assert "/tmp" in done.stderr

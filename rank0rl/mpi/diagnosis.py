@@ -32,17 +32,24 @@ class Diagnosis:
         nprocs: number of ranks.
         contact: connections to the other hosts.
         listen: passes on the ranks' stderr for some seconds.
+        start_timeout_s: how long a rank may take to start after others have.
     """
 
     def __init__(
-        self, folder: Path, nprocs: int, contact: Contact, listen: Callable[[float], object]
+        self,
+        folder: Path,
+        nprocs: int,
+        contact: Contact,
+        listen: Callable[[float], object],
+        start_timeout_s: float = float("inf"),
     ) -> None:
         """Begin with nothing found."""
         self._folder, self._nprocs, self._contact, self._listen = folder, nprocs, contact, listen
+        self._start_timeout_s = start_timeout_s
         self._since: dict[str, tuple[str, float]] = {}
         self._looked = 0.0
         self.code: int | None = None
-        """Exit code of the job; None while nothing is wrong."""
+        """Exit code of the job; None while it goes on, and if no rank has begun."""
 
     def find(self, launcher: int | None) -> bool:
         """Return True if the job has to end: keep its exit code, and report why unless a rank has.
@@ -54,32 +61,37 @@ class Diagnosis:
         if failed.exists():
             self.code = int(failed.read_text() or 1)
             return True
-        ends = list(self._folder.glob("status.[0-9]*"))
-        all_ended = self.ended_well(launcher)
-        patience_s = _SILENT_S if launcher == 0 else _LOST_S if ends or launcher else 0
-        lost = {} if all_ended else self._contact.lost(patience_s)
+        return self._find_end(launcher) or (launcher is None and self._find_lasting())
+
+    def _find_end(self, launcher: int | None) -> bool:
+        """Look for the end of a rank, of a host and of the launcher."""
+        ends = self._ends()
+        well = self._well(ends)
+        if launcher is not None and len(well) == self._nprocs:
+            self.code = 0  # whatever the launcher says: each rank has said so itself
+            return True
+        patience_s = (
+            _SILENT_S if launcher == 0 else _LOST_S if ends.keys() - well or launcher else 0
+        )
+        lost = self._contact.lost(patience_s)
         if lost:
             lines = [f"no connection to host {name}: {why}" for name, why in lost.items()]
             return self.report(1, "\n".join(lines))
-        for file in ends:
-            status = int(file.read_text())
-            rank = file.suffix[1:]
-            together = self._has("ended", int(rank))
-            said = together and status == 2  # wrong use, which rank 0 has reported for all
-            return self.report(
-                status or 1, "" if said else f"rank {rank} {ending(status, together)}"
+        if launcher is not None and launcher < 0:  # the ranks ended because it did
+            return self.report(128 - launcher, f"the launcher {ending(128 - launcher, True)}")
+        for rank in sorted(ends.keys() - well):
+            together = self._has("ended", rank)
+            said = together and ends[rank] == 2  # wrong use, which rank 0 has reported for all
+            why = "" if said else f"{self._name(rank)} {ending(ends[rank], together)}"
+            return self.report(ends[rank] or 1, why)
+        if launcher is not None:  # Open MPI's also does so, without a word, if a host is lost
+            missing = [str(rank) for rank in range(self._nprocs) if not self._has("shell", rank)]
+            late = f"rank {', '.join(missing)} began; python -m rank0rl doctor looks for the cause"
+            how = f"the launcher ended with exit code {launcher} before "
+            return len(missing) < self._nprocs and self.report(
+                1, how + (late if missing else "its ranks")
             )
-        if launcher == 0 and not all_ended:
-            return self.report(1, "the launcher ended before its ranks")
-        return self._find_lasting()
-
-    def ended_well(self, launcher: int | None) -> bool:
-        """Return True if the launcher and all ranks ended well. Open MPI's also does if a host is lost."""
-        if launcher != 0:
-            return False
-        return all(
-            self._has("ended", rank) for rank in range(self._nprocs) if self._has("rank", rank)
-        )
+        return False
 
     def report(self, code: int, why: str) -> bool:
         """Print why the job ends and keep the exit code; if a rank reports, its code counts.
@@ -90,18 +102,52 @@ class Diagnosis:
         return self._keep(code, why, self._claim())
 
     def _find_lasting(self) -> bool:
-        """Look for what must last for some seconds to be wrong: ranks that are stopped or cannot go on."""
-        if time.monotonic() - self._looked < _LOOK_S:
+        """Look for what must last for some seconds to be wrong."""
+        since_s = time.monotonic() - self._looked
+        if since_s < _LOOK_S:
             return False
+        if since_s > STUCK_S:
+            self._since.clear()  # this process itself was stopped, perhaps with all others
         self._looked = time.monotonic()
+        return self._find_missing() or self._find_stopped() or self._find_stuck()
+
+    def _find_missing(self) -> bool:
+        """Look for ranks that do not start, and for ranks whose end nobody waits for."""
+        ranks = range(self._nprocs)
+        late = [rank for rank in ranks if not self._has("rank", rank)]
+        begun = [rank for rank in ranks if self._has("shell", rank)]
+        apart = begun and late and not (len(begun) == len(late) == self._nprocs)
+        if self._lasts("late", "yes" if apart else "", self._start_timeout_s):
+            return self.report(1, self._late(late[0]))
+        orphans = dict(processes.orphans(self._folder, self._nprocs))
+        ends = self._ends()  # read later: a shell writes its rank's exit status first
+        lost = [why for rank, why in orphans.items() if rank not in ends]
+        if self._lasts("lost", repr(lost) if lost else "", 0):  # at once if the launcher was ended
+            return self.report(1, lost[0])
+        return False
+
+    def _find_stopped(self) -> bool:
+        """Look for processes that are stopped by a signal."""
+        elsewhere = [
+            int(f.suffix[1:]) for f in self._folder.glob("state.*") if f.read_text() == "T"
+        ]
+        here = processes.named(self._folder, self._nprocs)
+        stopped = [self._name(rank) for rank in elsewhere]
+        stopped += [name for name, process_id in here if processes.state(process_id) == "T"]
+        if not self._lasts("stopped", repr(stopped) if stopped else ""):
+            return False
+        if len(self._well(self._ends())) == self._nprocs:
+            self.code = 0  # only the launcher is left, which has nothing to do any more
+            return True
+        return self.report(128 + signal.SIGSTOP, f"{stopped[0]} was stopped by a signal")
+
+    def _find_stuck(self) -> bool:
+        """Look for ranks that wait for others in vain."""
         ranks = range(self._nprocs)
         early = [r for r in ranks if self._has("ended", r) and not self._has("meets", r)]
         left = [r for r in ranks if self._has("meets", r) and not self._has("ended", r)]
         if self._lasts("early", repr((early, left)) if early and left else ""):
             return self.report(1, f"rank {early[0]} ended before the others, which wait for it")
-        stopped = [rank for rank in ranks if processes.state(self._folder, rank) == "T"]
-        if self._lasts("stopped", repr(stopped) if stopped else ""):
-            return self.report(128 + signal.SIGSTOP, f"rank {stopped[0]} was stopped by a signal")
         now = [places.read(self._folder, rank) for rank in ranks]
         if self._lasts("stuck", repr(now) if places.stuck(now) else ""):
             return self._report_deadlock([place for place in now if place])
@@ -121,19 +167,45 @@ class Diagnosis:
         """Return the exit status of a rank that is about to end."""
         end = time.monotonic() + _REPORT_S
         while time.monotonic() < end:
-            with contextlib.suppress(OSError):
-                return int((self._folder / f"status.{rank}").read_text())
+            if rank in (ends := self._ends()):
+                return ends[rank]
             time.sleep(TURN_S)
         return 1
 
-    def _lasts(self, what: str, state: str) -> bool:
+    def _late(self, rank: int) -> str:
+        """Return the message about a rank that has not started."""
+        shell = processes.shell(self._folder, rank)
+        what = f"on {shell.host} did not come" if shell else "was not started by the launcher"
+        return (
+            f"rank {rank} {what} within {self._start_timeout_s:g} s; raise the start timeout if it "
+            f"was still importing"
+        )
+
+    def _name(self, rank: int) -> str:
+        """Return a rank's name, with its host if that is another one."""
+        shell = processes.shell(self._folder, rank)
+        return f"rank {rank}, on {shell.host}," if shell and not shell.shell_id else f"rank {rank}"
+
+    def _ends(self) -> dict[int, int]:
+        """Return rank -> exit status, of the ranks that have ended."""
+        ends = {}
+        for file in self._folder.glob("status.[0-9]*"):
+            with contextlib.suppress(ValueError):  # it is being written
+                ends[int(file.suffix[1:])] = int(file.read_text())
+        return ends
+
+    def _well(self, ends: dict[int, int]) -> set[int]:
+        """Return the ranks that ended well, of those that ended."""
+        return {rank for rank, status in ends.items() if status == 0 and self._has("ended", rank)}
+
+    def _lasts(self, what: str, state: str, limit_s: float = STUCK_S) -> bool:
         """Return True if this state has been the same for some seconds; "" if nothing is wrong."""
         before, since = self._since.get(what, ("", 0.0))
         now = time.monotonic()
         if state != before:
             self._since[what] = (state, now)
             return False
-        return bool(state) and now - since > STUCK_S
+        return bool(state) and now - since > limit_s
 
     def _has(self, name: str, rank: int) -> bool:
         return (self._folder / f"{name}.{rank}").exists()

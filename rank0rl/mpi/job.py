@@ -3,19 +3,23 @@
 The supervisor names it in the environment. R is a rank.
 
 begun     the supervisor's process id, the number of ranks that it requested, and its host
+launcher  the launcher's process id
+shell.R   the host of the shell around R, and the ids of its parent, itself and R, from its first instruction
 rank.R    R's process id, from the moment it knows its rank
 place.R   the collective that R waits in, in memory that the supervisor reads (see places.py)
 reporter  the rank that says why the job fails, or "supervisor"
 failed    the exit code of the job that the reporter asks for
 meets.R   R loads MPI, and waits there for all other ranks
-memory.R  the files in shared memory that MPI then has for R, one per line
+memory.R  the files that MPI then has for R, in shared memory and in /tmp, one per line
 ended.R   R has reached its end: together with all other ranks, or without having loaded MPI
-status.R  R's exit status, if it ended otherwise
+state.R   T if R, on another host, is stopped by a signal
+status.R  R's exit status, as its shell gives it
 resume    the folder of the run with which a restarted job continues
 hosts     the hosts that are left, as --hosts takes them, once one is lost
 environment  the variables that only ranks on this host get, as commands of a shell (see environment.py)
 
-Ranks on other hosts do not see the folder. What they would have written is not needed.
+Ranks on other hosts do not see the folder. They and their shells send a file as a line on stderr, and the
+supervisor writes it here. Such files hold no process ids, because those mean nothing on this host.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ import contextlib
 import ctypes
 import os
 import platform
+import re
 import signal
 import sys
 import time
@@ -38,7 +43,12 @@ RESUME = "RANK0RL_RESUME"  # folder of the run with which a restarted job contin
 HOSTS = "RANK0RL_HOSTS"  # hosts of a restarted job, once one is lost
 _REPORT_S = 2.0  # time for another rank to print its report
 
-_SHARED = ("mpich_shm_", "Intel_MPI_", "sm_segment.", "vader_segment.")  # MPI's files in /dev/shm
+# Beginnings of the names of MPI's files: in shared memory, and of MPICH's launcher.
+_FILES = (
+    *("/dev/shm/mpich_shm_", "/dev/shm/Intel_MPI_"),  # noqa: S108
+    *("/dev/shm/sm_segment.", "/dev/shm/vader_segment."),  # noqa: S108
+    "/tmp/hydra_hwloc_xmlfile_",  # noqa: S108
+)
 
 # The variables of launchers for their ranks: MPICH, Intel MPI and MS-MPI; Open MPI; Slurm's srun.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -68,14 +78,8 @@ def world_rank() -> int | None:
 def folder() -> Path | None:
     """Return the folder of the job of which this process is a rank; None without a living supervisor."""
     job = Path(os.environ.get(FOLDER, "/nowhere"))
-    try:
-        supervisor, _, host = (job / "begun").read_text().split()
-        os.kill(int(supervisor), 0)
-        if host != platform.node():
-            return None
-    except (OSError, ValueError):
-        return None  # another host, or a variable that an earlier job has left in the environment
-    return job
+    supervisor = _supervisor(job)
+    return job if supervisor and _lives(supervisor) else None
 
 
 def supervised() -> bool:
@@ -95,7 +99,11 @@ def create(job: Path, nprocs: int) -> None:
 
 
 def enter() -> None:
-    """Write this rank's process id for the supervisor, and end with the shell around this rank."""
+    """Write this rank's process id for the supervisor, and end with the shell around this rank.
+
+    Raises:
+        SystemExit: if the supervisor is gone.
+    """
     if not supervised():
         return
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # set by shells for background commands
@@ -103,44 +111,44 @@ def enter() -> None:
     if sys.platform == "linux":
         signum = signal.SIGTERM if world_rank() == 0 else signal.SIGKILL  # rank 0 saves first
         ctypes.CDLL(None).prctl(1, signum)  # PR_SET_PDEATHSIG
-    job = folder()
-    if job:
-        (job / f"rank.{world_rank()}").write_text(str(os.getpid()))
+    supervisor = _supervisor(Path(os.environ[FOLDER]))
+    if supervisor and not _lives(
+        supervisor
+    ):  # and the shell too, perhaps, before it could take this rank along
+        sys.exit(f"error: the supervisor of this rank is gone (process {supervisor}, in {FOLDER})")
+    _say(f"rank.{world_rank()}", str(os.getpid()) if folder() else "")
 
 
 def mark_loading_mpi() -> None:
     """Tell the supervisor that this rank is about to load MPI, and will wait for all others there."""
-    _touch("meets")
+    _say(f"meets.{world_rank()}")
 
 
-def loads_mpi() -> bool:
-    """Return True if this rank has begun to load MPI."""
-    job = folder()
-    return job is not None and (job / f"meets.{world_rank()}").exists()
-
-
-def record_shared_memory() -> None:
-    """Tell the supervisor which files in shared memory MPI has for this rank, to be removed."""
+def record_files() -> None:
+    """Tell the supervisor which files MPI has for this rank, and the launcher's process that started it."""
     job = folder()
     if job:
-        files = "\n".join(map(str, shared_memory(os.getpid())))
-        (job / f"memory.{world_rank()}").write_text(files)
+        files = mpi_files(os.getpid())
+        with contextlib.suppress(OSError, IndexError):
+            files |= mpi_files(int((job / f"shell.{world_rank()}").read_text().split()[1]))
+        (job / f"memory.{world_rank()}").write_text("\n".join(map(str, files)))
 
 
-def shared_memory(process_id: int) -> set[Path]:
-    """Return the files in shared memory that MPI, MPICH or Open MPI, has for a process."""
-    files = set()
+def mpi_files(process_id: int) -> set[Path]:
+    """Return the files of MPI, MPICH or Open MPI, that a process has in its memory or open."""
+    names = []
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{process_id}/maps").read_text().splitlines():
-            file = Path(line.partition("/")[1] + line.partition("/")[2])
-            if file.is_relative_to("/dev/shm") and file.name.startswith(_SHARED):  # noqa: S108
-                files.add(file)
-    return files
+            names.append("/" + line.partition("/")[2])
+        for link in Path(f"/proc/{process_id}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it was closed
+                names.append(os.readlink(link))
+    return {Path(name) for name in names if name.startswith(_FILES)}
 
 
 def mark_ended() -> None:
     """Tell the supervisor that this rank has ended well: with all others, or without loading MPI."""
-    _touch("ended")
+    _say(f"ended.{world_rank()}")
 
 
 def resumable(run: Path) -> None:
@@ -165,8 +173,7 @@ def fail(code: int, why: str) -> None:
     job = folder()
     if job is None or write_once(job / "reporter", str(world_rank())):
         print(why, file=sys.stderr, flush=True)
-        if job:
-            write_once(job / "failed", str(code))
+        _say("failed", str(code))
         return
     end = time.monotonic() + _REPORT_S
     while not failed() and time.monotonic() < end:
@@ -181,7 +188,7 @@ def failed() -> bool:
 
 def write_once(path: Path, text: str) -> bool:
     """Write a file, complete from its first moment, unless it exists; return True if it was written."""
-    draft = path.with_name(f"{path.name}.part.{os.getpid()}")
+    draft = path.with_name(f"part.{path.name}.{os.getpid()}")
     draft.write_text(text)
     try:
         os.link(draft, path)
@@ -192,10 +199,58 @@ def write_once(path: Path, text: str) -> bool:
     return True
 
 
-def _touch(name: str) -> None:
+def _supervisor(job: Path) -> int | None:
+    """Return the process id of a job's supervisor; None if it is on another host or there is no such job."""
+    try:
+        supervisor, _, host = (job / "begun").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return int(supervisor) if host == platform.node() else None
+
+
+def _lives(process_id: int) -> bool:
+    with contextlib.suppress(OSError):
+        os.kill(process_id, 0)
+        return True
+    return False
+
+
+def take_lines(job: Path, data: bytes) -> tuple[bytes, bytes]:
+    """Write the files that ranks on other hosts sent as lines on stderr.
+
+    Args:
+        job: folder of the job.
+        data: what came on stderr. Such a line may begin anywhere, because launchers mix the output of ranks.
+
+    Returns:
+        What else came, and the beginning of a line whose rest has not come.
+    """
+
+    def write(line: re.Match[bytes]) -> bytes:
+        (job / line[1].decode()).write_text(line[2].decode(errors="replace").strip())
+        return b""
+
+    mark = _mark(job)
+    data = re.sub(re.escape(mark) + rb"([a-z]+(?:\.\d*)?) ([^\n\x1e]*)\n", write, data)
+    rest = data[data.rfind(mark[:1]) :] if mark[:1] in data else b""
+    if b"\n" in rest or not (rest.startswith(mark) or mark.startswith(rest)):
+        rest = b""  # the ranks' own
+    return data[: len(data) - len(rest)], rest
+
+
+def _mark(job: Path) -> bytes:
+    """Return the beginning of a line for the supervisor. The folder's name is random, so nothing else begins so."""
+    return f"\x1e{job.name} ".encode()
+
+
+def _say(name: str, text: str = "") -> None:
+    """Write a file for the supervisor; send it as a line on stderr if this host does not see the folder."""
     job = folder()
     if job:
-        (job / f"{name}.{world_rank()}").touch()
+        write_once(job / name, text)
+    elif supervised():
+        with contextlib.suppress(OSError):  # the launcher is gone
+            os.write(2, _mark(Path(os.environ[FOLDER])) + f"{name} {text}\n".encode())
 
 
 def _number(names: tuple[str, ...]) -> int | None:

@@ -13,21 +13,18 @@ import platform
 import shutil
 import signal
 import sys
-import tempfile
-import time
 import traceback
 from collections.abc import Sequence, Set
-from pathlib import Path
 from types import TracebackType
 
-from rank0rl.mpi import environment
+from rank0rl.mpi import environment, leftovers, room
 from rank0rl.mpi import job as jobs
 from rank0rl.mpi import launcher as launchers
 from rank0rl.mpi.hosts import Host, count_ranks, listed, read_hosts, switches
 from rank0rl.mpi.job import world_rank, world_size
 from rank0rl.mpi.loopback import stay_on_loopback
 from rank0rl.mpi.streams import outlast_readers
-from rank0rl.mpi.supervisor import Supervisor
+from rank0rl.mpi.supervisor import Signals, Supervisor
 
 
 def mpi_fork(
@@ -42,6 +39,7 @@ def mpi_fork(
     mpiexec: str | None = None,
     args: Sequence[str] | None = None,
     collective_timeout: float | None = None,
+    start_timeout: float = 300.0,
     max_restarts: int = 0,
 ) -> str:
     """Run this command line again on n ranks.
@@ -66,6 +64,7 @@ def mpi_fork(
         args: arguments of the ranks' Python, such as a script and its arguments; by default those of
             this process.
         collective_timeout: seconds that a rank may wait in a collective; by default no limit.
+        start_timeout: seconds that a rank may take to start after others have.
         max_restarts: number of times that a failed job is started again. The ranks of `train.py`
             then continue from the last checkpoint; others begin anew. A host that is gone is left
             out, with its ranks.
@@ -79,7 +78,7 @@ def mpi_fork(
             an exception, n after `sys.exit(n)`, 128 + s after signal s, 2 if it could not be started.
         ValueError: if n is above 1 and is not the size of the job that runs already, gpu_pct is no
             share, the hosts are wrong (the first is not this one, or they have fewer slots than n),
-            or a variable in pass_env is not set.
+            a variable in pass_env is not set, or this host lacks room in /dev/shm or for temporary files.
     """
     if not 0 <= gpu_pct <= 1:
         raise ValueError(f"gpu_pct must be in [0, 1], a share of a GPU's memory: got {gpu_pct}")
@@ -101,7 +100,9 @@ def mpi_fork(
         return "child"
     passed = environment.passed_names(pass_env, os.environ)
     launcher = launchers.launcher_command(bind_to_core, hwthreads, mpiexec, args)
-    code = run_ranks(n, launcher, max_restarts, where, args, passed)
+    leftovers.remove()
+    room.check(launcher[0], min(n, where[0].slots) if where else n)
+    code = run_ranks(n, launcher, max_restarts, where, args, passed, start_timeout)
     if code:
         raise SystemExit(code)
     return "parent"
@@ -114,6 +115,7 @@ def run_ranks(
     hosts: Sequence[Host] = (),
     args: Sequence[str] | None = None,
     passed: Set[str] = frozenset(),
+    start_timeout_s: float = 300.0,
 ) -> int:
     """Run a command line on n ranks under a launcher, and wait for them; run it again after a failure.
 
@@ -124,6 +126,7 @@ def run_ranks(
         hosts: hosts of the ranks; none if all are here.
         args: arguments of the ranks' Python; by default those of this process.
         passed: names of the variables that ranks on other hosts get, see `environment.passed_names`.
+        start_timeout_s: how long a rank may take to start after others have.
 
     Returns:
         The job's exit code.
@@ -136,25 +139,25 @@ def run_ranks(
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else ""
     env[jobs.TERMINAL] = str(columns)  # Open MPI always gives its ranks a terminal of its own
     code = 0
-    for restart in range(max(0, max_restarts) + 1):
-        supervisor, code = _run_once(n, launcher, hosts, args, env, passed)
-        if code in (0, 2) or supervisor.interrupted or restart == max_restarts:
-            break
-        lost = supervisor.lost
-        if lost:
-            hosts = [host for host in hosts if host.name not in lost]
-            env[jobs.HOSTS] = listed(hosts)
-        n = min(n, sum(host.slots for host in hosts)) if hosts else n
-        without = f" without {', '.join(lost)}: {n} ranks" if lost else ""
-        pause_s = min(2**restart, 30)
-        print(
-            f"restart {restart + 1} of {max_restarts} in {pause_s} s{without}, from "
-            f"{'the last checkpoint' if jobs.RESUME in env else 'the beginning'}",
-            file=sys.stderr,
-            flush=True,
-        )
-        time.sleep(pause_s)
-    return code
+    with Signals() as signals:
+        for restart in range(max(0, max_restarts) + 1):
+            lost, code = _run_once(n, launcher, hosts, args, env, passed, signals, start_timeout_s)
+            if code in (0, 2) or signals.received or restart == max_restarts:
+                break
+            if lost:
+                hosts = [host for host in hosts if host.name not in lost]
+                env[jobs.HOSTS] = listed(hosts)
+            n = min(n, sum(host.slots for host in hosts)) if hosts else n
+            without = f" without {', '.join(lost)}: {n} ranks" if lost else ""
+            pause_s = min(2**restart, 30)
+            print(
+                f"restart {restart + 1} of {max_restarts} in {pause_s} s{without}, from "
+                f"{'the last checkpoint' if jobs.RESUME in env else 'the beginning'}",
+                file=sys.stderr,
+                flush=True,
+            )
+            signals.wait(pause_s)
+        return 128 + signals.received[0] if signals.received else code
 
 
 def _run_once(
@@ -164,36 +167,37 @@ def _run_once(
     args: Sequence[str] | None,
     env: dict[str, str],
     passed: Set[str],
-) -> tuple[Supervisor, int]:
+    signals: Signals,
+    start_timeout_s: float,
+) -> tuple[list[str], int]:
     """Run a job in a folder of its own, and add to `env` the run with which a restart continues.
 
     Returns:
-        Its supervisor and its exit code, 2 if no rank was started.
+        Names of the hosts that are gone, and the job's exit code, 2 if no rank was started.
     """
-    with tempfile.TemporaryDirectory(prefix="rank0rl-", ignore_cleanup_errors=True) as name:
-        job = Path(name)
+    with leftovers.job_folder() as job:
         jobs.create(job, n)
-        env[jobs.FOLDER] = name
+        env[jobs.FOLDER] = str(job)
         if launchers.OPEN_MPI_FILES not in os.environ:
-            env[launchers.OPEN_MPI_FILES] = name
+            env[launchers.OPEN_MPI_FILES] = str(job)
         of_all = env
         if len(hosts) > 1:
             of_all = environment.keep_here(env, passed, job / "environment")
         where = switches(launchers.vendor(launcher[0]), hosts, of_all) if hosts else []
         command = [*launcher, *where, "-n", str(n), *launchers.rank_command(args)]
-        supervisor = Supervisor(job, n, hosts)
+        supervisor = Supervisor(job, n, hosts, signals, start_timeout_s)
         try:
             code = supervisor.run(command, of_all)
         except OSError as error:
             message = f"{error.filename or launcher[0]} cannot be run: {error.strerror}"
-            return supervisor, launchers.usage_error(message)
+            return [], launchers.usage_error(message)
         resume = job / "resume"
         if resume.exists():
             env[jobs.RESUME] = resume.read_text()
-    if code and not (supervisor.entered or supervisor.interrupted or supervisor.lost):
-        message = launchers.not_started(launcher[0], n, supervisor.output, code)
-        return supervisor, launchers.usage_error(message)
-    return supervisor, code
+    if code is None:
+        message = launchers.not_started(launcher[0], n, supervisor.output, supervisor.launcher)
+        return [], launchers.usage_error(message)
+    return supervisor.lost, code
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -220,13 +224,4 @@ def _become_rank() -> None:
         )
     stay_on_loopback()
     jobs.enter()
-    atexit.register(_end_alone)
-
-
-def _end_alone() -> None:
-    """Tell the supervisor that this rank's script is over, if it never met other ranks.
-
-    Ranks that met each other agree on the end in world.py.
-    """
-    if not jobs.loads_mpi():
-        jobs.mark_ended()
+    atexit.register(jobs.mark_ended)  # world.py has the end of ranks that meet each other

@@ -53,27 +53,50 @@ _REMEDIES = {
     "one with --mpiexec",
 }
 
-# $RANK0RL_JOB is the job's folder, see job.py; on other hosts it does not exist, and the shell only
-# runs the command. The command runs in the background, because a shell prints a message about a
-# foreground command that a signal ends. A rank that did not end together with all others stays, so
-# that the launcher does not end the job before rank 0 has saved; the supervisor ends it. A rank that
-# never met the others waits for their end, because Open MPI would take its own end for a failure. The
+# $RANK0RL_JOB is the job's folder. What the shell says of its rank is a file there, or a line on stderr on
+# other hosts, which do not see the folder: see job.py. The command runs in the background, because a shell
+# prints a message about a foreground command that a signal ends. A rank that ended otherwise than well
+# stays, so that the launcher does not end the job before rank 0 has saved; the supervisor ends it. A rank
+# that never met the others waits for their end, because Open MPI would take its own end for a failure. The
 # sleep is short enough to leave nothing behind if the supervisor is gone.
 _SHELL = """
 rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}}
+job=$RANK0RL_JOB
 exec 3>&2 2>/dev/null
-{ [ -e "$RANK0RL_JOB/environment" ] && . "$RANK0RL_JOB/environment"; exec "$@"; } 2>&3 3>&- &
-wait $!
-status=$?
-if [ $status = 0 ] && [ -e "$RANK0RL_JOB/ended.$rank" ]; then
-    [ -e "$RANK0RL_JOB/meets.$rank" ] && exit 0
-    count() { set -- "$RANK0RL_JOB/$1".[0-9]*; echo $#; }
-    while [ $(count ended) -lt $(count rank) ]; do sleep 0.05; done
-    exit 0
+here=$(uname -n)
+read -r supervisor nprocs host < "$job/begun"
+if [ "$host" = "$here" ]; then
+    say() { echo "$2" > "$job/$1.$rank"; }
+    say shell "$here $PPID $$"
+    { [ -e "$job/environment" ] && . "$job/environment"; exec "$@"; } 2>&3 3>&- &
+    say shell "$here $PPID $$ $!"
+    wait $!
+    status=$?
+    say status $status
+    if [ $status = 0 ] && [ -e "$job/ended.$rank" ]; then
+        [ -e "$job/meets.$rank" ] && exit 0
+        count() { set -- "$job/$1".[0-9]*; echo $#; }
+        while [ $(count ended) -lt $nprocs ] && kill -0 $supervisor; do sleep 0.05; done
+        exit 0
+    fi
+else
+    say() { printf '\\036%s %s.%s %s\\n' "${job##*/}" "$1" $rank "$2" >&3; }
+    say shell "$here"
+    "$@" 2>&3 3>&- &
+    child=$!
+    while read -r stat < /proc/$child/stat; do
+        case ${stat##*) } in T*) now=T ;; *) now= ;; esac
+        [ "$now" = "$was" ] || say state $now
+        was=$now
+        sleep 1 3>&-
+    done > /dev/null &
+    wait $child
+    status=$?
+    kill $!
+    say status $status
+    [ $status = 0 ] && exit 0
 fi
-[ -e "$RANK0RL_JOB/rank.$rank" ] || exit $status
-echo $status > "$RANK0RL_JOB/status.part.$rank" &&
-    mv "$RANK0RL_JOB/status.part.$rank" "$RANK0RL_JOB/status.$rank" && sleep 30
+sleep 30
 exit $status
 """
 
@@ -153,7 +176,7 @@ def rank_command(args: Sequence[str] | None) -> list[str]:
     return ["sh", "-c", _SHELL, "sh", *command]
 
 
-def not_started(mpiexec: str, n: int, output: str, code: int) -> str:
+def not_started(mpiexec: str, n: int, output: str, code: int | None) -> str:
     """Return one line that says why there are no ranks, and what to do.
 
     Args:

@@ -6,11 +6,64 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rank0rl.mpi import job
 
 _KILL_S = 2.0  # time for killed processes to disappear
+
+
+@dataclass(frozen=True)
+class Shell:
+    """The shell around a rank."""
+
+    host: str
+    parent_id: int | None = None
+    """Process id of its parent, such as the launcher; None on another host, as the others."""
+    shell_id: int | None = None
+    rank_id: int | None = None
+    """Process id of the rank; None also if it has not begun."""
+
+
+def shell(folder: Path, rank: int) -> Shell | None:
+    """Return the shell around a rank; None before its first instruction."""
+    try:
+        host, *ids = (folder / f"shell.{rank}").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return Shell(host, *map(int, ids))
+
+
+def named(folder: Path, nprocs: int) -> Iterator[tuple[str, int]]:
+    """Yield name and id of each process on this host that the job needs: launcher, shells and ranks."""
+    shells = {rank: each for rank in range(nprocs) if (each := shell(folder, rank))}
+    known = {each.shell_id for each in shells.values()}
+    with contextlib.suppress(OSError, ValueError):
+        launcher = int((folder / "launcher").read_text())
+        yield f"the launcher, process {launcher},", launcher
+        for process_id in _below(launcher, known):
+            yield f"process {process_id} of the launcher, {_name(process_id)},", process_id
+    for rank, each in shells.items():
+        if each.shell_id:
+            yield f"the shell around rank {rank}", each.shell_id
+        if each.rank_id:
+            yield f"rank {rank}", each.rank_id
+
+
+def orphans(folder: Path, nprocs: int) -> Iterator[tuple[int, str]]:
+    """Yield rank and reason of each rank on this host whose end nobody waits for."""
+    if not state(os.getpid()):
+        return  # no /proc
+    for rank in range(nprocs):
+        each = shell(folder, rank)
+        if each is None or each.shell_id is None:
+            continue
+        if state(each.shell_id) in ("", "Z"):
+            yield rank, f"the shell around rank {rank} was ended"
+        elif _parent(each.shell_id) != each.parent_id:
+            yield rank, f"the launcher's process that started rank {rank} was ended"
 
 
 def send(folder: Path, rank: int, signum: int) -> bool:
@@ -22,12 +75,9 @@ def send(folder: Path, rank: int, signum: int) -> bool:
     return True
 
 
-def state(folder: Path, rank: int) -> str:
-    """Return the letter of a rank's state in Linux's /proc; "" if it is unknown."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        process_id = int((folder / f"rank.{rank}").read_text())
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
-    return ""
+def state(process_id: int | None) -> str:
+    """Return the letter of a process's state in Linux's /proc; "" if there is no such process."""
+    return next(iter(_stat(process_id)), "")
 
 
 def survivors(folder: Path) -> list[int]:
@@ -57,9 +107,36 @@ def kill_all(folder: Path) -> None:
         time.sleep(0.01)
 
 
-def shared_memory(folder: Path) -> set[Path]:
-    """Return the files in shared memory that MPI has for the job's ranks, killed ones included."""
-    files = {file for each in survivors(folder) for file in job.shared_memory(each)}
+def mpi_files(folder: Path) -> set[Path]:
+    """Return the files that MPI has for the job's processes on this host, killed ones included."""
+    files = {file for each in survivors(folder) for file in job.mpi_files(each)}
     for recorded in folder.glob("memory.*"):
         files |= {Path(line) for line in recorded.read_text().splitlines()}
     return files
+
+
+def _below(process_id: int, end: set[int | None]) -> Iterator[int]:
+    """Yield what a process has started, and so on, without the processes of `end` and what is below them."""
+    for file in Path("/proc").glob(f"{process_id}/task/*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, file.read_text().split()):
+                if child not in end:
+                    yield child
+                    yield from _below(child, end)
+
+
+def _stat(process_id: int | None) -> list[str]:
+    """Return the fields of a process in Linux's /proc, from its state on; [] if there is no such process."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return []
+
+
+def _parent(process_id: int) -> int | None:
+    return next(map(int, _stat(process_id)[1:2]), None)
+
+
+def _name(process_id: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process_id}/comm").read_text().strip()
+    return "?"

@@ -15,15 +15,48 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from rank0rl.mpi import processes
-from rank0rl.mpi.diagnosis import STUCK_S, TURN_S, Diagnosis, ending
+from rank0rl.mpi import job, processes
+from rank0rl.mpi.diagnosis import STUCK_S, TURN_S, Diagnosis
 from rank0rl.mpi.hosts import Contact, Host
 from rank0rl.mpi.streams import Relay
 
 GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
+
+
+class Signals:
+    """The signals that ask a job to end, kept while entered."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.received: list[int] = []
+
+    def __enter__(self) -> Signals:
+        """Keep signals from now on."""
+        kept = [
+            s
+            for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(s) is not signal.SIG_IGN  # nohup ignores SIGHUP
+        ]
+        self._before = {s: signal.signal(s, self._keep) for s in kept}
+        return self
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a signal, for so many seconds."""
+        end = time.monotonic() + seconds
+        while not self.received and time.monotonic() < end:
+            time.sleep(TURN_S)
+
+    def __exit__(self, *_: object) -> None:
+        """Handle signals as before."""
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def _keep(self, signum: int, _frame: FrameType | None) -> None:
+        self.received.append(signum)
 
 
 class Supervisor:
@@ -33,47 +66,55 @@ class Supervisor:
         folder: folder of the job.
         nprocs: number of ranks.
         hosts: hosts of the ranks, this one first; none if all ranks are here.
+        signals: signals that ask the job to end.
+        start_timeout_s: how long a rank may take to start after others have.
     """
 
-    def __init__(self, folder: Path, nprocs: int, hosts: Sequence[Host] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nprocs: int,
+        hosts: Sequence[Host],
+        signals: Signals,
+        start_timeout_s: float,
+    ) -> None:
         """Start nothing yet."""
-        self._folder = folder
+        self._folder, self._nprocs = folder, nprocs
+        self._received = signals.received
         self._contact = Contact(hosts, folder)
-        self._diagnosis = Diagnosis(folder, nprocs, self._contact, self._listen)
+        self._diagnosis = Diagnosis(folder, nprocs, self._contact, self._listen, start_timeout_s)
         self._process: subprocess.Popen[bytes] | None = None
-        self._received: list[int] = []
         self._deadline = float("inf")
         self._begin = time.monotonic()
+        self._begun = 0  # number of ranks whose shell has begun
         self._early = b""
+        self._held = self._rest = b""
         self.lost: list[str] = []
         """Names of the hosts that are gone."""
-        self.entered = False
-        """True once a rank has come to life."""
 
-    def run(self, command: list[str], env: dict[str, str]) -> int:
-        """Run the launcher's command; return the job's exit code, 128 + s after signal s."""
+    def run(self, command: list[str], env: dict[str, str]) -> int | None:
+        """Run the launcher's command.
+
+        Returns:
+            The job's exit code, 128 + s after signal s; None if the launcher ended without having
+            started a rank.
+        """
         with self._contact:
             code = self._run(command, env)
             self.lost = list(self._contact.lost()) if code else []
         return code
 
     @property
-    def interrupted(self) -> bool:
-        """True if a signal has asked the job to end."""
-        return bool(self._received)
-
-    @property
     def output(self) -> str:
-        """Output of the launcher before any rank came to life."""
+        """Output of the launcher before the first rank began."""
         return self._early.decode(errors="replace")
 
-    def _run(self, command: list[str], env: dict[str, str]) -> int:
-        signals = [
-            s
-            for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-            if signal.getsignal(s) is not signal.SIG_IGN  # nohup ignores SIGHUP
-        ]
-        before = {s: signal.signal(s, self._handle) for s in signals}
+    @property
+    def launcher(self) -> int | None:
+        """Exit code of the launcher; None while it runs."""
+        return self._process.poll() if self._process else None
+
+    def _run(self, command: list[str], env: dict[str, str]) -> int | None:
         relay = None
         try:
             self._process = subprocess.Popen(
@@ -83,42 +124,20 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509
+                preexec_fn=partial(_end_with_parent, os.getpid()),  # noqa: PLW1509
             )
+            (self._folder / "launcher").write_text(str(self._process.pid))
             relay = Relay(self._process.stdout)
-            while self._process.poll() is None:
+            while not self._is_over():
                 self._listen(TURN_S)
-                self._watch()
-            if self._process.returncode == 0 and not self._received:
-                self._is_wrong()  # while ranks that the launcher has left, if any, still live
         finally:
             self._end()
             if relay:
                 relay.close(GRACE_S if self._received else None)
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
-        return self._exit_code(self._process.returncode)
-
-    def _exit_code(self, launcher: int) -> int:
-        """Return the exit code of the job, given the launcher's."""
-        if self._received:
-            return 128 + self._received[0]
-        if self._diagnosis.code is None:
-            self._is_wrong()
-        if self._diagnosis.code is not None:
-            return self._diagnosis.code
-        if launcher < 0 and self.entered:
-            print(f"the launcher {ending(128 - launcher, False)}: the job ends", file=sys.stderr)
-        return 128 - launcher if launcher < 0 else launcher
-
-    def _is_wrong(self) -> bool:
-        return self._diagnosis.find(self._process.poll() if self._process else None)
-
-    def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        self._received.append(signum)
+        return 128 + self._received[0] if self._received else self._diagnosis.code
 
     def _listen(self, seconds: float) -> bool:
-        """Pass the ranks' stderr on; keep back what the launcher writes before there are ranks.
+        """Pass the ranks' stderr on; keep back what the launcher writes at first, before there are ranks.
 
         Returns:
             True if anything came within so many seconds.
@@ -126,56 +145,68 @@ class Supervisor:
         assert self._process is not None
         assert self._process.stderr is not None
         pipe = self._process.stderr
-        self.entered = (
-            self.entered
-            or any(self._folder.glob("[rf]*[0-9d]"))
-            or time.monotonic() - self._begin > STUCK_S  # the ranks may be on other hosts
-        )
         data = b""
         with contextlib.suppress(InterruptedError):
             if select.select([pipe], [], [], seconds)[0]:
                 data = os.read(pipe.fileno(), 1 << 20)
-                if not data:  # the launcher has closed it, and ends
+                if not data and self.launcher is None:  # it has closed the pipe, and ends
                     time.sleep(min(seconds, TURN_S))
-        self._early += data
-        if self.entered and self._early:
-            sys.stderr.buffer.write(self._early)
+        words, self._rest = job.take_lines(self._folder, self._rest + data)
+        if self._begun < self._nprocs:
+            self._begun = len(list(self._folder.glob("shell.*")))
+        if not self._begun:
+            self._early += words
+        self._held += words
+        # While ranks are missing, the launcher may say why: that follows the supervisor's own words.
+        known = self._begun == self._nprocs or self._received or self._diagnosis.code is not None
+        if self._held and (known or time.monotonic() - self._begin > STUCK_S):
+            sys.stderr.buffer.write(self._held)
             sys.stderr.flush()
-            self._early = b""
+            self._held = b""
         return bool(data)
 
-    def _watch(self) -> None:
-        """Tell rank 0 once that the job is to end; end it when its time is over or at a second signal."""
+    def _is_over(self) -> bool:
+        """Return True if the job has ended, or has to end now. Rank 0 is told first, and given time to save."""
         if self._deadline == float("inf"):
-            if self._received or self._is_wrong():
+            launcher = self.launcher
+            if launcher is not None:
+                self._drain()  # files from other hosts may be in it
+            found = self._diagnosis.find(launcher)
+            if self._diagnosis.code == 0:
+                return True
+            if self._received or found:
                 interrupted = self._received[:1] == [signal.SIGINT]
                 signum = signal.SIGINT if interrupted else signal.SIGTERM
                 sent = processes.send(self._folder, 0, signum)
                 self._deadline = time.monotonic() + (GRACE_S if sent else 0)
-        elif (
+                return False
+            return launcher is not None
+        shell = processes.shell(self._folder, 0)
+        return (
             len(self._received) > 1
             or time.monotonic() > self._deadline
             or not processes.send(self._folder, 0, 0)  # rank 0 has gone, and something waits for it
-            or processes.state(self._folder, 0) in ("T", "Z")  # it is stopped, and will not save
-        ):
-            self._end()
+            or (
+                shell is not None and processes.state(shell.rank_id) in ("T", "Z")
+            )  # it cannot save
+        )
 
     def _end(self) -> None:
-        """End the launcher and every process of the job; remove their shared memory."""
+        """End the launcher and every process of the job; remove MPI's files."""
         process = self._process
         if process is None:
             return
-        memory = processes.shared_memory(self._folder)
+        files = processes.mpi_files(self._folder)
         self._drain()
         if process.poll() is None:
             # The launcher first: it would write much about the end of its ranks.
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        elif self._diagnosis.ended_well(process.poll()) and self._diagnosis.code is None:
+        elif self._diagnosis.code == 0:
             return
         processes.kill_all(self._folder)
-        for file in memory:  # MPI would have removed it at its own end
+        for file in files:  # MPI would have removed it at its own end
             with contextlib.suppress(OSError):
                 file.unlink()
 
@@ -186,6 +217,9 @@ class Supervisor:
             pass
 
 
-def _end_with_parent() -> None:
+def _end_with_parent(parent: int) -> None:
     """Let Linux end the launcher, and so the ranks, when the supervisor is killed."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)

@@ -40,6 +40,7 @@ def world() -> Comm | None:
     if size is None or size == 1:
         return None
     job.mark_loading_mpi()
+    atexit.unregister(job.mark_ended)  # from now on ranks end together: see _leave
     import mpi4py
 
     ours = "mpi4py.MPI" not in sys.modules
@@ -51,7 +52,7 @@ def world() -> Comm | None:
         warnings.simplefilter("ignore", RuntimeWarning)  # about another MPI's launcher: see below
         from mpi4py import MPI
 
-    job.record_shared_memory()
+    job.record_files()
     comm = MPI.COMM_WORLD
     requested = job.requested_ranks() or size
     if not comm.size == size == requested:
@@ -60,7 +61,7 @@ def world() -> Comm | None:
             f"started {size}, and MPI sees {comm.size}; mpiexec and mpi4py must belong to the same "
             f"MPI (here {MPI.Get_library_version().splitlines()[0]}): pip install mpi4py mpich"
         )
-    if job.folder() is None:
+    if not job.supervised():
         sys.excepthook = _end_job
     atexit.register(_leave, comm, ours)
     return comm
@@ -120,7 +121,7 @@ def abort(code: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     comm = world()
-    if comm is None or job.folder():
+    if comm is None or job.supervised():
         os._exit(code)
     time.sleep(_FLUSH_S)
     os.dup2(

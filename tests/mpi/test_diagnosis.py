@@ -1,10 +1,13 @@
 """Why a job ends: found once, told once."""
 
+import os
 import signal
+import subprocess
 
 import pytest
+from jobs import wait_until
 
-from rank0rl.mpi import job
+from rank0rl.mpi import diagnosis, job, processes
 from rank0rl.mpi.diagnosis import Diagnosis, ending
 
 
@@ -41,6 +44,41 @@ def test_a_report_is_made_once_and_has_the_code_of_who_makes_it(
     assert (tmp_path / "failed").read_text() == str(code)
 
 
+WELL = {"shell_0": "a", "ended_0": "", "status_0": "0"} | {
+    "shell_1": "a",
+    "ended_1": "",
+    "status_1": "0",
+}
+
+
+class Clock:
+    """A clock that the test sets."""
+
+    now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(diagnosis, "time", clock)
+    return clock
+
+
+def look(found, clock, seconds, launcher=None):
+    """Look at a job once a second, as the supervisor does more often; return True if it has to end."""
+    for _ in range(seconds):
+        clock.sleep(1)
+        if found.find(launcher):
+            return True
+    return False
+
+
 @pytest.mark.parametrize(
     ("files", "launcher", "code", "said"),
     [
@@ -50,15 +88,39 @@ def test_a_report_is_made_once_and_has_the_code_of_who_makes_it(
         ({"status_1": "3", "ended_1": ""}, None, 3, "rank 1 ended with exit code 3\n"),
         ({"status_1": "2", "ended_1": ""}, None, 2, ""),  # wrong use: rank 0 has said it
         ({"status_0": "137"}, None, 137, "rank 0 was ended by signal 9, SIGKILL"),
-        ({"rank_0": "1"}, 0, 1, "the launcher ended before its ranks"),
-        ({"rank_0": "1", "ended_0": ""}, 0, None, ""),
+        ({"status_0": "0"}, None, 1, "rank 0 ended with exit code 0 before the other ranks"),
+        ({"status_1": "3", "shell_1": "b"}, None, 3, "rank 1, on b, ended with exit code 3"),
+        ({"status_1": ""}, None, None, ""),  # it is being written
+        ({}, 0, None, ""),  # no rank has begun: launch.py says so
+        ({"shell_0": "a"}, -9, 137, "the launcher was ended by signal 9, SIGKILL"),
+        ({"shell_0": "a", "shell_1": "a"}, 7, 1, "ended with exit code 7 before its ranks"),
+        ({"shell_0": "a"}, 255, 1, "ended with exit code 255 before rank 1 began; "),
+        (WELL, None, None, ""),
+        (WELL, 0, 0, ""),
+        (WELL, 7, 0, ""),  # each rank has said that it ended well
+        ({**WELL, "status_1": "3"}, 0, 3, "rank 1, on a, ended with exit code 3\n"),
+        ({**WELL, "state_1": "T"}, None, 0, ""),  # only the launcher is left
+        ({"state_1": "T", "shell_1": "b"}, None, 147, "rank 1, on b, was stopped by a signal"),
+        (
+            {"shell_0": "a", "rank_0": ""},
+            None,
+            1,
+            "rank 1 was not started by the launcher within 9 s",
+        ),
+        (
+            {"shell_0": "a", "rank_0": "", "shell_1": "b"},
+            None,
+            1,
+            "rank 1 on b did not come within 9 s",
+        ),
+        ({"shell_0": "a", "shell_1": "b"}, None, None, ""),  # all of them still import
     ],
 )
-def test_what_the_files_of_a_job_say(files, launcher, code, said, tmp_path, capsys):
+def test_what_the_files_of_a_job_say(files, launcher, code, said, tmp_path, capsys, clock):
     write(tmp_path, **files)
-    diagnosis = Diagnosis(tmp_path, 2, Alone(), lambda _: False)
-    assert diagnosis.find(launcher) is (code is not None)
-    assert diagnosis.code == code
+    found = Diagnosis(tmp_path, 2, Alone(), lambda _: False, start_timeout_s=9)
+    assert look(found, clock, 12, launcher) is (code is not None)
+    assert found.code == code
     assert said in capsys.readouterr().err
 
 
@@ -77,3 +139,81 @@ def test_an_exit_status_in_words():
     assert ending(128 + signal.SIGTERM, False) == "was ended by signal 15, SIGTERM"
     assert "memory" in ending(128 + signal.SIGKILL, False)
     assert ending(3, True) == "ended with exit code 3"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A launcher, a process of its own, a shell and a rank, and the files of the shell."""
+    script = tmp_path / "shell"
+    script.write_text("sleep 600 & echo $(uname -n) $PPID $$ $! > $1/shell.0; wait")
+    code = f"sh {script} {tmp_path} & wait"
+    # Each level waits for the one below, and ignores what becomes of it.
+    launcher = subprocess.Popen(
+        ["sh", "-c", f"sh -c '{code}' & wait; sleep 600"], start_new_session=True
+    )
+    try:
+        wait_until(lambda: (each := processes.shell(tmp_path, 0)) and each.rank_id)
+        write(tmp_path, launcher=str(launcher.pid), rank_0="1", rank_1="1")
+        each = processes.shell(tmp_path, 0)
+        yield {
+            "launcher": launcher.pid,
+            "between": each.parent_id,
+            "shell": each.shell_id,
+            "rank": each.rank_id,
+        }
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+
+
+STOPPED = {
+    "launcher": "the launcher, process {launcher}, was stopped by a signal",
+    "between": "process {between} of the launcher, sh, was stopped by a signal",
+    "shell": "the shell around rank 0 was stopped by a signal",
+    "rank": "rank 0 was stopped by a signal",
+}
+
+
+def test_whatever_is_stopped_between_supervisor_and_rank_ends_the_job(
+    tree, tmp_path, clock, capsys
+):
+    """Before Python has said a word, too: there is no file of the rank's own."""
+    for which, said in STOPPED.items():
+        found = Diagnosis(tmp_path, 2, Alone(), lambda _: False)
+        os.kill(tree[which], signal.SIGSTOP)
+        wait_until(lambda: processes.state(tree[which]) == "T")
+        assert not look(found, clock, 5)  # it may go on
+        clock.sleep(3600)
+        assert not look(found, clock, 5)  # the supervisor was stopped too
+        assert look(found, clock, 2)
+        os.kill(tree[which], signal.SIGCONT)
+        wait_until(lambda: processes.state(tree[which]) != "T")
+        assert found.code == 128 + signal.SIGSTOP
+        assert said.format(**tree) in capsys.readouterr().err
+        (tmp_path / "reporter").unlink()
+        (tmp_path / "failed").unlink()
+
+
+@pytest.mark.parametrize(
+    ("which", "said"),
+    [
+        ("between", "the launcher's process that started rank 0 was ended"),
+        ("shell", "the shell around rank 0 was ended"),
+    ],
+)
+def test_a_rank_whose_end_nobody_waits_for_ends_the_job(which, said, tree, tmp_path, clock, capsys):
+    found = Diagnosis(tmp_path, 2, Alone(), lambda _: False)
+    assert not look(found, clock, 3)
+    os.kill(tree[which], signal.SIGKILL)
+    wait_until(lambda: [*processes.orphans(tmp_path, 2)])
+    assert not look(found, clock, 1)  # if the launcher was ended, that comes to light first
+    assert look(found, clock, 1)
+    assert found.code == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_shell_that_has_said_how_its_rank_ended_may_go(tree, tmp_path, clock):
+    write(tmp_path, status_0="0", ended_0="")
+    os.kill(tree["shell"], signal.SIGKILL)
+    wait_until(lambda: [*processes.orphans(tmp_path, 2)])
+    assert not look(Diagnosis(tmp_path, 2, Alone(), lambda _: False), clock, 9)

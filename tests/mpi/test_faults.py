@@ -1,6 +1,7 @@
 """Each fault at each place: the exit code, one report, and no process left behind."""
 
 import contextlib
+import re
 import signal
 import subprocess
 import sys
@@ -227,3 +228,80 @@ def test_what_a_rank_has_started_ends_with_it(tmp_path):
     assert process.returncode == 3
     left = subprocess.run(["pgrep", "-f", "^sleep 47$"], capture_output=True, check=False)
     assert left.stdout == b""
+
+
+EARLY = """
+import os, signal, sys, time
+rank = os.environ.get("PMI_RANK") or os.environ.get("OMPI_COMM_WORLD_RANK")
+if rank == "1":
+    {fault}
+import rank0rl
+if "parent" == rank0rl.mpi_fork(2, start_timeout={timeout}): sys.exit()
+rank0rl.rank0_accum_batches({{}})
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        ("os._exit(3)", 3, "rank 1 ended with exit code 3 before the other ranks"),
+        pytest.param("sys.exit()", 1, "rank 1 ended with exit code 0", marks=pytest.mark.slow),
+        pytest.param("raise KeyError", 1, "rank 1 ended with exit code 1", marks=pytest.mark.slow),
+        pytest.param("os.kill(os.getpid(), 9)", 137, "SIGKILL", marks=pytest.mark.slow),
+        pytest.param("os.kill(os.getpid(), 19)", 147, "was stopped", marks=pytest.mark.slow),
+    ],
+)
+def test_a_fault_before_a_rank_knows_of_the_job(fault, code, said, tmp_path):
+    """The other rank waits in MPI's own start, where it would never be told."""
+    (tmp_path / "early.py").write_text(EARLY.format(fault=fault, timeout=300))
+    process, token = start(str(tmp_path / "early.py"))
+    _, err = end(process, token)
+    assert process.returncode == code, err
+    assert said in err
+    assert reports(err) == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_start_is_named_after_a_limit(tmp_path):
+    (tmp_path / "early.py").write_text(EARLY.format(fault="time.sleep(600)", timeout=2))
+    process, token = start(str(tmp_path / "early.py"))
+    _, err = end(process, token)
+    assert process.returncode == 1
+    assert re.search(r"^rank 1 on \S+ did not come within 2 s", err)
+
+
+ELSEWHERE = """#!/bin/sh
+shift 2
+exec {mpiexec} -n 2 sh -c '
+[ "${{PMI_RANK:-$OMPI_COMM_WORLD_RANK}}" = 1 ] && export RANK0RL_JOB=/elsewhere/${{RANK0RL_JOB##*/}}
+exec "$@"' sh "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        ("pass", 0, ""),
+        ("os.kill(os.getpid(), 19)", 147, r"^rank 1, on \S+, was stopped by a signal\n"),
+        pytest.param("os._exit(3)", 3, r"^rank 1, on \S+, ended with ", marks=pytest.mark.slow),
+        pytest.param("raise KeyError", 1, r"^rank 1 of 2, on \S+, failed", marks=pytest.mark.slow),
+    ],
+)
+def test_a_rank_that_does_not_see_the_folder_is_heard(fault, code, said, tmp_path):
+    """As on another host. Nothing of what it says to the supervisor is seen."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text(ELSEWHERE.format(mpiexec=mpiexec()))
+    launcher.chmod(0o755)
+    (tmp_path / "script.py").write_text(
+        "import os, rank0rl, sys\n"
+        f"if rank0rl.mpi_fork(2, mpiexec={str(launcher)!r}) == 'parent': sys.exit()\n"
+        "rank0rl.rank0_accum_batches({})\n"
+        f"if rank0rl.rank == 1: {fault}\n"
+        "rank0rl.rank0_accum_batches({})\n"
+    )
+    process, token = start(str(tmp_path / "script.py"))
+    _, err = end(process, token)
+    assert process.returncode == code, err
+    assert re.search(said, err)
+    assert "\x1e" not in err
+    assert (reports(err) == 1) if said else err == ""

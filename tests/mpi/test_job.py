@@ -2,23 +2,79 @@
 
 import mmap
 import os
+import platform
 from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
 
 from rank0rl.mpi import job
 
 
-def test_only_mpis_shared_memory_is_removed(tmp_path):
+def test_only_files_of_mpi_are_removed(tmp_path):
     mine = tmp_path / "sm_segment.of.mine"
     mine.write_bytes(bytes(4096))
     with mine.open("r+b") as file, mmap.mmap(file.fileno(), 0):
         assert str(mine) in Path("/proc/self/maps").read_text()
-        assert job.shared_memory(os.getpid()) == set()
+        assert job.mpi_files(os.getpid()) == set()
+
+
+def test_what_a_process_has_open_or_in_memory_is_found(monkeypatch, tmp_path):
+    names = [tmp_path / name for name in ("open", "mapped", "closed")]
+    monkeypatch.setattr(job, "_FILES", (str(tmp_path),))
+    for name in names:
+        name.write_bytes(bytes(4096))
+    with names[1].open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
+    with names[0].open(), mapped:
+        assert job.mpi_files(os.getpid()) == {*names[:2]}
 
 
 def test_a_file_is_written_once_and_complete(tmp_path):
     assert job.write_once(tmp_path / "x", "first")
     assert not job.write_once(tmp_path / "x", "second")
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("x", "first")]
+
+
+def test_files_from_other_hosts_come_as_lines_on_stderr(tmp_path, monkeypatch):
+    """Whatever is before them and after them, and in pieces of any size."""
+    monkeypatch.setenv(
+        job.FOLDER, str(tmp_path / "rank0rl-of-mine")
+    )  # which this host does not see
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
+    job.folder.cache_clear()
+    reader, writer = os.pipe()
+    monkeypatch.setattr(job.os, "write", lambda _, data, write=os.write: write(writer, data))
+    job.mark_loading_mpi()
+    os.write(2, b"a line\x1e of another rank's\n and a half")
+    job.fail(7, "why")
+    job.mark_ended()
+    os.write(2, b"rest \x1erank0rl-of-others ended.0 \n\x1e")
+    data = os.read(reader, 1 << 16)
+    for size in (1, 7, len(data)):
+        seen = tmp_path / str(size) / "rank0rl-of-mine"
+        seen.mkdir(parents=True)
+        words = rest = b""
+        for begin in range(0, len(data), size):
+            more, rest = job.take_lines(seen, rest + data[begin : begin + size])
+            words += more
+        assert {file.name: file.read_text() for file in seen.iterdir()} == {
+            "meets.3": "",
+            "failed": "7",
+            "ended.3": "",
+        }
+        assert words + rest == (
+            b"a line\x1e of another rank's\n and a halfrest \x1erank0rl-of-others ended.0 \n\x1e"
+        )
+
+
+def test_a_rank_whose_supervisor_is_gone_ends(tmp_path, monkeypatch):
+    (tmp_path / "begun").write_text(f"99999999 2 {platform.node()}")
+    monkeypatch.setenv(job.FOLDER, str(tmp_path))
+    monkeypatch.setattr(job, "ctypes", MagicMock())  # this process shall not end with its parent
+    with pytest.raises(SystemExit, match="supervisor of this rank is gone.*99999999"):
+        job.enter()
 
 
 def test_a_slurm_step_is_a_job_and_a_shell_in_one_is_not(monkeypatch):

@@ -135,6 +135,7 @@ FAKES = {
         "-n N",
     ),
     "silent": ("exit 7", "it ended with code 7", "rank0rl doctor"),
+    "no launcher": ("exit 0", "it ended with code 0", "rank0rl doctor"),
     "no ranks": (
         'shift 2; "$@" & "$@" & wait; exit 0',
         "does not tell its processes their rank",
@@ -204,7 +205,7 @@ def test_a_launcher_that_ends_before_its_ranks_has_not_ended_well(tmp_path):
     )
     done = run([sys.executable, str(script)], env={"PYTHONPATH": str(HERE.parent)})
     assert done.returncode == 1, done.stdout + done.stderr
-    assert "the launcher ended before its ranks\nthe job ends\n" in done.stderr
+    assert "the launcher ended with exit code 0 before its ranks\nthe job ends\n" in done.stderr
 
 
 FORM = """

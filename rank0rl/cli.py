@@ -12,6 +12,7 @@ from rank0rl.mpi import job, launch
 from rank0rl.mpi.hosts import count_ranks, read_hosts
 from rank0rl.mpi.streams import outlast_readers
 from rank0rl.run import launch_options
+from rank0rl.run.files import read_text
 from rank0rl.run.launch_options import LaunchOptions
 
 
@@ -88,6 +89,7 @@ def _given(argv: list[str], configs: Path | None) -> LaunchOptions:
 def _num_envs(path: Path) -> int:
     """Return the number of environments that a file sets; 0 if rank 0 has to say what is wrong with it."""
     try:
-        return int(tomllib.loads(path.read_text()).get("num_envs", 0))
-    except (OSError, ValueError, TypeError):
+        number = tomllib.loads(read_text(path, "config")).get("num_envs")
+    except (ValueError, RecursionError):
         return 0
+    return number if isinstance(number, int) else 0

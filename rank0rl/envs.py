@@ -59,6 +59,13 @@ def base(env_id: str) -> str:
     return re.sub(r"-v\d+$", "", env_id.rpartition(":")[2])
 
 
+def is_gymnasiums(env_id: str) -> bool:
+    """Return True if making an environment imports nothing but Gymnasium, also if there is no such id."""
+    specs = [spec for spec in gym.registry.values() if env_id in (spec.id, base(spec.id))]
+    modules = [getattr(spec.entry_point, "__module__", spec.entry_point) for spec in specs]
+    return ":" not in env_id and all(str(name).startswith("gymnasium.") for name in modules)
+
+
 def own_module(env_id: str) -> str:
     """Return the module of one of Gymnasium's own environments; "gymnasium" for all others."""
     spec = gym.registry.get(env_id)
@@ -66,7 +73,13 @@ def own_module(env_id: str) -> str:
     return module if module.startswith("gymnasium.") else "gymnasium"
 
 
-def make(env_id: str, wrappers: Sequence[str] = (), **kwargs: Any) -> gym.Env[Any, Any]:
+def is_gymnasiums_wrapper(wrapper: str) -> bool:
+    """Return True if a wrapper imports nothing but Gymnasium, and writes no files."""
+    name = wrapper.partition("(")[0].strip()
+    return name in gym.wrappers.__all__ and name != "RecordVideo"
+
+
+def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env[Any, Any]:
     """Make an environment with its time limit and without the checks that cost time every step.
 
     Observations that are a dict, a tuple or choices are flattened: choices become one-hot.

@@ -9,7 +9,7 @@ import dataclasses
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from rank0rl.run.lead import lead
 from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan, prepare
 from rank0rl.run.run import Run
+from rank0rl.run.recorder import Recorder
 from rank0rl.run.state import State
 from rank0rl.run.timing import Phases
 from rank0rl.trainer import Hook, train
@@ -73,7 +74,7 @@ def start(
             hooks = [stack.enter_context(closing(evaluation)), *hooks]
         machines = comm.allgather_obj(provenance.machine(), "what every rank runs on")
         state = State(agent, collector, options, config.settings(options, agent_options))
-        recorder = lead(plan, state, phases, machines) if isinstance(plan, Plan) else None
+        recorder = _lead(plan, state, phases, machines) if isinstance(plan, Plan) else None
         run = Run(phases, recorder)
         learner = Learner(agent, options, phases, state.share_over)
         overlap = Overlap(learner, collector, phases, state.share_over)
@@ -103,6 +104,18 @@ def _plan(argv: list[str], configs: Path | None, check: Callable[[RunOptions], N
 def _plain(plan: Plan) -> dict[str, Any]:
     """Return the settings as dicts: the other ranks have not imported the agent's file yet."""
     fields = {f.name: getattr(plan.agent, f.name) for f in dataclasses.fields(plan.agent)}
+def _lead(
+    plan: Plan, state: State, phases: Phases, machines: Sequence[Mapping[str, Any]]
+) -> Recorder:
+    """Return rank 0's recorder, or end the job with one line if the run cannot go on."""
+    try:
+        return lead(plan, state, phases, machines)
+    except ValueError as error:
+        job.fail(1, f"error: {error}")
+        comm.abort(1)
+        raise
+
+
     return {"options": vars(plan.options), "agent": fields, "folder": str(plan.folder)}
 
 

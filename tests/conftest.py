@@ -1,9 +1,18 @@
 """What holds for every test."""
 
+import os
 import signal
+
+import pytest
 
 # Where tests are started in the background of a shell, or under nohup, these are ignored, and so they
 # would be in all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _state_folder(tmp_path_factory):
+    """Keep the key that seals runs out of the home of whoever runs the tests."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))

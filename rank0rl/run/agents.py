@@ -13,7 +13,11 @@ from typing import Any
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
 from rank0rl.imports import why
+from rank0rl.run import files
 from rank0rl.run.options import RunOptions
+
+_ALGOS = Path(__file__).parents[2] / "algos"
+_MOST = 1 << 24  # bytes of an agent's file
 
 # The methods that an agent must have, as its author writes them.
 _METHODS = {
@@ -77,6 +81,7 @@ def _import(where: str, algo: str) -> ModuleType:
     try:
         if where.endswith(".py"):
             return _import_file(where)
+        _make_algos_ours()
         return importlib.import_module(where if ":" in algo else f"algos.{where}")
     except (Exception, SystemExit) as error:
         names = (where, "algos", f"algos.{where}")
@@ -91,6 +96,34 @@ def _import(where: str, algo: str) -> ModuleType:
 
 def _import_file(path: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+def _make_algos_ours() -> None:
+    """Let "algos" be the folder beside rank0rl, also if the working folder has another one."""
+    known = sys.modules.get("algos")
+    if [*getattr(known, "__path__", ())] == [str(_ALGOS)]:
+        return
+    spec = importlib.util.spec_from_file_location(
+        "algos", _ALGOS / "__init__.py", submodule_search_locations=[str(_ALGOS)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["algos"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["algos"])
+
+
+def is_reference(algo: str) -> bool:
+    """Return True if a name is that of an agent in algos/: "ppo" or "algos.ppo:PPO"."""
+    where, colon, _ = algo.partition(":")
+    module = where if colon else f"algos.{where}"
+    name = module.removeprefix("algos.")
+    return name != module and name.isidentifier() and (_ALGOS / f"{name}.py").is_file()
+
+
+def absolute(algo: str) -> str:
+    """Return an agent's name with the whole path of its file, if it is in a file."""
+    where, colon, name = algo.partition(":")
+    return f"{Path(where).resolve()}{colon}{name}" if where.endswith(".py") else algo
+
+
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

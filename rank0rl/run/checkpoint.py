@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 
 from rank0rl.mpi import trees
+from rank0rl.run import files, memory
 
 _FORMAT = "rank0rl checkpoint"
 _VERSION = 5
@@ -151,21 +151,12 @@ def _files(run: Path) -> list[Path]:
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
-    """Write a state to a temporary name, flush it, then rename it over the file that was there."""
-    memory = io.BytesIO()
-    torch.save(state, memory)
-    payload = memory.getvalue()
+    """Write a state, complete or not at all."""
+    saved = io.BytesIO()
+    torch.save(state, saved)
+    payload = saved.getvalue()
     head = f"{_FORMAT} {_VERSION}\n{hashlib.sha256(payload).hexdigest()}\n"
-    temporary = path.with_suffix(".tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(head.encode() + payload)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # a full disk needs the room
-        raise
+    files.write(path, head.encode() + payload)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -174,10 +165,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file cannot be read, or is not a complete checkpoint of this format.
     """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"cannot read checkpoint {path}: {error.strerror}") from None
+    data = files.read(path, "checkpoint", memory.of_machine())
     head, _, rest = data.partition(b"\n")
     digest, _, payload = rest.partition(b"\n")
     name, _, version = head[:100].decode(errors="replace").rpartition(" ")

@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import tomli_w
 
 from rank0rl.options import names
+from rank0rl.run import files
 
 
 def find(folder: Path | None, agent: str, env: str) -> Path | None:
@@ -36,15 +37,32 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file cannot be read, or is not TOML.
     """
+    return {name: value for name, value in _load(path).items() if name != "record"}
+
+
+def starts(path: Path) -> list[dict[str, Any]]:
+    """Return the record of each start of a run; [] if the run has no config.toml yet.
+
+    Raises:
+        ValueError: if the file cannot be read, or is not one that a run has written.
+    """
+    found = _load(path).get("record") if path.exists() else []
+    if not isinstance(found, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("versions", {}), dict) for one in found
+    ):
+        raise ValueError(
+            f"config {path} must have a table [[record]] for each start of the run: put the run's "
+            f"own file back, or remove it"
+        )
+    return found
+
+
+def _load(path: Path) -> dict[str, Any]:
+    text = files.read_text(path, "config")
     try:
-        with path.open("rb") as file:
-            settings = tomllib.load(file)
-    except OSError as error:
-        raise ValueError(f"cannot read config {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"config {path} is not TOML: {error}") from None
-    settings.pop("record", None)
-    return settings
 
 
 def apply(settings: Mapping[str, Any], *options: Any, source: str) -> tuple[Any, ...]:
@@ -106,16 +124,16 @@ def _converted(name: str, value: Any, kind: Any, source: str) -> Any:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Return True if a value of a TOML file is of a type: a list for a tuple, 1 for 1.0."""
+    """Return True if a value of a TOML file is of a type: a list is a tuple, and 1 is 1.0."""
     arguments = get_args(kind)
     if get_origin(kind) in (Union, UnionType):
         return any(_fits(value, k) for k in arguments)
     if get_origin(kind) is Literal:
         return value in arguments
     if get_origin(kind) is tuple:
-        return isinstance(value, list) and all(_fits(item, arguments[0]) for item in value)
+        return isinstance(value, list | tuple) and all(_fits(item, arguments[0]) for item in value)
     if get_origin(kind) is dict:
-        return isinstance(value, dict)
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
     return type(value) is kind or (kind is float and type(value) is int)
 
 
@@ -124,24 +142,21 @@ def _type_name(kind: Any) -> str:
 
 
 def write(
-    path: Path, options: tuple[Any, ...], record: Mapping[str, Any]
+    path: Path, settings: Mapping[str, Any], record: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """Write all settings that are not None, as a file that `--config` takes, and a record.
+    """Write the settings that are not None, as a file that `--config` takes, and a record.
 
     The record is a table [[record]]. There is one for every start of the run, the first one first.
 
     Args:
         path: the run's config.toml.
-        options: dataclasses of options.
+        settings: option -> value.
         record: what else is to be known of this start.
 
     Returns:
         The records of all starts. The last one is this start's.
     """
-    kept = {k: v for k, v in settings(*options).items() if v is not None}  # TOML has no None
-    before = tomllib.loads(path.read_text())["record"] if path.exists() else []
-    records = [*before, record]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(tomli_w.dumps({**kept, "record": records}))
-    temporary.replace(path)
+    kept = {k: v for k, v in settings.items() if v is not None}  # TOML has no None
+    records = [*starts(path), record]
+    files.write(path, tomli_w.dumps({**kept, "record": records}).encode())
     return records

@@ -10,8 +10,9 @@ from typing import Any
 
 from rank0rl.mpi import comm, job
 from rank0rl.mpi.hosts import count_ranks, read_hosts
-from rank0rl.run import checkpoint, config, provenance
+from rank0rl.run import checkpoint, config, provenance, trust
 from rank0rl.run.logger import Logger
+from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan
 from rank0rl.run.recorder import Recorder
 from rank0rl.run.sinks import Sink, TensorBoard, WandB
@@ -31,15 +32,16 @@ def lead(
         machines: `provenance.machine` of every rank.
 
     Raises:
-        ValueError: if the checkpoint is damaged, or rows of progress.csv are missing.
+        ValueError: if the checkpoint does not fit the agent, or a file of the run is damaged.
     """
     options, folder, nworkers = plan.options, plan.folder, len(machines)
     if options.resume:
         state.load(checkpoint.read(checkpoint.latest(folder)))
     if plan.notes:
         state.progress.same_schedule_since = state.progress.iteration
+    state.settings = trust.sealed(state.settings)
     start = provenance.record(machines, comm.mpi_version())
-    starts = config.write(folder / "config.toml", (options, plan.agent), start)
+    starts = config.write(folder / "config.toml", state.settings, start)
     logger = Logger(folder, options.quiet, _sinks(plan, state, starts[0]))
     about = {
         "env_id": options.env_id,
@@ -48,7 +50,7 @@ def lead(
         "nprocs": nworkers,
         "num_envs": options.num_envs,
     }
-    command = partial(_resume_command, plan, nworkers)
+    command = partial(_resume_command, plan, nworkers, trust.words_to_go_on(state.settings))
     recorder = Recorder(state, options, phases, about, logger, command)
     logger.print(
         f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}; settings: "
@@ -66,16 +68,19 @@ def lead(
     return recorder
 
 
-def _resume_command(plan: Plan, nworkers: int) -> str:
-    """Return the command that continues the run on as many ranks, and on the same hosts but for lost ones."""
-    given = plan.options
+def _resume_command(plan: Plan, nworkers: int, code: str) -> str:
+    where = _where(plan.options, nworkers)
+    return f"python {sys.argv[0]} --resume {plan.folder}{code}{where}"
+
+
+def _where(given: RunOptions, nworkers: int) -> str:
+    """Return the options that start as many ranks again, on the same hosts but for lost ones."""
     where = {"--hosts": given.hosts, "--hostfile": given.hostfile, "--pass-env": given.pass_env}
     if left := job.hosts_left():
         where |= {"--hosts": left, "--hostfile": None}
         nworkers = min(nworkers, count_ranks(None, read_hosts(left, None)))
     named = [f" {flag} {shlex.quote(value)}" for flag, value in where.items() if value]
-    nprocs = f" --nprocs {nworkers}" * (nworkers > 1)
-    return f"python {sys.argv[0]} --resume {plan.folder}{''.join(named)}{nprocs}"
+    return "".join(named) + f" --nprocs {nworkers}" * (nworkers > 1)
 
 
 def _sinks(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterator[Sink]:
@@ -84,4 +89,9 @@ def _sinks(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterator
     if options.tensorboard:
         yield TensorBoard(folder, state.progress.steps)
     if options.wandb:
-        yield WandB(options.wandb, folder, state.settings, provenance.key(folder, first_start))
+        yield WandB(
+            options.wandb,
+            folder,
+            trust.without_seal(state.settings),
+            provenance.key(folder, first_start),
+        )

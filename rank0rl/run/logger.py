@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
+import io
 import json
 import math
 import os
@@ -19,6 +21,7 @@ from rich.console import Console
 from rich.live import Live
 
 from rank0rl.mpi.job import TERMINAL
+from rank0rl.run import files
 from rank0rl.run.sinks import Sink
 
 _PLAIN_S = 2.0  # seconds between status lines when the output is not a terminal
@@ -48,8 +51,14 @@ class Logger:
         self._csv: Any = None
         self._sinks = list(sinks)
         self._names: list[str] = []
+        self._sha256 = hashlib.sha256()
         self._printed = -math.inf
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
+
+    @property
+    def rows_sha256(self) -> str:
+        """SHA-256 of the header and the rows so far, by which `check_rows` knows them again."""
+        return self._sha256.hexdigest()
 
     def go_on_after(self, iteration: int) -> None:
         """Delete the rows after an iteration, because a resumed run writes them again.
@@ -58,22 +67,13 @@ class Logger:
             ValueError: if rows up to the iteration are missing.
         """
         path = self.folder / "progress.csv"
-        text = path.read_text() if path.exists() else ""
-        complete = text[: text.rfind("\n") + 1]  # without a row that was cut short by a kill
-        rows = list(csv.reader(complete.splitlines()))
-        kept = [row for row in rows[1:] if int(row[0]) <= iteration]
-        if [int(row[0]) for row in kept] != list(range(1, iteration + 1)):
-            raise ValueError(
-                f"{path} must have the rows of iterations 1 to {iteration}, the checkpoint's "
-                f"iteration: it has {len(kept)} of them; put the run's own file back"
-            )
         if iteration == 0:
             path.unlink(missing_ok=True)  # the first row brings its header
             return
-        temporary = path.with_suffix(".tmp")
-        with temporary.open("w", newline="") as file:
-            csv.writer(file).writerows([rows[0], *kept])
-        temporary.replace(path)
+        rows = _rows_until(self.folder, iteration)
+        self._names = rows[0]
+        files.write(path, _text(rows))
+        self._sha256.update(_text(rows))
 
     def row(self, groups: Mapping[str, Mapping[str, float | str]], step: int) -> None:
         """Write one row; the names of the first row are the header.
@@ -102,7 +102,7 @@ class Logger:
                 f"every iteration must record the same names: expected {self._names}, got "
                 f"{list(values)}; make update return the same names every time"
             )
-        csv.writer(self._csv).writerow([short(value) for value in values.values()])
+        self._write([short(value) for value in values.values()])
         self._csv.flush()
         numbers = {
             f"{group}/{name}": float(value)
@@ -135,9 +135,7 @@ class Logger:
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Write summary.json."""
-        temporary = self.folder / "summary.tmp"
-        temporary.write_text(json.dumps(values, indent=2) + "\n")
-        temporary.replace(self.folder / "summary.json")
+        files.write(self.folder / "summary.json", f"{json.dumps(values, indent=2)}\n".encode())
 
     def close(self) -> None:
         """Close the files and sinks, and leave the terminal as it was."""
@@ -149,24 +147,62 @@ class Logger:
             self._sinks.pop().close()
 
     def _open(self, names: list[str]) -> None:
-        path = self.folder / "progress.csv"
-        self._names = names
-        exists = path.exists()
-        if exists:
-            with path.open(newline="") as file:
-                self._names = next(csv.reader(file))
-        self._csv = path.open("a", newline="")
-        if not exists:
-            csv.writer(self._csv).writerow(names)
+        self._csv = (self.folder / "progress.csv").open("ab")
+        if not self._names:
+            self._names = names
+            self._write(names)
+
+    def _write(self, row: list[str]) -> None:
+        self._csv.write(_text([row]))
+        self._sha256.update(_text([row]))
+
+
+def check_rows(folder: Path, iteration: int, sha256: str) -> None:
+    """Check that a run's progress.csv has what the run wrote up to an iteration.
+
+    Args:
+        folder: the run's folder.
+        iteration: the checkpoint's iteration.
+        sha256: `Logger.rows_sha256` after it.
+
+    Raises:
+        ValueError: if the file cannot be read, or rows are missing or differ.
+    """
+    if iteration and hashlib.sha256(_text(_rows_until(folder, iteration))).hexdigest() != sha256:
+        raise ValueError(
+            f"{folder / 'progress.csv'} is damaged: its first {iteration} rows are not those that "
+            f"the run wrote; put the run's own file back"
+        )
+
+
+def _rows_until(folder: Path, iteration: int) -> list[list[str]]:
+    """Return the header and the rows up to an iteration. A row that was cut short by a kill is none."""
+    path = folder / "progress.csv"
+    lines = [line for line in files.read_lines(path, "record") if line.endswith("\n")]
+    with contextlib.suppress(csv.Error):
+        rows = list(csv.reader(lines[: iteration + 1]))
+        if len(rows) == iteration + 1:
+            return rows
+    raise ValueError(
+        f"{path} is damaged: it must have the rows of iterations 1 to {iteration}, the "
+        f"checkpoint's iteration; put the run's own file back"
+    )
+
+
+def _text(rows: Iterable[list[str]]) -> bytes:
+    file = io.StringIO(newline="")
+    csv.writer(file).writerows(rows)
+    return file.getvalue().encode()
 
 
 def read_rows(folder: Path) -> list[dict[str, str]]:
-    """Return the rows of a run's progress.csv, column -> text; [] if there is no such file yet."""
+    """Return the complete rows of a run's progress.csv, column -> text; [] if there is no such file yet.
+
+    Raises:
+        ValueError: if the file cannot be read.
+    """
     path = folder / "progress.csv"
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    return files.read_table(path, "record") if path.exists() else []
 
 
 def short(value: float | str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +16,11 @@ from rank0rl.agent import Spaces
 from rank0rl.nets.cuda import check_device
 from rank0rl.options import flag, names, read_some
 from rank0rl.run import checkpoint, config, memory, sinks
-from rank0rl.run.agents import load_agent, short_name
+from rank0rl.run.agents import absolute, load_agent, short_name
 from rank0rl.run.folder import lock, new_folder
+from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
+from rank0rl.run.trust import trusted
 
 
 @dataclass(frozen=True)
@@ -59,14 +61,17 @@ def prepare(
     """
     if restart:
         argv = [flag("resume"), restart, *_of_this_start(argv)]
-    given = read_some(argv, RunOptions, ("resume", "config"))
+    given = read_some(argv, RunOptions, ("resume", "config", "trust"))
     resume = Path(given["resume"]) if given.get("resume") else None
+    trust = bool(restart) or given.get("trust", False)  # a restart goes on with this job's own run
     source: Path | None
     if resume:
-        source, settings, made = _last_checkpoint(resume)
+        source, settings, made = _last_checkpoint(resume, argv, trust)
     else:
         source, made = _file(argv, configs, given.get("config")), 0
         settings = config.load(source) if source else {}
+        if given.get("config"):  # those in configs/ belong to the program
+            settings = trusted(settings, str(source), argv, trust)
     options, agent = read(argv, settings, str(source))
     if not options.env_id:
         raise ValueError("name an environment, such as: python train.py Walker2d (--help for more)")
@@ -90,13 +95,48 @@ def _of_this_start(argv: list[str]) -> list[str]:
     return [*words, *([flag("quiet")] if given.get("quiet") else [])]
 
 
-def _last_checkpoint(run: Path) -> tuple[Path, dict[str, Any], int]:
-    """Return a run's last checkpoint, the settings in it, and the number of iterations made."""
+def _last_checkpoint(run: Path, argv: list[str], trust: bool) -> tuple[Path, dict[str, Any], int]:
+    """Return a run's last checkpoint, the settings in it, and the number of iterations made.
+
+    Raises:
+        ValueError: if the run cannot go on from there, because one of its files is damaged.
+    """
     if run.is_file():
         raise ValueError(f"a run goes on in its folder: got the file {run}; name the folder")
     path = checkpoint.latest(run)
-    state = checkpoint.read(path)
-    return path, state["settings"], state["progress"]["iteration"]
+    saved = read_saved(path, argv, trust)
+    made = saved["progress"]["iteration"]
+    check_rows(run, made, saved["rows_sha256"])
+    config.starts(run / "config.toml")  # damaged, it is better found now than when ranks wait
+    return path, saved["settings"], made
+
+
+def read_saved(
+    path: Path, argv: Sequence[str] | None = None, trust: bool = False
+) -> dict[str, Any]:
+    """Read the checkpoint of a run, if what its settings name may be imported here.
+
+    Args:
+        path: the checkpoint.
+        argv: a command line that may name the code again. None: it cannot.
+        trust: True if the user has said --trust.
+
+    Returns:
+        What `State.snapshot` returned, with the run's settings.
+
+    Raises:
+        ValueError: if the checkpoint is damaged, is not of a run, or names code that is not trusted.
+    """
+    saved = checkpoint.read(path)
+    parts = ("settings", "progress", "collector", "weights", "agent")
+    if (
+        not isinstance(saved, dict)
+        or not all(isinstance(saved.get(name), dict) for name in parts)
+        or not isinstance(saved["progress"].get("iteration"), int)
+        or not isinstance(saved.get("rows_sha256"), str)
+    ):
+        raise ValueError(f"checkpoint {path} holds no run: expected {', '.join(parts)}")
+    return {**saved, "settings": trusted(saved["settings"], str(path), argv, trust)}
 
 
 def _file(argv: list[str], configs: Path | None, given: str | None) -> Path | None:
@@ -218,7 +258,5 @@ def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[Run
         default=both(*defaults),
         description="Train an agent on N ranks. The defaults shown are those of the agent that --algo names.",
     )
-    where, colon, name = parsed.run.algo.partition(":")
-    if where.endswith(".py"):  # the run may be resumed from another folder
-        where = str(Path(where).resolve())
-    return dataclasses.replace(parsed.run, algo=f"{where}{colon}{name}"), parsed.agent
+    # The run may be resumed from another folder.
+    return dataclasses.replace(parsed.run, algo=absolute(parsed.run.algo)), parsed.agent

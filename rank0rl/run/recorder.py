@@ -60,7 +60,7 @@ class Recorder:
 
     def begin(self) -> None:
         """Save the boundary that the run begins with: from here on there is something to resume."""
-        self._boundary = self.state.snapshot()
+        self._boundary = {**self.state.snapshot(), "rows_sha256": self._logger.rows_sha256}
         try:
             self.save()
         except checkpoint.NotSaved:
@@ -133,6 +133,7 @@ class Recorder:
         if is_best:
             checkpoint.save_best(self._folder, boundary)
         checkpoint_now = progress.iteration % self._options.checkpoint_every == 0
+        boundary["rows_sha256"] = self._logger.rows_sha256
         line = self._line(seconds, steps_per_s, phases)
         if evaluated:
             line += f"  evaluated: return {_mean(evaluated['return']):.1f}"

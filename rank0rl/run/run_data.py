@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.run import config
+from rank0rl.options import names
+from rank0rl.run import config, trust
 from rank0rl.run.logger import read_rows
+from rank0rl.run.options import RunOptions
 
 Array = npt.NDArray[np.float64]
 
 _NEEDED = {"iteration", "steps", "episodes", "seconds", "return_mean", "steps_per_s"}
+_NEEDED |= {"weights_sha256"}
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,19 @@ def read(folder: Path) -> RunData:
             f"{folder} is not a run's folder: it has no progress.csv; name a folder such as "
             f"runs/Walker2d-v5-ppo-seed0-..."
         )
-    rows = [
-        row for row in read_rows(folder) if None not in row.values()
-    ]  # drops a half-written row
+    rows = read_rows(folder)
     if not rows:
         raise ValueError(f"{path} has no rows: the run has not finished an iteration yet")
     if missing := _NEEDED - rows[0].keys():
         raise ValueError(
             f"{path} was not written by rank0rl: it has no column {', '.join(sorted(missing))}"
         )
-    settings = config.load(folder / "config.toml")
-    starts = tomllib.loads((folder / "config.toml").read_text()).get("record", [])
-    return RunData(folder, settings, starts, rows)
+    file = folder / "config.toml"
+    settings = trust.without_seal(config.load(file))
+    if missing := {"env_id", "algo", "seed", "total_steps"} - settings.keys():
+        raise ValueError(
+            f"config {file} is not of a run: it has no setting {', '.join(sorted(missing))}"
+        )
+    own = names(RunOptions, in_file=True)
+    config.apply({k: v for k, v in settings.items() if k in own}, RunOptions(), source=str(file))
+    return RunData(folder, settings, config.starts(file), rows)

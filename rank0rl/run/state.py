@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -107,11 +109,12 @@ class State:
         """Take back what `snapshot` returned.
 
         Raises:
-            ValueError: if its weights are not those of this agent.
+            ValueError: if it is not of this agent and collector.
         """
         load_weights(self.agent, saved)
-        self.progress.load(saved["progress"])
-        self._collector.load(saved["collector"])
+        with _fitting():
+            self.progress.load(saved["progress"])
+            self._collector.load(saved["collector"])
 
 
 def load_weights(agent: Agent, saved: Mapping[str, Any]) -> None:
@@ -120,6 +123,27 @@ def load_weights(agent: Agent, saved: Mapping[str, Any]) -> None:
     Raises:
         ValueError: if they are not those of this agent.
     """
+    with _fitting():
+        _load_weights(agent, saved)
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    """Raise ValueError, in one line with its place, if something that was saved does not fit."""
+    try:
+        yield
+    except ValueError:
+        raise
+    except Exception as error:  # whatever the agent's load raises for what it does not know
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        why = str(error).partition("\n")[0]
+        raise ValueError(
+            f"the checkpoint does not fit this agent and its options: {type(error).__name__}: {why} "
+            f"({place.filename}, line {place.lineno})"
+        ) from error
+
+
+def _load_weights(agent: Agent, saved: Mapping[str, Any]) -> None:
     mine, others = weights.named_tensors(agent.modules()), saved["weights"]
     if {n: t.shape for n, t in mine.items()} != {n: t.shape for n, t in others.items()}:
         raise ValueError(

@@ -14,7 +14,7 @@ from rank0rl.mpi import trees
 from rank0rl.mpi.threads import set_threads
 from rank0rl.mpi.weights import named_tensors
 from rank0rl.rollout import Rollout
-from rank0rl.run import config, plan
+from rank0rl.run import config, plan, trust
 from rank0rl.run.agents import make_agent
 from rank0rl.run.timing import Phases
 
@@ -26,7 +26,8 @@ def main() -> None:
     """Measure the run whose folder is the argument; print what was found as JSON."""
     set_threads(1)
     folder = Path(sys.argv[1])
-    options, agent_options = plan.read([], config.load(folder / "config.toml"), str(folder))
+    settings = trust.without_seal(config.load(folder / "config.toml"))  # the study made this run
+    options, agent_options = plan.read([], settings, str(folder))
     found: dict[str, Any] = {"per_step": {}}
     for num_envs in sorted({1, max(2, options.num_envs)}):
         rollout = Rollout(

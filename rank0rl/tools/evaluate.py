@@ -25,12 +25,20 @@ from rank0rl.run.options import RunOptions
 from rank0rl.run.state import load_weights
 
 
-@dataclass(frozen=True)
-class Options:
-    """Print the mean return of a run's policy over whole episodes, with the noise of training."""
+@dataclass(frozen=True, kw_only=True)
+class RunToLoad:
+    """Options of a tool that loads a run's agent."""
 
     run: tyro.conf.Positional[Path]
     """Folder of the run, or one of its checkpoints, such as checkpoints/best.pt. Nothing in it is changed."""
+    trust: bool = False
+    """Import all code that the run names. Without it, code that is not part of Gymnasium or rank0rl is only imported for runs of your own."""
+
+
+@dataclass(frozen=True)
+class Options(RunToLoad):
+    """Print the mean return of a run's policy over whole episodes, with the noise of training."""
+
     episodes: int = option(100, "[1, inf)")
     """Number of episodes."""
     seed: int | None = option(None, "[0, inf)")
@@ -45,7 +53,7 @@ def main(argv: list[str]) -> int:
     set_threads(1)
     try:
         check_options(given)
-        ended = evaluate(given.run, given.episodes, given.seed, given.deterministic)
+        ended = evaluate(given.run, given.episodes, given.seed, given.deterministic, given.trust)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -58,7 +66,11 @@ def main(argv: list[str]) -> int:
 
 
 def evaluate(
-    run: Path, episodes: int, seed: int | None = None, deterministic: bool = False
+    run: Path,
+    episodes: int,
+    seed: int | None = None,
+    deterministic: bool = False,
+    trust: bool = False,
 ) -> Batch:
     """Run whole episodes of a run's environment with the policy of its last checkpoint.
 
@@ -67,14 +79,15 @@ def evaluate(
         episodes: number of episodes.
         seed: seed of the episodes; None means the run's seed.
         deterministic: act with the mean of normally distributed actions.
+        trust: import all code that the run names.
 
     Returns:
         "return" and "length" of each episode, shape (episodes,).
 
     Raises:
-        ValueError: if there is no such run, or its checkpoint is damaged.
+        ValueError: as `last_agent`.
     """
-    agent, options = last_agent(run)
+    agent, options = last_agent(run, trust)
     return whole_episodes(
         evaluation.deterministic(agent) if deterministic else agent,
         env_maker(options),
@@ -83,16 +96,18 @@ def evaluate(
     )
 
 
-def last_agent(run: Path) -> tuple[Agent, RunOptions]:
+def last_agent(run: Path, trust: bool = False) -> tuple[Agent, RunOptions]:
     """Load the agent of a run's last checkpoint; return it with the run's options.
 
     Args:
         run: the run's folder, or one of its checkpoints.
+        trust: import all code that the run names.
 
     Raises:
-        ValueError: if there is no such run, or its checkpoint is damaged.
+        ValueError: if there is no such run, its checkpoint is damaged, or it names code that is not
+            trusted.
     """
-    saved = checkpoint.read(checkpoint.latest(run))
+    saved = plan.read_saved(checkpoint.latest(run), trust=trust)
     options, agent_options = plan.read([], saved["settings"], str(run))
     env = env_maker(options)()
     agent = make_agent(options, agent_options, envs.describe(env))

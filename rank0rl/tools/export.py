@@ -22,15 +22,13 @@ from torch import Tensor, nn
 from rank0rl import envs
 from rank0rl.agent import Agent, Space
 from rank0rl.mpi.threads import set_threads
-from rank0rl.tools.evaluate import last_agent
+from rank0rl.tools.evaluate import RunToLoad, last_agent
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(RunToLoad):
     """Write a run's policy, without its noise, to a file that PyTorch loads without rank0rl."""
 
-    run: tyro.conf.Positional[Path]
-    """Folder of the run, or one of its checkpoints. Nothing in it is changed."""
     out: Path = Path("policy.pt2")
     """File to write; its name must end in .pt2."""
 
@@ -40,30 +38,31 @@ def main(argv: list[str]) -> int:
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl export")
     set_threads(1)
     try:
-        print(export(given.run, given.out))
+        print(export(given.run, given.out, given.trust))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def export(run: Path, out: Path) -> str:
+def export(run: Path, out: Path, trust: bool = False) -> str:
     """Write a program of torch.export that returns the most probable actions of a run's policy.
 
     Args:
         run: the run's folder, or one of its checkpoints.
         out: file to write; its name must end in .pt2.
+        trust: import all code that the run names.
 
     Returns:
         Text for the user: what the file contains, and the lines that load it.
 
     Raises:
-        ValueError: if there is no such run, its agent has nothing to export, or the file cannot be
-            written.
+        ValueError: if the agent has nothing to export, or the file cannot be written; else as
+            `last_agent`.
     """
     if out.suffix != ".pt2":
         raise ValueError(f"the name of the file must end in .pt2: got {out}")
-    agent, options = last_agent(run)
+    agent, options = last_agent(run, trust)
     env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
     try:
         masked = "mask" in inspect.signature(agent.act).parameters and _gives_masks(env)

@@ -36,7 +36,9 @@ def main(argv: list[str]) -> int:
     set_threads(1)
     try:
         check(given)
-        ended = play(given.run, given.episodes, given.seed, given.deterministic, given.video)
+        ended = play(
+            given.run, given.episodes, given.seed, given.deterministic, given.video, given.trust
+        )
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -51,6 +53,7 @@ def play(
     seed: int | None = None,
     deterministic: bool = False,
     video: Path | None = None,
+    trust: bool = False,
 ) -> Batch:
     """Show whole episodes of a run's environment with the policy of its last checkpoint.
 
@@ -60,19 +63,20 @@ def play(
         seed: seed of the episodes; None means the run's seed.
         deterministic: act with the mean of normally distributed actions.
         video: MP4 file to write; None opens a window.
+        trust: import all code that the run names.
 
     Returns:
         "return" and "length" of each episode, shape (episodes,).
 
     Raises:
-        ValueError: if there is no such run, if there is no display for a window, or from `film`.
+        ValueError: if there is no display for a window; else as `last_agent` and `film`.
     """
     if video is None and not has_display():
         raise ValueError(
             "a window needs a display, and $DISPLAY and $WAYLAND_DISPLAY are not set: write a file "
             "with --video out.mp4"
         )
-    agent, options = evaluate.last_agent(run)
+    agent, options = evaluate.last_agent(run, trust)
     agent = evaluation.deterministic(agent) if deterministic else agent
     seed = options.seed if seed is None else seed
     if video is not None:

@@ -27,10 +27,11 @@ from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.state import State
 from rank0rl.run.timing import Phases
+from rank0rl.tools.evaluate import RunToLoad
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(RunToLoad):
     """Repeat one environment, or one episode, of an iteration of a run; compare it with the record."""
 
     run: tyro.conf.Positional[Path]
@@ -48,7 +49,9 @@ def main(argv: list[str]) -> int:
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl replay")
     set_threads(1)
     try:
-        same = replay(given.run, given.iteration, env=given.env, episode=given.episode)
+        same = replay(
+            given.run, given.iteration, env=given.env, episode=given.episode, trust=given.trust
+        )
     except CannotReplayError as error:  # other errors are the run's own and keep their traceback
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -60,7 +63,12 @@ class CannotReplayError(Exception):
 
 
 def replay(
-    run: Path, iteration: int, *, env: int | None = None, episode: int | None = None
+    run: Path,
+    iteration: int,
+    *,
+    env: int | None = None,
+    episode: int | None = None,
+    trust: bool = False,
 ) -> bool:
     """Repeat one environment of one iteration, first alone, then among all others; print the results.
 
@@ -71,22 +79,23 @@ def replay(
         iteration: iteration of the run, from 1.
         env: index of the environment, in a run with fixed-step batches.
         episode: number of the episode within the iteration, in a run with whole-episode batches.
+        trust: import all code that the run names.
 
     Returns:
         True if the fragment has the same rows alone as among all others, and if the batch is the
         one that the run recorded (or the run has not recorded this iteration).
 
     Raises:
-        CannotReplayError: if there is no such run, iteration, environment or episode, or if it
-            cannot be repeated.
+        CannotReplayError: if there is no such run, iteration, environment or episode, if the run
+            is damaged or names code that is not trusted, or if it cannot be repeated.
     """
     try:
-        start = _find_start(run, iteration)
+        start = _find_start(run, iteration, trust)
         check_device(start.options.device)
+        rows = read_rows(run)
     except ValueError as error:
         raise CannotReplayError(error) from None
     what, fragment_id = _fragment(start.options, env, episode)
-    rows = read_rows(run)
     _check_iteration(start, iteration, len(rows))
     collector, state = _go_to(start, iteration)
 
@@ -121,18 +130,18 @@ class _Start:
     agent_options: Any
 
 
-def _find_start(run: Path, iteration: int) -> _Start:
-    saved = checkpoint.read(checkpoint.latest(run))
+def _find_start(run: Path, iteration: int, trust: bool) -> _Start:
+    saved = plan.read_saved(checkpoint.latest(run), trust=trust)
     options, agent_options = plan.read([], saved["settings"], str(run))
     boundary = max(iteration - 1 - options.overlap, 0)
     end = checkpoint.before(run, iteration - 1)
     if options.overlap and end and int(end.stem) == iteration - 1:
-        begun = checkpoint.read(end)
-        if not begun["collector"]["ahead"]:  # the run ended here once, and was continued later
+        begun = plan.read_saved(end, trust=trust)
+        if not begun["collector"].get("ahead"):  # the run ended here once, and was continued later
             boundary = iteration - 1
     file = checkpoint.before(run, boundary)
     if file:
-        saved = checkpoint.read(file)
+        saved = plan.read_saved(file, trust=trust)
         options, agent_options = plan.read([], saved["settings"], str(run))
     return _Start(boundary, file, saved, options, agent_options)
 
@@ -167,7 +176,7 @@ def _check_iteration(start: _Start, iteration: int, made: int) -> None:
             f"the run has made {made} iterations, so --iteration must be at most {last}: got "
             f"{iteration}"
         )
-    changed_at = start.saved["progress"]["same_schedule_since"]
+    changed_at = start.saved["progress"].get("same_schedule_since")
     if start.file is None and changed_at:
         raise CannotReplayError(
             f"the length of this run was changed after iteration {changed_at}, and there is no "
@@ -183,7 +192,10 @@ def _go_to(start: _Start, iteration: int) -> tuple[Collector, State]:
     collector = Collector(agent, rollout, options, phases)
     state = State(agent, collector, options, start.saved["settings"])
     if start.file:
-        state.load(start.saved)
+        try:
+            state.load(start.saved)
+        except ValueError as error:
+            raise CannotReplayError(error) from None
         _refuse(collector.restore())
     first = state.progress.iteration + 1
     print(
@@ -215,13 +227,14 @@ def _same_rows(alone: Batch, gathered: Batch, fragment_id: int) -> bool:
 
 def _is_recorded(rows: list[dict[str, str]], iteration: int, sha256: str) -> bool:
     """Print whether a batch's hash is the recorded one; return False if it is another."""
-    row = next((row for row in rows if int(row["iteration"]) == iteration), None)
+    row = next((row for row in rows if row.get("iteration") == str(iteration)), None)
     if not row:
         print("the run has not recorded this iteration, so there is no batch to compare with")
         return True
-    same = sha256.startswith(row["batch_sha256"])
+    recorded = row.get("batch_sha256") or "nothing"
+    same = sha256.startswith(recorded)
     print(
-        f"whole batch: sha256 {sha256[:16]}, recorded {row['batch_sha256']}: "
+        f"whole batch: sha256 {sha256[:16]}, recorded {recorded}: "
         f"{'the same data' if same else 'DIFFERENT data'}"
     )
     return same

@@ -6,7 +6,6 @@ script.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import sys
@@ -18,10 +17,11 @@ from typing import Any
 import numpy as np
 import tyro
 
-from rank0rl.run import run_data
+from rank0rl.run import files, run_data
 from rank0rl.run.run_data import Array, RunData
 from rank0rl.tools import figures, page
 
+_PICTURE = 1 << 24  # bytes
 _POINTS = 400  # most points of a curve; in longer runs, a point is the mean of several iterations
 _LEAST_SHARE = 0.005  # of the time: a smaller phase would be invisible in the figure
 _RATES = ("steps_per_s", "bare_steps_per_s")  # end in _s, but are not seconds
@@ -75,7 +75,7 @@ def of_run(folder: Path) -> str:
         beside = page.small(_small(columns, n) for n in _BESIDE if n in columns)
         metrics = page.small(_small(columns, name) for name in own)
     summary = folder / "summary.json"
-    values = json.loads(summary.read_text()) if summary.exists() else {}
+    values = files.read_json(summary, "summary") if summary.exists() else {}
     return page.document(
         f"{settings['env_id']}, {settings['algo']}, seed {settings['seed']}",
         f"{folder.resolve().name}: {len(run.rows):,} iterations",
@@ -105,12 +105,13 @@ def of_study(folder: Path) -> str:
     Raises:
         ValueError: if the study has no row yet.
     """
-    with (folder / "speedup.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = files.read_table(folder / "speedup.csv", "study")
     if not rows:
         raise ValueError(f"{folder / 'speedup.csv'} has no rows: nothing has been measured yet")
+    if not {"nprocs", "speedup"} <= rows[0].keys():
+        raise ValueError(f"{folder / 'speedup.csv'} was not written by rank0rl")
     about, picture = folder / "speedup.json", folder / "speedup.png"
-    known = json.loads(about.read_text()) if about.exists() else {}
+    known = files.read_json(about, "study") if about.exists() else {}
     alt = "Speedup by number of ranks: " + ", ".join(
         f"{_number(row['speedup'])} with {row['nprocs']}" for row in rows
     )
@@ -120,7 +121,10 @@ def of_study(folder: Path) -> str:
         "Speedup by number of ranks",
         folder.resolve().name,
         page.section("Advice", page.items(known.get("notes", []))),
-        page.section("Speedup", page.image(picture.read_bytes(), alt) if picture.exists() else ""),
+        page.section(
+            "Speedup",
+            page.image(files.read(picture, "picture", _PICTURE), alt) if picture.exists() else "",
+        ),
         page.section("Figures", _study_table(rows, others)),
         page.section("Seconds of an iteration", _study_table(rows, ["nprocs", *seconds])),
         page.section("Machine", page.pairs(_texts(known.get("machine", {})))),
@@ -288,4 +292,4 @@ def _number(text: str) -> str:
 
 def _texts(values: Mapping[str, Any]) -> dict[str, str]:
     """Return settings as text: strings unchanged, everything else as JSON."""
-    return {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
+    return {k: v if isinstance(v, str) else json.dumps(v, default=str) for k, v in values.items()}

@@ -60,12 +60,12 @@ def test_no_file(tmp_path):
 def test_the_file_of_a_run_gives_its_settings_again(tmp_path):
     run = RunOptions("CartPole-v1", num_envs=4, env_kwargs={"a": "b"}, run_dir="x", nprocs=3)
     agent = dataclasses.replace(PPOOptions(), hidden=(3, 4), target_kl=0.1)
-    config.write(tmp_path / "config.toml", (run, agent), {"nprocs": 3})
+    config.write(tmp_path / "config.toml", config.settings(run, agent), {"nprocs": 3})
     again = config.apply(
         config.load(tmp_path / "config.toml"), RunOptions(), PPOOptions(), source=""
     )
     assert again == (dataclasses.replace(run, run_dir=None, nprocs=None), agent)
-    config.write(tmp_path / "config.toml", (run, agent), {"nprocs": 2})
+    config.write(tmp_path / "config.toml", config.settings(run, agent), {"nprocs": 2})
     record = tomllib.loads((tmp_path / "config.toml").read_text())["record"]
     assert record == [{"nprocs": 3}, {"nprocs": 2}]  # one for every start
 
@@ -117,8 +117,8 @@ def test_a_number_out_of_its_range_is_refused(name):
 def test_what_a_file_may_not_set_is_how_a_run_is_started():
     assert options.names(RunOptions, in_file=False) == {
         *("nprocs", "hosts", "hostfile", "mpiexec", "bind_to_core", "collective_timeout"),
-        *("max_restarts", "config", "resume", "run_dir", "quiet", "pass_env"),
-        *("stop_after_iterations", "stop_after_seconds"),
+        *("start_timeout", "max_restarts", "config", "resume", "run_dir", "quiet", "pass_env"),
+        *("stop_after_iterations", "stop_after_seconds", "trust"),
     }
 
 

@@ -41,6 +41,7 @@ def test_going_on_drops_later_rows_and_keeps_one_header(tmp_path):
     second.row({"a": {"iteration": 3, "x": 2.0}}, 1)
     assert lines(tmp_path) == ["iteration,x", "1,1", "2,1", "3,2"]
     third = Logger(tmp_path, quiet=True)
+    third.go_on_after(3)
     with pytest.raises(ValueError, match=r"'x'.*got .*'z'"):
         third.row({"a": {"iteration": 4, "z": 2.0}}, 1)
 

@@ -1,0 +1,113 @@
+"""Read and write the files of a run, wherever it comes from: regular files, read up to a size, written in full.
+
+A FIFO or a device in place of a file would keep the reader waiting or fill its memory. A link in
+place of a file to write would lead out of the run's folder.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+_TEXT = 1 << 24  # bytes
+_TABLE = 1 << 30  # bytes: a record of about two million iterations
+
+
+def read(path: Path, what: str, most: int) -> bytes:
+    """Return the contents of a regular file, or of one that a link leads to.
+
+    Args:
+        path: the file.
+        what: what it is, for messages.
+        most: largest size that is read, in bytes.
+
+    Raises:
+        ValueError: if there is no such file, it is not a regular one, or it is larger.
+    """
+    try:
+        # Without O_NONBLOCK, to open a FIFO is to wait for its writer.
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise ValueError(f"cannot read {what} {path}: it is not a regular file")
+            if found.st_size > most:
+                raise ValueError(
+                    f"cannot read {what} {path}: expected at most {most:,} bytes, got "
+                    f"{found.st_size:,}"
+                )
+            return file.read(found.st_size)
+    except OSError as error:
+        raise ValueError(f"cannot read {what} {path}: {error.strerror}") from None
+
+
+def read_text(path: Path, what: str, most: int = _TEXT) -> str:
+    """Return the text of a regular file.
+
+    Args:
+        path: the file.
+        what: what it is, for messages.
+        most: largest size that is read, in bytes.
+
+    Raises:
+        ValueError: if it cannot be read, or is not UTF-8.
+    """
+    try:
+        return read(path, what, most).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"cannot read {what} {path}: it is not UTF-8 text ({error})") from None
+
+
+def read_lines(path: Path, what: str) -> list[str]:
+    """Return the lines of a CSV file.
+
+    Raises:
+        ValueError: if it cannot be read, or is not UTF-8.
+    """
+    return read_text(path, what, _TABLE).splitlines(keepends=True)
+
+
+def read_table(path: Path, what: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV file, column -> text, but for rows that are cut short.
+
+    Raises:
+        ValueError: if it cannot be read.
+    """
+    try:
+        rows = list(csv.DictReader(read_lines(path, what)))
+    except csv.Error as error:
+        raise ValueError(f"cannot read {what} {path}: {error}") from None
+    return [row for row in rows if None not in row and None not in row.values()]
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """Return the contents of a JSON file.
+
+    Raises:
+        ValueError: if it cannot be read, or does not hold one object.
+    """
+    try:
+        found = json.loads(read_text(path, what))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"cannot read {what} {path}: it is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"cannot read {what} {path}: expected names and values")
+    return found
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file to a temporary name, flush it, then rename it over the file that was there."""
+    temporary = path.with_suffix(".tmp")
+    temporary.unlink(missing_ok=True)  # of a process that was killed
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # a full disk needs the room
+        raise

@@ -1,0 +1,170 @@
+"""Decide what may be imported because a file names it, for a run that comes from someone else is data.
+
+Gymnasium's own environments and wrappers and the agents of algos/ are imported without question.
+Other code is imported if the command line names it too or says --trust, or if this user made the
+run: then its settings have a seal, an HMAC with a key that only this user can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import shlex
+import stat
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rank0rl import envs
+from rank0rl.options import flag, read_some
+from rank0rl.run import config
+from rank0rl.run.agents import absolute, is_reference
+from rank0rl.run.options import RunOptions
+
+_NAMES = ("algo", "env_id", "env_kwargs", "wrappers")  # settings that say what is imported
+_SEAL = "seal"
+_KEY_BYTES = 32
+
+
+def trusted(
+    settings: Mapping[str, Any],
+    source: str,
+    argv: Sequence[str] | None = None,
+    trust: bool = False,
+) -> dict[str, Any]:
+    """Return the settings in a file without their seal, if all that they name may be imported.
+
+    Args:
+        settings: option -> value, with a seal if a run wrote them.
+        source: the file, for messages.
+        argv: a command line that may name the code again. None: it cannot.
+        trust: True if the user has said --trust.
+
+    Raises:
+        ValueError: naming what would be imported, and the command line to go on with.
+    """
+    options = _names(settings, source)
+    foreign = _foreign(options)
+    if not (trust or not foreign or _is_sealed(settings, options) or _says(argv, foreign)):
+        again = _words(foreign)
+        if argv is None or not all(map(str.isprintable, again)):
+            again = [flag("trust")]
+        if "env_id" in foreign:
+            foreign["env_kwargs"] = [options.env_kwargs]
+        listed = ", ".join(f"{name} {values!r:.200}" for name, values in foreign.items())
+        raise ValueError(
+            f"{source} names code that is neither Gymnasium's nor rank0rl's, and would be imported "
+            f"and run: {listed}; if you trust it, go on with: "
+            f"{shlex.join(['python', *sys.orig_argv[1:], *again])}"
+        )
+    return without_seal(settings)
+
+
+def without_seal(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings without the seal of the run that wrote them."""
+    return {name: value for name, value in settings.items() if name != _SEAL}
+
+
+def sealed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a run's settings with this user's seal, if this user can have a key here."""
+    key = _key()
+    return {**settings, _SEAL: _seal(key, _names(settings, ""))} if key else {**settings}
+
+
+def words_to_go_on(settings: Mapping[str, Any]) -> str:
+    """Return what a command line must name to resume a run, because its settings have no seal."""
+    words = [] if _SEAL in settings else _words(_foreign(_names(settings, "")))
+    return "".join(f" {shlex.quote(word)}" for word in words)
+
+
+def _names(settings: Mapping[str, Any], source: str) -> RunOptions:
+    named = {name: settings[name] for name in _NAMES if name in settings}
+    (options,) = config.apply(named, RunOptions(), source=source)
+    return options  # type: ignore[no-any-return]
+
+
+def _foreign(options: RunOptions) -> dict[str, list[Any]]:
+    """Return what would be imported from elsewhere, option -> values."""
+    found: dict[str, list[Any]] = {}
+    if not envs.is_gymnasiums(options.env_id):
+        found["env_id"] = [options.env_id]
+    if not all(map(envs.is_gymnasiums_wrapper, options.wrappers)):
+        found["wrappers"] = [*options.wrappers]
+    if not is_reference(options.algo):
+        found["algo"] = [options.algo]
+    return found
+
+
+def _words(foreign: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return the words of a command line that name this code."""
+    return [
+        word
+        for name, values in foreign.items()
+        for word in ([] if name == "env_id" else [flag(name)]) + [*values]
+    ]
+
+
+def _says(argv: Sequence[str] | None, foreign: Mapping[str, Sequence[str]]) -> bool:
+    """Return True if a command line names all this code. The names of files on it do not count."""
+    if argv is None:
+        return False
+    paths = read_some(argv, RunOptions, ("resume", "config", "run_dir", "hostfile")).values()
+    words = {word.partition("=")[2] if word.startswith("--") else word for word in argv}
+    said = {absolute(word) for word in words - {*paths}}
+    return said >= {absolute(value) for values in foreign.values() for value in values}
+
+
+def _is_sealed(settings: Mapping[str, Any], options: RunOptions) -> bool:
+    key, seal = _key(), str(settings.get(_SEAL))
+    return bool(key) and hmac.compare_digest(_seal(key, options).encode(), seal.encode())
+
+
+def _seal(key: bytes, options: RunOptions) -> str:
+    named = {name: getattr(options, name) for name in _NAMES}
+    text = json.dumps(named, sort_keys=True, default=repr)
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _key() -> bytes:
+    """Return this user's key, made on first use; b"" if there is none that only this user can read."""
+    if os.name != "posix":
+        return b""
+    try:
+        path = _state_folder() / "key"
+        if not path.exists():
+            _make_key(path)
+        # Without O_NONBLOCK, to open a FIFO is to wait for its writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            found = os.fstat(file.fileno())
+            is_mine = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+            if stat.S_ISREG(found.st_mode) and is_mine and found.st_size == _KEY_BYTES:
+                return file.read(_KEY_BYTES)
+    except (OSError, RuntimeError):  # RuntimeError: this user has no home
+        pass
+    return b""
+
+
+def _state_folder() -> Path:
+    named = Path(os.environ.get("XDG_STATE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".local" / "state") / "rank0rl"
+
+
+def _make_key(path: Path) -> None:
+    """Make the key in full under another name first, because another process may look for it now."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    number, draft = tempfile.mkstemp(dir=path.parent)  # O_EXCL, O_NOFOLLOW, 0600
+    try:
+        with open(number, "wb") as file:
+            file.write(secrets.token_bytes(_KEY_BYTES))
+            file.flush()
+            os.fsync(number)
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        os.unlink(draft)

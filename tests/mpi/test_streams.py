@@ -8,6 +8,8 @@ from collections import Counter
 import pytest
 from on_ranks import HERE, LIMIT_S, environment
 
+PATHS = {"PYTHONPATH": str(HERE.parent)}
+
 ALONE = """
 import os, sys
 from rank0rl.mpi.streams import outlast_readers
@@ -23,11 +25,12 @@ RANKS = """
 import os, sys
 from pathlib import Path
 import rank0rl
+import rank0rl.mpi.job
 if rank0rl.mpi_fork(2) == "parent":
     sys.exit()
 for line in range(9999):
     print(line, flush=line % 999 == 0)
-Path(sys.argv[1] + os.environ["PMI_RANK"]).write_text("all")
+Path(sys.argv[1] + str(rank0rl.mpi.job.world_rank())).write_text("all")
 """
 
 
@@ -42,7 +45,7 @@ def run_unread(command, pipes=("stdout",), close=""):
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **dict.fromkeys(pipes, writes)}
     shell = ["sh", "-c", f'exec "$@" {close}', "sh"]
     process = subprocess.Popen(
-        [*shell, *command], cwd=HERE.parent, text=True, env=environment({}), **streams
+        [*shell, *command], cwd=HERE.parent, text=True, env=environment(PATHS), **streams
     )
     os.close(writes)
     said = process.communicate(timeout=LIMIT_S)

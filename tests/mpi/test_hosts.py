@@ -8,10 +8,9 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from on_ranks import HERE, LIMIT_S, environment, run
+from on_ranks import HERE, LIMIT_S, environment, mpiexec, run
 from runs import SMALL, curve, sha, table, train, wait_for_rows
 
 from benchmarks import hosts as namespaces
@@ -113,25 +112,20 @@ def test_a_lost_host_is_left_out_when_the_run_goes_on(tmp_path, monkeypatch):
     fake_ssh(tmp_path, monkeypatch, "echo No route >&2; exit 255")
     job.create(tmp_path, 6)
     monkeypatch.setenv(job.FOLDER, str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["train.py"])
     job.folder.cache_clear()
     options = RunOptions(hosts="one:1,two:2,three:3", pass_env="A,B_*")
-    where = functools.partial(
-        lead._resume_command, SimpleNamespace(options=options, folder="run"), 6
-    )
+    where = functools.partial(lead._where, options, 6)
     try:
         with Contact([Host("one", 1), Host("two", 2), Host("three", 3)], tmp_path) as contact:
-            assert where() == (
-                "python train.py --resume run --hosts one:1,two:2,three:3 --pass-env 'A,B_*' --nprocs 6"
-            )
+            assert where() == " --hosts one:1,two:2,three:3 --pass-env 'A,B_*' --nprocs 6"
             assert contact.lost(LIMIT_S) == {"two": "No route"}
         monkeypatch.setattr(hosts, "is_here", lambda _: True)
-        assert where().endswith(" --hosts one:1,three:3 --pass-env 'A,B_*' --nprocs 4")
+        assert where() == " --hosts one:1,three:3 --pass-env 'A,B_*' --nprocs 4"
         (tmp_path / "hosts").unlink()
         monkeypatch.setenv(
             job.HOSTS, "one:1"
         )  # as after a restart, of which each is a job of its own
-        assert where().endswith(" --hosts one:1 --pass-env 'A,B_*'")
+        assert where() == " --hosts one:1 --pass-env 'A,B_*'"
     finally:
         job.folder.cache_clear()
     words = (tmp_path / "words").read_text().splitlines()
@@ -284,6 +278,18 @@ class TestTwoHosts:
         done = run(words, env=two[0].env)
         assert done.returncode in (1, 2)
         assert done.stderr.count("no connection to host two: ssh: connect to host two") == 1
+
+    def test_a_host_without_its_mpi_is_one_sentence_before_the_launchers(self, two, tmp_path):
+        folder = Path(mpiexec()).parent
+        [agent] = [
+            file for name in ("hydra_pmi_proxy", "prted") if (file := folder / name).exists()
+        ]
+        subprocess.run(two[1].on(["mount", "--bind", "/dev/null", str(agent)]), check=True)
+        words, _ = command(two[0], tmp_path, *LONG, "--hosts", "one:2,two:2")
+        done = run(words, env=two[0].env)
+        assert done.returncode == 1, done.stderr
+        assert "before rank 2, 3 began" in done.stderr
+        assert done.stderr.index("the job ends") < done.stderr.index(str(agent))
 
     def test_the_doctor_looks_into_the_other_host(self, two, tmp_path):
         words = [sys.executable, "-m", "rank0rl", "doctor", "--hosts"]

@@ -24,8 +24,8 @@ from rank0rl.run.agents import load_agent, make_agent
 from rank0rl.run.lead import lead
 from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan, prepare
-from rank0rl.run.run import Run
 from rank0rl.run.recorder import Recorder
+from rank0rl.run.run import Run
 from rank0rl.run.state import State
 from rank0rl.run.timing import Phases
 from rank0rl.trainer import Hook, train
@@ -101,9 +101,6 @@ def _plan(argv: list[str], configs: Path | None, check: Callable[[RunOptions], N
         return 2
 
 
-def _plain(plan: Plan) -> dict[str, Any]:
-    """Return the settings as dicts: the other ranks have not imported the agent's file yet."""
-    fields = {f.name: getattr(plan.agent, f.name) for f in dataclasses.fields(plan.agent)}
 def _lead(
     plan: Plan, state: State, phases: Phases, machines: Sequence[Mapping[str, Any]]
 ) -> Recorder:
@@ -116,6 +113,9 @@ def _lead(
         raise
 
 
+def _plain(plan: Plan) -> dict[str, Any]:
+    """Return the settings as dicts: the other ranks have not imported the agent's file yet."""
+    fields = {f.name: getattr(plan.agent, f.name) for f in dataclasses.fields(plan.agent)}
     return {"options": vars(plan.options), "agent": fields, "folder": str(plan.folder)}
 
 

@@ -79,9 +79,9 @@ def _import(where: str, algo: str) -> ModuleType:
         ValueError: if there is no such module, or it ends otherwise than by being imported.
     """
     try:
+        _make_algos_ours()
         if where.endswith(".py"):
             return _import_file(where)
-        _make_algos_ours()
         return importlib.import_module(where if ":" in algo else f"algos.{where}")
     except (Exception, SystemExit) as error:
         names = (where, "algos", f"algos.{where}")
@@ -94,8 +94,6 @@ def _import(where: str, algo: str) -> ModuleType:
         raise ValueError(f"the agent's file {where} cannot be imported: {why(error)}") from error
 
 
-def _import_file(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
 def _make_algos_ours() -> None:
     """Let "algos" be the folder beside rank0rl, also if the working folder has another one."""
     known = sys.modules.get("algos")
@@ -124,6 +122,8 @@ def absolute(algo: str) -> str:
     return f"{Path(where).resolve()}{colon}{name}" if where.endswith(".py") else algo
 
 
+def _import_file(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -129,11 +129,11 @@ class Recorder:
             raise checkpoint.NotSaved(
                 f"cannot write {self._folder / 'progress.csv'}: {error.strerror}"
             ) from error
+        boundary["rows_sha256"] = self._logger.rows_sha256
         self._boundary = boundary  # once its row is written: resume goes on after the last row
         if is_best:
             checkpoint.save_best(self._folder, boundary)
         checkpoint_now = progress.iteration % self._options.checkpoint_every == 0
-        boundary["rows_sha256"] = self._logger.rows_sha256
         line = self._line(seconds, steps_per_s, phases)
         if evaluated:
             line += f"  evaluated: return {_mean(evaluated['return']):.1f}"

@@ -78,6 +78,8 @@ def _import(where: str, algo: str) -> ModuleType:
     Raises:
         ValueError: if there is no such module, or it ends otherwise than by being imported.
     """
+    if where.endswith(".py") and Path(where).exists():
+        files.read(Path(where), "agent", _MOST)  # a FIFO would keep the import waiting
     try:
         _make_algos_ours()
         if where.endswith(".py"):

@@ -74,7 +74,11 @@ class Recorder:
         return (
             self.state.share_over() >= 1
             or (iterations is not None and self.state.progress.iteration >= iterations)
-            or (seconds is not None and time.monotonic() - self._begun >= seconds)
+            or (
+                seconds is not None
+                and self.state.share_over() > self._share_begun  # every start gets on
+                and time.monotonic() - self._begun >= seconds
+            )
         )
 
     def record(

@@ -243,9 +243,11 @@ class TestTwoHosts:
         out, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 1, err
         assert err.count("no connection to host two: ") == 1
-        assert "--hosts one:2 --nprocs 2\n" in out
         assert two[0].ranks() == []
-        if how == "falls_silent":  # nothing can tell its ranks
+        if (
+            how == "falls_silent"
+        ):  # nothing can tell its ranks, and the launcher leaves rank 0 the time to save
+            assert "--hosts one:2 --nprocs 2\n" in out
             two[1].dies()
 
     @pytest.mark.parametrize("how", ["dies", "falls_silent"])

@@ -10,7 +10,6 @@ place.R   the collective that R waits in, in memory that the supervisor reads (s
 reporter  the rank that says why the job fails, or "supervisor"
 failed    the exit code of the job that the reporter asks for
 meets.R   R loads MPI, and waits there for all other ranks
-memory.R  the files that MPI then has for R, in shared memory and in /tmp, one per line
 ended.R   R has reached its end: together with all other ranks, or without having loaded MPI
 state.R   T if R, on another host, is stopped by a signal
 status.R  R's exit status, as its shell gives it
@@ -42,13 +41,6 @@ GPU_PCT = "RANK0RL_GPU_PCT"  # share of a GPU's memory for each rank, if limited
 RESUME = "RANK0RL_RESUME"  # folder of the run with which a restarted job continues
 HOSTS = "RANK0RL_HOSTS"  # hosts of a restarted job, once one is lost
 _REPORT_S = 2.0  # time for another rank to print its report
-
-# Beginnings of the names of MPI's files: in shared memory, and of MPICH's launcher.
-_FILES = (
-    *("/dev/shm/mpich_shm_", "/dev/shm/Intel_MPI_"),  # noqa: S108
-    *("/dev/shm/sm_segment.", "/dev/shm/vader_segment."),  # noqa: S108
-    "/tmp/hydra_hwloc_xmlfile_",  # noqa: S108
-)
 
 # The variables of launchers for their ranks: MPICH, Intel MPI and MS-MPI; Open MPI; Slurm's srun.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -122,28 +114,6 @@ def enter() -> None:
 def mark_loading_mpi() -> None:
     """Tell the supervisor that this rank is about to load MPI, and will wait for all others there."""
     _say(f"meets.{world_rank()}")
-
-
-def record_files() -> None:
-    """Tell the supervisor which files MPI has for this rank, and the launcher's process that started it."""
-    job = folder()
-    if job:
-        files = mpi_files(os.getpid())
-        with contextlib.suppress(OSError, IndexError):
-            files |= mpi_files(int((job / f"shell.{world_rank()}").read_text().split()[1]))
-        (job / f"memory.{world_rank()}").write_text("\n".join(map(str, files)))
-
-
-def mpi_files(process_id: int) -> set[Path]:
-    """Return the files of MPI, MPICH or Open MPI, that a process has in its memory or open."""
-    names = []
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{process_id}/maps").read_text().splitlines():
-            names.append("/" + line.partition("/")[2])
-        for link in Path(f"/proc/{process_id}/fd").iterdir():
-            with contextlib.suppress(OSError):  # it was closed
-                names.append(os.readlink(link))
-    return {Path(name) for name in names if name.startswith(_FILES)}
 
 
 def mark_ended() -> None:

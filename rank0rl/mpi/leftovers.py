@@ -1,7 +1,7 @@
 """Files of dead jobs on this host, removed when the next job starts.
 
 A supervisor locks the folder of its job for as long as it lives. So a folder that can be locked, of this user and this
-host, is of a supervisor that is dead. It names the files that its ranks had elsewhere.
+host, is of a supervisor that is dead.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ try:
 except ImportError:  # Windows, where no ranks are started
     fcntl = None  # type: ignore[assignment]
 
-from rank0rl.mpi import job, processes
+from rank0rl.mpi import processes
 
 PREFIX = "rank0rl-"  # of the name of a job's folder
 
@@ -51,13 +51,14 @@ def job_folder() -> Iterator[Path]:
 
 
 def remove() -> None:
-    """Remove what dead jobs of this user left on this host: their folders, and the files that these name."""
+    """Remove what dead jobs of this user left on this host: their folders, and MPI's files."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError, LookupError):  # it lives, or another start removes it
             if _is_ours(folder):
                 with locked(folder):
                     if not processes.survivors(folder):
-                        _remove(folder)
+                        processes.remove_mpi_files(folder)
+                        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_ours(folder: Path) -> bool:
@@ -65,15 +66,3 @@ def _is_ours(folder: Path) -> bool:
     about = folder.lstat()
     host = (folder / "begun").read_text().split()[-1]
     return about.st_uid == os.getuid() and not folder.is_symlink() and host == platform.node()
-
-
-def _remove(folder: Path) -> None:
-    files = processes.mpi_files(folder)
-    if files:  # a living job may have files of the same names
-        for process in Path("/proc").glob("[0-9]*"):
-            files -= job.mpi_files(int(process.name))
-    for file in files:
-        with contextlib.suppress(OSError):
-            if file.lstat().st_uid == os.getuid():
-                file.unlink()
-    shutil.rmtree(folder, ignore_errors=True)

@@ -12,6 +12,12 @@ from pathlib import Path
 
 from rank0rl.mpi import job
 
+# Beginnings of the names of MPI's files: in shared memory, and of MPICH's launcher.
+_MPI_FILES = (
+    *("/dev/shm/mpich_shm_", "/dev/shm/Intel_MPI_"),  # noqa: S108
+    *("/dev/shm/sm_segment.", "/dev/shm/vader_segment."),  # noqa: S108
+    "/tmp/hydra_hwloc_xmlfile_",  # noqa: S108
+)
 _KILL_S = 2.0  # time for killed processes to disappear
 
 
@@ -107,12 +113,37 @@ def kill_all(folder: Path) -> None:
         time.sleep(0.01)
 
 
-def mpi_files(folder: Path) -> set[Path]:
-    """Return the files that MPI has for the job's processes on this host, killed ones included."""
-    files = {file for each in survivors(folder) for file in job.mpi_files(each)}
-    for recorded in folder.glob("memory.*"):
-        files |= {Path(line) for line in recorded.read_text().splitlines()}
-    return files
+def remove_mpi_files(folder: Path) -> None:
+    """Remove the files of MPI that a job without any process has left on this host.
+
+    These are files of this user, written since the job began, that no process of this host has open or
+    in its memory.
+    """
+    begun = (folder / "begun").stat().st_mtime
+    left = set()
+    for beginning in _MPI_FILES:
+        for file in Path(beginning).parent.glob(f"{Path(beginning).name}*"):
+            with contextlib.suppress(OSError):
+                about = file.lstat()
+                if about.st_uid == os.getuid() and about.st_mtime >= begun:
+                    left.add(str(file))
+    if left:
+        for process in Path("/proc").glob("[0-9]*"):
+            left -= _files(process)
+    for name in left:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+
+
+def _files(process: Path) -> set[str]:
+    """Return the names of the files that a process has in its memory or open."""
+    names = set()
+    with contextlib.suppress(OSError):
+        names |= {"/" + m.partition("/")[2] for m in (process / "maps").read_text().splitlines()}
+        for link in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):  # it was closed
+                names.add(os.readlink(link))
+    return names
 
 
 def _below(process_id: int, end: set[int | None]) -> Iterator[int]:

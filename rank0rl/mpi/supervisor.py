@@ -196,19 +196,16 @@ class Supervisor:
         process = self._process
         if process is None:
             return
-        files = processes.mpi_files(self._folder)
         self._drain()
         if process.poll() is None:
             # The launcher first: it would write much about the end of its ranks.
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        elif self._diagnosis.code == 0:
-            return
-        processes.kill_all(self._folder)
-        for file in files:  # MPI would have removed it at its own end
-            with contextlib.suppress(OSError):
-                file.unlink()
+            processes.kill_all(self._folder)
+        elif self._diagnosis.code != 0:
+            processes.kill_all(self._folder)
+        processes.remove_mpi_files(self._folder)
 
     def _drain(self) -> None:
         """Pass on what the ranks have written last, which launchers may take a while to deliver."""

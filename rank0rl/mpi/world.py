@@ -52,7 +52,6 @@ def world() -> Comm | None:
         warnings.simplefilter("ignore", RuntimeWarning)  # about another MPI's launcher: see below
         from mpi4py import MPI
 
-    job.record_files()
     comm = MPI.COMM_WORLD
     requested = job.requested_ranks() or size
     if not comm.size == size == requested:

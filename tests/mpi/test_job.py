@@ -1,33 +1,12 @@
 """What the ranks of a job and their supervisor tell each other."""
 
-import mmap
 import os
 import platform
-from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 
 from rank0rl.mpi import job
-
-
-def test_only_files_of_mpi_are_removed(tmp_path):
-    mine = tmp_path / "sm_segment.of.mine"
-    mine.write_bytes(bytes(4096))
-    with mine.open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        assert str(mine) in Path("/proc/self/maps").read_text()
-        assert job.mpi_files(os.getpid()) == set()
-
-
-def test_what_a_process_has_open_or_in_memory_is_found(monkeypatch, tmp_path):
-    names = [tmp_path / name for name in ("open", "mapped", "closed")]
-    monkeypatch.setattr(job, "_FILES", (str(tmp_path),))
-    for name in names:
-        name.write_bytes(bytes(4096))
-    with names[1].open("r+b") as file:
-        mapped = mmap.mmap(file.fileno(), 0)
-    with names[0].open(), mapped:
-        assert job.mpi_files(os.getpid()) == {*names[:2]}
 
 
 def test_a_file_is_written_once_and_complete(tmp_path):

@@ -1,5 +1,6 @@
 """What a dead job left is removed by the next one, and nothing else."""
 
+import mmap
 import os
 import platform
 import subprocess
@@ -8,33 +9,34 @@ import uuid
 
 import pytest
 
-from rank0rl.mpi import job, leftovers
+from rank0rl.mpi import job, leftovers, processes
 
 
 @pytest.fixture(autouse=True)
 def _own_folders(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(job, "_FILES", (str(tmp_path / "shm"),))
+    monkeypatch.setattr(processes, "_MPI_FILES", (str(tmp_path / "shm"),))
 
 
 def leave(tmp_path, host=None):
-    """Make the folder of a job, as its dead supervisor would leave it; return it and the file that it names."""
+    """Make the folder of a job, as its dead supervisor would leave it; return it and a file of its MPI."""
     folder = tmp_path / f"rank0rl-{uuid.uuid4()}"
     folder.mkdir()
     (folder / "begun").write_text(f"1 2 {host or platform.node()}")
     file = tmp_path / f"shm{uuid.uuid4()}"
     file.write_bytes(bytes(10))
-    (folder / "memory.0").write_text(f"{file}\n{tmp_path / 'shm.gone'}")
     return folder, file
 
 
 def test_what_a_dead_job_left_is_removed(tmp_path):
     left = [*leave(tmp_path), *leave(tmp_path)]
-    other = tmp_path / "shm.other"
-    other.touch()
+    others = [tmp_path / "shm.before", tmp_path / "other"]
+    for other in others:
+        other.touch()
+    os.utime(others[0], (0, 0))
     leftovers.remove()
     assert [path for path in left if path.exists()] == []
-    assert other.exists()
+    assert [path for path in others if not path.exists()] == []
 
 
 def test_what_lives_stays(tmp_path):
@@ -51,12 +53,16 @@ def test_what_lives_stays(tmp_path):
     assert not folder.exists()
 
 
-def test_a_file_that_a_living_process_has_stays(tmp_path):
+def test_a_file_that_a_living_process_has_open_or_in_memory_stays(tmp_path):
     folder, file = leave(tmp_path)
-    with file.open():
+    _, mapped = leave(tmp_path)
+    with mapped.open("r+b") as closed:
+        memory = mmap.mmap(closed.fileno(), 0)
+    with file.open(), memory:
         leftovers.remove()
     assert not folder.exists()
     assert file.exists()
+    assert mapped.exists()
 
 
 def test_folders_of_another_host_of_others_or_of_no_job_stay(tmp_path, monkeypatch):

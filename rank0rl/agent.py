@@ -214,6 +214,28 @@ def choose(logits: Array, noise: Array, space: Space, mask: Array | None = None)
     return np.stack(chosen, axis=1).reshape(-1, *space.shape) if space.shape else chosen[0]
 
 
+def check_acted(name: str, value: Any, rows: int, space: Space) -> None:
+    """Make sure that an agent's `act` returned an array with a row for each observation.
+
+    Args:
+        name: "act", or the name of an extra.
+        value: what it returned as this.
+        rows: number of observations.
+        space: of the actions.
+
+    Raises:
+        ValueError: if it returned something else.
+    """
+    row = space.shape if name == "act" else np.shape(value)[1:]
+    is_array = isinstance(value, np.ndarray)
+    if not is_array or value.shape != (rows, *row) or value.dtype.hasobject:
+        kind = f"{value.dtype} {value.shape}" if is_array else type(value)
+        raise ValueError(
+            f"act must return {'actions' if name == 'act' else repr(name)} as an array of shape "
+            f"{(rows, *row)}, a row for each observation: got {kind}"
+        )
+
+
 def check_processed(rows: Any) -> None:
     """Make sure that an agent's `process` returned rows.
 

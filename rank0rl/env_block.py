@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,14 @@ import numpy.typing as npt
 
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
-from rank0rl.envs import describe, first_choice, name_of
+from rank0rl.env_answers import FLAGS, check_reset, check_step, mask_of, some_allowed
+from rank0rl.envs import (
+    describe,
+    first_choice,
+    name_of,
+    refuse_other_spaces,
+    spaces_in_words,
+)
 
 Array = npt.NDArray[Any]
 
@@ -67,6 +74,9 @@ class EnvBlock:
         self.envs = [Env(index, _make(make_env, index), row) for row, index in enumerate(indices)]
         env = self.envs[0].gym if indices else _make(make_env, indices.start)
         self.spaces: Spaces = describe(env)
+        self.words = {env.index: spaces_in_words(env.gym) for env in self.envs}
+        """Index of each env -> its spaces in words, to compare with those of other ranks."""
+        refuse_other_spaces(self.words)
         first = first_choice(env)
         self._first_choice = first if np.any(first) else None
         if not indices:
@@ -80,19 +90,22 @@ class EnvBlock:
         """Sum of rewards of each env's episode, (envs,)."""
         self.length = np.zeros(len(indices), np.int64)
         """Steps of each env's episode, (envs,)."""
-        self.doing: tuple[Env, Any] | None = None
-        """Env in use and its action, None for a reset, or the agent that is choosing one."""
+        self.doing: tuple[Any, ...] | None = None
+        """Env in use, and its action, None for a reset, or the agent that is choosing one. If it is about
+        an earlier step, the episode's seed and the step's number follow."""
 
     def begin(self, env: Env, seed: int) -> None:
         """Reset an env with this seed."""
         self.doing = env, None
         env.seed, env.over = seed, False
         self.ret[env.row], self.length[env.row] = 0.0, 0
-        self.obs[env.row], info = env.gym.reset(seed=seed)
+        answer = env.gym.reset(seed=seed)
+        check_reset(answer, self.obs[env.row])
+        self.obs[env.row], info = answer
         if self.mask is None and self.spaces.act.choices and "action_mask" in info:
             self.mask = np.ones((len(self.envs), self.spaces.act.size), bool)
         if self.mask is not None:
-            self.mask[env.row] = _mask_of(info, self.spaces.act.size)
+            self.mask[env.row] = mask_of(info, self.spaces.act.size)
 
     def begin_next(self, env: Env) -> None:
         """Reset an env with the seed of its next episode."""
@@ -100,7 +113,7 @@ class EnvBlock:
         self.begin(env, seeding.integer(self._seed, "reset", env.index, env.episode))
 
     def step(
-        self, envs: Sequence[Env], rows: Any, act: Array
+        self, envs: Sequence[Env], rows: Any, act: Array, fully: bool = True
     ) -> tuple[Array, Array, Array, list[tuple[Env, Array]]]:
         """Step these envs.
 
@@ -108,6 +121,7 @@ class EnvBlock:
             envs: the envs to step, B of them.
             rows: index of their rows in this block's arrays: a slice or an array.
             act: actions as the agent gave them, (B, *act).
+            fully: check all that the environments answer, not only what costs no time.
 
         Returns:
             Rewards (B,), terminated (B,), truncated (B,), and the envs whose episode ended, each
@@ -117,33 +131,54 @@ class EnvBlock:
         env_act = self._to_env(act)
         try:
             for env, action in zip(envs, env_act, strict=True):
-                self.obs[env.row], reward, over, cut_off, info = env.gym.step(action)
+                answer = None
+                answer = env.gym.step(action)
+                if fully:
+                    check_step(answer, self.obs[env.row])
+                self.obs[env.row], reward, over, cut_off, info = answer
                 if self.mask is not None:
-                    self.mask[env.row] = _mask_of(info, self.spaces.act.size)
+                    self.mask[env.row] = mask_of(info, self.spaces.act.size)
                 rewards.append(reward)
                 terminated.append(over)
                 truncated.append(cut_off)
                 if over or cut_off:
+                    if type(over) not in FLAGS or type(cut_off) not in FLAGS:
+                        check_step(answer, self.obs[env.row])
                     env.over = True
                     ended.append((env, self.obs[env.row].copy()))
         except Exception:
             self.doing = env, action
+            if answer is not None:
+                check_step(answer, self.obs[env.row])  # it says more than Python and numpy do
             raise
         rew = np.array(rewards, np.float64)
         self.ret[rows] += rew
         self.length[rows] += 1
         return rew, np.array(terminated, bool), np.array(truncated, bool), ended
 
+    def allowed(self, envs: Sequence[Env], rows: Any, agent: Agent) -> Array:
+        """Return the choices that an agent may take in these envs, (B, all choices), bool, as a copy.
+
+        Raises:
+            ValueError: if one of them may take none.
+        """
+        assert self.mask is not None
+        mask: Array = self.mask[rows].copy()
+        some = some_allowed(mask, self.spaces.act)
+        if not some.all():
+            none = int(some.argmin())
+            self.doing = envs[none], agent
+            raise ValueError(
+                f'info["action_mask"] must allow at least one value of each choice while an episode '
+                f"goes on: got {mask[none].astype(int)}"
+            )
+        return mask
+
     def repeat(self, env: Env, act: Array) -> bool:
         """Take an env through these actions, (n, *act); return True if its episode goes on."""
-        for action in self._to_env(act):
-            obs, rew, over, cut_off, info = env.gym.step(action)
-            self.obs[env.row] = obs
-            if self.mask is not None:
-                self.mask[env.row] = _mask_of(info, self.spaces.act.size)
-            self.ret[env.row] += rew
-            self.length[env.row] += 1
-            if over or cut_off:
+        for action in act:
+            _, _, _, ended = self.step([env], slice(env.row, env.row + 1), action[None])
+            if ended:
                 return False
         return True
 
@@ -151,19 +186,19 @@ class EnvBlock:
         """Add to an error which episode was under way; return its fragment id, if there was one."""
         if self.doing is None:
             return None
-        env, action = self.doing
-        step = f"step {self.length[env.row] + 1}"
+        env, action, *place = self.doing
+        seed, step = place or (env.seed, self.length[env.row] + 1)
         if action is None:
             what = "in its reset"
         elif isinstance(action, Agent):
-            what = f"the agent acts in {step} of this fragment and of others"
+            what = f"the agent acts in step {step} of this fragment and of others"
         else:
-            what = f"{step}, action {action}"
+            what = f"step {step}, action {action}"
         error.add_note(
             f"In fragment {env.fragment_id} of iteration {iteration}: {name_of(env.gym)}, episode "
-            f"with seed {env.seed}, {what}."
+            f"with seed {seed}, {what}."
         )
-        return env.fragment_id
+        return int(env.fragment_id)
 
     def close(self) -> None:
         """Close the environments."""
@@ -185,24 +220,3 @@ def _make(make_env: Callable[[], Any], index: int) -> Any:
     except Exception as error:
         error.add_note(f"While making the environment of env {index}.")
         raise
-
-
-def _mask_of(info: Mapping[str, Any], size: int) -> Array:
-    """Return the choices that may be taken, (size,); several choices at once stand in a row.
-
-    Raises:
-        ValueError: if the environment gave a mask before and does not now, or one of another size.
-    """
-    mask = info.get("action_mask")
-    if mask is None:
-        raise ValueError(
-            f'info["action_mask"] must come with every reset and every step once it has come: this '
-            f"info has {sorted(info)}"
-        )
-    mask = np.concatenate([np.ravel(each) for each in mask]) if isinstance(mask, tuple) else mask
-    if np.size(mask) != size:
-        raise ValueError(
-            f'info["action_mask"] must have one entry for each of {size} choices: got shape '
-            f"{np.shape(mask)}"
-        )
-    return np.ravel(mask)

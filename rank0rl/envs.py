@@ -7,7 +7,7 @@ import difflib
 import importlib
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -233,6 +233,30 @@ def refuse_running_statistics(env: gym.Env[Any, Any]) -> None:
             f"differ on every rank: leave the wrapper out; the agents here normalize observations "
             f"and scale values themselves, with statistics of all ranks"
         )
+
+
+def spaces_in_words(env: gym.Env[Any, Any]) -> str:
+    """Return what all environments of a run must have in common. Bounds of observations may differ."""
+    obs = describe(env).obs
+    return f"actions {env.action_space} and observations {obs.shape} {obs.dtype}"
+
+
+def refuse_other_spaces(words: Mapping[int, str]) -> None:
+    """Refuse environments that do not all have the same spaces.
+
+    Args:
+        words: index of an env -> its `spaces_in_words`.
+
+    Raises:
+        ValueError: naming the first env that differs.
+    """
+    first = next(iter(words), None)
+    for env, its in words.items():
+        if first is not None and its != words[first]:
+            raise ValueError(
+                f"all environments of a run must have the same spaces: env {first} has "
+                f"{words[first]}; env {env} has {its}"
+            )
 
 
 def first_choice(env: gym.Env[Any, Any]) -> Any:

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import seeding
-from rank0rl.agent import Agent, Fragment, Spaces
+from rank0rl.agent import Agent, Fragment, Spaces, check_acted
 from rank0rl.batch import Batch, Buffer
 from rank0rl.env_block import Env, EnvBlock
 from rank0rl.envs import name_of
+from rank0rl.fragments import End, cut, first_not_finite
 
 Array = npt.NDArray[Any]
 
@@ -172,7 +173,7 @@ class Rollout:
 
     def _collect_envs(self, agent: Agent, iteration: int, envs: list[Env]) -> list[Fragment]:
         """Step these envs, which are neighbours, T times."""
-        ends: dict[int, list[tuple[int, Array]]] = {env.row: [] for env in envs}
+        ends: dict[int, list[End]] = {env.row: [] for env in envs}
         noise = np.stack(
             [self._noise(agent, iteration, env.index)(self._steps) for env in envs], axis=1
         )
@@ -183,12 +184,14 @@ class Rollout:
             if env.over:
                 self.block.begin_next(env)
         for t in range(self._steps):
-            for env, last_obs in self._step(agent, envs, (rows, t), noise[t], fragment_id):
-                ends[env.row].append((t, last_obs))
+            for env, last_obs in self._step(agent, envs, (rows, t), noise[t], fragment_id, t == 0):
+                ends[env.row].append(self._end(env, t, last_obs))
                 self.block.begin_next(env)
         for env in envs:
-            if not ends[env.row] or ends[env.row][-1][0] != self._steps - 1:
-                ends[env.row].append((self._steps - 1, self.block.obs[env.row].copy()))
+            if not ends[env.row] or ends[env.row][-1].t != self._steps - 1:
+                ends[env.row].append(
+                    self._end(env, self._steps - 1, self.block.obs[env.row].copy())
+                )
         return [self._fragment(env, self._steps, ends[env.row]) for env in envs]
 
     def _collect_episodes(self, agent: Agent, iteration: int) -> Iterator[list[Fragment]]:
@@ -197,6 +200,7 @@ class Rollout:
         cuts = list(self._cuts)
         fragments: list[Fragment] = []
         given = 0
+        fully = True
         todo = self._episodes()
         idle = list(reversed(self.envs[: self._at_once]))
         active: list[Env] = []
@@ -223,18 +227,22 @@ class Rollout:
             fragment_id = np.array([env.fragment_id for env in active])
             self._buffer.reserve(int(steps.max()) + 1)
             now = noise[rows, steps % _BLOCK]
-            for env, last_obs in self._step(agent, active, (rows, steps), now, fragment_id):
+            for env, last_obs in self._step(agent, active, (rows, steps), now, fragment_id, fully):
                 length = int(self.block.length[env.row])
-                fragments.append(self._fragment(env, length, [(length - 1, last_obs)], copy=True))
+                end = self._end(env, length - 1, last_obs)
+                fragments.append(self._fragment(env, length, [end], copy=True))
                 active.remove(env)
                 idle.append(env)
+            fully = False
         yield from ([] for _ in cuts)
         yield fragments
 
     def _step(
-        self, agent: Agent, envs: list[Env], at: Any, noise: Array, fragment_id: Array
+        self, agent: Agent, envs: list[Env], at: Any, noise: Array, fragment_id: Array, fully: bool
     ) -> list[tuple[Env, Array]]:
         """Step these envs once, and write what came at [at] = [rows, steps] of the buffer.
+
+        With `fully`, all that the environments answer is checked.
 
         Returns:
             The envs whose episode ended, each with its last observation.
@@ -245,31 +253,20 @@ class Rollout:
         if block.mask is None or not self._takes_mask:
             act, extras = agent.act(obs, noise, fragment_id)
         else:
-            mask = block.mask[rows].copy()
+            mask = block.allowed(envs, rows, agent)
             act, extras = agent.act(obs, noise, fragment_id, mask=mask)
             extras = {**extras, "action_mask": mask}
         for name, value in (("act", act), *extras.items()):
             if name not in self._buffer.rows:
-                self._check_acted(name, value, len(obs))
+                check_acted(name, value, len(obs), self.spaces.act)
         self._buffer.write(at, obs=obs, act=act, **extras)
-        rew, terminated, truncated, ended = block.step(envs, rows, act)
+        rew, terminated, truncated, ended = block.step(envs, rows, act, fully)
         for env, _ in ended:
             self._finished["fragment_id"].append(env.fragment_id)
             self._finished["return"].append(block.ret[env.row])
             self._finished["length"].append(block.length[env.row])
         self._buffer.write(at, rew=rew, terminated=terminated, truncated=truncated)
         return ended
-
-    def _check_acted(self, name: str, value: Any, rows: int) -> None:
-        """Raise ValueError unless what `act` returned is an array with a row for each env."""
-        row = self.spaces.act.shape if name == "act" else np.shape(value)[1:]
-        is_array = isinstance(value, np.ndarray)
-        if not is_array or value.shape != (rows, *row) or value.dtype.hasobject:
-            kind = f"{value.dtype} {value.shape}" if is_array else type(value)
-            raise ValueError(
-                f"act must return {'actions' if name == 'act' else repr(name)} as an array of shape "
-                f"{(rows, *row)}, a row for each observation: got {kind}"
-            )
 
     def _noise(self, agent: Agent, iteration: int, fragment_id: int) -> Callable[[int], Array]:
         """Return a function that draws the next (T, k) numbers of the fragment's own stream."""
@@ -281,17 +278,16 @@ class Rollout:
             return lambda steps: rng.standard_normal((steps, k), dtype=np.float32)
         return lambda steps: rng.random((steps, k), dtype=np.float32)
 
-    def _fragment(
-        self, env: Env, steps: int, ends: list[tuple[int, Array]], copy: bool = False
-    ) -> Fragment:
+    def _end(self, env: Env, t: int, last_obs: Array) -> End:
+        return End(t, last_obs, env.seed, int(self.block.length[env.row]))
+
+    def _fragment(self, env: Env, steps: int, ends: list[End], copy: bool = False) -> Fragment:
         rows = {name: array[env.row, :steps] for name, array in self._buffer.rows.items()}
         if copy:  # the env goes on to another fragment before this one is processed
             rows = {name: array.copy() for name, array in rows.items()}
-        known = ("obs", "act", "rew", "terminated", "truncated")
-        return Fragment(
-            fragment_id=env.fragment_id,
-            end=np.array([t for t, _ in ends]),
-            end_obs=np.stack([obs for _, obs in ends]),
-            extras={name: array for name, array in rows.items() if name not in known},
-            **{name: rows[name] for name in known},
-        )
+        fragment = cut(env.fragment_id, rows, ends)
+        if found := first_not_finite(fragment, ends):
+            what, *place = found
+            self.block.doing = env, *place
+            raise ValueError(f"rewards and observations must be finite numbers: {what}")
+        return fragment

@@ -14,6 +14,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
+from rank0rl import envs
 from rank0rl.collector import Collector, make_rollout
 from rank0rl.evaluation import Evaluation
 from rank0rl.learner import Learner, Overlap
@@ -66,6 +67,8 @@ def start(
         rollout = stack.enter_context(
             closing(make_rollout(options, comm.get_rank(), comm.get_nworkers()))
         )
+        words = comm.allgather_obj(rollout.block.words, "the spaces of every rank's environments")
+        envs.refuse_other_spaces({env: its for rank in words for env, its in rank.items()})
         agent = make_agent(options, agent_options, rollout.spaces)
         collector = Collector(agent, rollout, options, phases)
         hooks = make_hooks(options, folder)

@@ -17,7 +17,7 @@ LAYERS = {
         f"rank0rl.mpi.{name}"
         for name in (
             *("launch", "launcher", "supervisor", "job", "hosts", "environment", "loopback"),
-            *("places", "processes", "diagnosis", "streams"),
+            *("places", "processes", "diagnosis", "streams", "leftovers", "room"),
         )
     },  # what the process loads that the user starts
     "mpi": {"rank0rl.mpi."},
@@ -27,7 +27,10 @@ LAYERS = {
     "nets": {"rank0rl.nets."},
     "rollout": {
         f"rank0rl.{name}"
-        for name in ("envs", "env_block", "env_process", "env_server", "rollout")
+        for name in (
+            *("envs", "env_answers", "env_block", "env_process", "env_server"),
+            *("fragments", "rollout"),
+        )
     },
     "run": {"rank0rl.run."},
     "loop": {f"rank0rl.{name}" for name in ("trainer", "collector", "learner", "evaluation")},

@@ -300,3 +300,129 @@ def test_an_extra_cannot_take_the_place_of_the_actions():
 
     with pytest.raises(TypeError, match="act"):
         make(steps=5).collect(Wrong(), 0)
+
+
+class Answers(toy_envs.Count):
+    """Answers to the step of this number, 0 for the reset, as a function changes its answer."""
+
+    def __init__(self, change, at=1, dtype=np.float32, shape=(3,)):
+        super().__init__(length=4)
+        self.observation_space = gym.spaces.Box(0, 100, shape, dtype)
+        self.change, self.at = change, at
+
+    def reset(self, **kwargs):
+        super().reset(**kwargs)
+        answer = self._zeros(), {}
+        return self.change(*answer) if self.at == 0 else answer
+
+    def step(self, action):
+        _, rew, terminated, truncated, info = super().step(action)
+        answer = self._zeros(), rew, terminated, truncated, info
+        return self.change(*answer) if self.t == self.at else answer
+
+    def _zeros(self):
+        return np.zeros(self.observation_space.shape, self.observation_space.dtype)
+
+
+def answering(change, mode="steps", **kwargs):
+    """Two envs, the second of which answers as it should not."""
+    made = iter([lambda *answer: answer, change])
+    how = {"steps": 3} if mode == "steps" else {"episodes": lambda: iter(range(2))}
+    return Rollout(lambda: Answers(next(made), **kwargs), range(2), SEED, **how)
+
+
+def with_obs(obs):
+    return lambda _, *rest: (obs, *rest)
+
+
+# changed answer, number of the step, further arguments -> what the error says
+WRONG = [
+    (with_obs(np.zeros(1)), 1, {}, "float64 (1,)"),
+    (with_obs(0.5), 1, {}, "got 0.5"),
+    (with_obs(np.zeros(3, complex)), 1, {}, "complex128 (3,)"),
+    (with_obs(np.array([300.5, 0, 0])), 1, {"dtype": np.uint8}, "numbers of uint8"),
+    (with_obs([-1, 0, 0]), 1, {"dtype": np.uint8}, "got [-1, 0, 0]"),
+    (with_obs([[0], [0, 1], 0]), 1, {}, "got [[0], [0, 1], 0]"),
+    (with_obs(np.zeros(4)), 3, {}, "float64 (4,)"),  # at a later step
+    (lambda o, r, *rest: (o, "1", *rest), 1, {}, "the reward must be real numbers"),
+    (lambda o, r, *rest: (o, np.ones(1), *rest), 1, {}, "float64 (1,)"),
+    (lambda o, r, *rest: (o, None, *rest), 1, {}, "the reward"),
+    (lambda o, r, t, *rest: (o, r, "no", *rest), 1, {}, "terminated must be True or False"),
+    (lambda o, r, t, *rest: (o, r, "no", *rest), 3, {}, "terminated must be True or False"),
+    (lambda o, r, t, c, i: (o, r, t, "no", i), 2, {}, "truncated must be True or False"),
+    (lambda o, r, t, c, i: (o, r, t, i), 1, {}, "step must return an observation, reward"),
+    (lambda o, r, t, c, i: (o, r, t, i), 3, {}, "step must return an observation, reward"),
+    (lambda *answer: None, 1, {}, "step must return an observation, reward"),
+    (with_obs(np.zeros(1)), 0, {}, "float64 (1,)"),
+    (lambda obs, info: obs, 0, {}, "reset must return an observation and an info"),
+    (lambda obs, info: obs, 0, {"shape": (2,)}, "reset must return an observation and an info"),
+    (lambda obs, info: (obs, None), 0, {}, "reset must return an observation and an info"),
+]
+
+
+@pytest.mark.parametrize("mode", ["steps", "episodes"])
+@pytest.mark.parametrize(("change", "at", "kwargs", "said"), WRONG)
+def test_a_wrong_answer_is_one_error_that_names_env_seed_and_step(mode, change, at, kwargs, said):
+    with pytest.raises(ValueError) as error:
+        answering(change, mode, at=at, **kwargs).collect(NoiseAgent(), 1)
+    key = (1, 0) if mode == "steps" else (1, 1)
+    where = f"In fragment 1 of iteration 1: Answers, episode with seed {seeding.integer(SEED, 'reset', *key)}"
+    what = f"step {at}, action [" if at else "in its reset"
+    assert said in str(error.value)
+    assert [note.partition(", action [")[0] for note in error.value.__notes__] == [
+        f"{where}, {what}".partition(", action [")[0] + ("" if at else ".")
+    ]
+    assert error.value.__cause__ is None
+    assert error.value.__suppress_context__
+
+
+LEGAL = [
+    (with_obs(np.full(3, 1 / 3)), {}),
+    (with_obs([1, 2, 3]), {}),
+    (with_obs(np.array([1, 2, 3])), {"dtype": np.uint8}),
+    (with_obs([1.0, 2.0, 3.0]), {"dtype": np.uint8}),
+    (with_obs(np.float64(0.1)), {"shape": ()}),
+    (lambda o, r, t, c, i: (o, np.float32(r), np.bool_(t), np.bool_(c), i), {}),
+    (lambda o, r, t, c, i: (o, np.array(r), np.array(t), 0, i), {}),
+    (lambda o, r, t, c, i: [o, 2**70, int(t), False, None], {}),
+]
+
+
+@pytest.mark.parametrize("at", [1, 2])
+@pytest.mark.parametrize(("change", "kwargs"), LEGAL)
+def test_what_can_be_taken_without_a_loss_is_taken(change, kwargs, at):
+    answering(change, at=at, **kwargs).collect(NoiseAgent(), 1)
+
+
+INFINITE = with_obs(np.array([0, np.inf, 0]))
+NAN = lambda o, r, *rest: (o, float("nan"), *rest)  # noqa: E731
+
+
+@pytest.mark.parametrize("mode", ["steps", "episodes"])
+@pytest.mark.parametrize(
+    ("change", "at", "iteration"),
+    [(INFINITE, 0, 1), (INFINITE, 3, 1), (INFINITE, 4, 2), (NAN, 1, 1), (NAN, 3, 1), (NAN, 4, 2)],
+)
+def test_what_is_not_finite_is_found_in_its_iteration(mode, change, at, iteration):
+    rollout = answering(change, mode, at=at)
+    with pytest.raises(ValueError, match="finite numbers: the (observation|reward) is") as error:
+        for number in range(1, 3):
+            rollout.collect(NoiseAgent(), number)
+    key, found = ((1, 0), iteration) if mode == "steps" else ((1, 1), 1)
+    seed = seeding.integer(SEED, "reset", *key)
+    [note] = error.value.__notes__
+    assert f"In fragment 1 of iteration {found}: Answers, episode with seed {seed}, " in note
+    assert (f"step {at}, action [" if at else "in its reset") in note
+    assert rollout.failed_at == (found, 1)
+
+
+def test_all_envs_must_have_the_same_spaces():
+    sizes = iter([2, 2, 3])
+
+    class Sized(toy_envs.Count):
+        def __init__(self):
+            super().__init__(action_start=0)
+            self.action_space = gym.spaces.Discrete(next(sizes))
+
+    with pytest.raises(ValueError, match=r"env 4 has .*Discrete\(2\).*; env 6 has .*Discrete\(3\)"):
+        Rollout(Sized, range(4, 7), SEED, steps=3)

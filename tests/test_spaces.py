@@ -59,6 +59,25 @@ class Unmasked(PPO):
         return super().act(obs, noise, fragment_id)
 
 
+@pytest.mark.parametrize("act", MASKED)
+def test_the_mask_of_a_last_step_may_allow_nothing(act, monkeypatch, tmp_path):
+    step = Spaced.step
+
+    def ends(self, action):
+        obs, rew, terminated, truncated, info = step(self, action)
+        if terminated:
+            info = {"action_mask": np.zeros(sum(map(len, masks_of(info))))}
+        return obs, rew, terminated, truncated, info
+
+    monkeypatch.setattr(Spaced, "step", ends)
+    two_iterations("ppo", tmp_path, act=act, masked=True)
+
+
+def masks_of(info):
+    mask = info["action_mask"]
+    return mask if isinstance(mask, tuple) else (mask,)
+
+
 def test_an_agent_that_takes_no_mask_is_given_none(tmp_path):
     size = {"num_envs": 2, "steps_per_batch": 8, "total_steps": 16}
     kwargs = {"env_id": "toy_envs:Spaced-v0", "env_kwargs": {"masked": True, "strict": False}}
@@ -69,7 +88,9 @@ def test_an_agent_that_takes_no_mask_is_given_none(tmp_path):
     ("info", "said"),
     [
         ({}, "must come with every reset and every step"),
+        (None, "must come with every reset and every step"),
         ({"action_mask": np.ones(2)}, r"one entry for each of 3 choices: got shape \(2,\)"),
+        ({"action_mask": np.zeros(3)}, r"must allow at least one value of each choice.*\[0 0 0\]"),
     ],
 )
 def test_a_wrong_mask_is_told(info, said, monkeypatch, tmp_path):

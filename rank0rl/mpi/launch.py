@@ -75,7 +75,8 @@ def mpi_fork(
 
     Raises:
         SystemExit: in the original process, with the job's exit code, when the job failed: 1 after
-            an exception, n after `sys.exit(n)`, 128 + s after signal s, 2 if it could not be started.
+            an exception, n after `sys.exit(n)`, 128 + s after signal s, 2 if it could not be started
+            (on several hosts 1).
         ValueError: if n is above 1 and is not the size of the job that runs already, gpu_pct is no
             share, the hosts are wrong (the first is not this one, or they have fewer slots than n),
             a variable in pass_env is not set, or this host lacks room in /dev/shm or for temporary files.
@@ -173,7 +174,8 @@ def _run_once(
     """Run a job in a folder of its own, and add to `env` the run with which a restart continues.
 
     Returns:
-        Names of the hosts that are gone, and the job's exit code, 2 if no rank was started.
+        Names of the hosts that are gone, and the job's exit code; 2 if no rank was started,
+        1 if they should have been on several hosts.
     """
     with leftovers.job_folder() as job:
         jobs.create(job, n)
@@ -196,7 +198,8 @@ def _run_once(
             env[jobs.RESUME] = resume.read_text()
     if code is None:
         message = launchers.not_started(launcher[0], n, supervisor.output, supervisor.launcher)
-        return [], launchers.usage_error(message)
+        wrong_use = launchers.usage_error(message)
+        return [], 1 if len(hosts) > 1 else wrong_use  # another host may be at fault
     return supervisor.lost, code
 
 

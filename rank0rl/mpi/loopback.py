@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 from collections.abc import MutableMapping
+from pathlib import Path
 
 # The number of ranks on this host and of all ranks, as MPICH and Intel MPI, and as Open MPI say them.
 _SIZES = (
@@ -43,16 +44,24 @@ def _close_launchers_ports(alone: bool) -> None:
 
     Each rank inherits the port of MPICH's launcher, and so can say for all what it is bound to.
     """
-    for name in os.listdir("/dev/fd"):
-        with contextlib.suppress(OSError):  # no socket, or a system that does not allow it
-            if not os.get_inheritable(int(name)):  # opened by this process
-                continue
-            with socket.socket(fileno=os.dup(int(name))) as port:
-                if not _listens(port):
-                    continue
-                os.close(int(name))
-                if alone:
+    inherited = _sockets("self").items() & _sockets(str(os.getppid())).items()
+    for descriptor, _ in inherited:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as port:
+            if _listens(port):
+                os.close(descriptor)
+                if alone:  # not every system allows it
                     port.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+
+
+def _sockets(process: str) -> dict[int, str]:
+    """Return descriptor -> the socket's name in the kernel, of a process; nothing where there is no /proc."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for file in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                if (name := str(file.readlink())).startswith("socket:"):
+                    found[int(file.name)] = name
+    return found
 
 
 def _listens(port: socket.socket) -> bool:

@@ -8,7 +8,8 @@ import sys
 import pytest
 from on_ranks import HERE, run
 
-from rank0rl.mpi import environment
+from rank0rl.mpi import environment, launch
+from rank0rl.mpi.hosts import Host
 
 OF_USERS = {"OMP_NUM_THREADS": "1", "WANDB_API_KEY": "secret", "MY_1": "a b;'c'\n", "MY_2": "x"}
 
@@ -58,6 +59,16 @@ if rank0rl.mpi_fork(hosts="localhost,elsewhere", mpiexec="{folder}/mpiexec", pas
 names = [name for name in {names} if name in os.environ]
 open("{folder}/rank" + os.environ["PMI_RANK"], "w").write(" ".join(names))
 """
+
+
+def test_a_launcher_that_starts_nothing_on_other_hosts_is_no_wrong_use(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name, text in (("ssh", "exec cat"), ("mpiexec", "echo HYDRA; exit 9")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    two = [Host("localhost", 1), Host("elsewhere", 1)]
+    command = [str(tmp_path / "mpiexec")]
+    assert [launch.run_ranks(2, command, hosts=two[:k], args=["-c", ""]) for k in (1, 2)] == [2, 1]
 
 
 def test_the_launcher_and_other_hosts_see_no_more_than_the_list(tmp_path):

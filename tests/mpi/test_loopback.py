@@ -30,7 +30,9 @@ def test_only_ranks_that_are_all_here_do_without_the_network(env, alone):
 
 
 def test_ports_that_are_the_ranks_own_stay_open():
+    """Even if programs that the rank starts may have them, as the ports that MPI has opened."""
     with socket.create_server(("127.0.0.1", 0)) as server:
+        server.set_inheritable(True)
         stay_on_loopback({"PMI_SIZE": "1", "MPI_LOCALNRANKS": "1"})
         socket.create_connection(server.getsockname()).close()
 

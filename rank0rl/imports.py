@@ -1,4 +1,4 @@
-"""Why a module of the user's cannot be imported, in few lines."""
+"""A short reason for a module of the user's that cannot be imported."""
 
 from __future__ import annotations
 

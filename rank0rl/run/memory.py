@@ -38,7 +38,7 @@ def check(options: RunOptions, agent: Any, obs: Space) -> None:
     """Refuse what this machine's memory surely cannot hold, before it is built.
 
     This is a lower bound: of one batch's observations, and of one network for each of the agent's
-    options `hidden`, `value_hidden` and the like, the units of each hidden layer.
+    options `hidden`, `value_hidden` and the like, the sizes of each hidden layer.
 
     Args:
         options: options of the run.
@@ -52,9 +52,9 @@ def check(options: RunOptions, agent: Any, obs: Space) -> None:
     needed = {
         f"a batch of {steps} steps": steps * obs.size * np.dtype(obs.dtype).itemsize,
         **{
-            f"a network with {flag(name)} {' '.join(map(str, units))}": _bytes(units, obs)
-            for name, units in vars(agent).items()
-            if name.endswith("hidden") and isinstance(units, tuple)
+            f"a network with {flag(name)} {' '.join(map(str, sizes))}": _bytes(sizes, obs)
+            for name, sizes in vars(agent).items()
+            if name.endswith("hidden") and isinstance(sizes, tuple)
         },
     }
     for what, size in needed.items():
@@ -65,10 +65,10 @@ def check(options: RunOptions, agent: Any, obs: Space) -> None:
             )
 
 
-def _bytes(units: tuple[int, ...], obs: Space) -> int:
+def _bytes(sizes: tuple[int, ...], obs: Space) -> int:
     """Return the size of weights and biases, their gradients, and Adam's two moments, in float32."""
     inputs = 1 if is_image(obs.shape, obs.dtype) else obs.size  # convolutions make an image small
-    return 4 * 4 * sum((n + 1) * m for n, m in pairwise((inputs, *units, 1)))
+    return 4 * 4 * sum((n + 1) * m for n, m in pairwise((inputs, *sizes, 1)))
 
 
 @cache

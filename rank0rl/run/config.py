@@ -95,7 +95,7 @@ def apply(settings: Mapping[str, Any], *options: Any, source: str) -> tuple[Any,
 
 def _refuse(key: str, known: set[str], not_in_file: set[str], source: str) -> None:
     why = "is given on the command line only" if key in not_in_file else "does not exist"
-    close = difflib.get_close_matches(key, known, n=1)
+    close = difflib.get_close_matches(str(key), known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
     raise ValueError(f"{source}: setting {key!r} {why}{hint}")
 

@@ -1,0 +1,247 @@
+"""What is imported because a file names it: for one's own runs anything, for others only what is known."""
+
+import os
+import sys
+import types
+
+import gymnasium
+import pytest
+from runs import SMALL, train
+
+from rank0rl.run import agents, checkpoint, plan, trust
+from rank0rl.tools import evaluate, export, play, replay
+
+OWN = {"algo": "/somewhere/mine.py:Mine", "env_id": "my_envs:Own-v0", "wrappers": ["my_envs:Wrap"]}
+
+
+@pytest.fixture(autouse=True)
+def key(tmp_path, monkeypatch):
+    """Give this test's user no key yet."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state" / "rank0rl" / "key"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"env_id": "Walker2d-v5", "algo": "ppo"},
+        {"env_id": "CartPole", "algo": "algos.trpo:TRPO", "env_kwargs": {"x": 1}},
+        {
+            "env_id": "NoSuch-v0",
+            "wrappers": ["TimeLimit(max_episode_steps=5)", "ClipReward (x=':')"],
+        },
+        {},
+    ],
+)
+def test_what_gymnasium_and_rank0rl_bring_is_imported_for_anybody(settings):
+    assert trust.trusted(settings, "file") == settings
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"env_id": "os:system"},
+        {"env_id": "gymnasium.envs.registration:make"},
+        {"env_id": "rank0rl.mpi.launch:run_ranks"},
+        {"env_id": "Foreign-v0"},
+        {"env_id": "Foreign"},
+        {"algo": "evil"},
+        {"algo": "evil.py"},
+        {"algo": "evil:ppo"},
+        {"algo": "ppo:PPO"},
+        {"algo": "algos.evil:PPO"},
+        {"algo": "../algos/ppo"},
+        {"algo": "algos.ppo.evil:PPO"},
+        {"wrappers": ["ClipAction", "os:system"]},
+        {"wrappers": ["RecordVideo(video_folder='/')"]},
+        {"wrappers": [" os:system (x=1)"]},
+    ],
+)
+def test_all_other_code_is_named_and_not_imported(settings, monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["/bin/python", "train.py", "--resume", "r"])
+    spec = gymnasium.envs.registration.EnvSpec("Foreign-v0", entry_point="foreign.env:Env")
+    monkeypatch.setitem(gymnasium.registry, spec.id, spec)  # as a plug-in registers it
+    with pytest.raises(ValueError, match="imported") as error:
+        trust.trusted(settings, "file", argv=["--resume", "r"])
+    (name,) = settings
+    values = settings[name] if name == "wrappers" else [settings[name]]
+    assert name in str(error.value)
+    assert all(value in str(error.value) for value in values)
+    assert "go on with: python train.py --resume r " in str(error.value)
+    with pytest.raises(ValueError, match=r"--resume r --trust$"):
+        trust.trusted(settings, "file")  # a tool, which has no option to name it
+    assert trust.trusted(settings, "file", trust=True) == settings
+
+
+def test_the_line_to_go_on_with_is_enough(monkeypatch):
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "--resume", "r"])
+    with pytest.raises(ValueError) as error:
+        trust.trusted(OWN, "file", argv=["--resume", "r"])
+    argv = str(error.value).partition("go on with: python train.py ")[2].split()
+    assert trust.trusted(OWN, "file", argv=argv) == OWN
+    for left_out in range(2, len(argv)):
+        if ":" in argv[left_out]:
+            with pytest.raises(ValueError, match="imported"):
+                trust.trusted(OWN, "file", argv=[*argv[:left_out], *argv[left_out + 1 :]])
+
+
+def test_code_is_named_in_either_spelling_and_by_any_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {"algo": f"{tmp_path}/mine.py:Mine"}
+    assert trust.trusted(settings, "f", argv=["--algo=mine.py:Mine"]) == settings
+    assert trust.trusted(settings, "f", argv=["--algo", "./mine.py:Mine"]) == settings
+
+
+@pytest.mark.parametrize("option", ["--resume", "--config", "--run-dir", "--resume="])
+def test_the_name_of_a_folder_is_no_name_of_code(option):
+    argv = [f"{option}os:system"] if option.endswith("=") else [option, "os:system"]
+    with pytest.raises(ValueError, match="imported"):
+        trust.trusted({"env_id": "os:system"}, "f", argv=argv)
+
+
+def test_what_a_terminal_would_not_show_is_escaped():
+    with pytest.raises(ValueError, match=r"\\x1b\[2J.*--trust$") as error:
+        trust.trusted({"algo": "\x1b[2J\n.py"}, "file", argv=[])
+    assert str(error.value).isprintable()
+
+
+def test_ones_own_run_has_a_seal(key):
+    settings = trust.sealed(OWN)
+    assert trust.words_to_go_on(settings) == ""
+    assert trust.trusted(settings, "file") == OWN
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(key.parent) == ["key"]
+    assert trust.trusted({**settings, "lr": 0.5}, "file")  # what imports nothing may be edited
+    for change in (
+        {"algo": "os:system"},
+        {"env_kwargs": {"x": 1}},
+        {"seal": "0" * 64},
+        {"seal": 5},
+    ):
+        with pytest.raises(ValueError, match="imported"):
+            trust.trusted({**settings, **change}, "file")
+    key.unlink()  # another user, or another machine
+    with pytest.raises(ValueError, match="imported"):
+        trust.trusted(settings, "file")
+
+
+def readable(key):
+    key.chmod(0o644)
+
+
+def link(key):
+    key.rename(key.with_name("elsewhere"))
+    key.symlink_to("elsewhere")
+
+
+def fifo(key):
+    key.unlink()
+    os.mkfifo(key)
+
+
+def short(key):
+    key.write_bytes(b"")
+
+
+@pytest.mark.parametrize("spoil", [readable, link, fifo, short])
+def test_a_key_that_others_may_know_is_none(key, spoil):
+    settings = trust.sealed(OWN)
+    spoil(key)
+    with pytest.raises(ValueError, match="imported"):
+        trust.trusted(settings, "file")
+    assert trust.sealed(OWN) == OWN
+
+
+def test_the_first_key_stays(key):
+    trust.sealed(OWN)
+    before = key.read_bytes()
+    trust._make_key(key)  # as another process does that found none
+    assert key.read_bytes() == before
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "relative"])
+def test_without_a_key_the_line_to_go_on_with_names_the_code(home, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", home)
+    monkeypatch.setenv("HOME", "/dev/null")
+    assert trust.sealed(OWN) == OWN
+    words = trust.words_to_go_on(OWN).split()
+    assert words == [
+        *("my_envs:Own-v0", "--wrappers", "my_envs:Wrap"),
+        *("--algo", "/somewhere/mine.py:Mine"),
+    ]
+    assert trust.words_to_go_on({"env_id": "CartPole-v1"}) == ""
+
+
+def test_reference_agents_come_from_beside_rank0rl(tmp_path, monkeypatch):
+    (tmp_path / "cem.py").write_text("raise SystemExit('evil')")
+    other = types.ModuleType("algos")
+    other.__path__ = [str(tmp_path)]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "algos"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "algos", other)
+    agents.load_agent.cache_clear()
+    module = sys.modules[agents.load_agent("cem").__module__]
+    assert module.__file__ == str(agents._ALGOS / "cem.py")
+    agents.load_agent.cache_clear()
+
+
+AGENT = """
+from pathlib import Path
+from algos.ppo import PPO
+Path(__file__).with_name("imported").touch()
+class Mine(PPO): pass
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    """Train a run with an agent of one's own."""
+    agent = tmp_path / "mine.py"
+    agent.write_text(AGENT)
+    args = [*SMALL, "--hidden", "8", "--total-steps", "128", "--stop-after-iterations", "1"]
+    done = train(tmp_path / "r", *args, "--algo", f"{agent}:Mine")
+    (tmp_path / "imported").unlink()
+    agents.load_agent.cache_clear()
+    return tmp_path / "r", done.stdout
+
+
+def test_a_run_of_ones_own_asks_nothing_and_one_of_others_does(mine, key, monkeypatch, capsys):
+    run, said = mine
+    imported, agent = run.parent / "imported", f"{run.parent}/mine.py:Mine"
+    assert f"go on with: python train.py --resume {run}\n" in said
+    monkeypatch.setattr(plan, "lock", lambda *args: None)
+    argv = ["--resume", str(run)]
+    assert plan.prepare(argv, None, 1).options.algo == agent
+    assert imported.exists()
+    imported.unlink()
+    key.unlink()
+    agents.load_agent.cache_clear()
+    with pytest.raises(ValueError, match="imported"):
+        plan.prepare(argv, None, 1)
+    with pytest.raises(ValueError, match="imported"):  # the settings of a run, in a new one
+        plan.prepare(["--config", str(run / "config.toml")], None, 1)
+    for tool, more in (
+        (evaluate, []),
+        (export, []),
+        (play, ["--video", "a.mp4"]),
+        (replay, ["--iteration", "1", "--env", "0"]),
+    ):
+        assert tool.main([str(run), *more]) == 2
+        err = capsys.readouterr().err
+        assert "--trust" in err
+        assert len(err.splitlines()) == 1
+    assert not imported.exists()
+    assert plan.prepare([*argv, "--trust"], None, 1).options.algo == agent
+    assert plan.prepare([*argv, "--algo", agent], None, 1).options.algo == agent
+    assert plan.prepare([], None, 1, restart=str(run)).options.algo == agent
+    assert evaluate.main([str(run), "--episodes", "1", "--trust"]) == 0
+
+
+def test_where_no_key_can_be_the_run_says_how_to_go_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")
+    agent = tmp_path / "mine.py"
+    agent.write_text(AGENT)
+    args = [*SMALL, "--hidden", "8", "--total-steps", "128", "--stop-after-iterations", "1"]
+    done = train(tmp_path / "r", *args, "--algo", f"{agent}:Mine")
+    assert f"--resume {tmp_path / 'r'} --algo {agent}:Mine\n" in done.stdout
+    assert "seal" not in checkpoint.read(checkpoint.latest(tmp_path / "r"))["settings"]

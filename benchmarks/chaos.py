@@ -56,15 +56,16 @@ class Case:
 def right_codes(case: Case, kind: str) -> set[int]:
     """Return the exit codes that are right after the signal of a case to a process of this kind.
 
-    128 + s if signal s ended the supervisor or a rank, or stopped a rank; also 1 for a process between them. 0 if
-    the job was over already, recovered, or went on because only the supervisor was stopped for a while.
+    128 + s if signal s ended the supervisor or a rank, or stopped a rank; also 1 for a process between them, and 15
+    with which MPICH ends a rank that loses its proxy in MPI_Init. 0 if the job was over already, recovered, or went
+    on because only the supervisor was stopped for a while.
     """
     code = 128 + case.signum
     if kind == "supervisor":
         return {0} if case.signum == SIGSTOP else {code}
     if case.restarts or not kind:
         return {0}
-    return {0, code} if kind == "rank" else {0, 1, code}
+    return {0, code} if kind == "rank" else {0, 1, 15, code}
 
 
 class Chaos:

@@ -104,12 +104,19 @@ def survivors(folder: Path) -> list[int]:
 def kill_all(folder: Path) -> None:
     """Kill every process of the job, with what it has started. Some launchers give each rank a session."""
     end = time.monotonic() + _KILL_S
-    while (ids := survivors(folder)) and time.monotonic() < end:
+    dying: set[int] = set()
+    while (ids := survivors(folder)) or dying:
         for process_id in ids:
             with contextlib.suppress(OSError):
                 if os.getpgid(process_id) != os.getpgrp():
                     os.killpg(os.getpgid(process_id), signal.SIGKILL)
                 os.kill(process_id, signal.SIGKILL)
+        # A process that has given its memory back, and with it its environment, still has open files.
+        dying = {
+            process_id for process_id in dying.union(ids) if state(process_id) not in ("", "Z")
+        }
+        if time.monotonic() > end:
+            break
         time.sleep(0.01)
 
 

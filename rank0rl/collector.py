@@ -15,6 +15,7 @@ from rank0rl.agent import Agent, Fragment, check_processed
 from rank0rl.batch import Batch, Gathered
 from rank0rl.env_block import envs_of
 from rank0rl.env_process import EnvProcess
+from rank0rl.env_retry import RetriedEnv, take_failures
 from rank0rl.mpi import comm, hashes, weights
 from rank0rl.mpi.counter import Counter
 from rank0rl.mpi.gather import rank0_accum_batches
@@ -106,7 +107,11 @@ class Collector:
         """
         with self._phases("wait"):
             mine = [int(1e6 * self._took_s), int(1e6 * memory.peak_mb())]
-            of_ranks = check_layout({}, "seconds and memory of ranks", numbers=mine) / 1e6
+            failures = {}
+            if self._options.survives_env_errors:
+                failures = take_failures(env.gym for env in self.rollout.envs)
+            numbers = [*mine, *failures.values()]
+            of_ranks = check_layout({}, "seconds and memory of ranks", numbers=numbers)
         with self._phases("gather"):
             gathered = rank0_accum_batches(self.rolled)
             rows, ended = gathered.get("rows", {}), gathered["ended"]
@@ -115,7 +120,8 @@ class Collector:
             rows = batches.in_order(rows, rows["fragment_id"]) if rows else {}
             ended = batches.in_order(ended, ended["fragment_id"])
             steps = int(gathered["fragments"]["steps"].sum())
-            ranks = {"took_s": of_ranks[:, 0], "peak_mb": of_ranks[:, 1]}
+            ranks = {"took_s": of_ranks[:, 0] / 1e6, "peak_mb": of_ranks[:, 1] / 1e6}
+            ranks |= dict(zip(failures, of_ranks[:, 2:].T, strict=True))
         if not comm.get_rank():
             self._unfinished.add(gathered.get("envs", {}))
         self.rolled = {}
@@ -172,11 +178,17 @@ class Collector:
 
 def env_maker(options: RunOptions) -> Callable[[], Any]:
     """Return the function that makes one environment of a run, in a process of its own if so asked."""
-    make = functools.partial(envs.make, options.env_id, options.wrappers, **options.env_kwargs)
-    if not options.env_processes:
-        return make
-    preload = envs.own_module(options.env_id)
-    return functools.partial(EnvProcess, make, options.step_timeout, preload)
+    make: Callable[[], Any] = functools.partial(
+        envs.make, options.env_id, options.wrappers, **options.env_kwargs
+    )
+    if options.env_processes:
+        preload = envs.own_module(options.env_id)
+        make = functools.partial(EnvProcess, make, options.step_timeout, preload)
+    if options.survives_env_errors:
+        truncate = options.on_env_error == "truncate"
+        limit = options.max_replay_steps
+        make = functools.partial(RetriedEnv, make, options.env_retries, truncate, limit)
+    return make
 
 
 def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None = None) -> Rollout:

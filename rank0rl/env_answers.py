@@ -27,7 +27,7 @@ def check_reset(answer: Any, like: Array) -> None:
         answer: the answer.
         like: an array of the shape and dtype that observations have here.
     """
-    if not (_has_length(answer, 2) and isinstance(answer[1], Mapping)):
+    if not (has_length(answer, 2) and isinstance(answer[1], Mapping)):
         raise ValueError(
             f"reset must return an observation and an info, which is a dict, as gymnasium.Env "
             f"defines it: got {_short(answer)}"
@@ -42,7 +42,7 @@ def check_step(answer: Any, like: Array) -> None:
         answer: the answer.
         like: an array of the shape and dtype that observations have here.
     """
-    if not _has_length(answer, 5):
+    if not has_length(answer, 5):
         raise ValueError(
             f"step must return an observation, reward, terminated, truncated and info, as "
             f"gymnasium.Env defines it: got {_short(answer)}"
@@ -82,7 +82,8 @@ def mask_of(info: Any, size: int) -> Array:
     return np.ravel(mask)
 
 
-def _has_length(answer: Any, length: int) -> bool:
+def has_length(answer: Any, length: int) -> bool:
+    """Return True if an answer consists of so many things."""
     return isinstance(answer, tuple | list) and len(answer) == length
 
 

@@ -29,7 +29,7 @@ LAYERS = {
         f"rank0rl.{name}"
         for name in (
             *("envs", "env_answers", "env_block", "env_process", "env_server"),
-            *("fragments", "rollout"),
+            *("env_retry", "fragments", "rollout"),
         )
     },
     "run": {"rank0rl.run."},

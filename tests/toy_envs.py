@@ -174,6 +174,28 @@ class Breaks(Endless):
         return super().step(action)
 
 
+class Flaky(gym.Wrapper):
+    """CartPole that raises at random when it is reset or stepped; all else is CartPole's own."""
+
+    chance = random.Random(0)  # of all in this process, so that no failure comes again
+
+    def __init__(self, share=0.01):
+        super().__init__(gym.make("CartPole-v1", disable_env_checker=True))
+        self.share = share
+
+    def reset(self, **kwargs):
+        self._fail()
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self._fail()
+        return super().step(action)
+
+    def _fail(self):
+        if self.chance.random() < self.share:
+            raise ConnectionError("on purpose")
+
+
 class Sleeps(Endless):
     """Takes a time for a step in which other processes can work; lane 1 of seed 0 may take longer."""
 
@@ -279,6 +301,7 @@ _ALL = (
     Latent,
     Restless,
     Breaks,
+    Flaky,
     Spaced,
 )
 for env in _ALL:

@@ -56,6 +56,11 @@ class Logger:
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
 
     @property
+    def columns(self) -> list[str]:
+        """Columns of progress.csv; none before the first row."""
+        return self._names
+
+    @property
     def rows_sha256(self) -> str:
         """SHA-256 of the header and the rows so far, by which `check_rows` knows them again."""
         return self._sha256.hexdigest()

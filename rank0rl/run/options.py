@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -98,6 +98,10 @@ class RunOptions(LaunchOptions):
     """Wrappers from gymnasium.wrappers, or module:Class, the innermost first. Examples: TimeAwareObservation, "FrameStackObservation(stack_size=4)"."""
     env_kwargs: Pairs = setting({}, changes_curve=True, resume=False)
     """Arguments of the environment, such as healthy_reward=0.5. Values are JSON."""
+    env_retries: int = setting(0, "[0, inf)", changes_curve=False, resume=True)
+    """Number of times that a failing step is tried again. The environment that raised is made anew, and its episode is repeated up to that step, so the curve stays the same. Episodes longer than --max-replay-steps are not repeated."""
+    on_env_error: Literal["stop", "truncate"] = setting("stop", changes_curve=True, resume=True)
+    """What happens if an environment goes on failing at the same step: stop the run, or truncate the episode there."""
     env_processes: bool = setting(False, changes_curve=False, resume=True)
     """Run every environment in a process of its own. If it crashes or exits, that is an error of this environment, as if it had raised, and not the end of its rank. A step takes longer."""
     step_timeout: float | None = setting(None, "(0, inf)", changes_curve=False, resume=True)
@@ -121,6 +125,11 @@ class RunOptions(LaunchOptions):
         if self.episodes_per_batch:
             return 0
         return self.steps_per_batch // self.num_envs if self.steps_per_batch else 64
+
+    @property
+    def survives_env_errors(self) -> bool:
+        """True if a run may go on after an environment has raised."""
+        return self.env_retries > 0 or self.on_env_error == "truncate"
 
     def check(self, nworkers: int) -> None:
         """Check what depends on several options, and on the number of ranks.

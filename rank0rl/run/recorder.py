@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from rank0rl.batch import Batch, Gathered
+from rank0rl.env_retry import FAILURES
 from rank0rl.mpi import comm, hashes, job
 from rank0rl.run import checkpoint
 from rank0rl.run.interrupt import Interrupted
@@ -116,6 +117,7 @@ class Recorder:
                 "longest": float(max(batch.ended["length"], default=np.nan)),
             },
             "evaluation": _evaluation(evaluated) if self._options.eval_every else {},
+            "failures": _failures(batch.ranks, self._logger.columns),
             "speed": {
                 "steps_per_s": steps_per_s,
                 **{f"{phase}_s": phases.get(phase, 0.0) for phase in PHASES},
@@ -241,6 +243,13 @@ def _evaluation(evaluated: Batch | None) -> dict[str, float | str]:
         "eval_return_std": float(np.std(evaluated["return"])),
         "eval_length": _mean(evaluated["length"]),
     }
+
+
+def _failures(told: Mapping[str, Any], columns: Sequence[str]) -> dict[str, float]:
+    """Return the failures of environments; nothing in a run that began without an option to survive them."""
+    if FAILURES[0] not in (columns or told):
+        return {}
+    return {name: float(told[name].sum()) if name in told else 0.0 for name in FAILURES}
 
 
 def _of_ranks(told: Mapping[str, Any]) -> dict[str, float]:

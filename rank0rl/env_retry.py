@@ -1,0 +1,170 @@
+"""Repeat an episode whose environment has failed, from its seed and its actions.
+
+An episode is its seed and its actions. So a failure that does not come again, such as one of a server or a
+file, leaves the learning curve as it would have been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from rank0rl.env_answers import has_length
+from rank0rl.envs import name_of
+
+FAILURES = ("env_mended", "env_truncated")
+"""Columns of the record: failures after which the episode went on, and those that cut it off."""
+
+
+class NotRepeatedError(RuntimeError):
+    """An error for an environment that does not repeat an episode from its seed and actions."""
+
+
+class RetriedEnv:
+    """A gymnasium environment that is made anew when it raises, and whose episode is then repeated.
+
+    Args:
+        make: makes the environment.
+        retries: number of failures at the same step of an episode after which it is repeated.
+        truncate: end the episode at a step that fails once more. Otherwise its error is raised.
+        max_steps: longest episode that is repeated, in steps.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], retries: int, truncate: bool, max_steps: int
+    ) -> None:
+        """Make the environment."""
+        self._make, self._retries, self._truncate = make, retries, truncate
+        self._max_steps = max_steps if retries else 0
+        self._env = make()
+        self._broken = False
+        self.failures = dict.fromkeys(FAILURES, 0)
+        """Number of failures since `take_failures`, by what became of them."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the environment has under another name, such as its spaces."""
+        return getattr(self._env, name)
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the environment; make it anew if that fails."""
+        self._reset = kwargs
+        self._done: list[tuple[Any, Any]] = []  # actions and rewards of the episode
+        self._steps = 0
+        self._failed: Counter[int] = Counter()  # step, 0 for the reset -> its failures
+        try:
+            answer = self._begin()
+        except Exception as error:
+            answer = self._again(error, None)
+        if has_length(answer, 2):
+            self._seen, self._info = np.array(answer[0]), answer[1]
+        return answer
+
+    def step(self, action: Any) -> Any:
+        """Step the environment; repeat the episode if that fails."""
+        try:
+            answer = self._env.step(action)
+        except Exception as error:
+            answer = self._again(error, action)
+        self._steps += 1
+        if has_length(answer, 5):
+            self._seen, self._info = np.array(answer[0]), answer[4]
+            if self._steps <= self._max_steps:
+                self._done.append((copy.copy(action), answer[1]))
+        return answer
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _begin(self) -> Any:
+        """Reset the environment, a new one if the last one has failed."""
+        if self._broken:
+            with contextlib.suppress(Exception):
+                self._env.close()
+            self._env = self._make()
+            self._broken = False
+        return self._env.reset(**self._reset)
+
+    def _again(self, error: Exception, action: Any) -> Any:
+        """Return the answer to a step that has failed, or to a reset if there is no action.
+
+        Raises:
+            NotRepeatedError: if the repeated episode is another one.
+            Exception: what the environment has raised, if it goes on failing.
+        """
+        self._failed_at = self._steps + (action is not None)
+        failures = 0
+        while True:
+            self._broken = True
+            failures += 1
+            self._failed[self._failed_at] += 1
+            if self._failed[self._failed_at] > self._retries or len(self._done) < self._steps:
+                return self._give_up(error, action)
+            warnings.warn(
+                f"{name_of(self)} raised {type(error).__name__}: {error}; its episode is repeated",  # type: ignore[arg-type]
+                RuntimeWarning,
+                stacklevel=3,
+            )
+            try:
+                answer = self._repeat(error)
+                if action is not None:
+                    self._failed_at = self._steps + 1
+                    answer = self._env.step(action)
+            except NotRepeatedError:
+                raise
+            except Exception as another:
+                error = another
+            else:
+                self.failures["env_mended"] += failures
+                return answer
+
+    def _repeat(self, error: Exception) -> Any:
+        """Bring a new environment to the last step before the one that failed; return the reset's answer."""
+        self._failed_at = 0
+        begun = self._begin()
+        if not self._steps:
+            return begun
+        answer = (begun[0], None, False, False)
+        for action, rew in self._done:
+            self._failed_at += 1
+            answer = self._env.step(action)
+            if answer[1] != rew or answer[2] or answer[3]:
+                break
+        else:
+            if np.array(answer[0]).tobytes() == self._seen.tobytes():
+                return begun
+        raise NotRepeatedError(
+            f"{name_of(self)} does not repeat an episode from its seed and actions, so after a "  # type: ignore[arg-type]
+            f"failure in step {self._steps + 1} the curve would be another one; leave --env-retries "
+            f"out, or find out why with python -m rank0rl check"
+        ) from error
+
+    def _give_up(self, error: Exception, action: Any) -> Any:
+        """Return the answer that ends the episode at a step that cannot be made; raise if there is none."""
+        if self._truncate and action is not None:
+            self.failures["env_truncated"] += 1
+            return self._seen.copy(), 0.0, False, True, self._info
+        if self._retries:
+            error.add_note(
+                f"The environment was made anew after {self._failed[self._failed_at] - 1} failures at "
+                f"this step; --env-retries is {self._retries}."
+                if len(self._done) == self._steps
+                else f"The episode is longer than --max-replay-steps {self._max_steps}, so it is not repeated."
+            )
+        raise error
+
+
+def take_failures(envs: Iterable[Any]) -> dict[str, int]:
+    """Return the failures of these environments since the last call, by what became of them."""
+    taken = dict.fromkeys(FAILURES, 0)
+    for env in envs:
+        for name in taken:
+            taken[name] += env.failures[name]
+            env.failures[name] = 0
+    return taken

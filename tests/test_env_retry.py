@@ -1,0 +1,216 @@
+"""An environment that fails is made anew, and its episode repeated: the curve is the same."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import toy_envs
+from in_process import train_here
+from on_ranks import HERE
+from runs import curve, resume, sha, table, train
+
+from algos.ppo import PPO, PPOOptions
+from rank0rl.agent import NoOptions
+from rank0rl.env_retry import FAILURES, NotRepeatedError, RetriedEnv, take_failures
+from rank0rl.rollout import Rollout
+from rank0rl.tools.check import RandomAgent
+
+SEED = 3
+pytestmark = pytest.mark.filterwarnings("ignore:.*its episode is repeated")
+
+
+class Fails(toy_envs.Count):
+    """Tells a function each step before it is made, -1 for making and 0 for the reset, so that it may raise."""
+
+    def __init__(self, fails, **kwargs):
+        self.fails = fails
+        fails(-1)
+        super().__init__(**{"length": 5, **kwargs})
+
+    def reset(self, **kwargs):
+        self.fails(0)
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        self.fails(self.t + 1)
+        return super().step(action)
+
+    def close(self):
+        raise ZeroDivisionError("closing fails too")
+
+
+class Plan:
+    """Raises at these steps, in this order."""
+
+    def __init__(self, *steps):
+        self.steps, self.calls = list(steps), []
+
+    def __call__(self, step):
+        self.calls.append(step)
+        if self.steps and self.steps[0] == step:
+            del self.steps[0]
+            raise ZeroDivisionError(f"on purpose in {step}")
+
+
+def retried(plan, retries=2, truncate=False, max_steps=100, **kwargs):
+    return RetriedEnv(lambda: Fails(plan, **kwargs), retries, truncate, max_steps)
+
+
+def episode(env, seed=11):
+    answers = [env.reset(seed=seed)]
+    while len(answers) == 1 or not (answers[-1][2] or answers[-1][3]):
+        answers.append(env.step(np.array([0.5], np.float32)))
+    return [[np.array(part).tolist() for part in answer] for answer in answers]
+
+
+@pytest.mark.parametrize(
+    ("steps", "mended"),
+    [
+        ([0], 1),
+        ([3], 1),
+        ([3, 3], 2),
+        ([3, -1, 0, 1, 3], 5),  # while it is repeated, too
+        ([3, 2, 2, 5, 5], 5),
+    ],
+)
+def test_an_episode_goes_on_as_if_nothing_had_failed(steps, mended):
+    plan = Plan(*steps)
+    env = retried(plan)
+    assert episode(env) == episode(toy_envs.Count(length=5))
+    assert plan.steps == []
+    assert take_failures([env]) == {"env_mended": mended, "env_truncated": 0}
+    assert take_failures([env]) == {"env_mended": 0, "env_truncated": 0}
+    assert episode(env, 12) == episode(toy_envs.Count(length=5), 12)
+
+
+@pytest.mark.parametrize("step", [0, 3])
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_step_that_goes_on_failing_raises_its_error(step, retries):
+    plan = Plan(*[step] * 9)
+    with pytest.raises(ZeroDivisionError, match=f"on purpose in {step}") as error:
+        episode(retried(plan, retries))
+    assert plan.calls.count(step) == retries + 1
+    notes = getattr(error.value, "__notes__", [])
+    assert ["--env-retries is 2" in note for note in notes] == [True] * bool(retries)
+
+
+@pytest.mark.parametrize("retries", [0, 2])
+def test_a_step_that_goes_on_failing_can_end_the_episode(retries):
+    plan = Plan(*[3] * (retries + 1))
+    env = retried(plan, retries, truncate=True)
+    *before, last = episode(env)
+    assert before == episode(toy_envs.Count(length=5))[:3]
+    assert last == [before[-1][0], 0.0, False, True, {}]
+    assert take_failures([env]) == {"env_mended": 0, "env_truncated": 1}
+    made = plan.calls.count(-1)
+    assert episode(env, 12) == episode(toy_envs.Count(length=5), 12)
+    assert plan.calls.count(-1) == made + 1  # the one that failed is not used again
+
+
+def test_a_reset_that_goes_on_failing_cannot_be_truncated():
+    with pytest.raises(ZeroDivisionError):
+        episode(retried(Plan(0, 0, 0), truncate=True))
+
+
+def test_longer_episodes_are_not_repeated():
+    episode(retried(Plan(3), max_steps=2))  # two steps are over when the third fails
+    with pytest.raises(ZeroDivisionError) as error:
+        episode(retried(Plan(4), max_steps=2))
+    assert "--max-replay-steps" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize("toy", [toy_envs.Moody, toy_envs.Latent])
+def test_a_repetition_that_differs_is_an_error(toy):
+    class FailsOnce(toy):
+        fails = iter([3])
+
+        def step(self, action):
+            if self.t == 3 and next(FailsOnce.fails, None):
+                raise ZeroDivisionError("on purpose")
+            return super().step(action)
+
+    env = RetriedEnv(FailsOnce, 2, truncate=True, max_steps=100)
+    env.reset(seed=1)
+    with pytest.raises(NotRepeatedError, match=r"after a failure in step 4 .*rank0rl check"):
+        for _ in range(5):
+            env.step(np.zeros(1))
+
+
+def test_a_failure_is_told_once():
+    with pytest.warns(RuntimeWarning, match="Fails raised ZeroDivisionError: on purpose in 3"):
+        episode(retried(Plan(3)))
+
+
+@pytest.mark.parametrize("mode", ["steps", "episodes"])
+def test_rollouts_are_those_of_the_undisturbed_environment(mode):
+    how = {"steps": 300} if mode == "steps" else {"episodes": lambda: iter(range(20))}
+    flaky = Rollout(lambda: RetriedEnv(toy_envs.Flaky, 3, False, 500), range(3), SEED, **how)
+    plain = Rollout(lambda: gym.make("CartPole-v1"), range(3), SEED, **how)
+    agent = RandomAgent(plain.spaces, NoOptions(), None)
+    for iteration in range(1, 3):
+        mine, others = (r.collect(agent, iteration)[0] for r in (flaky, plain))
+        for f, g in zip(mine, others, strict=True):
+            for name in ("obs", "act", "rew", "terminated", "truncated", "end_obs"):
+                assert getattr(f, name).tobytes() == getattr(g, name).tobytes()
+    assert take_failures(env.gym for env in flaky.envs)["env_mended"] > 5
+
+
+SIZE = {"num_envs": 6, "steps_per_batch": 300, "total_steps": 900}
+ARGS = [word for name, n in SIZE.items() for word in (f"--{name.replace('_', '-')}", str(n))]
+FLAKY = ["toy_envs:Flaky-v0", *ARGS, "--env-retries", "3"]
+
+
+def failures(folder):
+    return [sum(float(row[name]) for row in table(folder)) for name in FAILURES]
+
+
+def test_a_run_on_two_ranks_has_the_undisturbed_curve(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    _, undisturbed = train_here(PPO, PPOOptions(), tmp_path, env_id="CartPole", **SIZE)
+    train(tmp_path / "r", *FLAKY, "--config", "configs/ppo.toml", nprocs=2)
+    whole = undisturbed.summary()["weights_sha256"]
+    assert sha(tmp_path / "r") == whole
+    assert failures(tmp_path / "r")[0] > 0
+    assert not set(FAILURES) & set(table(tmp_path)[0])  # no column without the option
+
+
+def breaks(folder, nprocs, *args):
+    command = ["toy_envs:Breaks-v0", *ARGS, "--env-retries", "1", "--on-env-error", "truncate"]
+    train(folder, *command, *args, nprocs=nprocs)
+
+
+@pytest.mark.slow
+def test_truncated_episodes_are_the_same_for_every_nprocs_and_resumed(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    breaks(tmp_path / "1", 1)
+    breaks(tmp_path / "3", 3)
+    breaks(tmp_path / "2", 2, "--stop-after-iterations", "1")
+    resume(tmp_path / "2", nprocs=3)
+    assert failures(tmp_path / "1") == [0, 1]
+    for other in ("2", "3"):
+        assert curve(tmp_path / other) == curve(tmp_path / "1")
+        assert sha(tmp_path / other) == sha(tmp_path / "1")
+
+
+@pytest.mark.slow
+def test_a_failed_run_goes_on_with_retries(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    size = ["--steps-per-batch", "120"]  # it fails in the second iteration
+    train(tmp_path / "r", "toy_envs:Breaks-v0", *ARGS, *size, expect=1)
+    resume(tmp_path / "r", "--on-env-error", "truncate")
+    breaks(tmp_path / "whole", 1, *size)
+    assert sha(tmp_path / "r") == sha(tmp_path / "whole")
+    assert failures(tmp_path / "whole") == [0, 1]
+    assert FAILURES[0] not in table(tmp_path / "r")[0]  # the header was written before
+
+
+@pytest.mark.slow
+def test_100_000_steps_have_the_undisturbed_hash(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    size = ["--total-steps", "100000"]
+    train(tmp_path / "plain", "CartPole", *size)
+    flaky = ["toy_envs:Flaky-v0", "--env-kwargs", "share=0.001", "--env-retries", "3"]
+    for nprocs in (1, 2, 3):
+        run_dir = tmp_path / str(nprocs)
+        train(run_dir, *flaky, *size, nprocs=nprocs)
+        assert sha(run_dir) == sha(tmp_path / "plain")
+        assert failures(run_dir)[0] > 50

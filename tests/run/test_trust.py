@@ -8,7 +8,7 @@ import gymnasium
 import pytest
 from runs import SMALL, train
 
-from rank0rl.run import agents, checkpoint, plan, trust
+from rank0rl.run import agents, checkpoint, config, plan, trust
 from rank0rl.tools import evaluate, export, play, replay
 
 OWN = {"algo": "/somewhere/mine.py:Mine", "env_id": "my_envs:Own-v0", "wrappers": ["my_envs:Wrap"]}
@@ -213,6 +213,8 @@ def test_a_run_of_ones_own_asks_nothing_and_one_of_others_does(mine, key, monkey
     argv = ["--resume", str(run)]
     assert plan.prepare(argv, None, 1).options.algo == agent
     assert imported.exists()
+    toml = run / "config.toml"
+    assert trust.trusted(config.load(toml), str(toml))["algo"] == agent  # for --config
     imported.unlink()
     key.unlink()
     agents.load_agent.cache_clear()

@@ -19,7 +19,7 @@ from rank0rl.mpi.hosts import Contact
 STUCK_S = 5.0  # how long ranks that cannot go on, or a stopped rank, are given
 TURN_S = 0.05  # between two looks at the job
 _LOST_S = 2.0  # a launcher may know that a host is gone, and end its ranks here, before ssh does
-_SILENT_S = 16.0  # the same if the launcher ended well: ssh notices a silent host after 15 s
+_SILENT_S = 16.0  # patience after a launcher that ended well: ssh notices a silent host after 15 s
 _LOOK_S = 0.5  # between looks at what must last for seconds: they read a file of every rank
 _REPORT_S = 2.0  # time for a rank to finish its report or to write its exit status
 
@@ -109,7 +109,13 @@ class Diagnosis:
         if since_s > STUCK_S:
             self._since.clear()  # this process itself was stopped, perhaps with all others
         self._looked = time.monotonic()
-        return self._find_missing() or self._find_stopped() or self._find_stuck()
+        if self._find_missing():
+            return True
+        over = all(self._is_over(rank) for rank in range(self._nprocs))
+        if self._lasts("over", "yes" if over else ""):
+            self.code = 0  # only launchers and shells are left, which have nothing to do any more
+            return True
+        return not over and (self._find_stopped() or self._find_stuck())
 
     def _find_missing(self) -> bool:
         """Look for ranks that do not start, and for ranks whose end nobody waits for."""
@@ -134,12 +140,9 @@ class Diagnosis:
         here = processes.named(self._folder, self._nprocs)
         stopped = [self._name(rank) for rank in elsewhere]
         stopped += [name for name, process_id in here if processes.state(process_id) == "T"]
-        if not self._lasts("stopped", repr(stopped) if stopped else ""):
-            return False
-        if len(self._well(self._ends())) == self._nprocs:
-            self.code = 0  # only the launcher is left, which has nothing to do any more
-            return True
-        return self.report(128 + signal.SIGSTOP, f"{stopped[0]} was stopped by a signal")
+        if self._lasts("stopped", repr(stopped) if stopped else ""):
+            return self.report(128 + signal.SIGSTOP, f"{stopped[0]} was stopped by a signal")
+        return False
 
     def _find_stuck(self) -> bool:
         """Look for ranks that wait for others in vain."""
@@ -206,6 +209,12 @@ class Diagnosis:
             self._since[what] = (state, now)
             return False
         return bool(state) and now - since > limit_s
+
+    def _is_over(self, rank: int) -> bool:
+        """Return True if a rank has ended, and its process too if it is on this host."""
+        shell = processes.shell(self._folder, rank)
+        here = shell.rank_id if shell else None
+        return self._has("ended", rank) and processes.state(here) in ("", "Z")
 
     def _has(self, name: str, rank: int) -> bool:
         return (self._folder / f"{name}.{rank}").exists()

@@ -10,6 +10,7 @@ import contextlib
 import os
 import platform
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ except ImportError:  # Windows, where no ranks are started
 from rank0rl.mpi import processes
 
 PREFIX = "rank0rl-"  # of the name of a job's folder
+_BEGUN_BYTES = 1000  # more than two numbers and the longest name of a host
 
 
 @contextlib.contextmanager
@@ -53,7 +55,8 @@ def job_folder() -> Iterator[Path]:
 def remove() -> None:
     """Remove what dead jobs of this user left on this host: their folders, and MPI's files."""
     for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError, LookupError):  # it lives, or another start removes it
+        # It lives, another start removes it, or it is no folder of a job.
+        with contextlib.suppress(OSError, LookupError, ValueError):
             if _is_ours(folder):
                 with locked(folder):
                     if not processes.survivors(folder):
@@ -63,6 +66,17 @@ def remove() -> None:
 
 def _is_ours(folder: Path) -> bool:
     """Return True if this user's supervisor on this host made the folder."""
-    about = folder.lstat()
-    host = (folder / "begun").read_text().split()[-1]
-    return about.st_uid == os.getuid() and not folder.is_symlink() and host == platform.node()
+    about = folder.lstat()  # first: nothing that another user put there is opened
+    return (
+        stat.S_ISDIR(about.st_mode)
+        and about.st_uid == os.getuid()
+        and _host(folder / "begun") == platform.node()
+    )
+
+
+def _host(begun: Path) -> str:
+    """Return the host of the supervisor that wrote this file; "" if it is no regular file."""
+    descriptor = os.open(begun, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for a writer
+    with open(descriptor, "rb") as file:
+        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+        return file.read(_BEGUN_BYTES).decode().split()[-1] if regular else ""

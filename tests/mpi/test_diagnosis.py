@@ -44,11 +44,8 @@ def test_a_report_is_made_once_and_has_the_code_of_who_makes_it(
     assert (tmp_path / "failed").read_text() == str(code)
 
 
-WELL = {"shell_0": "a", "ended_0": "", "status_0": "0"} | {
-    "shell_1": "a",
-    "ended_1": "",
-    "status_1": "0",
-}
+ENDED = {"shell_0": "a", "ended_0": "", "shell_1": "a", "ended_1": ""}
+WELL = {**ENDED, "status_0": "0", "status_1": "0"}
 
 
 class Clock:
@@ -95,11 +92,13 @@ def look(found, clock, seconds, launcher=None):
         ({"shell_0": "a"}, -9, 137, "the launcher was ended by signal 9, SIGKILL"),
         ({"shell_0": "a", "shell_1": "a"}, 7, 1, "ended with exit code 7 before its ranks"),
         ({"shell_0": "a"}, 255, 1, "ended with exit code 255 before rank 1 began; "),
-        (WELL, None, None, ""),
+        (WELL, None, 0, ""),  # only a launcher that lingers is left
         (WELL, 0, 0, ""),
         (WELL, 7, 0, ""),  # each rank has said that it ended well
         ({**WELL, "status_1": "3"}, 0, 3, "rank 1, on a, ended with exit code 3\n"),
-        ({**WELL, "state_1": "T"}, None, 0, ""),  # only the launcher is left
+        ({**WELL, "state_1": "T"}, None, 0, ""),
+        ({**ENDED, "status_0": "0"}, None, 0, ""),  # a shell on another host was stopped
+        ({**ENDED, "status_0": "3"}, None, 3, "rank 0, on a, ended with exit code 3\n"),
         ({"state_1": "T", "shell_1": "b"}, None, 147, "rank 1, on b, was stopped by a signal"),
         (
             {"shell_0": "a", "rank_0": ""},
@@ -210,6 +209,18 @@ def test_a_rank_whose_end_nobody_waits_for_ends_the_job(which, said, tree, tmp_p
     assert look(found, clock, 1)
     assert found.code == 1
     assert said in capsys.readouterr().err
+
+
+def test_a_rank_that_has_ended_has_the_time_to_close_what_is_its_own(tree, tmp_path, clock):
+    write(tmp_path, ended_0="", shell_1="b", ended_1="")
+    assert not look(Diagnosis(tmp_path, 2, Alone(), lambda _: False), clock, 9)
+    os.kill(tree["shell"], signal.SIGSTOP)  # it leaves the rank a zombie
+    wait_until(lambda: processes.state(tree["shell"]) == "T")
+    os.kill(tree["rank"], signal.SIGKILL)
+    wait_until(lambda: processes.state(tree["rank"]) == "Z")
+    found = Diagnosis(tmp_path, 2, Alone(), lambda _: False)
+    assert look(found, clock, 9)
+    assert found.code == 0
 
 
 def test_a_shell_that_has_said_how_its_rank_ended_may_go(tree, tmp_path, clock):

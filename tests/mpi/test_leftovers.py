@@ -80,6 +80,22 @@ def test_folders_of_another_host_of_others_or_of_no_job_stay(tmp_path, monkeypat
     assert folder.exists()
 
 
+def test_no_start_waits_for_what_somebody_put_there(tmp_path, monkeypatch):
+    """A FIFO without a writer, bytes that are no text, a file without an end, and no folder at all."""
+    strange = [tmp_path / f"rank0rl-{n}" for n in range(4)]
+    for folder in strange[:3]:
+        folder.mkdir()
+    os.mkfifo(strange[0] / "begun")
+    (strange[1] / "begun").write_bytes(b"\xff\xfe")
+    (strange[2] / "begun").symlink_to("/dev/zero")
+    strange[3].touch()
+    leftovers.remove()
+    assert all(path.exists() for path in strange)
+    monkeypatch.setattr(os, "getuid", lambda uid=os.getuid(): uid + 1)
+    monkeypatch.setattr(os, "open", lambda path, *_: pytest.fail(f"{path} of another user opened"))
+    leftovers.remove()
+
+
 def test_a_job_has_a_locked_folder_until_its_end(tmp_path):
     with leftovers.job_folder() as folder:
         job.create(folder, 2)

@@ -17,17 +17,18 @@ _SHARED = "/dev/shm"  # noqa: S108
 # for MPICH 5.0.2, 0.07 to 0.09 MB for Open MPI 5.0.11. In /tmp: at most 0.4 MB for 16 ranks of either.
 _SHARED_MB = {"MPICH": 6.0, "Open MPI": 0.25}
 _TEMPORARY_MB, _TEMPORARY_MB_PER_RANK = 1.0, 0.03
-_REMEDIES = {_SHARED: "lower --nprocs, or give a container more with docker run --shm-size"}
+_MORE_SHARED = "lower --nprocs, or give a container more with docker run --shm-size"
 
 
 def free() -> dict[str, float]:
     """Return folder -> MB that are free there, of the folders of this host that MPI and jobs write to.
 
-    MPICH's launcher writes to /tmp, whatever TMPDIR says.
+    MPICH's launcher writes to /tmp, whatever TMPDIR says. A tmpfs without a limit has no size, and is left
+    out.
     """
     folders = {_SHARED, "/tmp", tempfile.gettempdir()}  # noqa: S108
     about = {folder: os.statvfs(folder) for folder in sorted(folders) if os.path.isdir(folder)}
-    return {folder: each.f_bavail * each.f_frsize / 1e6 for folder, each in about.items()}
+    return {f: each.f_bavail * each.f_frsize / 1e6 for f, each in about.items() if each.f_blocks}
 
 
 def shortages(free_mb: Mapping[str, float], vendor: str, ranks: int) -> list[str]:
@@ -43,7 +44,7 @@ def shortages(free_mb: Mapping[str, float], vendor: str, ranks: int) -> list[str
     for folder, there_mb in free_mb.items():
         need_mb = ranks * _SHARED_MB.get(vendor, 0.0) if folder == _SHARED else temporary_mb
         if there_mb < need_mb:
-            remedy = _REMEDIES.get(folder, "make room there")
+            remedy = _MORE_SHARED if folder == _SHARED else "make room there"
             needs = f"{ranks} ranks of {vendor or 'this MPI'} need {need_mb:.1f} MB in {folder}"
             found.append(f"{needs}, and {there_mb:.1f} MB are free: {remedy}")
     return found
@@ -59,7 +60,7 @@ def check(mpiexec: str, ranks: int) -> None:
         free_mb = free()
     except FileNotFoundError as error:  # nothing can be written to any of them
         raise ValueError(f"ranks need a temporary folder that can be written to: {error}") from None
-    # The launcher is not asked for its name where there is room for the MPI that needs most.
+    # Asking the launcher for its name takes time. With room enough for MPICH, which needs most, it is not asked.
     if shortages(free_mb, "MPICH", ranks):
         short = shortages(free_mb, launcher.vendor(mpiexec), ranks)
         if short:

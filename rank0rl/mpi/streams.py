@@ -1,6 +1,7 @@
 """Standard streams that a run does not depend on: what nobody reads is dropped.
 
-A run goes on when the terminal it was started from is gone, or the pipe that it writes to.
+A run goes on when the terminal it was started from is gone, or the pipe that it writes to, or when
+the disk of the file that it writes to is full.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 _TURN_S = 0.2
 _UNREAD = (errno.EPIPE, errno.EIO)  # of a pipe without a reader; of a terminal that is gone
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk without room, which later writes may find
 
 
 def outlast_readers() -> None:
@@ -36,7 +38,7 @@ def outlast_readers() -> None:
 
 
 def _like(stream: Any) -> io.TextIOWrapper:
-    """Return a stream to the same file that drops what nobody reads."""
+    """Return a stream to the same file that drops what nobody reads and what finds no room."""
     raw = _Lasting(stream.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
         raw if stream.write_through else io.BufferedWriter(raw),  # type: ignore[arg-type] # python -u
@@ -48,16 +50,30 @@ def _like(stream: Any) -> io.TextIOWrapper:
 
 
 class _Lasting(io.FileIO):
+    _told = False  # that there is no room
+
     def write(self, data: Any, /) -> int:
         try:
-            return super().write(data)
+            while (written := super().write(data)) is None:  # a full pipe that does not block
+                select.select([], [self], [])
+            return written
         except OSError as error:
+            if error.errno in _FULL:
+                self._tell(error)
+                return memoryview(data).nbytes
             if error.errno not in _UNREAD:
                 raise
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
             return super().write(data)
+
+    def _tell(self, error: OSError) -> None:
+        """Say once on stderr that words of this stream are missing."""
+        if not self._told:
+            self._told = True
+            with contextlib.suppress(OSError):
+                os.write(2, f"stream {self.fileno()} loses words: {error.strerror}\n".encode())
 
 
 class Relay:
@@ -87,8 +103,8 @@ class Relay:
                 data = os.read(self._source.fileno(), 1 << 16)
                 if not data:
                     return
-                with contextlib.suppress(OSError):  # a full disk does not end the job either
+                with contextlib.suppress(OSError):  # no other failure ends the job either
                     while data:
-                        data = data[out.write(data) or 0 :]
+                        data = data[out.write(data) :]
             elif self._over.is_set():  # another process still has the other end
                 return

@@ -1,6 +1,7 @@
 """Too little room in /dev/shm or in the temporary folder is one error before anything is started."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 from on_ranks import run
@@ -25,6 +26,17 @@ def test_a_full_temporary_folder_is_named():
     assert "0.5 MB are free" in short
     assert room.shortages({"/tmp": 1.2}, "", 2) == []
     assert room.shortages({"/tmp": 1.2}, "", 20)
+
+
+def test_a_folder_without_a_limit_is_left_out(monkeypatch):
+    blocks = {"/dev/shm": 0}
+    about = lambda folder: SimpleNamespace(  # noqa: E731
+        f_blocks=blocks.get(folder, 9), f_bavail=blocks.get(folder, 3), f_frsize=1e6
+    )
+    monkeypatch.setattr(room.os, "statvfs", about)
+    free_mb = room.free()
+    assert free_mb["/tmp"] == 3
+    assert "/dev/shm" not in free_mb
 
 
 def test_the_launcher_is_asked_only_where_room_is_short(monkeypatch):

@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 
 import pytest
 from on_ranks import HERE, LIMIT_S, environment
+
+from rank0rl.mpi import streams
 
 PATHS = {"PYTHONPATH": str(HERE.parent)}
 
@@ -68,8 +71,14 @@ def test_a_process_goes_on_when_nobody_reads(unread, flags, tmp_path):
     assert file.read_text() == "all; 3"  # its number is no standard stream's
 
 
-def test_a_full_disk_is_told():
-    code = "from rank0rl.mpi import streams; streams.outlast_readers(); print(1, flush=True)"
+def test_a_full_disk_is_told_and_ends_nothing():
+    code = """
+import sys
+from rank0rl.mpi import streams
+streams.outlast_readers()
+for _ in range(2):
+    print(1, flush=True)
+"""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-c", code],
@@ -78,8 +87,21 @@ def test_a_full_disk_is_told():
             text=True,
             check=False,
         )
-    assert done.returncode == 1
-    assert "No space left" in done.stderr
+    assert done.returncode == 0
+    assert done.stderr.count("No space left") == 1
+
+
+def test_nothing_is_lost_in_a_full_pipe_that_does_not_block():
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    full = os.write(writer, bytes(1 << 20))
+    later = threading.Timer(0.1, os.read, (reader, full))
+    later.start()
+    with streams._Lasting(writer, "w") as out:
+        assert out.write(b"words") == 5
+    later.join()
+    assert os.read(reader, full) == b"words"
+    os.close(reader)
 
 
 @pytest.mark.parametrize("unread", UNREAD[:3])

@@ -131,6 +131,15 @@ def test_a_dict_with_masks_is_the_same_for_every_number_of_ranks_and_resumed(
         assert sha(tmp_path / other) == sha(tmp_path / "1")
 
 
+@pytest.mark.slow
+def test_ranks_with_other_spaces_end_with_one_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    size = ["--num-envs", "4", "--steps-per-batch", "8"]
+    done = train(tmp_path / "r", "toy_envs:Ranked-v0", *size, nprocs=2, expect=1)
+    assert "env 0 has actions Discrete(2)" in done.stderr
+    assert "env 2 has actions Discrete(3)" in done.stderr
+
+
 def test_wrappers_by_name(tmp_path):
     wrappers = ["TimeAwareObservation", "FrameStackObservation(stack_size=3)"]
     env = envs.make("CartPole-v1", wrappers)

@@ -11,6 +11,7 @@ from typing import ClassVar
 import gymnasium as gym
 import numpy as np
 
+import rank0rl.mpi.comm
 from rank0rl import seeding
 from rank0rl.agent import Agent
 
@@ -174,6 +175,14 @@ class Breaks(Endless):
         return super().step(action)
 
 
+class Ranked(Count):
+    """Has one more action on rank 1."""
+
+    def __init__(self):
+        super().__init__(action_start=0)
+        self.action_space = gym.spaces.Discrete(2 + (rank0rl.mpi.comm.get_rank() == 1))
+
+
 class Flaky(gym.Wrapper):
     """CartPole that raises at random when it is reset or stepped; all else is CartPole's own."""
 
@@ -302,6 +311,7 @@ _ALL = (
     Restless,
     Breaks,
     Flaky,
+    Ranked,
     Spaced,
 )
 for env in _ALL:

@@ -101,7 +101,7 @@ class RunOptions(LaunchOptions):
     env_retries: int = setting(0, "[0, inf)", changes_curve=False, resume=True)
     """Number of times that a failing step is tried again. The environment that raised is made anew, and its episode is repeated up to that step, so the curve stays the same. Episodes longer than --max-replay-steps are not repeated."""
     on_env_error: Literal["stop", "truncate"] = setting("stop", changes_curve=True, resume=True)
-    """What happens if an environment goes on failing at the same step: stop the run, or truncate the episode there."""
+    """Stop the run if an environment goes on failing at the same step, or truncate its episode there."""
     env_processes: bool = setting(False, changes_curve=False, resume=True)
     """Run every environment in a process of its own. If it crashes or exits, that is an error of this environment, as if it had raised, and not the end of its rank. A step takes longer."""
     step_timeout: float | None = setting(None, "(0, inf)", changes_curve=False, resume=True)

@@ -104,9 +104,8 @@ def enter() -> None:
         signum = signal.SIGTERM if world_rank() == 0 else signal.SIGKILL  # rank 0 saves first
         ctypes.CDLL(None).prctl(1, signum)  # PR_SET_PDEATHSIG
     supervisor = _supervisor(Path(os.environ[FOLDER]))
-    if supervisor and not _lives(
-        supervisor
-    ):  # and the shell too, perhaps, before it could take this rank along
+    # The shell may have ended with the supervisor, before this rank asked to end with the shell.
+    if supervisor and not _lives(supervisor):
         sys.exit(f"error: the supervisor of this rank is gone (process {supervisor}, in {FOLDER})")
     _say(f"rank.{world_rank()}", str(os.getpid()) if folder() else "")
 

@@ -75,8 +75,8 @@ def mpi_fork(
 
     Raises:
         SystemExit: in the original process, with the job's exit code, when the job failed: 1 after
-            an exception, n after `sys.exit(n)`, 128 + s after signal s, 2 if it could not be started
-            (on several hosts 1).
+            an exception, n after `sys.exit(n)`, 128 + s after signal s. If no rank could be started,
+            the code is 2, or 1 on several hosts, one of which may be at fault.
         ValueError: if n is above 1 and is not the size of the job that runs already, gpu_pct is no
             share, the hosts are wrong (the first is not this one, or they have fewer slots than n),
             a variable in pass_env is not set, or this host lacks room in /dev/shm or for temporary files.
@@ -182,14 +182,14 @@ def _run_once(
         env[jobs.FOLDER] = str(job)
         if launchers.OPEN_MPI_FILES not in os.environ:
             env[launchers.OPEN_MPI_FILES] = str(job)
-        of_all = env
+        launcher_env = env
         if len(hosts) > 1:
-            of_all = environment.keep_here(env, passed, job / "environment")
-        where = switches(launchers.vendor(launcher[0]), hosts, of_all) if hosts else []
+            launcher_env = environment.keep_here(env, passed, job / "environment")
+        where = switches(launchers.vendor(launcher[0]), hosts, launcher_env) if hosts else []
         command = [*launcher, *where, "-n", str(n), *launchers.rank_command(args)]
         supervisor = Supervisor(job, n, hosts, signals, start_timeout_s)
         try:
-            code = supervisor.run(command, of_all)
+            code = supervisor.run(command, launcher_env)
         except OSError as error:
             message = f"{error.filename or launcher[0]} cannot be run: {error.strerror}"
             return [], launchers.usage_error(message)

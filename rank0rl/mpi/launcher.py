@@ -57,8 +57,8 @@ _REMEDIES = {
 # other hosts, which do not see the folder: see job.py. The command runs in the background, because a shell
 # prints a message about a foreground command that a signal ends. A rank that ended otherwise than well
 # stays, so that the launcher does not end the job before rank 0 has saved; the supervisor ends it. A rank
-# that never met the others waits for their end, because Open MPI would take its own end for a failure. The
-# sleep is short enough to leave nothing behind if the supervisor is gone.
+# that never met the others waits for their end, because Open MPI would take the end of this rank for a failure.
+# The sleep is short enough to leave nothing behind if the supervisor is gone.
 _SHELL = """
 rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}}
 job=$RANK0RL_JOB

@@ -42,7 +42,8 @@ def stay_on_loopback(env: MutableMapping[str, str] = os.environ) -> None:
 def _close_launchers_ports(alone: bool) -> None:
     """Close the ports that the launcher has left open in this rank; let them hear loopback only if alone.
 
-    Each rank inherits the port of MPICH's launcher, and so can say for all what it is bound to.
+    Each rank inherits the port of MPICH's launcher. What a rank sets on it counts in the launcher too,
+    because they share one socket.
     """
     inherited = _sockets("self").items() & _sockets(str(os.getppid())).items()
     for descriptor, _ in inherited:

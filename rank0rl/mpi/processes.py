@@ -12,12 +12,17 @@ from pathlib import Path
 
 from rank0rl.mpi import job
 
-# Beginnings of the names of MPI's files: in shared memory, and of MPICH's launcher.
+# MPICH's process on each host, and the beginning of the name of a file that it leaves to its ranks. They
+# read it when they start; before that no process has it open.
+_PROXY, _PROXY_FILE = "hydra_pmi_proxy", "/tmp/hydra_hwloc_xmlfile_"  # noqa: S108
+_START_S = 60.0  # a proxy's file that is older than this has been read
+# Beginnings of the names of MPI's files.
 _MPI_FILES = (
     *("/dev/shm/mpich_shm_", "/dev/shm/Intel_MPI_"),  # noqa: S108
     *("/dev/shm/sm_segment.", "/dev/shm/vader_segment."),  # noqa: S108
-    "/tmp/hydra_hwloc_xmlfile_",  # noqa: S108
+    _PROXY_FILE,
 )
+_PROC = Path("/proc")  # Linux only
 _KILL_S = 2.0  # time for killed processes to disappear
 
 
@@ -60,8 +65,8 @@ def named(folder: Path, nprocs: int) -> Iterator[tuple[str, int]]:
 
 def orphans(folder: Path, nprocs: int) -> Iterator[tuple[int, str]]:
     """Yield rank and reason of each rank on this host whose end nobody waits for."""
-    if not state(os.getpid()):
-        return  # no /proc
+    if not _has_proc():
+        return
     for rank in range(nprocs):
         each = shell(folder, rank)
         if each is None or each.shell_id is None:
@@ -74,6 +79,8 @@ def orphans(folder: Path, nprocs: int) -> Iterator[tuple[int, str]]:
 
 def send(folder: Path, rank: int, signum: int) -> bool:
     """Send a signal to a rank on this host; return False if it is not there."""
+    if (folder / f"status.{rank}").exists():
+        return False  # it has ended, and another process may have its id
     try:
         os.kill(int((folder / f"rank.{rank}").read_text()), signum)
     except (OSError, ValueError):
@@ -90,14 +97,15 @@ def survivors(folder: Path) -> list[int]:
     """Return the ids of the job's processes: by its folder in their environment, else its ranks."""
     token = f"{job.FOLDER}={folder}".encode()
     found = []
-    for file in Path("/proc").glob("[0-9]*/environ"):
+    for file in _PROC.glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if token in file.read_bytes().split(b"\0"):
                 found.append(int(file.parent.name))
-    if not Path("/proc/self/environ").exists():
+    if not _has_proc():
         for file in folder.glob("rank.*"):
             with contextlib.suppress(OSError, ValueError):
-                found.append(int(file.read_text()))
+                os.kill(rank := int(file.read_text()), 0)  # raises if it has ended
+                found.append(rank)
     return found
 
 
@@ -108,7 +116,8 @@ def kill_all(folder: Path) -> None:
     while (ids := survivors(folder)) or dying:
         for process_id in ids:
             with contextlib.suppress(OSError):
-                if os.getpgid(process_id) != os.getpgrp():
+                # Without /proc an id may be another process's by now, with a group of its own.
+                if _has_proc() and os.getpgid(process_id) != os.getpgrp():
                     os.killpg(os.getpgid(process_id), signal.SIGKILL)
                 os.kill(process_id, signal.SIGKILL)
         # A process that has given its memory back, and with it its environment, still has open files.
@@ -124,8 +133,10 @@ def remove_mpi_files(folder: Path) -> None:
     """Remove the files of MPI that a job without any process has left on this host.
 
     These are files of this user, written since the job began, that no process of this host has open or
-    in its memory.
+    in its memory. Without /proc nothing tells, and they stay.
     """
+    if not _has_proc():
+        return
     begun = (folder / "begun").stat().st_mtime
     left = set()
     for beginning in _MPI_FILES:
@@ -135,11 +146,27 @@ def remove_mpi_files(folder: Path) -> None:
                 if about.st_uid == os.getuid() and about.st_mtime >= begun:
                     left.add(str(file))
     if left:
-        for process in Path("/proc").glob("[0-9]*"):
+        for process in _PROC.glob("[0-9]*"):
             left -= _files(process)
+            if _name(int(process.name)) == _PROXY:
+                left -= _young_proxy_files()
     for name in left:
         with contextlib.suppress(OSError):
             os.unlink(name)
+
+
+def _young_proxy_files() -> set[str]:
+    """Return the files that the ranks of a job that starts now may still have to read."""
+    names = set()
+    for file in Path(_PROXY_FILE).parent.glob(f"{Path(_PROXY_FILE).name}*"):
+        with contextlib.suppress(OSError):
+            if time.time() - file.lstat().st_mtime < _START_S:
+                names.add(str(file))
+    return names
+
+
+def _has_proc() -> bool:
+    return (_PROC / "self" / "environ").exists()
 
 
 def _files(process: Path) -> set[str]:
@@ -155,7 +182,7 @@ def _files(process: Path) -> set[str]:
 
 def _below(process_id: int, end: set[int | None]) -> Iterator[int]:
     """Yield what a process has started, and so on, without the processes of `end` and what is below them."""
-    for file in Path("/proc").glob(f"{process_id}/task/*/children"):
+    for file in _PROC.glob(f"{process_id}/task/*/children"):
         with contextlib.suppress(OSError):
             for child in map(int, file.read_text().split()):
                 if child not in end:
@@ -166,7 +193,7 @@ def _below(process_id: int, end: set[int | None]) -> Iterator[int]:
 def _stat(process_id: int | None) -> list[str]:
     """Return the fields of a process in Linux's /proc, from its state on; [] if there is no such process."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+        return (_PROC / f"{process_id}/stat").read_text().rpartition(")")[2].split()
     return []
 
 
@@ -176,5 +203,5 @@ def _parent(process_id: int) -> int | None:
 
 def _name(process_id: int) -> str:
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{process_id}/comm").read_text().strip()
+        return (_PROC / f"{process_id}/comm").read_text().strip()
     return "?"

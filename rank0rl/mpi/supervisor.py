@@ -181,15 +181,14 @@ class Supervisor:
                 self._deadline = time.monotonic() + (GRACE_S if sent else 0)
                 return False
             return launcher is not None
+        is_late = time.monotonic() > self._deadline
+        return len(self._received) > 1 or is_late or not self._rank0_can_save()
+
+    def _rank0_can_save(self) -> bool:
+        """Return True if rank 0 is there, and is neither stopped nor a zombie."""
         shell = processes.shell(self._folder, 0)
-        return (
-            len(self._received) > 1
-            or time.monotonic() > self._deadline
-            or not processes.send(self._folder, 0, 0)  # rank 0 has gone, and something waits for it
-            or (
-                shell is not None and processes.state(shell.rank_id) in ("T", "Z")
-            )  # it cannot save
-        )
+        stays = shell is not None and processes.state(shell.rank_id) in ("T", "Z")
+        return processes.send(self._folder, 0, 0) and not stays
 
     def _end(self) -> None:
         """End the launcher and every process of the job; remove MPI's files."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,12 @@ def named_tensors(*things: Any) -> dict[str, Tensor]:
         TypeError: for anything else, naming it.
         ValueError: if two tensors have the same name.
     """
+    return _named_tensors(_named_things(*things))
+
+
+def _named_tensors(named_things: Iterable[tuple[str, Any]]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    for place, thing in _named_things(*things):
+    for place, thing in named_things:
         for name, tensor in _tensors(thing, place):
             if name in found:
                 raise ValueError(f"two weights are called {name!r}: give one of them another name")
@@ -51,12 +55,13 @@ def tensors_to_overwrite(*things: Any) -> dict[str, Tensor]:
         TypeError, ValueError: in the same cases as `named_tensors`.
         ValueError: if a tensor is sparse or holds no data, or an array is read-only.
     """
-    for name, thing in _named_things(*things):
+    named_things = list(_named_things(*things))
+    for name, thing in named_things:
         if isinstance(thing, np.ndarray) and not thing.flags.writeable:
             raise ValueError(
                 f"weights are overwritten in place: {name!r} is a read-only array; pass a copy of it"
             )
-    tensors = dict(sorted(named_tensors(*things).items()))
+    tensors = dict(sorted(_named_tensors(named_things).items()))
     check_data(tensors)
     return tensors
 

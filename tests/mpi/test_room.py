@@ -30,9 +30,11 @@ def test_a_full_temporary_folder_is_named():
 
 def test_a_folder_without_a_limit_is_left_out(monkeypatch):
     blocks = {"/dev/shm": 0}
-    about = lambda folder: SimpleNamespace(  # noqa: E731
-        f_blocks=blocks.get(folder, 9), f_bavail=blocks.get(folder, 3), f_frsize=1e6
-    )
+
+    def about(folder):
+        mb = blocks.get(folder, 3)
+        return SimpleNamespace(f_blocks=mb, f_bavail=mb, f_frsize=1e6)
+
     monkeypatch.setattr(room.os, "statvfs", about)
     free_mb = room.free()
     assert free_mb["/tmp"] == 3

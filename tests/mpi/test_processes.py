@@ -1,0 +1,83 @@
+"""The processes and files of a job on this host, also where there is no /proc."""
+
+import os
+import signal
+import subprocess
+import uuid
+
+import pytest
+from jobs import wait_until
+
+from rank0rl.mpi import job, processes
+
+
+@pytest.fixture
+def shm(tmp_path, monkeypatch):
+    """The beginning of the names of MPI's files, in a folder of the test."""
+    beginning = str(tmp_path / "shm")
+    monkeypatch.setattr(processes, "_MPI_FILES", (beginning,))
+    job.create(tmp_path, 2)
+    return beginning
+
+
+@pytest.fixture
+def no_proc(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_PROC", tmp_path / "none")
+
+
+@pytest.fixture
+def rank(tmp_path):
+    """A rank with a process group of its own, and the file of rank 0."""
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        (tmp_path / "rank.0").write_text(str(process.pid))
+        yield process
+        process.kill()
+
+
+@pytest.mark.usefixtures("no_proc")
+def test_without_proc_only_ranks_that_live_are_found(rank, tmp_path):
+    assert processes.survivors(tmp_path) == [rank.pid]
+    rank.kill()
+    rank.wait()
+    assert processes.survivors(tmp_path) == []
+
+
+@pytest.mark.usefixtures("no_proc")
+def test_without_proc_a_rank_is_killed_and_no_group(rank, tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "killpg", lambda *_: pytest.fail("a group that nobody knows"))
+    monkeypatch.setattr(processes, "_KILL_S", 0.0)  # it is a zombie until this process waits
+    processes.kill_all(tmp_path)
+    assert rank.wait() == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("no_proc")
+def test_without_proc_files_stay(shm, tmp_path):
+    (tmp_path / "shm1").touch()
+    processes.remove_mpi_files(tmp_path)
+    assert (tmp_path / "shm1").exists()
+
+
+def test_a_file_that_the_ranks_of_another_job_are_about_to_read_stays(shm, tmp_path, monkeypatch):
+    name = f"p{uuid.uuid4().hex[:9]}"
+    monkeypatch.setattr(processes, "_PROXY", name)
+    monkeypatch.setattr(processes, "_PROXY_FILE", shm)
+    file = tmp_path / "shm1"
+    file.touch()
+    proxy = tmp_path / name
+    proxy.write_text("#!/bin/sh\nread line\n")
+    proxy.chmod(0o755)
+    with subprocess.Popen([str(proxy)], stdin=subprocess.PIPE) as process:
+        wait_until(lambda: processes._name(process.pid) == name)
+        processes.remove_mpi_files(tmp_path)
+        assert file.exists()
+        monkeypatch.setattr(processes, "_START_S", 0.0)
+        processes.remove_mpi_files(tmp_path)
+        assert not file.exists()
+        process.kill()
+
+
+def test_no_signal_is_sent_to_a_rank_that_has_ended(rank, tmp_path):
+    assert processes.send(tmp_path, 0, 0)
+    (tmp_path / "status.0").write_text("0")
+    assert not processes.send(tmp_path, 0, signal.SIGKILL)  # the id may be another process's
+    assert rank.poll() is None

@@ -10,7 +10,7 @@ from rank0rl import seeding
 # place -> what else the report says
 PLACES = {
     "constructor": "While making the environment of env {env}.",
-    "reset": "In fragment {env} of iteration 1: Breaks-v1, episode with seed {seed}, reset.",
+    "reset": "In fragment {env} of iteration 1: Breaks-v1, episode with seed {seed}, in its reset.",
     "step": "In fragment {env} of iteration 1: Breaks-v1, episode with seed {seed}, step 11, action [",
     "init": 'fail("init")',
     "act": "In fragment {env} of iteration 1: Breaks-v1, episode with seed {seed}, the agent acts in step 1",

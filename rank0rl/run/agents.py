@@ -81,7 +81,8 @@ def _import(where: str, algo: str) -> ModuleType:
     if where.endswith(".py") and Path(where).exists():
         files.read(Path(where), "agent", _MOST)  # a FIFO would keep the import waiting
     try:
-        _make_algos_ours()
+        if is_reference(algo):
+            _make_algos_ours()
         if where.endswith(".py"):
             return _import_file(where)
         return importlib.import_module(where if ":" in algo else f"algos.{where}")

@@ -165,10 +165,9 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file cannot be read, or is not a complete checkpoint of this format.
     """
-    data = files.read(path, "checkpoint", memory.of_machine())
-    head, _, rest = data.partition(b"\n")
-    digest, _, payload = rest.partition(b"\n")
-    name, _, version = head[:100].decode(errors="replace").rpartition(" ")
+    most = memory.of_machine()
+    head = files.read(path, "checkpoint", most, first=100).partition(b"\n")[0]
+    name, _, version = head.decode(errors="replace").rpartition(" ")
     if name != _FORMAT or not version.isdecimal():
         raise ValueError(
             f"{path} is not a checkpoint, or was cut short: expected it to begin with {_FORMAT!r}"
@@ -178,6 +177,8 @@ def read(path: Path) -> dict[str, Any]:
             f"checkpoint {path} has format {version}, and this version of rank0rl reads format "
             f"{_VERSION}: use the version that wrote it (config.toml names it)"
         )
+    _, _, rest = files.read(path, "checkpoint", most).partition(b"\n")
+    digest, _, payload = rest.partition(b"\n")
     if hashlib.sha256(payload).hexdigest().encode() != digest:
         raise ValueError(
             f"checkpoint {path} is damaged: its contents do not match its SHA-256; remove it to "

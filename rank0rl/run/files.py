@@ -17,13 +17,14 @@ _TEXT = 1 << 24  # bytes
 _TABLE = 1 << 30  # bytes: a record of about two million iterations
 
 
-def read(path: Path, what: str, most: int) -> bytes:
+def read(path: Path, what: str, most: int, first: int | None = None) -> bytes:
     """Return the contents of a regular file, or of one that a link leads to.
 
     Args:
         path: the file.
         what: what it is, for messages.
         most: largest size that is read, in bytes.
+        first: number of bytes to return, from the beginning. None: all.
 
     Raises:
         ValueError: if there is no such file, it is not a regular one, or it is larger.
@@ -39,7 +40,7 @@ def read(path: Path, what: str, most: int) -> bytes:
                     f"cannot read {what} {path}: expected at most {most:,} bytes, got "
                     f"{found.st_size:,}"
                 )
-            return file.read(found.st_size)
+            return file.read(found.st_size if first is None else first)
     except OSError as error:
         raise ValueError(f"cannot read {what} {path}: {error.strerror}") from None
 

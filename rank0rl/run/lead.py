@@ -70,7 +70,8 @@ def lead(
 
 def _resume_command(plan: Plan, nworkers: int, code: str) -> str:
     where = _where(plan.options, nworkers)
-    return f"python {sys.argv[0]} --resume {plan.folder}{code}{where}"
+    resume = shlex.join(["python", sys.argv[0], "--resume", str(plan.folder)])
+    return f"{resume}{code}{where}"
 
 
 def _where(given: RunOptions, nworkers: int) -> str:

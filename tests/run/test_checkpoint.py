@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -158,6 +159,17 @@ def test_a_failed_write_leaves_the_previous_file(tmp_path, monkeypatch):
         checkpoint.write(path, {"x": 2})
     assert checkpoint.read(path) == {"x": 1}
     assert os.listdir(tmp_path) == ["c.pt"]
+
+
+def test_a_large_file_that_is_no_checkpoint_is_not_read_whole(tmp_path):
+    path = tmp_path / "c.pt"
+    path.touch()
+    os.truncate(path, 1 << 26)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="not a checkpoint"):
+        checkpoint.read(path)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
 
 
 def test_no_file(tmp_path):

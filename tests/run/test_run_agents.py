@@ -1,7 +1,10 @@
 """An agent is found by its name."""
 
+import sys
+
 import pytest
 
+from rank0rl.run import agents
 from rank0rl.run.agents import load_agent, short_name
 
 
@@ -17,6 +20,23 @@ def test_a_name_in_algos_and_a_module_and_a_file_give_the_agent(tmp_path):
     assert load_agent(str(file)) is load_agent(str(file))  # loaded once
     assert load_agent(str(file)).__name__ == load_agent(f"{file}:Mine").__name__ == "Mine"
     assert load_agent(f"{file}:PPO").__name__ == "PPO"
+
+
+def test_an_agent_of_ones_own_has_the_algos_of_its_project(tmp_path, monkeypatch):
+    file, util = tmp_path / "mine.py", tmp_path / "algos" / "util.py"
+    util.parent.mkdir()
+    (util.parent / "__init__.py").touch()
+    util.write_text("from rank0rl import Agent as Base\n")
+    methods = "; ".join(f"{name} = print" for name in agents._METHODS)
+    file.write_text(f"from algos.util import Base\nclass Mine(Base): {methods}\n")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "algos"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(
+        agents, "_ALGOS", tmp_path / "not there"
+    )  # as where only rank0rl/ was copied
+    assert load_agent(f"{file}:Mine").__name__ == "Mine"
+    del sys.modules["algos.util"]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,11 @@ an iteration, and where an episode ends by something that is no flag.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from rank0rl.agent import Space
 
 Array = npt.NDArray[Any]
 
@@ -53,9 +51,13 @@ def check_step(answer: Any, like: Array) -> None:
     _check_value("truncated", answer[3], (), np.dtype(np.bool_))
 
 
-def some_allowed(mask: Array, space: Space) -> Array:
-    """Return True for each row of masks, (B, all choices), that allows a value of each choice, (B,)."""
-    starts = [columns.start for columns in space.choice_slices()]
+def some_allowed(mask: Array, starts: Sequence[int]) -> Array:
+    """Return True for each row of masks, (B, all choices), that allows a value of each choice, (B,).
+
+    Args:
+        mask: the masks.
+        starts: first column of each choice.
+    """
     allowed: Array = np.logical_or.reduceat(mask, starts, axis=1)
     some: Array = np.all(allowed, axis=1)
     return some

@@ -77,6 +77,7 @@ class EnvBlock:
         self.words = {env.index: spaces_in_words(env.gym) for env in self.envs}
         """Index of each env -> its spaces in words, to compare with those of other ranks."""
         refuse_other_spaces(self.words)
+        self._choice_starts = [columns.start for columns in self.spaces.act.choice_slices()]
         first = first_choice(env)
         self._first_choice = first if np.any(first) else None
         if not indices:
@@ -164,7 +165,7 @@ class EnvBlock:
         """
         assert self.mask is not None
         mask: Array = self.mask[rows].copy()
-        some = some_allowed(mask, self.spaces.act)
+        some = some_allowed(mask, self._choice_starts)
         if not some.all():
             none = int(some.argmin())
             self.doing = envs[none], agent

@@ -24,7 +24,9 @@ from typing import Any
 
 from rank0rl.env_server import STACK_BYTES, as_exception, memory_file, shared_obs
 
-_SERVER_S = 60.0  # for any request: a server that takes longer is stopped, and is killed
+# A fork server that takes longer is killed.
+_FORK_S = 300.0  # it may have to start, and imports may take long
+_END_S = 60.0
 
 
 class EnvProcessError(RuntimeError):
@@ -34,8 +36,8 @@ class EnvProcessError(RuntimeError):
 class EnvProcess:
     """An environment in a process of its own. It is used as a `gymnasium.Env`, but cannot render.
 
-    What the environment raises is raised here, with its traceback as a note. Of an info, only the
-    action mask comes over. After an `EnvProcessError` the process is gone: make another one.
+    What the environment raises is raised here, with its traceback as a note. Infos lose all but the
+    action mask on the way. After an `EnvProcessError` the process is gone: make another one.
 
     Args:
         make: makes the environment, in its process. It is pickled.
@@ -148,27 +150,32 @@ class _Server:
         """
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
-        process_id = self._request(preload, *files)
-        if process_id is None:
-            raise EnvProcessError("cannot start a process: the fork server has ended")
-        return int(process_id)
+        return int(self._request(_FORK_S, preload, *files))
 
     def end(self, process_id: int) -> int | None:
         """Kill a process, if it lives; return its exit code, -s after signal s, None if unknown."""
-        return self._request(process_id)  # type: ignore[no-any-return]
+        with contextlib.suppress(EnvProcessError):
+            return self._request(_END_S, process_id)  # type: ignore[no-any-return]
+        return None
 
-    def _request(self, what: str | int, *files: int) -> Any:
-        """Return the server's answer, or None after its end."""
+    def _request(self, limit_s: float, what: str | int, *files: int) -> Any:
+        """Return the server's answer. Kill a server that gives none.
+
+        Raises:
+            EnvProcessError: if it has ended, or gives no answer in time.
+        """
         assert self._process
+        why = "has ended"
         with contextlib.suppress(EOFError, OSError):
             self._control.send(what)
             for file in files:
                 reduction.send_handle(self._control, file, self._process.pid)
-            if self._control.poll(_SERVER_S):
+            if self._control.poll(limit_s):
                 return self._control.recv()
+            why = f"gave no answer within {limit_s:g} s"
         self._process.kill()
         self._process.wait()
-        return None
+        raise EnvProcessError(f"cannot start an environment's process: the fork server {why}")
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start the server, as a new program: a fork of this one would share MPI's memory."""
@@ -191,7 +198,7 @@ class _Server:
 def _stop(control: Connection[Any, Any], server: subprocess.Popen[bytes]) -> None:
     control.close()
     try:
-        server.wait(_SERVER_S)
+        server.wait(_END_S)
     except subprocess.TimeoutExpired:
         server.kill()
 

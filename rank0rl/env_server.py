@@ -74,9 +74,9 @@ def serve(control: int, rank: int) -> None:
 
 def _kill(process_id: int) -> int:
     """Kill a child, and what it has started; return its exit code, -s if signal s had ended it before."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process_id, signal.SIGKILL)
-    os.kill(process_id, signal.SIGKILL)
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, if it has ended
+            kill(process_id, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
 
 
@@ -163,7 +163,7 @@ def shared_obs(file: int, space: Any) -> Array:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent ends, or rather the thread that started it."""
+    """Let Linux kill this process when its parent ends. The end of the thread that started it counts."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:

@@ -17,7 +17,7 @@ from in_process import train_here
 from on_ranks import HERE, LIMIT_S
 
 from algos.ppo import PPO, PPOOptions
-from rank0rl import env_process, envs
+from rank0rl import env_process, env_server, envs
 from rank0rl.collector import env_maker
 from rank0rl.env_process import EnvProcess, EnvProcessError
 from rank0rl.evaluation import Evaluation
@@ -214,11 +214,27 @@ def test_a_killed_or_stopped_fork_server_is_started_again(signum, monkeypatch):
         with pytest.raises(EnvProcessError, match="fork server"):
             wait_until(lambda: env.reset(seed=3) is None)
     with monkeypatch.context() as patch:
-        patch.setattr(env_process, "_SERVER_S", 0.1)
+        patch.setattr(env_process, "_END_S", 0.1)
         env.close()
-    again = EnvProcess(toy_envs.Count)
+        again = EnvProcess(toy_envs.Count)  # a start may take longer
     assert again.reset(seed=3)[0].tolist() == [3, 0]
     again.close()
+    if signum == signal.SIGSTOP:
+        env_process._server()._process.send_signal(signum)
+        monkeypatch.setattr(env_process, "_FORK_S", 0.1)
+        with pytest.raises(EnvProcessError, match=r"fork server gave no answer within 0\.1 s"):
+            EnvProcess(toy_envs.Count)
+
+
+def test_a_process_that_has_ended_may_refuse_signals(monkeypatch):
+    def refuse(*_):
+        raise PermissionError  # macOS
+
+    process = subprocess.Popen(["false"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    monkeypatch.setattr(os, "killpg", refuse)
+    monkeypatch.setattr(os, "kill", refuse)
+    assert env_server._kill(process.pid) == 1
 
 
 def test_a_run_and_its_evaluations_have_the_same_data_in_processes(tmp_path_factory):

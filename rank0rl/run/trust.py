@@ -17,7 +17,7 @@ import shlex
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set, ValuesView
 from pathlib import Path
 from typing import Any
 
@@ -49,18 +49,17 @@ def trusted(
     Raises:
         ValueError: naming what would be imported, and the command line to go on with.
     """
-    options = _names(settings, source)
+    options = _named_options(settings, source)
     foreign = _foreign(options)
     if not (trust or not foreign or _is_sealed(settings, options) or _says(argv, foreign)):
         again = _words(foreign)
         if argv is None or not all(map(str.isprintable, again)):
             again = [flag("trust")]
-        if "env_id" in foreign:
-            foreign["env_kwargs"] = [options.env_kwargs]
         listed = ", ".join(f"{name} {values!r:.200}" for name, values in foreign.items())
         raise ValueError(
-            f"{source} names code that is neither Gymnasium's nor rank0rl's, and would be imported "
-            f"and run: {listed}; if you trust it, go on with: "
+            f"{source} names code that is neither Gymnasium's nor rank0rl's and would be imported "
+            f"and run, or a file that an environment would read: {listed}; if you trust it, go on "
+            f"with: "
             f"{shlex.join(['python', *sys.orig_argv[1:], *again])}"
         )
     return without_seal(settings)
@@ -74,26 +73,29 @@ def without_seal(settings: Mapping[str, Any]) -> dict[str, Any]:
 def sealed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's settings with this user's seal, if this user can have a key here."""
     key = _key()
-    return {**settings, _SEAL: _seal(key, _names(settings, ""))} if key else {**settings}
+    return {**settings, _SEAL: _seal(key, _named_options(settings, ""))} if key else {**settings}
 
 
 def words_to_go_on(settings: Mapping[str, Any]) -> str:
     """Return what a command line must name to resume a run, because its settings have no seal."""
-    words = [] if _SEAL in settings else _words(_foreign(_names(settings, "")))
+    words = [] if _SEAL in settings else _words(_foreign(_named_options(settings, "")))
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 
-def _names(settings: Mapping[str, Any], source: str) -> RunOptions:
+def _named_options(settings: Mapping[str, Any], source: str) -> RunOptions:
     named = {name: settings[name] for name in _NAMES if name in settings}
     (options,) = config.apply(named, RunOptions(), source=source)
     return options  # type: ignore[no-any-return]
 
 
-def _foreign(options: RunOptions) -> dict[str, list[Any]]:
-    """Return what would be imported from elsewhere, option -> values."""
-    found: dict[str, list[Any]] = {}
+def _foreign(options: RunOptions) -> dict[str, list[str]]:
+    """Return what would be imported from elsewhere, and its arguments, option -> words."""
+    found: dict[str, list[str]] = {}
+    kwargs = options.env_kwargs
     if not envs.is_gymnasiums(options.env_id):
         found["env_id"] = [options.env_id]
+    if kwargs and ("env_id" in found or _names_a_file(kwargs)):
+        found["env_kwargs"] = [_pair(name, value) for name, value in kwargs.items()]
     if not all(map(envs.is_gymnasiums_wrapper, options.wrappers)):
         found["wrappers"] = [*options.wrappers]
     if not is_reference(options.algo):
@@ -101,13 +103,28 @@ def _foreign(options: RunOptions) -> dict[str, list[Any]]:
     return found
 
 
+def _names_a_file(kwargs: Any) -> bool:
+    """Return True if a text in these arguments is a path: MuJoCo reads any file that it is given."""
+    if isinstance(kwargs, Mapping):
+        kwargs = kwargs.values()
+    elif isinstance(kwargs, str):
+        return "/" in kwargs or os.sep in kwargs or os.path.exists(kwargs)
+    return isinstance(kwargs, Sequence | Set | ValuesView) and any(map(_names_a_file, kwargs))
+
+
+def _pair(name: str, value: Any) -> str:
+    """Return an argument of an environment as a word of a command line."""
+    return f"{name}={json.dumps(value, default=repr)}"
+
+
 def _words(foreign: Mapping[str, Sequence[str]]) -> list[str]:
     """Return the words of a command line that name this code."""
-    return [
-        word
-        for name, values in foreign.items()
-        for word in ([] if name == "env_id" else [flag(name)]) + [*values]
-    ]
+    words: list[str] = []
+    for name, values in foreign.items():
+        if name != "env_id":
+            words.append(flag(name))
+        words += values
+    return words
 
 
 def _says(argv: Sequence[str] | None, foreign: Mapping[str, Sequence[str]]) -> bool:
@@ -116,7 +133,9 @@ def _says(argv: Sequence[str] | None, foreign: Mapping[str, Sequence[str]]) -> b
         return False
     paths = read_some(argv, RunOptions, ("resume", "config", "run_dir", "hostfile")).values()
     words = {word.partition("=")[2] if word.startswith("--") else word for word in argv}
-    said = {absolute(word) for word in words - {*paths}}
+    words -= {*paths}
+    words |= {_pair(name, text) for name, _, text in (word.partition("=") for word in words)}
+    said = {absolute(word) for word in words}
     return said >= {absolute(value) for values in foreign.values() for value in values}
 
 

@@ -1,6 +1,7 @@
 """What is imported because a file names it: for one's own runs anything, for others only what is known."""
 
 import os
+import shlex
 import sys
 import types
 
@@ -11,7 +12,12 @@ from runs import SMALL, train
 from rank0rl.run import agents, checkpoint, config, plan, trust
 from rank0rl.tools import evaluate, export, play, replay
 
-OWN = {"algo": "/somewhere/mine.py:Mine", "env_id": "my_envs:Own-v0", "wrappers": ["my_envs:Wrap"]}
+OWN = {
+    "algo": "/somewhere/mine.py:Mine",
+    "env_id": "my_envs:Own-v0",
+    "env_kwargs": {"size": 3, "kind": "a b"},
+    "wrappers": ["my_envs:Wrap"],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +31,7 @@ def key(tmp_path, monkeypatch):
     "settings",
     [
         {"env_id": "Walker2d-v5", "algo": "ppo"},
-        {"env_id": "CartPole", "algo": "algos.trpo:TRPO", "env_kwargs": {"x": 1}},
+        {"env_id": "CartPole", "algo": "algos.trpo:TRPO", "env_kwargs": {"x": 1, "map": "4x4"}},
         {
             "env_id": "NoSuch-v0",
             "wrappers": ["TimeLimit(max_episode_steps=5)", "ClipReward (x=':')"],
@@ -77,10 +83,10 @@ def test_the_line_to_go_on_with_is_enough(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "--resume", "r"])
     with pytest.raises(ValueError) as error:
         trust.trusted(OWN, "file", argv=["--resume", "r"])
-    argv = str(error.value).partition("go on with: python train.py ")[2].split()
+    argv = shlex.split(str(error.value).partition("go on with: python train.py ")[2])
     assert trust.trusted(OWN, "file", argv=argv) == OWN
     for left_out in range(2, len(argv)):
-        if ":" in argv[left_out]:
+        if not argv[left_out].startswith("--"):
             with pytest.raises(ValueError, match="imported"):
                 trust.trusted(OWN, "file", argv=[*argv[:left_out], *argv[left_out + 1 :]])
 
@@ -90,6 +96,27 @@ def test_code_is_named_in_either_spelling_and_by_any_path(tmp_path, monkeypatch)
     settings = {"algo": f"{tmp_path}/mine.py:Mine"}
     assert trust.trusted(settings, "f", argv=["--algo=mine.py:Mine"]) == settings
     assert trust.trusted(settings, "f", argv=["--algo", "./mine.py:Mine"]) == settings
+
+
+def test_arguments_of_foreign_code_are_named_too():
+    settings = {"env_id": "os:system", "env_kwargs": {"command": "rm x", "n": 1.5}}
+    for words in (["command=rm x", "n=1.5"], ['command="rm x"', "n=1.5"]):
+        argv = ["os:system", "--env-kwargs", *words]
+        assert trust.trusted(settings, "f", argv=argv) == settings
+    for words in ([], ["n=1.5"], ["command=rm y", "n=1.5"]):
+        with pytest.raises(ValueError, match="rm x"):
+            trust.trusted(settings, "f", argv=["os:system", "--env-kwargs", *words])
+
+
+@pytest.mark.parametrize("value", ["/a.xml", "./a", "here", ["x", {"y": "a/b"}], ("/a",)])
+def test_a_file_that_an_environment_reads_is_named(value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").touch()
+    settings = {"env_id": "Walker2d-v5", "env_kwargs": {"xml_file": value}}
+    with pytest.raises(ValueError, match="xml_file") as error:
+        trust.trusted(settings, "f", argv=[])
+    argv = shlex.split(str(error.value))[-2:]
+    assert trust.trusted(settings, "f", argv=argv) == settings
 
 
 @pytest.mark.parametrize("option", ["--resume", "--config", "--run-dir", "--resume="])
@@ -164,9 +191,9 @@ def test_without_a_key_the_line_to_go_on_with_names_the_code(home, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", home)
     monkeypatch.setenv("HOME", "/dev/null")
     assert trust.sealed(OWN) == OWN
-    words = trust.words_to_go_on(OWN).split()
+    words = shlex.split(trust.words_to_go_on(OWN))
     assert words == [
-        *("my_envs:Own-v0", "--wrappers", "my_envs:Wrap"),
+        *("my_envs:Own-v0", "--env-kwargs", "size=3", 'kind="a b"', "--wrappers", "my_envs:Wrap"),
         *("--algo", "/somewhere/mine.py:Mine"),
     ]
     assert trust.words_to_go_on({"env_id": "CartPole-v1"}) == ""

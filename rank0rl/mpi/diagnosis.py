@@ -73,7 +73,7 @@ class Diagnosis:
         patience_s = (
             _SILENT_S if launcher == 0 else _LOST_S if ends.keys() - well or launcher else 0
         )
-        lost = self._contact.lost(patience_s)
+        lost = self._contact.lost(patience_s, self._wait)
         if lost:
             lines = [f"no connection to host {name}: {why}" for name, why in lost.items()]
             return self.report(1, "\n".join(lines))
@@ -200,6 +200,11 @@ class Diagnosis:
     def _well(self, ends: dict[int, int]) -> set[int]:
         """Return the ranks that ended well, of those that ended."""
         return {rank for rank, status in ends.items() if status == 0 and self._has("ended", rank)}
+
+    def _wait(self, seconds: float) -> None:
+        """Let time pass, and pass on what the ranks write: a full pipe would stop them."""
+        self._listen(0.0)
+        time.sleep(seconds)
 
     def _lasts(self, what: str, state: str, limit_s: float = STUCK_S) -> bool:
         """Return True if this state has been the same for some seconds; "" if nothing is wrong."""

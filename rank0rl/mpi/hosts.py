@@ -11,7 +11,7 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -166,13 +166,20 @@ class Contact:
                 )
         return self
 
-    def lost(self, patience_s: float = 0) -> dict[str, str]:
-        """Return host -> last words of ssh, of the hosts that are gone or go within that time."""
+    def lost(
+        self, patience_s: float = 0, wait: Callable[[float], object] = time.sleep
+    ) -> dict[str, str]:
+        """Return host -> last words of ssh, of the hosts that are gone or go within that time.
+
+        Args:
+            patience_s: seconds to wait for a host to go.
+            wait: called again and again in that time, with seconds to pass.
+        """
         end = time.monotonic() + patience_s
         while not (gone := [name for name, s in self._sessions.items() if s.poll() is not None]):
             if not self._sessions or time.monotonic() >= end:
                 return {}
-            time.sleep(0.05)
+            wait(0.05)
         left = listed([host for host in self._hosts if host.name not in gone])
         (self._folder / "hosts").write_text(left)
         return {name: self._last_line(name) for name in gone}

@@ -14,7 +14,7 @@ from rank0rl.mpi.diagnosis import Diagnosis, ending
 class Alone:
     """Contact to no other host."""
 
-    def lost(self, _):
+    def lost(self, *_):
         return {}
 
 
@@ -125,13 +125,24 @@ def test_what_the_files_of_a_job_say(files, launcher, code, said, tmp_path, caps
 
 def test_a_lost_host_is_named(tmp_path, capsys):
     class Lost(Alone):
-        def lost(self, _):
+        def lost(self, *_):
             return {"two": "timed out"}
 
     diagnosis = Diagnosis(tmp_path, 2, Lost(), lambda _: False)
     assert diagnosis.find(None)
     assert diagnosis.code == 1
     assert "no connection to host two: timed out" in capsys.readouterr().err
+
+
+def test_the_ranks_are_heard_while_a_host_may_be_lost(tmp_path, clock):
+    class Silent(Alone):
+        def lost(self, patience_s, wait):
+            wait(patience_s)
+            return {"two": "timed out"}
+
+    heard = []
+    assert Diagnosis(tmp_path, 2, Silent(), heard.append).find(0)
+    assert heard
 
 
 def test_an_exit_status_in_words():

@@ -148,6 +148,8 @@ class PPO(Agent):
 def clipped_loss(log_ratio: Tensor, adv: Tensor, clip_ratio: float) -> Tensor:
     """Return -E[min(r A, clip(r) A)], with r the ratio of new to old probability of the actions.
 
+    Change `clipped_slope` with it: updates on the CPU use that alone, this one serves a GPU.
+
     Args:
         log_ratio: log r, shape (n,).
         adv: advantages A, normalized, shape (n,).

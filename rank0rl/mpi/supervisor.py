@@ -51,9 +51,9 @@ class Signals:
             time.sleep(TURN_S)
 
     def __exit__(self, *_: object) -> None:
-        """Handle signals as before."""
+        """Handle signals as before; once one has come, ignore others, which would change the exit code."""
         for signum, handler in self._before.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_IGN if self.received else handler)
 
     def _keep(self, signum: int, _frame: FrameType | None) -> None:
         self.received.append(signum)

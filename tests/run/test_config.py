@@ -2,7 +2,7 @@
 
 import dataclasses
 import tomllib
-from typing import get_args, get_origin, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import pytest
 import tomli_w
@@ -88,6 +88,8 @@ def other(name):
     kind = get_type_hints(RunOptions)[name]
     if get_origin(kind) in (tuple, dict):
         return {tuple: ("Other",), dict: {"x": 1}}[get_origin(kind)]
+    if get_origin(kind) is Literal:
+        return get_args(kind)[-1]
     kinds = get_args(kind) or (kind,)
     value = next(OTHER[k] for k in kinds if k is not type(None))
     return not getattr(RunOptions, name) if value is True else value
@@ -124,7 +126,7 @@ def test_what_a_file_may_not_set_is_how_a_run_is_started():
 
 def test_what_a_resume_may_change_leaves_the_curve_or_moves_its_end():
     assert options.names(RunOptions, resume=True, changes_curve=True) == {
-        *("total_steps", "num_episodes", "device"),
+        *("total_steps", "num_episodes", "device", "on_env_error"),
     }
     assert options.names(RunOptions, resume=False, changes_curve=False) == {
         *("eval_every", "eval_episodes", "eval_deterministic"),  # columns of the record

@@ -5,7 +5,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import toy_envs
 from in_process import train_here
+from jobs import wait_until
 from on_ranks import HERE, LIMIT_S
 
 from algos.ppo import PPO, PPOOptions
@@ -317,10 +317,3 @@ def lives(process_id):
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait_until(true):
-    end = time.monotonic() + LIMIT_S
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)

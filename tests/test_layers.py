@@ -1,6 +1,7 @@
 """Who may import whom. An arrow that is not in this table is a mistake in the design."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -89,11 +90,16 @@ def read_tree(root):
     return {path.relative_to(root): path.read_text() for path in files}
 
 
-def imports(tree, modules):
-    """Yield (line, module) of each import in a file, those in functions and for types included.
+@functools.cache  # a planted import changes one file of them all
+def imports(text, modules):
+    """Return (line, module) of each import in a file once, those in functions and for types included.
 
     A module of the project is named in full, an outside one by its package.
     """
+    return [*dict.fromkeys(imports_of(ast.parse(text), modules))]
+
+
+def imports_of(tree, modules):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -144,11 +150,11 @@ def layer_of(module):
 
 def graph(files):
     """Return (module, line, imported module) of all imports in files."""
-    modules = {module_of(path) for path in files}
+    modules = frozenset(module_of(path) for path in files)
     return [
         (module_of(path), line, name)
         for path, text in files.items()
-        for line, name in dict.fromkeys(imports(ast.parse(text), modules))
+        for line, name in imports(text, modules)
     ]
 
 
@@ -330,11 +336,11 @@ def test_benchmarks_import_nothing_of_the_tests():
     helpers = {path.stem for path in (ROOT / "tests").rglob("*.py")} | {"tests"}
     for path in sorted((ROOT / "benchmarks").rglob("*.py")):
         own = {file.stem for file in path.parent.glob("*.py")}
-        names = {name for _, name in imports(ast.parse(path.read_text()), set())}
+        names = {name for _, name in imports(path.read_text(), frozenset())}
         assert names & (helpers - own) == set(), path
 
 
 def test_no_test_file_imports_another():
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        names = {name for _, name in imports(ast.parse(path.read_text()), set())}
+        names = {name for _, name in imports(path.read_text(), frozenset())}
         assert {name for name in names if name.startswith("test_")} == set(), path

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from jobs import wait_until
 from on_ranks import HERE, LIMIT_S, environment, mpiexec, run
 from runs import SMALL, curve, sha, table, train, wait_for_rows
 
@@ -119,6 +120,7 @@ def test_a_lost_host_is_left_out_when_the_run_goes_on(tmp_path, monkeypatch):
         with Contact([Host("one", 1), Host("two", 2), Host("three", 3)], tmp_path) as contact:
             assert where() == " --hosts one:1,two:2,three:3 --pass-env 'A,B_*' --nprocs 6"
             assert contact.lost(LIMIT_S) == {"two": "No route"}
+            wait_until(lambda: len((tmp_path / "words").read_text().splitlines()) == 2)
         monkeypatch.setattr(hosts, "is_here", lambda _: True)
         assert where() == " --hosts one:1,three:3 --pass-env 'A,B_*' --nprocs 4"
         (tmp_path / "hosts").unlink()

@@ -64,6 +64,8 @@ def start(
     agent_options = load_agent(options.algo).Options(**told["agent"])
     phases = Phases()
     with ExitStack() as stack:
+        if isinstance(plan, Plan):
+            stack.callback(plan.unlock)
         rollout = stack.enter_context(
             closing(make_rollout(options, comm.get_rank(), comm.get_nworkers()))
         )

@@ -2,16 +2,50 @@
 
 import csv
 import json
+import os
 import subprocess
 import sys
 import time
 
 import tomli_w
 import warm
-from on_ranks import HERE, LIMIT_S, run
+from on_ranks import HERE, LIMIT_S, on_ranks, run
+
+from rank0rl import start
+from rank0rl.tools import video
 
 TIMES = ("seconds", "steps_per_s", "memory_mb", "mpi_loaded")
 SMALL = ["CartPole", "--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32"]
+
+
+def train_on_ranks(folder, *args, nprocs):
+    """Train on ranks that live on between tests: soon, but with no supervisor and no output to read."""
+    _start_on_ranks(["--run-dir", str(folder), *args], nprocs)
+
+
+def resume_on_ranks(folder, *args, nprocs):
+    _start_on_ranks(["--resume", str(folder), *args], nprocs)
+
+
+def _start_on_ranks(args, nprocs):
+    if nprocs == 1:
+        done = warm.run("train.py", *args)
+        assert done.returncode == 0, done.stderr
+    else:
+        codes = on_ranks(nprocs, "runs:on_rank_start", args, {**os.environ})
+        assert codes == [0] * nprocs, codes
+
+
+def on_rank_start(args, env):
+    before, path = {**os.environ}, sys.path[:]
+    os.environ.update(env)
+    sys.path += env.get("PYTHONPATH", "").split(os.pathsep)
+    try:
+        return start.start(args, HERE.parent / "configs", video.check, video.hooks)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        sys.path[:] = path
 
 
 def train(folder, *args, nprocs=1, expect=0):

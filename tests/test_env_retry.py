@@ -203,14 +203,23 @@ def test_a_failed_run_goes_on_with_retries(tmp_path, monkeypatch):
     assert FAILURES[0] not in table(tmp_path / "r")[0]  # the header was written before
 
 
+RAISES = ["toy_envs:Flaky-v0", "--env-kwargs", "share=0.001"]
+# Raises, exits, crashes, and hangs for as long as the timeout lets it.
+FAULTY = ["faulty_envs:make_faulty", "--env-kwargs", "log={log}", "kinds={kinds}", "rate=0.0005"]
+KINDS = '["raise","exit","segfault","hang"]'
+IN_PROCESSES = [*FAULTY, "--env-processes", "--step-timeout", "1"]
+
+
 @pytest.mark.slow
-def test_100_000_steps_have_the_undisturbed_hash(tmp_path, monkeypatch):
+@pytest.mark.parametrize("env", [RAISES, IN_PROCESSES], ids=["here", "processes"])
+def test_100_000_steps_have_the_undisturbed_hash(env, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     size = ["--total-steps", "100000"]
     train(tmp_path / "plain", "CartPole", *size)
-    flaky = ["toy_envs:Flaky-v0", "--env-kwargs", "share=0.001", "--env-retries", "3"]
     for nprocs in (1, 2, 3):
         run_dir = tmp_path / str(nprocs)
-        train(run_dir, *flaky, *size, nprocs=nprocs)
+        faulty = [word.format(log=tmp_path / f"log{nprocs}", kinds=KINDS) for word in env]
+        train(run_dir, *faulty, "--env-retries", "3", *size, nprocs=nprocs)
         assert sha(run_dir) == sha(tmp_path / "plain")
-        assert failures(run_dir)[0] > 50
+        assert failures(run_dir)[0] > 30
+        assert failures(run_dir)[1] == 0

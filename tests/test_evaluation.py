@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 from on_ranks import HERE
-from runs import SMALL, curve, resume, sha, table, train
+from runs import SMALL, curve, resume, sha, table, train, train_on_ranks
 from toy_envs import NoiseAgent
 
 from rank0rl.evaluation import deterministic
@@ -36,7 +36,7 @@ def test_training_goes_the_same_way_with_and_without(mode, tmp_path):
     args = [*mode, *LENGTH]
     train(tmp_path / "without", *args)
     for n in (1, 3):
-        train(tmp_path / str(n), *args, *EVAL, nprocs=n)
+        train_on_ranks(tmp_path / str(n), *args, *EVAL, nprocs=n)
         assert without(curve(tmp_path / str(n))) == curve(tmp_path / "without")
         assert sha(tmp_path / str(n)) == sha(tmp_path / "without")
     assert curve(tmp_path / "1") == curve(tmp_path / "3")
@@ -44,7 +44,7 @@ def test_training_goes_the_same_way_with_and_without(mode, tmp_path):
 
 def test_a_reloaded_checkpoint_repeats_the_evaluation_that_was_recorded(tmp_path):
     args = [*SMALL, "--seed", "4", *EVAL, "--keep-checkpoints", "9", "--checkpoint-every", "1"]
-    train(tmp_path, *args, *LENGTH, nprocs=2)
+    train_on_ranks(tmp_path, *args, *LENGTH, nprocs=2)
     rows = table(tmp_path)
     assert [bool(row["eval_return"]) for row in rows] == [False, True, False, True, False]
     for row in rows[1::2]:

@@ -4,7 +4,18 @@ import signal
 
 import pytest
 from on_ranks import HERE
-from runs import SMALL, curve, interrupt, replay, resume, sha, table, train
+from runs import (
+    SMALL,
+    curve,
+    interrupt,
+    replay,
+    resume,
+    resume_on_ranks,
+    sha,
+    table,
+    train,
+    train_on_ranks,
+)
 
 from rank0rl.env_block import envs_of
 from rank0rl.run import checkpoint
@@ -21,11 +32,11 @@ SLOW = ["--algo", f"{HERE}/slow.py:SlowPPO"]
 def test_the_same_curve_for_every_number_and_share_of_ranks_and_resumed(mode, tmp_path):
     args = ["CartPole", "--num-envs", "4", "--minibatch-size", "32", *SIZES[mode], "--overlap"]
     train(tmp_path / "1", *args)
-    train(tmp_path / "3", *args, nprocs=3)
-    train(tmp_path / "share", *args, "--rank0-envs", "1", nprocs=2)
-    train(tmp_path / "none", *args, "--rank0-envs", "0", nprocs=2)
-    train(tmp_path / "parts", *args, "--stop-after-iterations", "4", nprocs=2)
-    resume(tmp_path / "parts", "--rank0-envs", "2", nprocs=3)
+    train_on_ranks(tmp_path / "3", *args, nprocs=3)
+    train_on_ranks(tmp_path / "share", *args, "--rank0-envs", "1", nprocs=2)
+    train_on_ranks(tmp_path / "none", *args, "--rank0-envs", "0", nprocs=2)
+    train_on_ranks(tmp_path / "parts", *args, "--stop-after-iterations", "4", nprocs=2)
+    resume_on_ranks(tmp_path / "parts", "--rank0-envs", "2", nprocs=3)
     train(tmp_path / "off", *args[:-1])
     one = curve(tmp_path / "1")
     assert len(one) == 10
@@ -72,7 +83,7 @@ def test_a_batch_is_collected_with_the_weights_before_the_last_update(
     (tmp_path / "versions.py").write_text(VERSIONS)
     algo = ["--algo", f"{tmp_path / 'versions.py'}:Versions", "--num-envs", "4"]
     args = ["toy_envs:Count-v0", *algo, "--steps-per-batch", "20", "--total-steps", "100"]
-    train(tmp_path / "r", *args, "--overlap", nprocs=nprocs)
+    train_on_ranks(tmp_path / "r", *args, "--overlap", nprocs=nprocs)
     rows = table(tmp_path / "r")
     assert [row["by"] for row in rows] == ["0", "0", "1", "2", "3"]
     assert [row["progress"] for row in rows] == ["0", "0.2", "0.4", "0.6", "0.8"]
@@ -88,7 +99,7 @@ SLOW_TOO = [pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 7)]
 @pytest.mark.parametrize("iteration", [3, *SLOW_TOO])
 def test_an_env_is_replayed(iteration, tmp_path):
     stop = ["--stop-after-iterations", "6", "--checkpoint-every", "3"]
-    train(tmp_path, *SMALL, "--overlap", *stop, nprocs=2)
+    train_on_ranks(tmp_path, *SMALL, "--overlap", *stop, nprocs=2)
     same = 2 if iteration < 7 else 1  # the seventh is gathered, and not recorded yet
     assert replay(tmp_path, iteration, env=1).stdout.count("the same data") == same
 
@@ -127,7 +138,7 @@ def test_a_longer_run_is_replayed_where_the_shorter_one_ended(tmp_path):
 def test_a_run_that_was_stopped_before_its_last_iteration_can_be_finished(tmp_path):
     args = [*SMALL, "--overlap", "--total-steps", "320"]
     train(tmp_path / "whole", *args)
-    train(tmp_path / "r", *args, "--stop-after-iterations", "4", nprocs=2)
-    resume(tmp_path / "r", nprocs=3)
+    train_on_ranks(tmp_path / "r", *args, "--stop-after-iterations", "4", nprocs=2)
+    resume_on_ranks(tmp_path / "r", nprocs=3)
     assert curve(tmp_path / "r") == curve(tmp_path / "whole")
     assert {row["slowest_s"] for row in table(tmp_path / "r")[3:]} != {"0"}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from in_process import train_here
 from on_ranks import HERE, run
-from runs import curve, resume, sha, table, train
+from runs import curve, resume_on_ranks, sha, table, train, train_on_ranks
 from small_agents import AGENTS
 from toy_envs import ACT_SPACES, OBS_SPACES, Spaced
 
@@ -124,8 +124,8 @@ def test_a_dict_with_masks_is_the_same_for_every_number_of_ranks_and_resumed(
     args += ["--steps-per-batch", "60", "--total-steps", "300", "--checkpoint-every", "2"]
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     for n, stop in ((1, 5), (2, 3), (3, 5)):
-        train(tmp_path / str(n), *args, "--stop-after-iterations", str(stop), nprocs=n)
-    resume(tmp_path / "2", nprocs=3)
+        train_on_ranks(tmp_path / str(n), *args, "--stop-after-iterations", str(stop), nprocs=n)
+    resume_on_ranks(tmp_path / "2", nprocs=3)
     for other in ("2", "3"):
         assert curve(tmp_path / other) == curve(tmp_path / "1")
         assert sha(tmp_path / other) == sha(tmp_path / "1")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from on_ranks import HERE, on_ranks
-from runs import SMALL, curve, resume, sha, table, train
+from runs import SMALL, curve, resume, sha, table, train, train_on_ranks
 from toy_envs import NoiseAgent
 
 from rank0rl.batch import Gathered
@@ -26,7 +26,7 @@ MODES = {
 def assert_same_curves(folder, args, all_nprocs, iterations):
     """Batches and weights of every iteration, and all else that does not depend on time."""
     for n in all_nprocs:
-        train(folder / str(n), *args, "--stop-after-iterations", str(iterations), nprocs=n)
+        train_on_ranks(folder / str(n), *args, "--stop-after-iterations", str(iterations), nprocs=n)
     curves = [curve(folder / str(n)) for n in all_nprocs]
     assert len({row["batch_sha256"] for row in curves[0]}) == iterations
     assert len({row["weights_sha256"] for row in curves[0]}) == iterations
@@ -117,7 +117,8 @@ def test_rows_that_travel_while_others_are_collected(mode, ranks, tmp_path):
     args = ["CartPole", "--num-envs", "5", "--minibatch-size", "32", *mode]
     args += ["--stop-after-iterations", "5"]
     train(tmp_path / "1", *args)
-    train(tmp_path / "n", *args, "--gather-parts", "3", *ranks["args"], nprocs=ranks["nprocs"])
+    args += ["--gather-parts", "3", *ranks["args"]]
+    train_on_ranks(tmp_path / "n", *args, nprocs=ranks["nprocs"])
     assert len(table(tmp_path / "1")) == 5
     assert curve(tmp_path / "n") == curve(tmp_path / "1")
     assert sha(tmp_path / "n") == sha(tmp_path / "1")

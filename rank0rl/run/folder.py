@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from rank0rl.run.agents import short_name
@@ -47,34 +48,44 @@ def _first_free(name: str) -> Path:
     return folder
 
 
-def lock(folder: Path, patience_s: float) -> None:
-    """Keep other processes from training in a run's folder while this process lives.
+def lock(folder: Path, patience_s: float) -> Callable[[], None]:
+    """Keep other processes from training in a run's folder, at most while this process lives.
 
     Args:
         folder: of the run.
         patience_s: seconds to wait for another process to end.
 
+    Returns:
+        A function that lets others train there.
+
     Raises:
         ValueError: if another process still has it then.
     """
+    held: list[int] = []
+
+    def unlock() -> None:
+        while held:
+            os.close(held.pop())
+
     if os.name != "posix":
-        return
+        return unlock
     import fcntl
 
-    held = os.open(folder, os.O_RDONLY)
-    os.register_at_fork(after_in_child=lambda: os.close(held))  # a child may outlive this process
+    held.append(os.open(folder, os.O_RDONLY))
+    os.register_at_fork(after_in_child=unlock)  # a child may outlive this process
     end = time.monotonic() + patience_s
     while True:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() < end:
                 time.sleep(0.1)
                 continue
+            unlock()
             raise ValueError(
                 f"another process is training in {folder}: wait until it ends, or choose another "
                 f"--run-dir"
             ) from None
         except OSError:  # a file system without locks
             pass
-        return
+        return unlock

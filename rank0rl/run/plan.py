@@ -37,6 +37,8 @@ class Plan:
     """The file that the settings come from, or "defaults"."""
     notes: tuple[str, ...]
     """Changes of the curve that a resume brings, for the console."""
+    unlock: Callable[[], None]
+    """Lets another process train in the folder."""
 
 
 def prepare(
@@ -83,8 +85,8 @@ def prepare(
         _check_unchanged((options, agent), (old, old_agent))
         notes = tuple(_schedule_notes(options, old))
     folder = resume or new_folder(options)
-    lock(folder, 10 if restart else 0)  # the rank that died may take its time
-    return Plan(options, agent, folder, str(source or "defaults"), notes)
+    unlock = lock(folder, 10 if restart else 0)  # the rank that died may take its time
+    return Plan(options, agent, folder, str(source or "defaults"), notes, unlock)
 
 
 def _of_this_start(argv: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 from on_ranks import HERE, run
-from runs import curve, resume, sha, table, train
+from runs import curve, resume_on_ranks, sha, table, train, train_on_ranks
 
 from rank0rl.agent import check_processed
 from rank0rl.run.agents import load_agent
@@ -42,9 +42,9 @@ def test_the_same_for_every_number_of_ranks_and_resumed(algo, env, mode, tmp_pat
     args += [*BATCHES[mode], *config, "-n", "1000", "--checkpoint-every", "2"]
     stop = "--stop-after-iterations"
     train(tmp_path / "1", *args, stop, "4")
-    train(tmp_path / "3", *args, stop, "4", nprocs=3)
-    train(tmp_path / "resumed", *args, stop, "2", nprocs=2)
-    resume(tmp_path / "resumed", stop, "4", nprocs=3)
+    train_on_ranks(tmp_path / "3", *args, stop, "4", nprocs=3)
+    train_on_ranks(tmp_path / "resumed", *args, stop, "2", nprocs=2)
+    resume_on_ranks(tmp_path / "resumed", stop, "4", nprocs=3)
     one = curve(tmp_path / "1")
     assert len({row["weights_sha256"] for row in one}) == 4
     for other in ("3", "resumed"):

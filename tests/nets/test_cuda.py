@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from runs import SMALL, curve, replay, resume, train
+from runs import SMALL, curve, replay, resume, train, train_on_ranks
 
 from algos.ppo import PPO, PPOOptions
 from rank0rl.agent import Space, Spaces
@@ -102,5 +102,5 @@ def test_a_run_on_another_device_is_the_same_for_every_number_of_ranks(tmp_path)
     device = "cuda" if torch.cuda.is_available() else "cpu:0"
     args = [*SMALL, "--total-steps", "192", "--device", device]
     train(tmp_path / "1", *args)
-    train(tmp_path / "2", *args, nprocs=2)
+    train_on_ranks(tmp_path / "2", *args, nprocs=2)
     assert curve(tmp_path / "1") == curve(tmp_path / "2")

@@ -2,7 +2,7 @@
 
 import pytest
 from on_ranks import HERE
-from runs import SMALL, replay, resume, train
+from runs import SMALL, replay, resume, train, train_on_ranks
 
 from rank0rl.tools.replay import main
 
@@ -16,7 +16,7 @@ def test_a_fragment_of_a_run_on_two_ranks_is_the_same_alone(kind, tmp_path):
     size = ["--steps-per-batch", "256"] if kind == "env" else ["--episodes-per-batch", "4"]
     args = ["CartPole", "--num-envs", "4", "--minibatch-size", "32", *size]
     stop = ["--stop-after-iterations", "7", "--checkpoint-every", "3", "--keep-checkpoints", "2"]
-    train(tmp_path, *args, *stop, nprocs=2)
+    train_on_ranks(tmp_path, *args, *stop, nprocs=2)
     before = files(tmp_path)
     done = replay(tmp_path, 7, **{kind: 2})
     assert "00000006.pt: training 0 iterations again" in done.stdout

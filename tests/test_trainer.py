@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from on_ranks import HERE, on_ranks
-from runs import SMALL, curve, resume, sha, table, train, train_on_ranks
+from runs import SMALL, curve, resume_on_ranks, sha, table, train, train_on_ranks
 from toy_envs import NoiseAgent
 
 from rank0rl.batch import Gathered
@@ -295,9 +295,9 @@ def test_an_agent_and_an_environment_of_ones_own_on_two_ranks_and_resumed(tmp_pa
     (tmp_path / "mine.py").write_text(OWN)
     args = ["toy_envs:Count-v0", "--algo", f"{tmp_path / 'mine.py'}:Mine", "--num-envs", "4"]
     args += ["--total-steps", "512", "--speed", "3"]
-    train(tmp_path / "r", *args, nprocs=2)
+    train_on_ranks(tmp_path / "r", *args, nprocs=2)
     assert [(row["speed"], row["rows"]) for row in table(tmp_path / "r")] == [("3", "256")] * 2
-    resume(tmp_path / "r", "--total-steps", "768", nprocs=2)
+    resume_on_ranks(tmp_path / "r", "--total-steps", "768", nprocs=2)
     assert [row["speed"] for row in table(tmp_path / "r")] == ["3"] * 3
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from in_process import train_here
 from on_ranks import HERE, run
-from runs import SMALL, resume, table, train
+from runs import SMALL, resume_on_ranks, table, train
 from toy_envs import NoiseAgent, NoOptions
 
 from algos.ppo import PPO, PPOOptions
@@ -94,7 +94,7 @@ def test_a_run_that_stopped_after_some_seconds_goes_on(tmp_path):
     done = train(tmp_path, *SMALL, "--total-steps", "100000000", "--stop-after-seconds", "0.1")
     assert "as asked" in done.stdout
     first = len(table(tmp_path))
-    resume(tmp_path, "--stop-after-seconds", "0.1", nprocs=2)
+    resume_on_ranks(tmp_path, "--stop-after-seconds", "0.1", nprocs=2)
     assert len(table(tmp_path)) > first
 
 

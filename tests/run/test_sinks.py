@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from on_ranks import HERE
-from runs import SMALL, resume, table, train
+from runs import SMALL, resume, table, train, train_on_ranks
 
 from rank0rl.run import sinks
 
@@ -30,7 +30,7 @@ def test_one_events_file_one_header_and_steps_that_grow(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    train(tmp_path, *SMALL, "--total-steps", "256", "--tensorboard", nprocs=4)
+    train_on_ranks(tmp_path, *SMALL, "--total-steps", "256", "--tensorboard", nprocs=3)
     assert len(list(tmp_path.glob("events.*"))) == 1
     rows = table(tmp_path)
     assert [int(row["steps"]) for row in rows] == [64, 128, 192, 256]

@@ -27,20 +27,20 @@ def rows_of(folder):
 
 
 def test_a_study(tmp_path):
-    args = [*SLEEPS, "--steps-per-batch", "80", "--nprocs", 1, 4, "--iterations", 3]
+    args = [*SLEEPS, "--steps-per-batch", "80", "--nprocs", 1, 2, "--iterations", 3]
     done = study(*args, "--repeats", 1, "--out", tmp_path / "s")
-    one, four = rows_of(tmp_path / "s")
-    assert (one["nprocs"], four["nprocs"]) == ("1", "4")
-    assert four["return_mean"] == one["return_mean"]
-    rates = float(four["steps_per_s"]) / float(one["steps_per_s"])
-    assert float(four["speedup"]) == pytest.approx(rates, rel=1e-4)
-    assert float(four["efficiency"]) == pytest.approx(rates / 4, rel=1e-4)
-    assert 1 < float(four["ceiling"]) <= 4
+    one, two = rows_of(tmp_path / "s")
+    assert (one["nprocs"], two["nprocs"]) == ("1", "2")
+    assert two["return_mean"] == one["return_mean"]
+    rates = float(two["steps_per_s"]) / float(one["steps_per_s"])
+    assert float(two["speedup"]) == pytest.approx(rates, rel=1e-4)
+    assert float(two["efficiency"]) == pytest.approx(rates / 2, rel=1e-4)
+    assert 1 < float(two["ceiling"]) <= 2
     about = json.loads((tmp_path / "s" / "speedup.json").read_text())
     assert "all 2 runs" in about["notes"][0]
     assert "NOT" not in about["notes"][0]
     assert about["machine"]["mpi"] != "none"
-    assert "| 4" in done.stdout
+    assert "| 2" in done.stdout
 
 
 @pytest.mark.slow

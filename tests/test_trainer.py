@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from in_process import train_here
 from on_ranks import HERE, on_ranks
 from runs import SMALL, curve, resume_on_ranks, sha, table, train, train_on_ranks
 from toy_envs import NoiseAgent
 
+from algos.ppo import PPO, PPOOptions
 from rank0rl.batch import Gathered
 from rank0rl.collector import make_rollout
 from rank0rl.learner import Learner
@@ -302,8 +304,11 @@ def test_an_agent_and_an_environment_of_ones_own_on_two_ranks_and_resumed(tmp_pa
 
 
 def test_whole_runs_with_two_seeds_differ(tmp_path):
+    size = {"num_envs": 4, "steps_per_batch": 64, "total_steps": 64}
     for seed in (0, 1):
-        train(tmp_path / str(seed), *SMALL, "--total-steps", "64", "--seed", str(seed))
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        train_here(PPO, PPOOptions(minibatch_size=32), folder, env_id="CartPole", seed=seed, **size)
     assert curve(tmp_path / "0") != curve(tmp_path / "1")
     assert np.isfinite(float(table(tmp_path / "0")[0]["kl"]))
 

@@ -82,7 +82,7 @@ def test_an_agent_that_computes_on_cpus_only(monkeypatch):
 
 
 def test_a_wrong_device_ends_the_run_before_it_begins(tmp_path):
-    done = train(tmp_path / "r", *SMALL, "--device", "tpu", nprocs=2, expect=2)
+    done = train(tmp_path / "r", *SMALL, "--device", "tpu", expect=2)
     assert done.stderr.count("device must be cpu, cuda") == 1
     assert not (tmp_path / "r" / "config.toml").exists()
 

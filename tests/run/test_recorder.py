@@ -162,11 +162,10 @@ def test_no_rank_grows(mode, tmp_path, monkeypatch):
 
 def test_every_rank_is_counted_also_one_without_envs(tmp_path):
     args = [*SMALL, "--total-steps", "64"]
-    for share in ("0", "1"):
-        train(tmp_path / share, *args, "--rank0-envs", share, nprocs=2)
-    [none], [some] = (table(tmp_path / share) for share in ("0", "1"))
-    assert float(none["memory_mb"]) > 250  # one process has less
-    assert float(none["memory_mb"]) == pytest.approx(float(some["memory_mb"]), rel=0.15)
+    train(tmp_path / "1", *args)
+    train(tmp_path / "2", *args, "--rank0-envs", "0", nprocs=2)
+    [one], [two] = (table(tmp_path / n) for n in ("1", "2"))
+    assert float(two["memory_mb"]) > 1.3 * float(one["memory_mb"])
 
 
 def test_memory_that_processes_share_counts_once():

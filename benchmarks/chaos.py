@@ -1,8 +1,9 @@
 """Send signals to processes of small training jobs: python benchmarks/chaos.py --runs 300 --seed 0.
 
-Each run draws from its seed: 2 or 3 ranks, --overlap, --max-restarts 1, a signal (KILL, STOP or TERM), a time
-between the first instant of the job and the end of an undisturbed one, and the process that gets the signal. The
-process is uniform over the kinds that live then: supervisor, launcher, proxy, shell, rank. Afterwards:
+Each run draws from its seed: 2 or 3 ranks, --overlap, --max-restarts 1, --env-processes, a signal (KILL, STOP or
+TERM), a time between the first instant of the job and the end of an undisturbed one, and the process that gets the
+signal. The process is uniform over the kinds that live then: supervisor, launcher, proxy, shell, rank, environment
+(or its fork server). Afterwards:
 
 - The job has ended in time: `--limit` seconds after the fault (20, times the slowness of a busy machine). A job
   that recovers has the duration of an undisturbed one besides.
@@ -37,6 +38,7 @@ TRAIN = (
     "train.py CartPole --num-envs 4 --steps-per-batch 64 --minibatch-size 32 --total-steps 3840 "
     "--checkpoint-every 2 --quiet"
 )
+IN_PROCESSES = "--env-processes --step-timeout 3 --start-timeout 15 --env-retries 3"
 LIMIT_S = 20.0  # from the fault to the job's end, on an idle machine
 
 
@@ -51,6 +53,7 @@ class Case:
         self.signum = self.rng.choice((SIGKILL, SIGSTOP, SIGTERM))
         self.share = self.rng.random()
         self.stopped_s = self.rng.uniform(1, 4)  # until a stopped supervisor goes on
+        self.env_processes = self.rng.random() < 0.25
 
 
 def right_codes(case: Case, kind: str) -> set[int]:
@@ -63,7 +66,7 @@ def right_codes(case: Case, kind: str) -> set[int]:
     code = 128 + case.signum
     if kind == "supervisor":
         return {0} if case.signum == SIGSTOP else {code}
-    if case.restarts or not kind:
+    if case.restarts or kind in ("", "environment"):
         return {0}
     return {0, code} if kind == "rank" else {0, 1, 15, code}
 
@@ -96,6 +99,7 @@ class Chaos:
         limit_s = self._limit_s or LIMIT_S * _slowness()
         at_s = case.share * self.duration_s
         start = ["--nprocs", str(case.nprocs), "--max-restarts", str(case.restarts)]
+        start += IN_PROCESSES.split() * case.env_processes
         job = Job(folder, [*self._new_run(folder, case.overlap), *start])
         time.sleep(at_s)
         kind = disturb(job, case)
@@ -115,6 +119,7 @@ class Chaos:
         if _weights_hash(folder) != self._hashes[case.overlap]:
             wrong.append("another hash")
         words = f"{case.nprocs} ranks{' overlap' * case.overlap}{' restart' * case.restarts}"
+        words += " env processes" * case.env_processes
         fault = f"{case.signum.name} {kind or 'nobody'} at {at_s:.2f} s"
         verdict = "; ".join(dict.fromkeys(wrong)) or "ok"
         row = {"seed": case.seed, "job": words, "fault": fault, "code": code}

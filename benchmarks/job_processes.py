@@ -41,8 +41,8 @@ class Job:
             with contextlib.suppress(OSError):
                 environ = file.read_bytes().split(b"\0")
                 if self._token in environ:
-                    program = (file.parent / "cmdline").read_bytes().partition(b"\0")[0]
-                    found[int(file.parent.name)] = _kind(os.path.basename(program), environ)
+                    command = (file.parent / "cmdline").read_bytes()
+                    found[int(file.parent.name)] = _kind(command, environ)
         return found | ({self._process.pid: "supervisor"} if self._process.pid in found else {})
 
     def draw(self, rng: random.Random) -> tuple[int, str]:
@@ -86,7 +86,10 @@ def unused_mpi_files() -> set[str]:
     return {str(file) for file in files if str(file) not in used}
 
 
-def _kind(program: bytes, environ: list[bytes]) -> str:
+def _kind(command: bytes, environ: list[bytes]) -> str:
+    program = os.path.basename(command.partition(b"\0")[0])
+    if b"env_server" in command:
+        return "environment"
     if any(variable.startswith(RANKS) for variable in environ):
         return "rank" if program.startswith(b"python") else "shell" if program == b"sh" else ""
     return next((kind for name, kind in BETWEEN.items() if program.startswith(name)), "")

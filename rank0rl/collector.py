@@ -183,7 +183,9 @@ def env_maker(options: RunOptions) -> Callable[[], Any]:
     )
     if options.env_processes:
         preload = envs.own_module(options.env_id)
-        make = functools.partial(EnvProcess, make, options.step_timeout, preload)
+        make = functools.partial(
+            EnvProcess, make, options.step_timeout, options.start_timeout, preload
+        )
     if options.survives_env_errors:
         truncate = options.on_env_error == "truncate"
         limit = options.max_replay_steps

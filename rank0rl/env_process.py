@@ -42,22 +42,27 @@ class EnvProcess:
     Args:
         make: makes the environment, in its process. It is pickled.
         timeout_s: seconds that a step, a reset or a close may take. None: no limit.
+        start_timeout_s: seconds that making the environment may take, its imports included.
         preload: module that the fork server imports, once for all processes. It must begin nothing
             that they cannot share, such as a thread or a connection.
     """
 
     def __init__(
-        self, make: Callable[[], Any], timeout_s: float | None = None, preload: str = "gymnasium"
+        self,
+        make: Callable[[], Any],
+        timeout_s: float | None = None,
+        start_timeout_s: float | None = None,
+        preload: str = "gymnasium",
     ) -> None:
         """Start the process, and make the environment in it.
 
         Raises:
-            EnvProcessError: if the process ends meanwhile.
+            EnvProcessError: if the process ends meanwhile, or takes longer.
             Exception: whatever `make` raises.
         """
         self.spec = SimpleNamespace(id="a new environment")
         """Holds the environment's id, for messages."""
-        self._timeout_s: float | None = None  # for making: imports may take long
+        self._timeout_s = start_timeout_s
         self._connection, theirs = Pipe()
         with theirs, memory_file() as file:
             self._stack = mmap.mmap(file.fileno(), STACK_BYTES)
@@ -107,7 +112,8 @@ class EnvProcess:
             self._end()
             raise EnvProcessError(
                 f"the process of {self.spec.id} gave no answer to {what} within "
-                f"{self._timeout_s:g} s and was killed; raise --step-timeout if it needs longer"
+                f"{self._timeout_s:g} s and was killed; raise "
+                f"--{'start' if what == 'make' else 'step'}-timeout if it needs longer"
             ) from None
         except (EOFError, OSError):
             error = EnvProcessError(f"the process of {self.spec.id} {self._end()} in {what}")

@@ -39,13 +39,13 @@ class RetriedEnv:
     def __init__(
         self, make: Callable[[], Any], retries: int, truncate: bool, max_steps: int
     ) -> None:
-        """Make the environment."""
+        """Make the environment; try again if that fails."""
         self._make, self._retries, self._truncate = make, retries, truncate
         self._max_steps = max_steps if retries else 0
-        self._env = make()
-        self._broken = False
         self.failures = dict.fromkeys(FAILURES, 0)
         """Number of failures since `take_failures`, by what became of them."""
+        self._env = self._make_first()
+        self._broken = False
 
     def __getattr__(self, name: str) -> Any:
         """Return what the environment has under another name, such as its spaces."""
@@ -81,6 +81,19 @@ class RetriedEnv:
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
+
+    def _make_first(self) -> Any:
+        for _ in range(self._retries):
+            try:
+                return self._make()
+            except Exception as error:
+                self.failures["env_mended"] += 1
+                warnings.warn(
+                    f"making an environment raised {type(error).__name__}: {error}; it is made anew",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        return self._make()
 
     def _begin(self) -> Any:
         """Reset the environment, a new one if the last one has failed."""

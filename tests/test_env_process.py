@@ -111,6 +111,12 @@ def test_a_process_that_hangs_is_killed(step, what):
     assert not Path(f"/proc/{env._process_id}").exists()
 
 
+def test_a_process_that_hangs_while_it_makes_the_environment_is_killed():
+    hangs = partial(faulty_envs.FailsAt, "hang", -1)
+    with pytest.raises(EnvProcessError, match=r"to make within 0\.2 s.*--start-timeout"):
+        EnvProcess(hangs, timeout_s=FAR_S, start_timeout_s=0.2)
+
+
 def test_a_step_in_time_is_not_disturbed_by_a_timeout():
     env = EnvProcess(toy_envs.Count, timeout_s=FAR_S)
     env.reset(seed=3)

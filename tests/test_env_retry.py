@@ -15,7 +15,10 @@ from rank0rl.rollout import Rollout
 from rank0rl.tools.check import RandomAgent
 
 SEED = 3
-pytestmark = pytest.mark.filterwarnings("ignore:.*its episode is repeated")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*its episode is repeated"),
+    pytest.mark.filterwarnings("ignore:.*it is made anew"),
+]
 
 
 class Fails(toy_envs.Count):
@@ -80,6 +83,16 @@ def test_an_episode_goes_on_as_if_nothing_had_failed(steps, mended):
     assert take_failures([env]) == {"env_mended": mended, "env_truncated": 0}
     assert take_failures([env]) == {"env_mended": 0, "env_truncated": 0}
     assert episode(env, 12) == episode(toy_envs.Count(length=5), 12)
+
+
+def test_an_environment_that_cannot_be_made_is_made_again():
+    env = retried(Plan(-1, -1))
+    assert take_failures([env])["env_mended"] == 2
+    assert episode(env) == episode(toy_envs.Count(length=5))
+    for plan, retries in ((Plan(-1, -1, -1), 2), (Plan(-1), 0)):
+        with pytest.raises(ZeroDivisionError):
+            retried(plan, retries)
+        assert plan.calls == [-1] * (retries + 1)
 
 
 @pytest.mark.parametrize("step", [0, 3])

@@ -148,7 +148,9 @@ def remove_mpi_files(folder: Path) -> None:
     if left:
         for process in _PROC.glob("[0-9]*"):
             left -= _files(process)
-            if _name(int(process.name)) == _PROXY:
+            process_id = int(process.name)
+            # In a container without an init process, the proxies of all jobs before stay as zombies.
+            if _name(process_id) == _PROXY and state(process_id) != "Z":
                 left -= _young_proxy_files()
     for name in left:
         with contextlib.suppress(OSError):

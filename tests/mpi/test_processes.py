@@ -76,6 +76,16 @@ def test_a_file_that_the_ranks_of_another_job_are_about_to_read_stays(shm, tmp_p
         process.kill()
 
 
+def test_a_proxy_that_nobody_waits_for_keeps_no_file(shm, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "_PROXY_FILE", shm)
+    with subprocess.Popen(["true"]) as process:
+        wait_until(lambda: processes.state(process.pid) == "Z")
+        monkeypatch.setattr(processes, "_PROXY", processes._name(process.pid))
+        (tmp_path / "shm1").touch()
+        processes.remove_mpi_files(tmp_path)
+        assert not (tmp_path / "shm1").exists()
+
+
 def test_no_signal_is_sent_to_a_rank_that_has_ended(rank, tmp_path):
     assert processes.send(tmp_path, 0, 0)
     (tmp_path / "status.0").write_text("0")

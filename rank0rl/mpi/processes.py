@@ -19,7 +19,7 @@ _START_S = 60.0  # a proxy's file that is older than this has been read
 # Beginnings of the names of MPI's files.
 _MPI_FILES = (
     *("/dev/shm/mpich_shm_", "/dev/shm/Intel_MPI_"),  # noqa: S108
-    *("/dev/shm/sm_segment.", "/dev/shm/vader_segment."),  # noqa: S108
+    *("/dev/shm/sm_segment.", "/dev/shm/vader_segment.", "/dev/shm/ucx_shm_posix_"),  # noqa: S108
     _PROXY_FILE,
 )
 _PROC = Path("/proc")  # Linux only
@@ -112,18 +112,13 @@ def survivors(folder: Path) -> list[int]:
 def kill_all(folder: Path) -> None:
     """Kill every process of the job, with what it has started. Some launchers give each rank a session."""
     end = time.monotonic() + _KILL_S
-    dying: set[int] = set()
-    while (ids := survivors(folder)) or dying:
+    while ids := survivors(folder):
         for process_id in ids:
             with contextlib.suppress(OSError):
                 # Without /proc an id may be another process's by now, with a group of its own.
                 if _has_proc() and os.getpgid(process_id) != os.getpgrp():
                     os.killpg(os.getpgid(process_id), signal.SIGKILL)
                 os.kill(process_id, signal.SIGKILL)
-        # A process that has given its memory back, and with it its environment, still has open files.
-        dying = {
-            process_id for process_id in dying.union(ids) if state(process_id) not in ("", "Z")
-        }
         if time.monotonic() > end:
             break
         time.sleep(0.01)
@@ -172,10 +167,12 @@ def _has_proc() -> bool:
 
 
 def _files(process: Path) -> set[str]:
-    """Return the names of the files that a process has in its memory or open."""
+    """Return the names of the files that a process has in its memory or open; none if it is ending."""
     names = set()
     with contextlib.suppress(OSError):
         names |= {"/" + m.partition("/")[2] for m in (process / "maps").read_text().splitlines()}
+        if not names:  # it has given its memory back, and its open files are next
+            return names
         for link in (process / "fd").iterdir():
             with contextlib.suppress(OSError):  # it was closed
                 names.add(os.readlink(link))

@@ -76,6 +76,20 @@ def test_a_file_that_the_ranks_of_another_job_are_about_to_read_stays(shm, tmp_p
         process.kill()
 
 
+@pytest.mark.parametrize("maps", ["", "7f00-7f01 rw-s 00000000 00:1a 5 /dev/null\n"])
+def test_a_process_that_is_ending_keeps_no_file(maps, shm, tmp_path, monkeypatch):
+    file = tmp_path / "shm1"
+    file.touch()
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "environ").touch()
+    (tmp_path / "proc" / "7" / "fd").mkdir(parents=True)
+    (tmp_path / "proc" / "7" / "fd" / "3").symlink_to(file)
+    (tmp_path / "proc" / "7" / "maps").write_text(maps)
+    monkeypatch.setattr(processes, "_PROC", tmp_path / "proc")
+    processes.remove_mpi_files(tmp_path)
+    assert file.exists() == bool(maps)
+
+
 def test_a_proxy_that_nobody_waits_for_keeps_no_file(shm, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_PROXY_FILE", shm)
     with subprocess.Popen(["true"]) as process:

@@ -24,9 +24,7 @@ from typing import Any
 
 from rank0rl.env_server import STACK_BYTES, as_exception, memory_file, shared_obs
 
-# A fork server that takes longer is killed.
-_FORK_S = 300.0  # it may have to start, and imports may take long
-_END_S = 60.0
+_END_S = 10.0  # a fork server that takes longer to end a process, or itself, is killed
 
 
 class EnvProcessError(RuntimeError):
@@ -51,7 +49,7 @@ class EnvProcess:
         self,
         make: Callable[[], Any],
         timeout_s: float | None = None,
-        start_timeout_s: float | None = None,
+        start_timeout_s: float = 300.0,
         preload: str = "gymnasium",
     ) -> None:
         """Start the process, and make the environment in it.
@@ -62,11 +60,12 @@ class EnvProcess:
         """
         self.spec = SimpleNamespace(id="a new environment")
         """Holds the environment's id, for messages."""
-        self._timeout_s = start_timeout_s
+        self._timeout_s: float | None = start_timeout_s
         self._connection, theirs = Pipe()
         with theirs, memory_file() as file:
             self._stack = mmap.mmap(file.fileno(), STACK_BYTES)
-            self._process_id = _server().fork(preload, theirs.fileno(), file.fileno())
+            files = theirs.fileno(), file.fileno()
+            self._process_id = _server().fork(start_timeout_s, preload, *files)
             theirs.close()  # so that the end of the process is the end of the connection
             try:
                 made = self._ask("make", sys.path, pickle.dumps(make))
@@ -148,7 +147,7 @@ class _Server:
 
     _process: subprocess.Popen[bytes] | None = None
 
-    def fork(self, preload: str, *files: int) -> int:
+    def fork(self, limit_s: float, preload: str, *files: int) -> int:
         """Return the id of a new process that has these files: its connection and its memory.
 
         Raises:
@@ -156,7 +155,7 @@ class _Server:
         """
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
-        return int(self._request(_FORK_S, preload, *files))
+        return int(self._request(limit_s, preload, *files))
 
     def end(self, process_id: int) -> int | None:
         """Kill a process, if it lives; return its exit code, -s after signal s, None if unknown."""

@@ -227,9 +227,8 @@ def test_a_killed_or_stopped_fork_server_is_started_again(signum, monkeypatch):
     again.close()
     if signum == signal.SIGSTOP:
         env_process._server()._process.send_signal(signum)
-        monkeypatch.setattr(env_process, "_FORK_S", 0.1)
         with pytest.raises(EnvProcessError, match=r"fork server gave no answer within 0\.1 s"):
-            EnvProcess(toy_envs.Count)
+            EnvProcess(toy_envs.Count, start_timeout_s=0.1)
 
 
 def test_a_process_that_has_ended_may_refuse_signals(monkeypatch):

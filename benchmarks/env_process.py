@@ -34,7 +34,7 @@ def main() -> None:
         full_id = envs.resolve(env_id)
         here = partial(envs.make, full_id)
         apart = partial(EnvProcess, here, preload=envs.own_module(full_id))
-        limited = partial(EnvProcess, here, 60.0, envs.own_module(full_id))
+        limited = partial(EnvProcess, here, 60.0, preload=envs.own_module(full_id))
         with_server = f"start of {STARTED} processes and their fork server, s"
         figures = {
             **steps(

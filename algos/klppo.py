@@ -121,6 +121,7 @@ class KLPPO(Agent):
             lr=self.value_lr,
             epochs=opt.value_epochs,
             minibatch_size=opt.value_minibatch_size,
+            threads=self.threads,
         )
         self.previous = {name: batch[name] for name in ("obs", "ret")}
         self.norm.merge(batch["obs"])

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces
-from rank0rl.batch import Batch, minibatches
+from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.gradient_steps import GradientSteps, Objective, gradient_steps, joined
+from rank0rl.nets.gradient_steps import GradientSteps, gradient_steps
 from rank0rl.nets.normalize import normalizer
+from rank0rl.nets.objective import Objective
 from rank0rl.nets.policies import make_policy
 from rank0rl.nets.value import ValueFunction
 from rank0rl.options import CheckedOptions, option
@@ -78,12 +79,12 @@ class PPO(Agent):
         self.adam = Adam(self.flat, eps=1e-5)
         self.objective = Objective(
             policy_loss=partial(clipped_loss, clip_ratio=opt.clip_ratio),
-            policy_slope=partial(clipped_slope, clip_ratio=opt.clip_ratio),
+            clip_ratio=opt.clip_ratio,
             value_coef=opt.value_coef,
             entropy_coef=opt.entropy_coef,
             normalize=opt.normalize == "minibatch",
         )
-        self.steps: GradientSteps | None = None  # made by the first update, on its device
+        self.steps: GradientSteps | None = None
 
     def act(
         self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
@@ -95,6 +96,14 @@ class PPO(Agent):
         """Compute log-probabilities, advantages and returns."""
         return self.nets.process(fragment, self.options.gamma, self.options.lam)
 
+    def prepare(self) -> None:
+        """Make the gradient steps and compile them."""
+        self.steps = gradient_steps(
+            *(self.nets, self.adam, self.objective, self.options.max_grad_norm),
+            *(self.device, self.threads),
+        )
+        self.steps.compile()
+
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Make epochs of minibatch gradient steps on the clipped objective and the value loss."""
         opt, size = self.options, self.options.minibatch_size
@@ -104,15 +113,15 @@ class PPO(Agent):
         rows = self.nets.training_rows(batch)
         rows["ret"] = batch["ret"] / self.value.scale.numpy()
         self.flat.check()
-        steps = self.steps = self.steps or gradient_steps(
-            self.nets, self.adam, self.objective, opt.max_grad_norm, self.device
-        )
+        if self.steps is None:
+            self.prepare()
+        steps = self.steps
+        assert steps is not None
         rows = steps.begin(rows, size)
         epoch = 0
         while epoch < opt.epochs:
             epoch += 1
-            seen = [steps.step(minibatch, lr) for minibatch in minibatches(rows, size, rng)]
-            log_ratio, error, entropy = (joined(arrays) for arrays in zip(*seen, strict=True))
+            log_ratio, error, entropy = steps.epoch(rows, size, rng, lr)
             kl = float((np.expm1(log_ratio) - log_ratio).mean())  # unbiased and never negative
             if opt.target_kl is not None and kl > opt.target_kl:
                 break
@@ -148,7 +157,7 @@ class PPO(Agent):
 def clipped_loss(log_ratio: Tensor, adv: Tensor, clip_ratio: float) -> Tensor:
     """Return -E[min(r A, clip(r) A)], with r the ratio of new to old probability of the actions.
 
-    Change `clipped_slope` with it: updates on the CPU use that alone, this one serves a GPU.
+    Change `nets.losses.clipped_slopes` with it: updates on the CPU use that alone, this serves a GPU.
 
     Args:
         log_ratio: log r, shape (n,).
@@ -160,13 +169,3 @@ def clipped_loss(log_ratio: Tensor, adv: Tensor, clip_ratio: float) -> Tensor:
     ratio = torch.exp(log_ratio)
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
     return -torch.minimum(ratio * adv, clipped * adv).mean()
-
-
-def clipped_slope(log_ratio: Array, adv: Array, clip_ratio: float) -> Array:
-    """Return the derivatives of `clipped_loss` by log_ratio, shape (n,), from the same arguments.
-
-    Where the clipped term is the smaller one, the derivative is 0; elsewhere it is that of r A.
-    """
-    ratio = np.exp(log_ratio)
-    pays = (ratio - 1) * np.sign(adv) < clip_ratio
-    return np.where(pays, ratio * adv * np.float32(-1 / len(adv)), np.float32(0))

@@ -98,6 +98,7 @@ class TRPO(Agent):
             lr=opt.value_lr,
             epochs=opt.value_epochs,
             minibatch_size=opt.value_minibatch_size,
+            threads=self.threads,
         )
         self.norm.merge(batch["obs"])
         return {**metrics, "value_loss": loss, "explained_variance": ev}

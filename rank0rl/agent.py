@@ -113,6 +113,9 @@ class Agent:
     device: str = "cpu"
     """Device on which `update` computes. The modules always stay on the CPU."""
 
+    threads: int = 1
+    """Number of threads that `update` may use. What it computes must not depend on it."""
+
     def __init__(self, spaces: Spaces, options: Any, rng: np.random.Generator) -> None:
         """Build the networks and everything else that `act`, `process` and `update` need."""
         raise NotImplementedError
@@ -141,6 +144,12 @@ class Agent:
         The arrays of the fragment are reused for the next iteration; rows are copied before that.
         """
         raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Do what the first update would wait for, such as compiling.
+
+        Rank 0 only, in a thread, while the ranks collect the first batch.
+        """
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Learn from a batch. Rank 0 only.

@@ -51,7 +51,10 @@ TABLE = {
     "launch": (set(), set()),
     "mpi": ({"launch"}, {"numpy", "torch", "mpi4py", "threadpoolctl"}),
     "base": (set(), {"numpy"}),
-    "nets": ({"rank0rl.agent", "rank0rl.batch", "rank0rl.returns"}, {"numpy", "torch"}),
+    "nets": (
+        {"rank0rl.agent", "rank0rl.batch", "rank0rl.returns"},
+        {"numpy", "torch", "numba", "llvmlite", "scipy"},
+    ),
     "rollout": ({"base"}, {"numpy"}),
     "run": (
         {"launch", "mpi", "base", "nets", "rollout"},

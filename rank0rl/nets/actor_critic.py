@@ -66,7 +66,7 @@ class ActorCritic:
             rows["mask"] = fragment.extras["action_mask"]
         obs = self.norm.numpy(fragment.obs)
         # All steps at once, which spares `act` the work.
-        logp, _, _ = self.policy.numpy(obs, fragment.act, rows.get("mask"))
+        logp = self.policy.log_prob(obs, fragment.act, rows.get("mask"))
         val = self.value.predict(obs)
         end_val = self.value.predict(self.norm.numpy(fragment.end_obs))
         end_val[fragment.terminated[fragment.end]] = 0.0

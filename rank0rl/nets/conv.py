@@ -17,7 +17,7 @@ Array = npt.NDArray[Any]
 
 
 class ConvNet(nn.Module):
-    """Convolutions that halve each side of an image, then an MLP. It has no closed-form gradient.
+    """Convolutions that halve each side of an image, then an MLP. No kernel computes its gradient.
 
     In NumPy, a stack of rows (B, 1, inputs) is computed one row at a time, because a convolution of
     several images rounds differently.
@@ -65,20 +65,12 @@ class ConvNet(nn.Module):
             x = torch.relu(nn.functional.conv2d(x, kernel, shift, stride=2, padding=1))
         return self.mlp(x.flatten(1))  # type: ignore[no-any-return]
 
-    def numpy(self, x: Array) -> list[Array]:
-        """Compute the outputs of NumPy arrays (N, inputs) or (B, 1, inputs); return them alone, in a list."""
+    def numpy(self, x: Array) -> Array:
+        """Compute the outputs of NumPy arrays (N, inputs) or (B, 1, inputs)."""
         with torch.no_grad():
             if x.ndim == 2:
-                return [self(torch.from_numpy(x)).numpy()]
-            return [np.stack([self(torch.from_numpy(row)).numpy() for row in x])]
-
-    def backward(self, values: list[Array], grad: Array) -> None:
-        """Refuse: there is no gradient in closed form.
-
-        Raises:
-            NotImplementedError: always.
-        """
-        raise NotImplementedError("a ConvNet learns by torch's autograd")
+                return self(torch.from_numpy(x)).numpy()  # type: ignore[no-any-return]
+            return np.stack([self(torch.from_numpy(row)).numpy() for row in x])
 
 
 def is_image(shape: Sequence[int], dtype: str) -> bool:

@@ -11,11 +11,15 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.batch import Batch
+from rank0rl.batch import Batch, minibatches
 from rank0rl.nets.flat import Adam, flatten_
+
+Array = npt.NDArray[Any]
 
 Loss = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
 """Function of the twin and of a minibatch's arrays by name: the loss, and what to record of it."""
@@ -76,6 +80,9 @@ class AutogradSteps:
         self._inputs: dict[str, Tensor] = {}  # the graph reads these
         self._outputs: tuple[Tensor, ...] = ()
 
+    def compile(self) -> None:
+        """Do nothing: a CUDA graph is captured from the first minibatch."""
+
     def begin(self, rows: Batch, minibatch_size: int) -> dict[str, Any]:
         """Take the weights from home, and move the rows to the device: once for all epochs.
 
@@ -95,14 +102,23 @@ class AutogradSteps:
         self._adam.load(self._home_adam.state())
         return on_device
 
-    def step(self, minibatch: dict[str, Any], lr: float) -> tuple[Tensor, ...]:
-        """Make one gradient step on a minibatch.
+    def epoch(
+        self, rows: dict[str, Any], minibatch_size: int, rng: np.random.Generator, lr: float
+    ) -> tuple[Array, ...]:
+        """Make the gradient steps of one epoch.
+
+        Args:
+            rows: what `begin` returned, N rows.
+            minibatch_size: rows of a gradient step; the last one takes what is left.
+            rng: draws the order of rows.
+            lr: step size.
 
         Returns:
-            The tensors that the loss gives to record.
+            What the loss gives to record, of all minibatches.
         """
         with self._current():
-            return self._replay(minibatch, lr)
+            seen = [self._replay(few, lr) for few in minibatches(rows, minibatch_size, rng)]
+        return tuple(torch.cat(tensors).cpu().numpy() for tensors in zip(*seen, strict=True))
 
     def _replay(self, minibatch: dict[str, Tensor], lr: float) -> tuple[Tensor, ...]:
         self._lr.fill_(lr)

@@ -9,8 +9,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+Array = npt.NDArray[Any]
+
+NOT_FINITE = (
+    "the gradient is not finite: look for inf or nan in observations and rewards, or lower the step "
+    "size"
+)
 
 
 class Flat:
@@ -60,10 +68,7 @@ class Flat:
         """
         norm = math.sqrt(sum(float(v.grad @ v.grad) for v in self.vectors if v.grad is not None))
         if not math.isfinite(norm):
-            raise FloatingPointError(
-                "the gradient is not finite: look for inf or nan in observations and rewards, or "
-                "lower the step size"
-            )
+            raise FloatingPointError(NOT_FINITE)
         if norm > limit:
             for vector in self.vectors:
                 assert vector.grad is not None
@@ -117,39 +122,54 @@ class Adam:
 
     def __init__(self, flat: Flat, eps: float = 1e-8) -> None:
         """Start with moments of 0."""
-        self.flat, self._eps = flat, eps
+        self.flat, self.eps = flat, eps
         self._first = [torch.zeros_like(v) for v in flat.vectors]
         self._second = [torch.zeros_like(v) for v in flat.vectors]
-        self._steps = [torch.zeros((), device=v.device) for v in flat.vectors]
+        self._counts = [torch.zeros((), device=v.device) for v in flat.vectors]
 
     def over(self, flat: Flat) -> Adam:
         """Return an Adam like this over other vectors, with moments of 0."""
-        return Adam(flat, self._eps)
+        return Adam(flat, self.eps)
 
     @torch.no_grad()
     def step(self, lr: float | Tensor) -> None:
         """Make one step of size lr along the gradients."""
-        for steps in self._steps:
-            steps.add_(1)
+        for count in self._counts:
+            count.add_(1)
         torch._fused_adam_(
             [*self.flat.vectors],
             [v.grad for v in self.flat.vectors if v.grad is not None],
             self._first,
             self._second,
             [],
-            self._steps,
+            self._counts,
             lr=lr,  # type: ignore[arg-type] # or a number
             beta1=0.9,
             beta2=0.999,
             weight_decay=0.0,
-            eps=self._eps,
+            eps=self.eps,
             amsgrad=False,
             maximize=False,
         )
 
+    def moments(self) -> tuple[Array, Array]:
+        """Return both moments of the only vector, as arrays that share its memory."""
+        [first], [second] = self._first, self._second
+        return first.numpy(), second.numpy()
+
+    @property
+    def steps(self) -> int:
+        """Number of steps made."""
+        return int(self._counts[0])
+
+    @steps.setter
+    def steps(self, made: int) -> None:
+        for count in self._counts:
+            count.fill_(made)
+
     def state(self) -> dict[str, Any]:
         """Return the moments and the number of steps, for an agent's `state`."""
-        named = {"first": self._first, "second": self._second, "steps": self._steps}
+        named = {"first": self._first, "second": self._second, "steps": self._counts}
         return {name: dict(enumerate(tensors)) for name, tensors in named.items()}
 
     def load(self, state: dict[str, Any]) -> None:

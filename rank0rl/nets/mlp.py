@@ -1,7 +1,7 @@
 """Fully connected networks: one memory, read by torch and by NumPy.
 
-In torch, autograd takes the gradient of any loss. NumPy serves for acting and for gradients in
-closed form, a few times faster at these sizes. In NumPy, a stack of one-row products (B, 1, d)
+In torch, autograd takes the gradient of any loss; compiled kernels take those of the built-in
+ones. NumPy serves for acting, a few times faster than torch at these sizes. In NumPy, a stack of one-row products (B, 1, d)
 gives rows whose bits do not depend on B, which a product (B, d) does not; that is what makes a run
 the same for every number of ranks.
 """
@@ -45,8 +45,8 @@ class MLP(nn.Module):
             self.weights.append(nn.Parameter(weight))
             self.biases.append(nn.Parameter(torch.zeros(n_out)))
         self._pairs = tuple(zip(self.weights, self.biases, strict=True))
-        self._addresses: tuple[int, int] = (0, 0)
-        self._layers: list[_Layer] = []
+        self._address = 0
+        self._layers: list[tuple[Array, Array]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute outputs (N, outputs) from inputs (N, inputs)."""
@@ -55,59 +55,41 @@ class MLP(nn.Module):
             x = torch.tanh(torch.addmm(bias, x, weight))
         return torch.addmm(last[1], x, last[0])
 
-    def numpy(self, x: Array) -> list[Array]:
-        """Compute the outputs in NumPy; return them behind the input and every hidden layer's output.
+    def numpy(self, x: Array) -> Array:
+        """Compute outputs (..., outputs) in NumPy.
 
         Args:
             x: (..., inputs). The bits of a row depend only on the shape of the last two axes. Pass
                 (B, 1, inputs) if they must not depend on B.
-
-        Returns:
-            Arrays (..., units). The last is (..., outputs). `backward` needs them all.
         """
-        values = [x]
         *hidden, last = self._arrays()
-        for layer in hidden:
-            x = x @ layer.weight
-            x += layer.bias
+        for weight, bias in hidden:
+            x = x @ weight
+            x += bias
             np.tanh(x, out=x)
-            values.append(x)
-        return [*values, x @ last.weight + last.bias]
+        x = x @ last[0]
+        x += last[1]
+        return x
 
-    def backward(self, values: list[Array], grad: Array) -> None:
-        """Write the gradient of a loss into the `.grad` of weights and biases.
-
-        Args:
-            values: what `numpy` returned for inputs (N, inputs). Hidden layers' are overwritten.
-            grad: derivatives of the loss with respect to the outputs, (N, outputs).
-
-        Raises:
-            ValueError: if there are no gradients to write to.
-        """
-        ones = np.ones(len(grad), grad.dtype)
-        for i, layer in reversed([*enumerate(self._arrays())]):
-            if layer.weight_grad is None:
-                raise ValueError("gradients are written in place: flatten_ the module first")
-            x = values[i]
-            np.matmul(x.T, grad, out=layer.weight_grad)
-            np.matmul(ones, grad, out=layer.bias_grad)  # half the time of a sum
-            if i > 0:
-                grad = grad @ layer.weight.T
-                np.multiply(x, x, out=x)  # the derivative of tanh, 1 - x^2, from its value
-                x *= grad
-                grad -= x
+    def table(self, theta: Tensor) -> Array:
+        """Return where each layer lies in the flat vector theta, for kernels: see `nets.kernels`."""
+        return np.array(
+            [
+                (place(weight, theta), place(bias, theta), *weight.shape)
+                for weight, bias in self._pairs
+            ]
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without arrays: in a copy, they would not be those of its parameters."""
-        return {**vars(self), "_addresses": (0, 0), "_layers": []}
+        return {**vars(self), "_address": 0, "_layers": []}
 
-    def _arrays(self) -> list[_Layer]:
-        """Return NumPy views of weights and gradients, made anew if these have moved in memory."""
-        first = self._pairs[0][0]
-        addresses = (first.data_ptr(), 0 if first.grad is None else first.grad.data_ptr())
-        if self._addresses != addresses:
-            self._layers = [_Layer(*pair) for pair in self._pairs]
-            self._addresses = addresses
+    def _arrays(self) -> list[tuple[Array, Array]]:
+        """Return NumPy views of weights and biases, made anew if these have moved in memory."""
+        address = self._pairs[0][0].data_ptr()
+        if self._address != address:
+            self._layers = [(w.detach().numpy(), b.detach().numpy()) for w, b in self._pairs]
+            self._address = address
         return self._layers
 
 
@@ -138,10 +120,6 @@ class View:
         return {**vars(self), "_address": 0, "_array": np.empty(0, np.float32)}
 
 
-class _Layer:
-    """NumPy views of one layer's parameters, and of their gradients if there are any."""
-
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter) -> None:
-        self.weight, self.bias = weight.detach().numpy(), bias.detach().numpy()
-        self.weight_grad = None if weight.grad is None else weight.grad.numpy()
-        self.bias_grad = None if bias.grad is None else bias.grad.numpy()
+def place(parameter: Tensor, theta: Tensor) -> int:
+    """Return where a parameter begins in the flat vector theta."""
+    return (parameter.data_ptr() - theta.data_ptr()) // theta.element_size()

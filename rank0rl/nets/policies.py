@@ -1,13 +1,13 @@
 """Policies: drawing actions, their probabilities, and the distance of two policies.
 
 Each works over one memory in two ways, as `mlp.MLP` does: in torch, where autograd takes the
-gradient of any loss, and in NumPy, for acting and for gradients in closed form.
+gradient of any loss, and in NumPy, for acting.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,9 +20,6 @@ from rank0rl.nets.conv import network
 from rank0rl.nets.mlp import View
 
 Array = npt.NDArray[Any]
-
-Pullback: TypeAlias = Callable[[Array, float], None]
-"""Function that writes gradients of the parameters, from d loss / d log-probability, (N,), and d loss / d entropy."""
 
 Parameters: TypeAlias = tuple[Tensor, ...]
 """Parameters of a distribution of actions for each of N inputs."""
@@ -63,7 +60,7 @@ class GaussianPolicy(nn.Module):
 
     def act(self, x: Array, noise: Array, mask: Any = None) -> Array:
         """Compute actions (B, *shape) from inputs (B, inputs) and noise (B, k). No row depends on B."""
-        act = self.mlp.numpy(x[:, None, :])[-1][:, 0]
+        act = self.mlp.numpy(x[:, None, :])[:, 0]
         act += np.exp(self._log_std()) * noise
         return act.reshape(-1, *self.shape)  # type: ignore[no-any-return]
 
@@ -97,28 +94,16 @@ class GaussianPolicy(nn.Module):
         z = (mean1 - mean0) * torch.exp(-log_std1)
         return (0.5 * (spread + z.square() - 1) + log_std1 - log_std0).sum(dim=1)
 
-    def numpy(self, x: Array, act: Array, mask: Any = None) -> tuple[Array, float, Pullback]:
-        """Return log-densities (N,), entropy, and the pullback of gradients, in NumPy."""
+    def log_prob(self, x: Array, act: Array, mask: Any = None) -> Array:
+        """Return the log-densities (N,) of actions (N, *shape) for inputs (N, inputs), in NumPy."""
         log_std = self._log_std()
-        layers = self.mlp.numpy(x)
-        inverse = np.exp(-log_std)
-        z = act.reshape(len(act), -1) - layers[-1]
-        z *= inverse
-        const = np.add.reduce(log_std).item() + 0.5 * _LOG_2PI * len(log_std)
-
-        def pullback(by_logp: Array, by_entropy: float) -> None:
-            by_mean = by_logp[:, None] * z
-            by_mean *= inverse
-            self.mlp.backward(layers, by_mean)
-            by_log_std = by_logp @ squares - (np.add.reduce(by_logp) - by_entropy)
-            assert self.log_std.grad is not None
-            self.log_std.grad.numpy()[:] = by_log_std
-
-        squares = z * z
-        logp = np.add.reduce(squares, axis=1)
+        z = act.reshape(len(act), -1) - self.mlp.numpy(x)
+        z *= np.exp(-log_std)
+        z *= z
+        logp = np.add.reduce(z, axis=1)
         logp *= -0.5
-        logp -= const
-        return logp, const + 0.5 * len(log_std), pullback
+        logp -= np.add.reduce(log_std).item() + 0.5 * _LOG_2PI * len(log_std)
+        return logp  # type: ignore[no-any-return]
 
     def _log_std(self) -> Array:
         log_std = self._view()
@@ -154,7 +139,7 @@ class CategoricalPolicy(nn.Module):
 
     def act(self, x: Array, noise: Array, mask: Array | None = None) -> Array:
         """Draw choices (B, *shape), int64, from inputs (B, inputs) and noise (B, k). No row depends on B."""
-        return choose(self.mlp.numpy(x[:, None, :])[-1][:, 0], noise, self.space, mask)
+        return choose(self.mlp.numpy(x[:, None, :])[:, 0], noise, self.space, mask)
 
     def distribution(self, x: Tensor, mask: Tensor | None = None) -> Parameters:
         """Return log-probabilities for inputs (N, inputs): (N, n) for each of the choices at once."""
@@ -186,35 +171,17 @@ class CategoricalPolicy(nn.Module):
         each = [(p.exp() * (p - q)).sum(dim=1) for p, q in zip(old, new, strict=True)]
         return torch.stack(each).sum(dim=0)
 
-    def numpy(
-        self, x: Array, act: Array, mask: Array | None = None
-    ) -> tuple[Array, float, Pullback]:
-        """Return log-probabilities (N,), mean entropy, and the pullback of gradients, in NumPy."""
-        layers = self.mlp.numpy(x)
+    def log_prob(self, x: Array, act: Array, mask: Array | None = None) -> Array:
+        """Return the log-probabilities (N,) of choices (N, *shape) for inputs (N, inputs), in NumPy."""
+        logits = self.mlp.numpy(x)
         if mask is not None:
-            layers[-1][~mask] = NEVER
-        act, rows = act.reshape(len(act), -1), np.arange(len(act))
-        all_logp, entropies = np.empty_like(layers[-1]), []
+            logits[~mask] = NEVER
         for columns in self._choices:
-            logp = layers[-1][:, columns] - layers[-1][:, columns].max(axis=1, keepdims=True)
-            logp -= np.log(np.exp(logp).sum(axis=1, keepdims=True))
-            all_logp[:, columns] = logp
-            entropies.append(-(np.exp(logp) * logp).sum(axis=1, keepdims=True))
-        taken = act + np.array([columns.start for columns in self._choices])
-
-        def pullback(by_logp: Array, by_entropy: float) -> None:
-            probs = np.exp(all_logp)
-            by_logits = probs * -by_logp[:, None]
-            by_logits[rows[:, None], taken] += by_logp[:, None]
-            if by_entropy:
-                for columns, entropy in zip(self._choices, entropies, strict=True):
-                    by_logits[:, columns] -= (
-                        by_entropy / len(act) * probs[:, columns] * (all_logp[:, columns] + entropy)
-                    )
-            self.mlp.backward(layers, by_logits)
-
-        logp = np.add.reduce(all_logp[rows[:, None], taken], axis=1)
-        return logp, sum(float(entropy.mean()) for entropy in entropies), pullback
+            some = logits[:, columns]
+            some -= some.max(axis=1, keepdims=True)
+            some -= np.log(np.exp(some).sum(axis=1, keepdims=True))
+        taken = act.reshape(len(act), -1) + np.array([columns.start for columns in self._choices])
+        return np.add.reduce(np.take_along_axis(logits, taken, axis=1), axis=1)  # type: ignore[no-any-return]
 
 
 Policy: TypeAlias = GaussianPolicy | CategoricalPolicy

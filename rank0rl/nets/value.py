@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,12 +47,7 @@ class ValueFunction(nn.Module):
 
     def predict(self, x: Array) -> Array:
         """Predict values (N,) in units of reward, from inputs (N, inputs), in NumPy."""
-        return self.mlp.numpy(x)[-1][:, 0] * self.scale.numpy()  # type: ignore[no-any-return]
-
-    def numpy(self, x: Array) -> tuple[Array, Callable[[Array], None]]:
-        """Compute `forward` in NumPy; also return a function from d loss / d values, (N,), to gradients."""
-        layers = self.mlp.numpy(x)
-        return layers[-1][:, 0], lambda by_value: self.mlp.backward(layers, by_value[:, None])
+        return self.mlp.numpy(x)[:, 0] * self.scale.numpy()  # type: ignore[no-any-return]
 
     def merge(self, ret: Array) -> None:
         """Add returns (N,) to the statistics, without changing predictions in units of reward.
@@ -79,6 +74,7 @@ def fit_value(
     lr: float,
     epochs: int,
     minibatch_size: int,
+    threads: int = 1,
 ) -> float:
     """Minimize E[(V - R)^2], with R in units of the value function's scale.
 
@@ -91,34 +87,37 @@ def fit_value(
         lr: Adam's step size.
         epochs: passes over the rows.
         minibatch_size: rows per gradient step.
+        threads: number of threads; the result does not depend on it.
 
     Returns:
         Mean squared error over the last epoch, each minibatch's from before its step.
     """
-    gradient = _by_autograd if isinstance(value.mlp, ConvNet) else _in_closed_form
-    rows = {"x": x, "ret": ret / value.scale.numpy()}
-    errors: list[Array] = []
+    ret = ret / value.scale.numpy()
+    steps: Any = _AutogradFit(value, adam)
+    if not isinstance(value.mlp, ConvNet):
+        from rank0rl.nets.compiled import CompiledFit  # loads the compiler, which only rank 0 needs
+
+        steps = CompiledFit(value, adam, threads)
+    error = np.empty(0)
     for _ in range(epochs):
-        errors.clear()
-        for minibatch in minibatches(rows, minibatch_size, rng):
-            errors.append(gradient(value, **minibatch))
-            adam.step(lr)
-    return float(np.square(np.concatenate(errors)).mean())
+        error = steps.epoch(x, ret, minibatch_size, rng, lr)
+    return float(np.square(error).mean())
 
 
-def _in_closed_form(value: ValueFunction, x: Array, ret: Array) -> Array:
-    """Write the gradient of the mean squared error in place; return the errors (n,)."""
-    val, pullback = value.numpy(x)
-    error: Array = val - ret
-    pullback(np.float32(2 / len(error)) * error)
-    return error
+class _AutogradFit:
+    """What `CompiledFit` does, for any network."""
 
+    def __init__(self, value: ValueFunction, adam: Adam) -> None:
+        self._value, self._adam = value, adam
 
-def _by_autograd(value: ValueFunction, x: Array, ret: Array) -> Array:
-    """Do the same for any network."""
-    for parameter in value.parameters():
-        assert parameter.grad is not None
-        parameter.grad.zero_()
-    error = value(torch.from_numpy(x)) - torch.from_numpy(ret)
-    error.square().mean().backward()
-    return error.detach().numpy()  # type: ignore[no-any-return]
+    def epoch(
+        self, x: Array, ret: Array, minibatch_size: int, rng: np.random.Generator, lr: float
+    ) -> Array:
+        errors = []
+        for few in minibatches({"x": x, "ret": ret}, minibatch_size, rng):
+            self._adam.flat.zero_grad()
+            error = self._value(torch.from_numpy(few["x"])) - torch.from_numpy(few["ret"])
+            error.square().mean().backward()
+            self._adam.step(lr)
+            errors.append(error.detach().numpy())
+        return np.concatenate(errors)

@@ -25,7 +25,7 @@ def rows(klppo, n=100, seed=1):
     kind, k = klppo.noise
     noise = rng.standard_normal((n, k)) if kind == "normal" else rng.random((n, k))
     act, _ = klppo.act(obs, noise.astype(np.float32), np.arange(n))
-    logp, _, _ = klppo.policy.numpy(obs, act)
+    logp = klppo.policy.log_prob(obs, act)
     draws = {name: rng.standard_normal(n, dtype=np.float32) for name in ("adv", "val", "ret")}
     return {"obs": obs, "act": act, "logp": logp, **draws}
 

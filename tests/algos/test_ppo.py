@@ -30,9 +30,10 @@ def rows(act, n=12):
 
 
 def gradient(ppo, obs, act, logp, adv, ret):
-    """Return what the objective records, once its gradient is in place."""
-    nets = {"policy": ppo.policy, "value": ppo.value}
-    return ppo.objective.gradient(nets, obs, act, logp, adv, ret)
+    """Return what the objective records, once its gradient is in place: a step of size 0."""
+    ppo.prepare()
+    batch = {"obs": obs, "act": act, "logp": logp, "adv": adv, "ret": ret}
+    return ppo.steps.epoch(batch, len(obs), np.random.default_rng(0), 0.0)
 
 
 def logp_of(ppo, obs, act):

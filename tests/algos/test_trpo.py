@@ -25,7 +25,7 @@ def rows(trpo, n=200):
     kind, k = trpo.noise
     noise = rng.standard_normal((n, k)) if kind == "normal" else rng.random((n, k))
     act, _ = trpo.act(obs, noise.astype(np.float32), np.arange(n))
-    logp, _, _ = trpo.policy.numpy(obs, act)
+    logp = trpo.policy.log_prob(obs, act)
     draws = {name: rng.standard_normal(n, dtype=np.float32) for name in ("adv", "val", "ret")}
     return {"obs": obs, "act": act, "logp": logp, **draws}
 

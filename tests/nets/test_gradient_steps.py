@@ -1,77 +1,169 @@
-"""Gradient steps in closed form against autograd: one objective, two ways."""
+"""Gradient steps in compiled kernels against autograd: one objective, two ways."""
 
+import copy
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from some_policies import KINDS, OBS, mask_for, noise_for, policy_of, rng
+from some_policies import KINDS, mask_for, noise_for, policy_of, rng
 from torch import nn
 
-from algos.ppo import clipped_loss, clipped_slope
+from algos.ppo import clipped_loss
 from rank0rl.nets.actor_critic import ActorCritic
+from rank0rl.nets.compiled import CompiledFit, CompiledSteps
 from rank0rl.nets.conv import network
 from rank0rl.nets.cuda import AutogradSteps
+from rank0rl.nets.descent import block_rows
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.gradient_steps import ClosedForm, Objective, gradient_steps, joined
+from rank0rl.nets.gradient_steps import gradient_steps
 from rank0rl.nets.normalize import ObsNormalizer
+from rank0rl.nets.objective import Objective
 from rank0rl.nets.value import ValueFunction
 
+N = 300  # rows: more than one block
 
-def objective(normalize=False):
+
+def objective(clip_ratio=0.1, normalize=False):
     return Objective(
-        policy_loss=partial(clipped_loss, clip_ratio=0.1),
-        policy_slope=partial(clipped_slope, clip_ratio=0.1),
+        policy_loss=partial(clipped_loss, clip_ratio=clip_ratio),
+        clip_ratio=clip_ratio,
         value_coef=0.7,
         entropy_coef=0.03,
         normalize=normalize,
     )
 
 
-def minibatch_of(policy, masked):
+def networks(kind, dtype=torch.float32):
+    value = ValueFunction((5,), (8, 6), rng())
+    return nn.ModuleDict({"policy": policy_of(kind), "value": value}).to(dtype)
+
+
+def rows_of(policy, masked, dtype=np.float32):
     """Return arrays by name, with half of the ratios out of the clipped range."""
-    mask = mask_for(policy, 33) if masked else None
-    act = policy.act(OBS, noise_for(policy, 33), mask)
-    logp, _, _ = policy.numpy(OBS, act, mask)
-    adv, ret, shift = rng(5).standard_normal((3, 33)).astype(np.float32)
-    rows = {"obs": OBS, "act": act, "logp": logp + 0.15 * shift, "adv": 3 * adv + 1, "ret": ret}
+    obs = rng(2).standard_normal((N, 5)).astype(dtype)
+    mask = mask_for(policy, N) if masked else None
+    act = policy.act(obs, noise_for(policy, N), mask)
+    adv, ret, shift = rng(5).standard_normal((3, N)).astype(dtype)
+    logp = policy.log_prob(obs, act, mask) + 0.15 * shift
+    rows = {"obs": obs, "act": act, "logp": logp.astype(dtype), "adv": 3 * adv + 1, "ret": ret}
     return {**rows, "mask": mask} if masked else rows
 
 
 CASES = [(kind, False) for kind in KINDS] + [("categorical", True), ("several", True)]
+PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("clip_ratio", [0.1, np.inf])
+@pytest.mark.parametrize(("kind", "masked"), CASES)
+def test_kernels_write_the_gradient_of_the_loss(kind, masked, clip_ratio, dtype):
+    nets = networks(kind, dtype)
+    flat, both = flatten_(nets), objective(clip_ratio)
+    rows = rows_of(nets["policy"], masked, np.dtype(str(dtype).removeprefix("torch.")))
+    loss, expected = both.loss(nets, **{k: torch.from_numpy(x) for k, x in rows.items()})
+    flat.zero_grad()
+    loss.backward()
+    gradient = flat.vectors[0].grad.clone()
+    flat.vectors[0].grad.fill_(7.0)  # written over, not added to
+    before = flat.vectors[0].detach().clone()
+    steps = CompiledSteps(nets, Adam(flat), both, 0.5, 1)
+    seen = steps.epoch(rows, N, rng(0), 0.0)
+    order = rng(0).permutation(N)
+    assert 50 < (abs(np.expm1(seen[0])) > 0.1).sum() < 250
+    exact = PRECISIONS[dtype]
+    for x, y in zip(seen, (y.detach().numpy() for y in expected), strict=True):
+        np.testing.assert_allclose(x, y[order] if len(y) == N else y, rtol=0, atol=20 * exact)
+    scale = gradient.abs().max()
+    torch.testing.assert_close(flat.vectors[0].grad / scale, gradient / scale, rtol=0, atol=exact)
+    assert torch.equal(flat.vectors[0], before)
+    flat.check()
 
 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize(("kind", "masked"), CASES)
-def test_the_closed_form_is_the_gradient_of_the_loss(kind, masked, normalize):
-    policy, value = policy_of(kind), ValueFunction((5,), (8,), rng())
-    nets = nn.ModuleDict({"policy": policy, "value": value})
-    flat, minibatch = flatten_(nets), minibatch_of(policy, masked)
-    both = objective(normalize)
-    loss, expected = both.loss(nets, **{k: torch.from_numpy(x) for k, x in minibatch.items()})
-    flat.zero_grad()
-    loss.backward()
-    gradient = flat.vectors[0].grad.clone()
-    flat.zero_grad()
-    seen = both.gradient(nets, **minibatch)
-    assert 5 < (abs(np.expm1(seen[0])) > 0.1).sum() < 28
-    for x, y in zip(seen, expected, strict=True):
-        np.testing.assert_allclose(x, y.detach(), rtol=1e-3, atol=1e-5)
-    scale = gradient.abs().max()
-    torch.testing.assert_close(flat.vectors[0].grad / scale, gradient / scale, rtol=0, atol=1e-5)
+def test_two_epochs_are_those_of_autograd(kind, masked, normalize):
+    """Minibatches of two blocks, a smaller last one, gradients above and below the limit."""
+    ours, both = networks(kind), objective(0.2, normalize)
+    theirs = copy.deepcopy(ours)
+    rows, norms = rows_of(ours["policy"], masked), []
+    for nets, make in ((ours, CompiledSteps), (theirs, AutogradSteps)):
+        adam = Adam(flatten_(nets), eps=1e-5)
+        given = (2,) if make is CompiledSteps else ("cpu",)
+        loss = both if make is CompiledSteps else both.loss
+        steps, draws = make(nets, adam, loss, 1.0, *given), rng(3)
+        begun = steps.begin(rows, 140)
+        seen = [steps.epoch(begun, 140, draws, 3e-3) for _ in range(2)]
+        steps.end()
+        norms.append(seen)
+        assert adam.steps == 6
+    for x, y in zip(*(seen[1] for seen in norms), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-3)
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
 
 
-def test_the_closed_form_is_taken_on_the_cpu_only_and_for_mlps_only():
+@pytest.mark.parametrize("kind", ["gaussian", "several"])
+def test_the_bits_do_not_depend_on_the_number_of_threads(kind):
+    weights = set()
+    for threads in (1, 2, 3, 4, 8):
+        nets = networks(kind)
+        flat = flatten_(nets)
+        steps = CompiledSteps(nets, Adam(flat), objective(), 0.5, threads)
+        rows = rows_of(nets["policy"], False)
+        for size in (64, N):
+            steps.epoch(rows, size, rng(1), 1e-2)
+        weights.add(flat.vectors[0].detach().numpy().tobytes())
+    assert len(weights) == 1
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_fitting_alone_takes_the_steps_of_autograd(threads):
+    value = ValueFunction((5,), (8, 6), rng())
+    slow = copy.deepcopy(value)
+    x, ret = rng(2).standard_normal((N, 5), dtype=np.float32), rng(4).standard_normal(N)
+    adam = Adam(flatten_(value))
+    CompiledFit(value, adam, threads).epoch(x, ret.astype("f"), 140, rng(5), 3e-3)
+    theirs = torch.optim.Adam(slow.parameters(), lr=3e-3)
+    order = rng(5).permutation(N)
+    for few in (order[:140], order[140:280], order[280:]):
+        theirs.zero_grad()
+        error = slow(torch.from_numpy(x[few])) - torch.from_numpy(ret[few]).float()
+        error.square().mean().backward()
+        theirs.step()
+    for p, q in zip(value.parameters(), slow.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["obs", "adv", "ret", "logp"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_makes_no_step(name, wrong):
+    nets = networks("gaussian")
+    flat, rows = flatten_(nets), rows_of(nets["policy"], False)
+    rows["adv"] = abs(rows["adv"])
+    rows[name][0] = -wrong if name == "logp" else wrong
+    if (name, wrong) == ("logp", np.inf):
+        rows["adv"][0] = -1.0  # else it is clipped, which is right
+    before = flat.vectors[0].detach().clone()
+    steps = CompiledSteps(nets, Adam(flat), objective(), 0.5, 2)
+    if (name, wrong) == ("obs", np.inf):
+        return  # tanh makes a number of it
+    with pytest.raises(FloatingPointError, match="the gradient is not finite"):
+        steps.epoch(rows, N, rng(0), 1e-3)
+    assert torch.equal(flat.vectors[0], before)
+
+
+def test_blocks_depend_on_the_minibatch_alone():
+    assert [block_rows(n) for n in (1, 64, 128, 256, 1024, 20_000)] == [128] * 5 + [2500]
+
+
+def test_kernels_are_for_the_cpu_and_mlps_and_losses_that_they_know():
     policy, value = policy_of("gaussian"), ValueFunction((5,), (8,), rng())
     adam = Adam(flatten_(nn.ModuleList([policy, value])))
     nets = ActorCritic(ObsNormalizer((5,)), policy, value)
-    assert isinstance(gradient_steps(nets, adam, objective(), 0.5, "cpu"), ClosedForm)
+    assert isinstance(gradient_steps(nets, adam, objective(), 0.5), CompiledSteps)
     assert isinstance(gradient_steps(nets, adam, objective(), 0.5, "cpu:0"), AutogradSteps)
+    other = objective(clip_ratio=None)
+    assert isinstance(gradient_steps(nets, adam, other, 0.5), AutogradSteps)
     nets.value.mlp = network((12, 10, 3), (8,), 1, rng(), 1.0)
-    assert isinstance(gradient_steps(nets, adam, objective(), 0.5, "cpu"), AutogradSteps)
-
-
-def test_arrays_and_tensors_are_joined_in_order():
-    arrays = [np.arange(3.0), np.arange(2.0)]
-    assert joined(arrays).tolist() == [0, 1, 2, 0, 1]
-    assert joined([torch.from_numpy(x) for x in arrays]).tolist() == [0, 1, 2, 0, 1]
+    assert isinstance(gradient_steps(nets, adam, objective(), 0.5), AutogradSteps)

@@ -64,9 +64,8 @@ def test_probabilities_and_entropy_are_those_of_torch_distributions(kind):
     now = policy.distribution(X)
     torch.testing.assert_close(policy.logp(now, torch.from_numpy(act)), expected)
     torch.testing.assert_close(policy.entropy(now), entropy)
-    logp, numpy_entropy, _ = policy.numpy(OBS, act)
+    logp = policy.log_prob(OBS, act)
     np.testing.assert_allclose(logp, expected.detach(), atol=1e-4, rtol=1e-4)
-    assert numpy_entropy == pytest.approx(entropy.item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "rows"])
@@ -108,21 +107,6 @@ def test_entropy_and_divergence_against_samples(kind):
 
 
 @pytest.mark.parametrize("kind", ["categorical", "several"])
-def test_the_gradient_with_a_mask_is_autograds(kind):
-    policy = policy_of(kind)
-    flat, mask = flatten_(policy), mask_for(policy, 33)
-    act, by_logp = policy.act(OBS, noise_for(policy, 33), mask), rng(6).standard_normal(33)
-    now = policy.distribution(X, torch.from_numpy(mask))
-    logp = policy.logp(now, torch.from_numpy(act))
-    (logp @ torch.from_numpy(by_logp).float() + 0.3 * policy.entropy(now)).backward()
-    expected = flat.vectors[0].grad.clone()
-    flat.zero_grad()
-    _, _, pullback = policy.numpy(OBS, act, mask)
-    pullback(by_logp.astype(np.float32), 0.3)
-    torch.testing.assert_close(flat.vectors[0].grad, expected, rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize("kind", ["categorical", "several"])
 def test_what_may_not_be_taken_is_never_taken_and_counts_for_nothing(kind):
     policy, n = policy_of(kind), 33
     mask = mask_for(policy, n)
@@ -133,7 +117,7 @@ def test_what_may_not_be_taken_is_never_taken_and_counts_for_nothing(kind):
     expected = oracle_logp(policy, kind, torch.from_numpy(act), mask)
     now = policy.distribution(X, torch.from_numpy(mask))
     torch.testing.assert_close(policy.logp(now, torch.from_numpy(act)), expected)
-    np.testing.assert_allclose(policy.numpy(OBS, act, mask)[0], expected.detach(), rtol=1e-4)
+    np.testing.assert_allclose(policy.log_prob(OBS, act, mask), expected.detach(), rtol=1e-4)
     expected = sum(d.entropy().mean() for d in oracles(policy, kind, mask))
     torch.testing.assert_close(policy.entropy(now), expected)
     assert torch.isfinite(policy.kl(now, policy.distribution(X, torch.from_numpy(mask)))).all()

@@ -1,0 +1,252 @@
+"""Gradient steps of MLPs in compiled kernels, in place, by one thread or several, with the same bits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor, nn
+
+from rank0rl.batch import Batch, count, take
+from rank0rl.nets.actor_critic import normalized
+from rank0rl.nets.descent import (
+    PolicyRows,
+    Room,
+    Seen,
+    Settings,
+    Weights,
+    block_rows,
+    ppo_epoch,
+    value_epoch,
+)
+from rank0rl.nets.flat import NOT_FINITE, Adam
+from rank0rl.nets.mlp import place
+from rank0rl.nets.objective import Objective
+from rank0rl.nets.policies import CategoricalPolicy, GaussianPolicy
+from rank0rl.nets.team import Team
+from rank0rl.nets.value import ValueFunction
+
+Array = npt.NDArray[Any]
+
+_SLICE = 2048  # parameters that a thread adds up and steps at once
+
+
+class CompiledSteps:
+    """Gradient steps of a policy and a value function, with the interface of `AutogradSteps`.
+
+    The parameters' `.grad` is left as the gradient of the last minibatch.
+
+    Args:
+        nets: "policy" and "value", MLPs on the CPU, flat, with gradients in place.
+        adam: over their parameters.
+        objective: the loss of a minibatch, with a clip ratio.
+        max_grad_norm: norm to which a larger gradient is scaled down.
+        threads: number of threads; the results do not depend on it.
+    """
+
+    def __init__(
+        self,
+        nets: nn.ModuleDict,
+        adam: Adam,
+        objective: Objective,
+        max_grad_norm: float,
+        threads: int,
+    ) -> None:
+        """Keep the networks."""
+        self._policy, self._value, self._adam = nets["policy"], nets["value"], adam
+        self._objective, self._max_grad_norm = objective, max_grad_norm
+        self._memory = _Memory(adam, [nets["policy"], nets["value"]], threads)
+
+    def compile(self) -> None:
+        """Compile what `epoch` needs, or load it from the cache."""
+        policy, number = self._policy, self._memory.dtype
+        inputs, outputs = policy.mlp.table(self._memory.theta)[[0, -1], [2, 3]]
+        choice = isinstance(policy, CategoricalPolicy)
+        act = np.zeros((0, len(policy.space.choices) if choice else outputs), np.int64)
+        none = np.zeros(0, number)
+        rows = {"obs": np.zeros((0, inputs), number), "act": act}
+        self.epoch(
+            {**rows, "logp": none, "adv": none, "ret": none}, 1, np.random.default_rng(0), 0.0
+        )
+
+    def begin(self, rows: Batch, minibatch_size: int) -> dict[str, Any]:
+        """Return the rows: they and the weights are where the steps compute."""
+        return rows
+
+    def epoch(
+        self, rows: Batch, minibatch_size: int, rng: np.random.Generator, lr: float
+    ) -> tuple[Array, Array, Array]:
+        """Make the gradient steps of one epoch.
+
+        Args:
+            rows: what `Objective` takes, N rows.
+            minibatch_size: rows of a gradient step; the last one takes what is left.
+            rng: draws the order of rows.
+            lr: step size.
+
+        Returns:
+            What `Objective` gives to record, of all minibatches: (N,), (N,), (minibatches,).
+
+        Raises:
+            FloatingPointError: if a gradient is not finite.
+        """
+        objective, memory, policy = self._objective, self._memory, self._policy
+        n, number = count(rows), memory.dtype
+        shuffled = take(rows, rng.permutation(n))
+        adv = shuffled["adv"]
+        if objective.normalize and n:
+            starts = range(0, n, minibatch_size)
+            adv = np.concatenate([normalized(adv[a : a + minibatch_size]) for a in starts])
+        log_std = starts_of = None
+        if isinstance(policy, GaussianPolicy):
+            std = policy.log_std
+            shape = std.shape if std.ndim == 2 else (1, *std.shape)
+            log_std = np.array([place(std, memory.theta), *shape])
+        else:
+            columns = policy.space.choice_slices()
+            starts_of = np.array([*(c.start for c in columns), columns[-1].stop])
+        act = shuffled["act"].reshape(n, math.prod(shuffled["act"].shape[1:]))
+        of_policy = PolicyRows(
+            np.ascontiguousarray(shuffled["obs"], number),
+            np.ascontiguousarray(act, np.int64 if log_std is None else number),
+            *(np.ascontiguousarray(x, number) for x in (shuffled["logp"], adv, shuffled["ret"])),
+            mask=np.ascontiguousarray(shuffled.get("mask", np.zeros((n, 0), bool))),
+        )
+        minibatches = -(-n // minibatch_size)
+        seen = Seen(np.zeros(n, number), np.zeros(n, number), np.zeros(minibatches, number))
+        settings = Settings(
+            min(minibatch_size, max(n, 1)),
+            float(objective.clip_ratio or np.inf),
+            float(objective.value_coef),
+            float(objective.entropy_coef),
+            float(self._max_grad_norm),
+            float(lr),
+            self._adam.eps,
+        )
+        memory.run(
+            ppo_epoch,
+            (policy.mlp.table(memory.theta), self._value.mlp.table(memory.theta)),
+            (log_std, starts_of, of_policy),
+            seen,
+            settings,
+            minibatches,
+        )
+        return seen.log_ratio, seen.error, seen.entropy
+
+    def end(self) -> None:
+        """Do nothing: the weights are in place."""
+
+
+class CompiledFit:
+    """Gradient steps of a value function alone.
+
+    Args:
+        value: an MLP on the CPU, flat, with gradients in place.
+        adam: over its parameters.
+        threads: number of threads; the results do not depend on it.
+    """
+
+    def __init__(self, value: ValueFunction, adam: Adam, threads: int) -> None:
+        """Keep the network."""
+        self._value, self._adam = value, adam
+        self._memory = _Memory(adam, [value], threads)
+
+    def epoch(
+        self, x: Array, ret: Array, minibatch_size: int, rng: np.random.Generator, lr: float
+    ) -> Array:
+        """Make the gradient steps of one epoch; return the errors (N,), each from before its step.
+
+        Args:
+            x: inputs (N, inputs).
+            ret: returns in units of the value function's scale, (N,).
+            minibatch_size: rows of a gradient step; the last one takes what is left.
+            rng: draws the order of rows.
+            lr: step size.
+
+        Raises:
+            FloatingPointError: if a gradient is not finite.
+        """
+        memory, n = self._memory, len(x)
+        error, order = np.zeros(n, memory.dtype), rng.permutation(n)
+        size = min(minibatch_size, max(n, 1))
+        settings = Settings(size, np.inf, 1.0, 0.0, np.inf, float(lr), self._adam.eps)
+        memory.run(
+            value_epoch,
+            (self._value.mlp.table(memory.theta),),
+            (np.ascontiguousarray(x[order], memory.dtype), ret[order].astype(memory.dtype)),
+            error,
+            settings,
+            -(-n // size),
+        )
+        return error
+
+
+class _Memory:
+    """What kernels share between epochs: the weights, the threads, and the memory of their tasks."""
+
+    def __init__(self, adam: Adam, networks: list[Any], threads: int) -> None:
+        [vector] = adam.flat.vectors
+        assert vector.grad is not None
+        self.theta: Tensor = vector.detach()
+        self._grad = vector.grad.numpy()
+        self.dtype = self.theta.numpy().dtype
+        self._adam, self._networks, self._team = adam, networks, Team(threads)
+        self._room: dict[int, Room] = {}
+
+    def run(
+        self,
+        kernel: Any,
+        layers: tuple[Array, ...],
+        rows: tuple[Any, ...],
+        seen: Any,
+        settings: Settings,
+        steps: int,
+    ) -> None:
+        """Run a kernel that makes so many gradient steps.
+
+        Raises:
+            FloatingPointError: if a gradient is not finite.
+        """
+        weights = Weights(self.theta.numpy(), *self._adam.moments())
+        room = self._room_for(settings.size, layers)
+        made = self._adam.steps
+        failed = self._team.run(kernel, weights, *layers, *rows, room, seen, settings, made)
+        if failed >= 0:
+            raise FloatingPointError(NOT_FINITE)
+        self._adam.steps = made + steps
+
+    def _room_for(self, size: int, layers: tuple[Array, ...]) -> Room:
+        if size not in self._room:
+            rows = block_rows(size)
+            tasks = len(layers) * -(-size // rows)
+            widest = max(int(table[:, 2:].max()) for table in layers)
+            units = max(int(table[:, 3].sum()) for table in layers)
+            slices = [
+                (a, min(a + _SLICE, end), i)
+                for i, network in enumerate(self._networks)
+                for start, end in [_range(network, self.theta)]
+                for a in range(start, end, _SLICE)
+            ]
+            number = self.dtype
+            self._room = {
+                size: Room(
+                    np.zeros((tasks, len(self.theta)), number),
+                    np.zeros((tasks, rows * units), number),
+                    np.zeros((tasks, 2 * rows * widest), number),
+                    self._grad,
+                    np.array(slices),
+                    np.zeros(len(slices), number),
+                    np.zeros(tasks, number),
+                )
+            }
+        return self._room[size]
+
+
+def _range(network: nn.Module, theta: Tensor) -> tuple[int, int]:
+    """Return where the parameters of a network begin and end in the flat vector."""
+    places = [(place(p, theta), p.numel()) for p in network.parameters()]
+    start, end = min(a for a, _ in places), max(a + n for a, n in places)
+    assert end - start == sum(n for _, n in places), "a network's parameters lie side by side"
+    return start, end

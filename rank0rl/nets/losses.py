@@ -1,0 +1,194 @@
+"""Kernels of losses: the derivatives of the PPO objective and of the value loss by a network's outputs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rank0rl.agent import NEVER
+from rank0rl.nets.compiler import kernel, part
+
+Array = npt.NDArray[Any]
+
+
+@part
+def clipped_slopes(log_ratio: Array, adv: Array, clip_ratio: float, n: int, slopes: Array) -> None:
+    """Write the derivatives of -E[min(r A, clip(r) A)] by log r into slopes, (m,).
+
+    Where the clipped term is the smaller one, it is 0; elsewhere it is that of -E[r A].
+
+    Args:
+        log_ratio: log r, (m,).
+        adv: advantages A, (m,).
+        clip_ratio: clip(r) limits r to 1 - clip_ratio .. 1 + clip_ratio; inf does not.
+        n: rows of the minibatch, of which these m are a part.
+        slopes: written over.
+
+    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+    """
+    number = log_ratio.dtype.type
+    one, weight = number(1), number(1 / n)
+    for row in range(len(adv)):
+        ratio = np.exp(log_ratio[row])
+        clipped = (ratio - one) * np.sign(adv[row]) >= clip_ratio  # nan is not
+        slopes[row] = 0 if clipped else -weight * ratio * adv[row]
+
+
+@kernel
+def normal_slopes(
+    log_std: Array,
+    out: Array,
+    act: Array,
+    logp: Array,
+    adv: Array,
+    clip_ratio: float,
+    entropy_coef: float,
+    n: int,
+    log_ratio: Array,
+    by_log_std: Array,
+    spare: Array,
+) -> Any:
+    """Turn means into derivatives of the policy's loss by them, for independent normal actions.
+
+    Args:
+        log_std: parameters whose sums over rows are the log standard deviations, (rows, k).
+        out: means (m, k); written over.
+        act: actions, (m, k).
+        logp: their log-probabilities under the acting policy, (m,).
+        adv: advantages, (m,).
+        clip_ratio: of the objective; inf does not clip.
+        entropy_coef: weight of the entropy bonus.
+        n: rows of the minibatch, of which these m are a part.
+        log_ratio: gets the log of the ratio of new to old probability, (m,).
+        by_log_std: gets the derivatives by the parameters, (rows, k).
+        spare: room for m + k numbers.
+
+    Returns:
+        The sum of the rows' entropies.
+    """
+    number = out.dtype.type
+    m, k = out.shape
+    slopes, inverse = spare[:m], spare[m : m + k]
+    const = number(0.5 * math.log(2 * math.pi) * k)
+    for j in range(k):
+        total = number(0)
+        for row in range(len(log_std)):
+            total += log_std[row, j]
+        inverse[j] = np.exp(-total)
+        const += total
+    half, one = number(0.5), number(1)
+    for row in range(m):
+        squares = number(0)
+        for j in range(k):
+            z = (act[row, j] - out[row, j]) * inverse[j]
+            squares += z * z
+        log_ratio[row] = -half * squares - const - logp[row]
+    clipped_slopes(log_ratio, adv, clip_ratio, n, slopes)
+    by_total = by_log_std[0]
+    for j in range(k):
+        by_total[j] = number(-entropy_coef * m / n)
+    for row in range(m):
+        for j in range(k):
+            z = (act[row, j] - out[row, j]) * inverse[j]
+            out[row, j] = slopes[row] * z * inverse[j]
+            by_total[j] += slopes[row] * (z * z - one)
+    for row in range(1, len(log_std)):
+        for j in range(k):
+            by_log_std[row, j] = by_total[j]
+    return m * (const + half * k)
+
+
+@kernel
+def choice_slopes(
+    starts: Array,
+    mask: Array,
+    out: Array,
+    act: Array,
+    logp: Array,
+    adv: Array,
+    clip_ratio: float,
+    entropy_coef: float,
+    n: int,
+    log_ratio: Array,
+    spare: Array,
+) -> Any:
+    """Turn logits into derivatives of the policy's loss by them, for one choice or several at once.
+
+    Args:
+        starts: the columns at which each choice begins, and their number, int64.
+        mask: the choices that could be taken, (m, all choices), bool; (m, 0) if all could be.
+        out: logits (m, all choices); written over.
+        act: choices, (m, number of choices at once), int64.
+        logp: their log-probabilities under the acting policy, (m,).
+        adv: advantages, (m,).
+        clip_ratio: of the objective; inf does not clip.
+        entropy_coef: weight of the entropy bonus.
+        n: rows of the minibatch, of which these m are a part.
+        log_ratio: gets the log of the ratio of new to old probability, (m,).
+        spare: room for m numbers, and one for each choice of each row.
+
+    Returns:
+        The sum of the rows' entropies.
+    """
+    number = out.dtype.type
+    m, choices = len(out), len(starts) - 1
+    slopes, entropies = spare[:m], spare[m : m + m * choices]
+    bonus, total = number(entropy_coef / n), number(0)
+    for row in range(m):
+        log_ratio[row] = -logp[row]
+        for i in range(choices):
+            entropy = _log_softmax(out[row], mask[row], starts[i], starts[i + 1])
+            entropies[row * choices + i] = entropy
+            total += entropy
+            log_ratio[row] += out[row, starts[i] + act[row, i]]
+    clipped_slopes(log_ratio, adv, clip_ratio, n, slopes)
+    for row in range(m):
+        for i in range(choices):
+            entropy = entropies[row * choices + i]
+            for j in range(starts[i], starts[i + 1]):
+                share = np.exp(out[row, j])
+                by = bonus * share * (out[row, j] + entropy) - slopes[row] * share
+                if j == starts[i] + act[row, i]:
+                    by += slopes[row]
+                out[row, j] = by
+    return total
+
+
+@part
+def _log_softmax(out: Array, mask: Array, start: int, end: int) -> Any:
+    """Replace the logits of one choice by log-probabilities; return the entropy."""
+    number = out.dtype.type
+    top = number(NEVER)
+    for j in range(start, end):
+        if len(mask) and not mask[j]:
+            out[j] = number(NEVER)
+        top = np.maximum(top, out[j])
+    whole = number(0)
+    for j in range(start, end):
+        whole += np.exp(out[j] - top)
+    top += np.log(whole)
+    entropy = number(0)
+    for j in range(start, end):
+        out[j] -= top
+        entropy -= np.exp(out[j]) * out[j]
+    return entropy
+
+
+@part
+def value_slopes(out: Array, ret: Array, coef: float, n: int, error: Array) -> None:
+    """Turn values (m, 1) into the derivatives of coef E[(V - R)^2] by them.
+
+    Args:
+        out: values; written over.
+        ret: returns R, (m,).
+        coef: weight of the loss.
+        n: rows of the minibatch, of which these m are a part.
+        error: gets V - R, (m,).
+    """
+    factor = out.dtype.type(2 * coef / n)
+    for row in range(len(out)):
+        error[row] = out[row, 0] - ret[row]
+        out[row, 0] = factor * error[row]

@@ -20,7 +20,8 @@ from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import make_policy
-from rank0rl.nets.value import ValueFunction, fit_value
+from rank0rl.nets.value import ValueFunction
+from rank0rl.nets.value_fit import ValueFit
 from rank0rl.options import CheckedOptions, option
 from rank0rl.returns import explained_variance
 
@@ -103,6 +104,10 @@ class KLPPO(Agent):
         scale = 1 - opt.gamma if opt.gamma < 1 else 1.0
         return self.nets.process(replace(fragment, rew=fragment.rew * scale), opt.gamma, opt.lam)
 
+    def prepare(self) -> None:
+        """Compile the gradient steps of the value function."""
+        self.fit_value = ValueFit(self.value, self.value_adam, self.threads)
+
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Make full-batch steps of the policy, then epochs of the value function."""
         opt = self.options
@@ -116,12 +121,11 @@ class KLPPO(Agent):
         if self.previous:
             obs = np.concatenate([obs, self.norm.numpy(self.previous["obs"])])
             ret = np.concatenate([ret, self.previous["ret"]])
-        loss = fit_value(
-            *(self.value, self.value_adam, obs, ret, rng),
+        loss = self.fit_value(
+            *(obs, ret, rng),
             lr=self.value_lr,
             epochs=opt.value_epochs,
             minibatch_size=opt.value_minibatch_size,
-            threads=self.threads,
         )
         self.previous = {name: batch[name] for name in ("obs", "ret")}
         self.norm.merge(batch["obs"])

@@ -84,7 +84,6 @@ class PPO(Agent):
             entropy_coef=opt.entropy_coef,
             normalize=opt.normalize == "minibatch",
         )
-        self.steps: GradientSteps | None = None
 
     def act(
         self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
@@ -98,7 +97,7 @@ class PPO(Agent):
 
     def prepare(self) -> None:
         """Make the gradient steps and compile them."""
-        self.steps = gradient_steps(
+        self.steps: GradientSteps = gradient_steps(
             *(self.nets, self.adam, self.objective, self.options.max_grad_norm),
             *(self.device, self.threads),
         )
@@ -113,19 +112,15 @@ class PPO(Agent):
         rows = self.nets.training_rows(batch)
         rows["ret"] = batch["ret"] / self.value.scale.numpy()
         self.flat.check()
-        if self.steps is None:
-            self.prepare()
-        steps = self.steps
-        assert steps is not None
-        rows = steps.begin(rows, size)
+        rows = self.steps.begin(rows, size)
         epoch = 0
         while epoch < opt.epochs:
             epoch += 1
-            log_ratio, error, entropy = steps.epoch(rows, size, rng, lr)
+            log_ratio, error, entropy = self.steps.epoch(rows, size, rng, lr)
             kl = float((np.expm1(log_ratio) - log_ratio).mean())  # unbiased and never negative
             if opt.target_kl is not None and kl > opt.target_kl:
                 break
-        steps.end()
+        self.steps.end()
         self.norm.merge(batch["obs"])
         return {
             "kl": kl,

@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ActorCritic
+from rank0rl.nets.fisher import Fisher
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import make_policy
-from rank0rl.nets.value import ValueFunction, fit_value
+from rank0rl.nets.value import ValueFunction
+from rank0rl.nets.value_fit import ValueFit
 from rank0rl.options import CheckedOptions, option
 from rank0rl.returns import explained_variance
 
@@ -84,6 +86,11 @@ class TRPO(Agent):
         """Compute log-probabilities, advantages and returns."""
         return self.nets.process(fragment, self.options.gamma, self.options.lam)
 
+    def prepare(self) -> None:
+        """Compile the gradient steps of the value function, and products with the Fisher matrix."""
+        self.fit_value = ValueFit(self.value, self.adam, self.threads)
+        self.fisher = Fisher(self.policy, self.flat, self.options.damping, self.threads)
+
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Make one step of the policy, then some epochs of the value function."""
         opt = self.options
@@ -93,12 +100,11 @@ class TRPO(Agent):
         ev = explained_variance(batch["val"], batch["ret"])
         self.value.merge(batch["ret"])
         self.value_flat.check()
-        loss = fit_value(
-            *(self.value, self.adam, obs, batch["ret"], rng),
+        loss = self.fit_value(
+            *(obs, batch["ret"], rng),
             lr=opt.value_lr,
             epochs=opt.value_epochs,
             minibatch_size=opt.value_minibatch_size,
-            threads=self.threads,
         )
         self.norm.merge(batch["obs"])
         return {**metrics, "value_loss": loss, "explained_variance": ev}
@@ -139,7 +145,7 @@ class TRPO(Agent):
         gain.backward()  # type: ignore[no-untyped-call]
         gradient = theta.grad.clone()  # type: ignore[union-attr]
         some = slice(None, None, opt.fisher_stride)
-        fisher = self.fisher(obs[some], None if mask is None else mask[some])
+        fisher = self.fisher.at(obs[some], None if mask is None else mask[some])
         direction = conjugate_gradient(fisher, gradient, opt.cg_iterations)
         curvature = float(direction @ fisher(direction))
         step = direction * (2 * opt.target_kl / curvature) ** 0.5 if curvature > 0 else 0 * gradient
@@ -163,22 +169,6 @@ class TRPO(Agent):
             "step_taken": taken,
             "step_norm": float(step.norm()) * taken,
         }
-
-    def fisher(self, obs: Tensor, mask: Tensor | None = None) -> Callable[[Tensor], Tensor]:
-        """Return the function v -> F v + damping v, with F the Fisher matrix.
-
-        F is the mean Hessian of KL(pi || pi') at pi' = pi.
-        """
-        params = list(self.policy.parameters())
-        now = self.policy.distribution(obs, mask)
-        kl = self.policy.kl(tuple(x.detach() for x in now), now).mean()
-        gradient = _flat(torch.autograd.grad(kl, params, create_graph=True))
-
-        def product(v: Tensor) -> Tensor:
-            hessian_v = _flat(torch.autograd.grad(gradient @ v, params, retain_graph=True))
-            return hessian_v + self.options.damping * v
-
-        return product
 
     def modules(self) -> dict[str, Any]:
         """Return all networks and statistics."""
@@ -225,7 +215,3 @@ def conjugate_gradient(
         square, last = residual @ residual, square
         direction = residual + square / last * direction
     return x
-
-
-def _flat(tensors: tuple[Tensor, ...]) -> Tensor:
-    return torch.cat([t.reshape(-1) for t in tensors])

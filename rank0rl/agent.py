@@ -146,9 +146,9 @@ class Agent:
         raise NotImplementedError
 
     def prepare(self) -> None:
-        """Do what the first update would wait for, such as compiling.
+        """Do what the first update needs, such as compiling.
 
-        Rank 0 only, in a thread, while the ranks collect the first batch.
+        Called once before it, on rank 0 only, in a thread, while the ranks collect the first batch.
         """
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,9 +15,12 @@ from rank0rl.agent import Agent
 from rank0rl.batch import Gathered
 from rank0rl.collector import Collector
 from rank0rl.mpi import comm, weights
-from rank0rl.mpi.threads import using_threads
+from rank0rl.mpi.threads import set_threads
+from rank0rl.run import provenance
 from rank0rl.run.options import RunOptions
 from rank0rl.run.timing import Phases
+
+_MOST_THREADS = 8  # a minibatch rarely has more tasks
 
 
 class Learner:
@@ -34,11 +40,20 @@ class Learner:
         phases: Phases,
         share_over: Callable[[], float],
     ) -> None:
-        """Keep what every update needs."""
+        """Let the agent prepare its first update on rank 0, in a thread.
+
+        Collective: every rank calls this.
+        """
         self._agent, self._options, self._phases = agent, options, phases
         self._share_over = share_over
         tensors = weights.named_tensors(agent.modules())
         self._infinite = {name for name, t in tensors.items() if t.isinf().any()}  # as masks may be
+        agent.threads = options.learner_threads or _free_cores(options)
+        self._preparing: Future[None] | None = None
+        if comm.get_rank() == 0:
+            pool = ThreadPoolExecutor(1, "rank0rl-prepare")
+            self._preparing = pool.submit(_prepare, agent)
+            pool.shutdown(wait=False)
 
     def update(self, batch: Gathered, iteration: int) -> Mapping[str, float]:
         """Update the agent on rank 0.
@@ -58,7 +73,8 @@ class Learner:
             return {}
         rng = seeding.stream(self._options.seed, "update", iteration)
         try:
-            with self._phases("update"), using_threads(self._options.learner_threads):
+            self._finish_preparing()
+            with self._phases("update"):
                 metrics = self._agent.update(batch.rows, rng, self._share_over())
             _check_metrics(metrics)
             self._check_weights()
@@ -66,6 +82,21 @@ class Learner:
             error.add_note(f"In update, of iteration {iteration}; resuming the run repeats it.")
             raise
         return metrics
+
+    def _finish_preparing(self) -> None:
+        if self._preparing is None:
+            return
+        start = time.perf_counter()
+        with self._phases("wait"):
+            self._preparing.result()
+        self._preparing = None
+        set_threads(1)  # the compiler has loaded a BLAS of its own
+        waited = time.perf_counter() - start
+        if waited > 0.5 and not self._options.quiet:
+            print(
+                f"note: the first update waited {waited:.1f} s until its code was compiled; the next "
+                f"run finds it in the cache"
+            )
 
     def _check_weights(self) -> None:
         for name, tensor in weights.named_tensors(self._agent.modules()).items():
@@ -116,6 +147,27 @@ class Overlap:
         metrics = self._learner.update(batch, iteration)
         self._collector.gather()
         return metrics
+
+
+def _prepare(agent: Agent) -> None:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)  # the rollouts in the main thread get their turn at once
+    try:
+        agent.prepare()
+    finally:
+        sys.setswitchinterval(before)
+
+
+def _free_cores(options: RunOptions) -> int:
+    """Return the number of this host's cores that no rank needs during an update, 1 to 8.
+
+    Collective with `--overlap`.
+    """
+    free = provenance.cores()
+    if options.overlap:
+        hosts = comm.hosts()
+        free -= hosts.count(hosts[0]) - 1
+    return max(1, min(free, _MOST_THREADS))
 
 
 def _episodes(batch: Gathered) -> int:

@@ -53,7 +53,7 @@ TABLE = {
     "base": (set(), {"numpy"}),
     "nets": (
         {"rank0rl.agent", "rank0rl.batch", "rank0rl.returns"},
-        {"numpy", "torch", "numba", "llvmlite", "scipy"},
+        {"numpy", "torch", "numba", "llvmlite", "scipy", "threadpoolctl"},
     ),
     "rollout": ({"base"}, {"numpy"}),
     "run": (

@@ -222,23 +222,20 @@ def test_the_summary_of_a_run_is_its_last_row_and_the_last_line_of_the_console(a
     assert summary["weights_sha256"] in out.splitlines()[-1]
 
 
-def test_learner_threads_are_the_updates_alone(tmp_path):
+def test_torch_has_one_thread_and_the_agent_as_many_as_it_is_given(tmp_path):
     agent = tmp_path / "agent.py"
     agent.write_text(
         "import torch\n"
         "from algos.ppo import PPO\n"
         "torch.set_num_threads(2)\n"  # as an import of the user's may do
         "class Threads(PPO):\n"
-        "    def process(self, fragment):\n"
-        "        self.collecting = torch.get_num_threads()\n"
-        "        return super().process(fragment)\n"
         "    def update(self, *args):\n"
         "        n = torch.get_num_threads()\n"
-        "        return {**super().update(*args), 'n': n, 'collecting': self.collecting}\n"
+        "        return {**super().update(*args), 'n': n, 'threads': self.threads}\n"
     )
-    args = [*SMALL, "--total-steps", "128", "--algo", f"{agent}:Threads", "--learner-threads", "2"]
+    args = [*SMALL, "--total-steps", "128", "--algo", f"{agent}:Threads", "--learner-threads", "3"]
     train(tmp_path / "run", *args)
-    assert [(row["collecting"], row["n"]) for row in table(tmp_path / "run")] == [("1", "2")] * 2
+    assert [(row["n"], row["threads"]) for row in table(tmp_path / "run")] == [("1", "3")] * 2
 
 
 BAD = """

@@ -24,7 +24,7 @@ from rank0rl.nets.descent import (
 from rank0rl.nets.flat import NOT_FINITE, Adam
 from rank0rl.nets.mlp import place
 from rank0rl.nets.objective import Objective
-from rank0rl.nets.policies import CategoricalPolicy, GaussianPolicy
+from rank0rl.nets.policies import CategoricalPolicy, head
 from rank0rl.nets.team import Team
 from rank0rl.nets.value import ValueFunction
 
@@ -55,7 +55,9 @@ class CompiledSteps:
         threads: int,
     ) -> None:
         """Keep the networks."""
-        self._policy, self._value, self._adam = nets["policy"], nets["value"], adam
+        self._policy: Any = nets["policy"]
+        self._value: Any = nets["value"]
+        self._adam = adam
         self._objective, self._max_grad_norm = objective, max_grad_norm
         self._memory = _Memory(adam, [nets["policy"], nets["value"]], threads)
 
@@ -99,20 +101,16 @@ class CompiledSteps:
         if objective.normalize and n:
             starts = range(0, n, minibatch_size)
             adv = np.concatenate([normalized(adv[a : a + minibatch_size]) for a in starts])
-        log_std = starts_of = None
-        if isinstance(policy, GaussianPolicy):
-            std = policy.log_std
-            shape = std.shape if std.ndim == 2 else (1, *std.shape)
-            log_std = np.array([place(std, memory.theta), *shape])
-        else:
-            columns = policy.space.choice_slices()
-            starts_of = np.array([*(c.start for c in columns), columns[-1].stop])
+        log_std, starts_of = head(policy, memory.theta)
         act = shuffled["act"].reshape(n, math.prod(shuffled["act"].shape[1:]))
+        logp, adv, ret = (
+            np.ascontiguousarray(x, number) for x in (shuffled["logp"], adv, shuffled["ret"])
+        )
         of_policy = PolicyRows(
             np.ascontiguousarray(shuffled["obs"], number),
             np.ascontiguousarray(act, np.int64 if log_std is None else number),
-            *(np.ascontiguousarray(x, number) for x in (shuffled["logp"], adv, shuffled["ret"])),
-            mask=np.ascontiguousarray(shuffled.get("mask", np.zeros((n, 0), bool))),
+            *(logp, adv, ret),
+            np.ascontiguousarray(shuffled.get("mask", np.zeros((n, 0), bool))),
         )
         minibatches = -(-n // minibatch_size)
         seen = Seen(np.zeros(n, number), np.zeros(n, number), np.zeros(minibatches, number))
@@ -150,8 +148,15 @@ class CompiledFit:
 
     def __init__(self, value: ValueFunction, adam: Adam, threads: int) -> None:
         """Keep the network."""
-        self._value, self._adam = value, adam
+        self._value: Any = value
+        self._adam = adam
         self._memory = _Memory(adam, [value], threads)
+
+    def compile(self) -> None:
+        """Compile what `epoch` needs, or load it from the cache."""
+        inputs = self._value.mlp.table(self._memory.theta)[0, 2]
+        x, ret = np.zeros((0, inputs), self._memory.dtype), np.zeros(0, self._memory.dtype)
+        self.epoch(x, ret, 1, np.random.default_rng(0), 0.0)
 
     def epoch(
         self, x: Array, ret: Array, minibatch_size: int, rng: np.random.Generator, lr: float
@@ -212,7 +217,8 @@ class _Memory:
         weights = Weights(self.theta.numpy(), *self._adam.moments())
         room = self._room_for(settings.size, layers)
         made = self._adam.steps
-        failed = self._team.run(kernel, weights, *layers, *rows, room, seen, settings, made)
+        tasks = len(room.grads)
+        failed = self._team.run(kernel, tasks, weights, *layers, *rows, room, seen, settings, made)
         if failed >= 0:
             raise FloatingPointError(NOT_FINITE)
         self._adam.steps = made + steps

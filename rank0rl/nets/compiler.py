@@ -13,7 +13,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
-import scipy.linalg.cython_blas  # noqa: F401  the BLAS of compiled code: loaded now, so that threads can be limited
+import scipy.linalg.cython_blas  # noqa: F401  the BLAS of compiled code
+from threadpoolctl import ThreadpoolController
+
+# A product of one thread has the same bits everywhere, and kernels have threads of their own.
+ThreadpoolController().select(user_api="blas").limit(limits=1)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

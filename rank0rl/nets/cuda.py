@@ -117,7 +117,8 @@ class AutogradSteps:
             What the loss gives to record, of all minibatches.
         """
         with self._current():
-            seen = [self._replay(few, lr) for few in minibatches(rows, minibatch_size, rng)]
+            epoch: Any = minibatches(rows, minibatch_size, rng)
+            seen = [self._replay(minibatch, lr) for minibatch in epoch]
         return tuple(torch.cat(tensors).cpu().numpy() for tensors in zip(*seen, strict=True))
 
     def _replay(self, minibatch: dict[str, Tensor], lr: float) -> tuple[Tensor, ...]:

@@ -140,7 +140,7 @@ def choice_slopes(
     for row in range(m):
         log_ratio[row] = -logp[row]
         for i in range(choices):
-            entropy = _log_softmax(out[row], mask[row], starts[i], starts[i + 1])
+            entropy = log_softmax(out[row], mask[row], starts[i], starts[i + 1])
             entropies[row * choices + i] = entropy
             total += entropy
             log_ratio[row] += out[row, starts[i] + act[row, i]]
@@ -158,7 +158,7 @@ def choice_slopes(
 
 
 @part
-def _log_softmax(out: Array, mask: Array, start: int, end: int) -> Any:
+def log_softmax(out: Array, mask: Array, start: int, end: int) -> Any:
     """Replace the logits of one choice by log-probabilities; return the entropy."""
     number = out.dtype.type
     top = number(NEVER)

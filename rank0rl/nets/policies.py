@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rank0rl.agent import NEVER, Space, choose
 from rank0rl.nets.conv import network
-from rank0rl.nets.mlp import View
+from rank0rl.nets.mlp import View, place
 
 Array = npt.NDArray[Any]
 
@@ -185,6 +185,26 @@ class CategoricalPolicy(nn.Module):
 
 
 Policy: TypeAlias = GaussianPolicy | CategoricalPolicy
+
+
+def head(policy: Policy, theta: Tensor) -> tuple[Array | None, Array | None]:
+    """Return what kernels must know of a policy's distribution besides its network.
+
+    Args:
+        policy: the policy, flat.
+        theta: its flat vector.
+
+    Returns:
+        One of two arrays of int64, and None for the other. Of normal actions: where the log standard
+        deviations begin in theta, how many are summed, and of how many actions. Of choices: the
+        columns at which each begins, and their number.
+    """
+    if isinstance(policy, GaussianPolicy):
+        std = policy.log_std
+        shape = std.shape if std.ndim == 2 else (1, *std.shape)
+        return np.array([place(std, theta), *shape]), None
+    columns = policy.space.choice_slices()
+    return None, np.array([*(c.start for c in columns), columns[-1].stop])
 
 
 class Mode(nn.Module):

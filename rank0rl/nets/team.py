@@ -37,24 +37,30 @@ class Team:
         self._barrier = np.zeros(2, np.int64)
         self._others = ThreadPoolExecutor(max(1, threads - 1), "rank0rl-learner")
 
-    def run(self, function: Callable[..., Any], *args: Any) -> Any:
+    def run(self, function: Callable[..., Any], tasks: int, *args: Any) -> Any:
         """Call a kernel as function(thread, threads, barrier, *args) in each thread.
+
+        Args:
+            function: the kernel.
+            tasks: number of threads that it can occupy; more are left out.
+            args: its other arguments.
 
         Returns:
             What the first thread's call returned, when all have.
         """
+        threads = max(1, min(self.threads, tasks))
         self._barrier[:] = 0
         others = [
-            self._others.submit(function, thread, self.threads, self._barrier, *args)
-            for thread in range(1, self.threads)
+            self._others.submit(function, thread, threads, self._barrier, *args)
+            for thread in range(1, threads)
         ]
-        result = function(0, self.threads, self._barrier, *args)
+        result = function(0, threads, self._barrier, *args)
         for other in others:
             other.result()
         return result
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _atomic_add(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """Add to an element of an array of int64; return what it was before."""
 
@@ -65,7 +71,7 @@ def _atomic_add(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     return types.int64(array, types.intp, types.int64), codegen
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def _atomic_load(typingctx: Any, array: Any, index: Any) -> Any:
     """Return an element of an array of int64, as the other threads have left it."""
 

@@ -10,9 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.batch import minibatches
-from rank0rl.nets.conv import ConvNet, network
-from rank0rl.nets.flat import Adam
+from rank0rl.nets.conv import network
 from rank0rl.nets.normalize import Moments
 
 Array = npt.NDArray[Any]
@@ -62,62 +60,3 @@ class ValueFunction(nn.Module):
             self.mlp.weights[-1].mul_(self.scale / scale)
             self.mlp.biases[-1].mul_(self.scale / scale)
         self.scale.copy_(scale)
-
-
-def fit_value(
-    value: ValueFunction,
-    adam: Adam,
-    x: Array,
-    ret: Array,
-    rng: np.random.Generator,
-    *,
-    lr: float,
-    epochs: int,
-    minibatch_size: int,
-    threads: int = 1,
-) -> float:
-    """Minimize E[(V - R)^2], with R in units of the value function's scale.
-
-    Args:
-        value: the value function, flat, with gradients in place.
-        adam: the optimizer of its parameters.
-        x: inputs, (N, inputs).
-        ret: returns in units of reward, (N,).
-        rng: draws the order of rows.
-        lr: Adam's step size.
-        epochs: passes over the rows.
-        minibatch_size: rows per gradient step.
-        threads: number of threads; the result does not depend on it.
-
-    Returns:
-        Mean squared error over the last epoch, each minibatch's from before its step.
-    """
-    ret = ret / value.scale.numpy()
-    steps: Any = _AutogradFit(value, adam)
-    if not isinstance(value.mlp, ConvNet):
-        from rank0rl.nets.compiled import CompiledFit  # loads the compiler, which only rank 0 needs
-
-        steps = CompiledFit(value, adam, threads)
-    error = np.empty(0)
-    for _ in range(epochs):
-        error = steps.epoch(x, ret, minibatch_size, rng, lr)
-    return float(np.square(error).mean())
-
-
-class _AutogradFit:
-    """What `CompiledFit` does, for any network."""
-
-    def __init__(self, value: ValueFunction, adam: Adam) -> None:
-        self._value, self._adam = value, adam
-
-    def epoch(
-        self, x: Array, ret: Array, minibatch_size: int, rng: np.random.Generator, lr: float
-    ) -> Array:
-        errors = []
-        for few in minibatches({"x": x, "ret": ret}, minibatch_size, rng):
-            self._adam.flat.zero_grad()
-            error = self._value(torch.from_numpy(few["x"])) - torch.from_numpy(few["ret"])
-            error.square().mean().backward()
-            self._adam.step(lr)
-            errors.append(error.detach().numpy())
-        return np.concatenate(errors)

@@ -62,8 +62,8 @@ class RunOptions(LaunchOptions):
     """Steps per iteration over all environments, a multiple of --num-envs. None: 64 per environment."""
     episodes_per_batch: int | None = setting(None, "[1, inf)", changes_curve=True, resume=False)
     """Episodes per iteration, in place of --steps-per-batch: batches of whole episodes, at least one episode per rank."""
-    learner_threads: int = setting(1, "[1, inf)", changes_curve=True, resume=False)
-    """Cores that rank 0's update uses while the other ranks sleep. Another number changes the last bits of the weights."""
+    learner_threads: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
+    """Threads of rank 0's update. The data stay the same. None: as many as cores are free while the other ranks sleep; with --overlap, those without a rank; 8 at most."""
     device: str = setting("cpu", changes_curve=True, resume=True)
     """Device of rank 0's update: cpu, cuda or cuda:1. Everything else runs on CPUs."""
     overlap: bool = setting(False, changes_curve=True, resume=False)

@@ -83,7 +83,10 @@ def host_differences(machines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def cores() -> int:
-    """Count the physical cores that this process may use; threads of one core count once."""
+    """Count the physical cores that this process may use; threads of one core count once.
+
+    The affinity mask and a container's limit (cgroup version 2) count.
+    """
     mine = (
         os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     )
@@ -95,7 +98,12 @@ def cores() -> int:
         except OSError:
             ids = [str(cpu)]
         found.add(tuple(ids))
-    return len(found)
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        limit = int(quota) / int(period)
+    except (OSError, ValueError):  # no such file, or "max" for no limit
+        return len(found)
+    return max(1, min(len(found), round(limit)))
 
 
 def _commit() -> str:

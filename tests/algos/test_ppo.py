@@ -15,7 +15,9 @@ OBS = Space("box", (4,), "float32")
 
 
 def agent(act=BOX, seed=0, **options):
-    return PPO(Spaces(OBS, act), PPOOptions(**options), np.random.default_rng(seed))
+    ppo = PPO(Spaces(OBS, act), PPOOptions(**options), np.random.default_rng(seed))
+    ppo.prepare()
+    return ppo
 
 
 def rows(act, n=12):
@@ -31,7 +33,6 @@ def rows(act, n=12):
 
 def gradient(ppo, obs, act, logp, adv, ret):
     """Return what the objective records, once its gradient is in place: a step of size 0."""
-    ppo.prepare()
     batch = {"obs": obs, "act": act, "logp": logp, "adv": adv, "ret": ret}
     return ppo.steps.epoch(batch, len(obs), np.random.default_rng(0), 0.0)
 

@@ -16,7 +16,9 @@ CHOICE = Space("discrete", (), "int64", choices=(3,))
 
 def agent(act=BOX, **options):
     spaces = Spaces(Space("box", (4,), "float32"), act)
-    return TRPO(spaces, TRPOOptions(hidden=(6,), **options), np.random.default_rng(0))
+    trpo = TRPO(spaces, TRPOOptions(hidden=(6,), **options), np.random.default_rng(0))
+    trpo.prepare()
+    return trpo
 
 
 def rows(trpo, n=200):
@@ -67,7 +69,7 @@ def test_the_fisher_vector_product_is_that_of_the_explicit_matrix(act):
             for of in log_std:
                 g = gradient(of)
                 matrix += 2 * torch.outer(g, g) / len(obs)
-    product = trpo.fisher(obs)
+    product = trpo.fisher.at(obs)
     for seed in range(3):
         v = torch.from_numpy(np.random.default_rng(seed).standard_normal(size, dtype=np.float32))
         torch.testing.assert_close(product(v), matrix @ v + 0.25 * v, rtol=1e-3, atol=1e-4)

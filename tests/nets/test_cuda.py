@@ -31,6 +31,7 @@ def learned(device, act, rows, **options):
         np.random.default_rng(0),
     )
     agent.device = device
+    agent.prepare()
     for turn in range(2):
         metrics = agent.update(batch(act, rows), np.random.default_rng(turn), 0.1)
     tensors = dict(torch.nn.ModuleDict(agent.modules()).state_dict())

@@ -6,7 +6,8 @@ import torch
 from some_policies import OBS, rng
 
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.value import ValueFunction, fit_value
+from rank0rl.nets.value import ValueFunction
+from rank0rl.nets.value_fit import ValueFit
 
 
 def test_new_returns_change_the_scale_of_values_and_not_the_values():
@@ -29,7 +30,8 @@ def test_fitting_is_adam_on_minibatches_in_a_random_order(shape):
     for value in (fitted, slow):
         value.merge(ret)
     adam = Adam(flatten_(fitted))
-    loss = fit_value(fitted, adam, x, ret, rng(4), lr=1e-2, epochs=2, minibatch_size=8)
+    fit = ValueFit(fitted, adam, threads=1)
+    loss = fit(x, ret, rng(4), lr=1e-2, epochs=2, minibatch_size=8)
     theirs, order = torch.optim.Adam(slow.parameters(), lr=1e-2), rng(4)
     for _ in range(2):
         errors, rows = [], order.permutation(20)

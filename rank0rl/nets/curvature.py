@@ -1,0 +1,182 @@
+"""Kernels of products with a policy's Fisher matrix, by one thread or several, with the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rank0rl.nets.compiler import kernel, part
+from rank0rl.nets.descent import block_rows
+from rank0rl.nets.kernels import backward, forward, layer
+from rank0rl.nets.losses import log_softmax
+from rank0rl.nets.team import meet
+
+Array = npt.NDArray[Any]
+
+
+@kernel
+def fisher_forward(
+    thread: int,
+    threads: int,
+    barrier: Array,
+    theta: Array,
+    layers: Array,
+    starts: Array | None,
+    obs: Array,
+    mask: Array,
+    work: Array,
+) -> None:
+    """Compute what all products with the Fisher matrix need: the outputs of all layers.
+
+    Args:
+        thread: number of this thread.
+        threads: number of threads.
+        barrier: see `Team`.
+        theta: the parameters.
+        layers: the policy.
+        starts: of a policy that chooses, see `choice_slopes`; else None.
+        obs: inputs (N, inputs).
+        mask: see `choice_slopes`, (N, ...).
+        work: gets the outputs, (blocks, numbers); logits become log-probabilities.
+    """
+    size = block_rows(len(obs))
+    for block in range(thread, len(work), threads):
+        a, b = block * size, min(block * size + size, len(obs))
+        out = forward(theta, layers, obs[a:b], work[block])
+        if starts is not None:
+            for row in range(b - a):
+                for i in range(len(starts) - 1):
+                    log_softmax(out[row], mask[a + row], starts[i], starts[i + 1])
+
+
+@kernel
+def fisher_product(
+    thread: int,
+    threads: int,
+    barrier: Array,
+    theta: Array,
+    layers: Array,
+    log_std: Array | None,
+    starts: Array | None,
+    obs: Array,
+    work: Array,
+    vector: Array,
+    damping: float,
+    grads: Array,
+    spare: Array,
+    product: Array,
+) -> None:
+    """Compute F v + damping v, with F the mean Hessian of KL(pi || pi') at pi' = pi.
+
+    For outputs y of the network, F is the mean of J' M J, where J = dy / d theta and M is the Hessian
+    of the KL divergence by y. A first pass computes J v, a second one J' M J v.
+
+    Args:
+        thread: number of this thread.
+        threads: number of threads.
+        barrier: see `Team`.
+        theta: the parameters.
+        layers: the policy.
+        log_std: where log standard deviations lie, see `ppo_epoch`; or None.
+        starts: as for `fisher_forward`; or None.
+        obs: inputs (N, inputs).
+        work: what `fisher_forward` left there.
+        vector: v, a vector like theta.
+        damping: number added to the diagonal.
+        grads: room, (blocks, parameters).
+        spare: room for 5 numbers for each unit of the widest layer and row of a block, (blocks, ...).
+        product: gets the result.
+
+    Source: Martens 2020, arXiv:1412.1193, section 6 (the Fisher matrix as a Gauss-Newton matrix).
+    """
+    n_all = len(obs)
+    size = block_rows(n_all)
+    for block in range(thread, len(work), threads):
+        a, b = block * size, min(block * size + size, n_all)
+        x, grad, room = obs[a:b], grads[block], spare[block]
+        third = len(room) // 5
+        by = _tangent(vector, theta, layers, x, work[block], room[2 * third :])
+        if log_std is not None:
+            _normal_metric(theta, log_std, vector, by, n_all, grad)
+        if starts is not None:
+            end = 0
+            for i in range(len(layers)):
+                end += (b - a) * layers[i, 3]
+            logp = work[block, end - by.size : end].reshape(by.shape)
+            _choice_metric(starts, logp, by, n_all)
+        backward(theta, layers, x, work[block], by, grad, room[: 2 * third])
+    meet(threads, barrier)
+    number, each = theta.dtype.type, -(-len(theta) // threads)
+    for i in range(thread * each, min(thread * each + each, len(theta))):
+        total = number(damping) * vector[i]
+        for block in range(len(work)):
+            total += grads[block, i]
+        product[i] = total
+    meet(threads, barrier)
+
+
+@part
+def _tangent(
+    vector: Array, theta: Array, layers: Array, x: Array, work: Array, room: Array
+) -> Array:
+    """Return J v (n, outputs), the change of the outputs along v, as a view of room."""
+    n, start, third = len(x), 0, len(room) // 3
+    one = theta.dtype.type(1)
+    moved = x
+    for i in range(len(layers)):
+        weight, _ = layer(theta, layers, i)
+        by_weight, by_bias = layer(vector, layers, i)
+        units = len(by_bias)
+        at = (i % 2) * third
+        now = room[at : at + n * units].reshape(n, units)
+        np.dot(x, by_weight, now)
+        if i > 0:
+            more = room[2 * third : 2 * third + n * units].reshape(n, units)
+            np.dot(moved, weight, more)
+            for row in range(n):
+                for j in range(units):
+                    now[row, j] += more[row, j]
+        out = work[start : start + n * units].reshape(n, units)
+        start += n * units
+        for row in range(n):
+            for j in range(units):
+                now[row, j] += by_bias[j]
+                if i < len(layers) - 1:
+                    now[row, j] *= one - out[row, j] * out[row, j]
+        moved, x = now, out
+    return moved
+
+
+@part
+def _normal_metric(
+    theta: Array, log_std: Array, vector: Array, by: Array, n_all: int, grad: Array
+) -> None:
+    """Multiply by M / N for normal actions, and write the product for the log standard deviations."""
+    number = theta.dtype.type
+    at, times, k = log_std[0], log_std[1], log_std[2]
+    for j in range(k):
+        std = along = number(0)
+        for row in range(times):
+            std += theta[at + row * k + j]
+            along += vector[at + row * k + j]
+        weight = np.exp(number(-2) * std) / number(n_all)
+        for row in range(len(by)):
+            by[row, j] *= weight
+        for row in range(times):
+            grad[at + row * k + j] = number(2 * len(by) / n_all) * along
+
+
+@part
+def _choice_metric(starts: Array, logp: Array, by: Array, n_all: int) -> None:
+    """Multiply by M / N = (diag(p) - p p') / N for each choice."""
+    number = by.dtype.type
+    weight = number(1 / n_all)
+    for row in range(len(by)):
+        for i in range(len(starts) - 1):
+            mean = number(0)
+            for j in range(starts[i], starts[i + 1]):
+                mean += np.exp(logp[row, j]) * by[row, j]
+            for j in range(starts[i], starts[i + 1]):
+                by[row, j] = weight * np.exp(logp[row, j]) * (by[row, j] - mean)

@@ -1,0 +1,33 @@
+"""Products with the Fisher matrix in compiled kernels against autograd."""
+
+import pytest
+import torch
+from some_policies import KINDS, mask_for, policy_of, rng
+
+from rank0rl.nets.fisher import Fisher, by_autograd
+from rank0rl.nets.flat import flatten_
+
+N = 300  # rows: more than one block
+CASES = [(kind, False) for kind in KINDS] + [("categorical", True), ("several", True)]
+PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize(("kind", "masked"), CASES)
+def test_products_are_those_of_autograd_and_the_same_for_every_number_of_threads(
+    kind, masked, dtype
+):
+    policy = policy_of(kind).to(dtype)
+    flat = flatten_(policy)
+    obs = torch.from_numpy(rng(2).standard_normal((N, 5))).to(dtype)
+    mask = torch.from_numpy(mask_for(policy, N)) if masked else None
+    v = torch.from_numpy(rng(3).standard_normal(len(flat.vectors[0]))).to(dtype)
+    expected = by_autograd(policy, obs, mask, 0.3)(v)
+    seen = []
+    for threads in (1, 2, 4):
+        product = Fisher(policy, flat, 0.3, threads).at(obs, mask)
+        product(torch.ones_like(v))  # it leaves nothing behind
+        seen.append(product(v))
+    scale = expected.abs().max()
+    torch.testing.assert_close(seen[0] / scale, expected / scale, rtol=0, atol=PRECISIONS[dtype])
+    assert all(torch.equal(seen[0], other) for other in seen[1:])

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from table import alternate, ratio, show
@@ -38,35 +39,59 @@ def main() -> None:
         "--single-file", type=int, nargs="*", default=[8], help="environments of the one-file loop"
     )
     parser.add_argument("--beside", help='other options of train.py, such as "--overlap"')
+    parser.add_argument(
+        "--before", type=Path, help="a checkout of another version, beside this one"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", help="CSV in benchmarks/results that gets the rows")
     args = parser.parse_args()
-    most = max(args.nprocs)
     phases: dict[str, list[float]] = {}
-    ways = {f"bare env.step, processes: {most}": lambda: bare(most)}
-    for n in args.nprocs:
-        ways[f"rank0rl, ranks: {n}"] = lambda n=n: rank0rl(args, n, phases)
+    phases_before: dict[str, list[float]] = {}
+    bare_way, ours, beside, before, others = ways_of(args, phases, phases_before)
+    seen = alternate({**bare_way, **ours, **beside, **before, **others}, args.repeats)
+    [limit] = (seen[name] for name in bare_way)
+    figures = dict(seen)
+    last = seen[list(ours)[-1]]
+    for name in beside:
+        figures[f"{args.beside} / without"] = ratio(seen[name], last)
+    for now, then in zip(ours, before, strict=False):
+        figures[f"{now} / before"] = ratio(seen[now], seen[then])
+        if then == list(before)[-1]:
+            figures["before / bare"] = ratio(seen[then], limit)
+    figures["rank0rl / bare"] = ratio(last, limit)
+    if others:
+        best = max((seen[name] for name in others), key=statistics.median)
+        figures["rank0rl / the best other"] = ratio(last, best)
+    if len(ours) > 1:
+        figures["speedup"] = ratio(last, seen[next(iter(ours))])
+    for name, those in (("", phases), ("before: ", phases_before)):
+        figures |= {name + phase: these for phase, these in those.items()}
+    size = f"{args.steps_per_batch} steps a batch, minibatches of {args.minibatch_size}, 10 epochs"
+    show(f"Walker2d, {size}, steps/s and ms", figures, args.out)
+
+
+def ways_of(args: argparse.Namespace, phases: dict, phases_before: dict) -> list[dict]:
+    """Return what takes turns: bare stepping, this checkout, with other options, the other one, others."""
+    most = max(args.nprocs)
+    ours = {f"rank0rl, ranks: {n}": partial(rank0rl, args, n, phases) for n in args.nprocs}
+    beside, before, others = {}, {}, {}
     if args.beside:
-        ways[f"rank0rl, ranks: {most}, {args.beside}"] = lambda: rank0rl(
-            args, most, {}, shlex.split(args.beside)
-        )
+        options = shlex.split(args.beside)
+        beside[f"rank0rl, ranks: {most}, {args.beside}"] = partial(rank0rl, args, most, {}, options)
+    if args.before:
+        root = args.before.resolve()
+        for n in args.nprocs:
+            before[f"before, ranks: {n}"] = partial(rank0rl, args, n, phases_before, (), root)
     for name, counts in (("stable-baselines3", args.sb3), ("single-file", args.single_file)):
         for n in counts:
-            ways[f"{name}, environments: {n}"] = lambda name=name, n=n: other(args, name, n)
-    figures = alternate(ways, args.repeats)
-    limit, *rest = figures.values()
-    ours, theirs = rest[: len(args.nprocs)], rest[len(args.nprocs) :]
-    if args.beside:
-        figures[f"{args.beside} / without"] = ratio(theirs.pop(0), ours[-1])
-    figures["rank0rl / bare"] = ratio(ours[-1], limit)
-    if theirs:
-        best = max(theirs, key=statistics.median)
-        figures["rank0rl / the best other"] = ratio(ours[-1], best)
-    if len(ours) > 1:
-        figures["speedup"] = ratio(ours[-1], ours[0])
-        figures["ceiling that the phases imply"] = phases.pop("ceiling")
-    size = f"{args.steps_per_batch} steps a batch, minibatches of {args.minibatch_size}, 10 epochs"
-    show(f"Walker2d, {size}, steps/s and ms", {**figures, **phases}, args.out)
+            others[f"{name}, environments: {n}"] = partial(other, args, name, n)
+    return [
+        {f"bare env.step, processes: {most}": partial(bare, most)},
+        ours,
+        beside,
+        before,
+        others,
+    ]
 
 
 def other(args: argparse.Namespace, name: str, environments: int) -> float:
@@ -103,6 +128,7 @@ def rank0rl(
     nprocs: int,
     phases: dict[str, list[float]],
     options: Sequence[str] = (),
+    root: Path = ROOT,
 ) -> float:
     """Run train.py; return its steps per second, and add its phases to a dict of figures."""
     with tempfile.TemporaryDirectory() as folder:
@@ -116,7 +142,7 @@ def rank0rl(
             folder,
             *options,
         ]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(command, cwd=root, check=True, capture_output=True)
         with Path(folder, "progress.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
     first, last = rows[0], rows[-1]
@@ -125,9 +151,9 @@ def rank0rl(
     each = took / (len(rows) - 1)
     if nprocs == min(args.nprocs):  # ranks share collecting and processing
         shared = (means["collect"] + means["process"]) / each
-        phases.setdefault("ceiling", []).append(
-            1 / (1 - shared + shared * nprocs / max(args.nprocs))
-        )
+        for most in (max(args.nprocs), 16):
+            ceiling = 1 / (1 - shared + shared * nprocs / most)
+            phases.setdefault(f"ceiling that the phases imply, {most} ranks", []).append(ceiling)
     if nprocs == max(args.nprocs):
         for phase, mean in means.items():
             phases.setdefault(f"{phase}, ms", []).append(1000 * mean)

@@ -1,7 +1,10 @@
-"""Measure one PPO gradient step beside one of stable-baselines3: python benchmarks/update.py.
+"""Measure updates of PPO and TRPO beside stable-baselines3's and another checkout's: python benchmarks/update.py.
 
-It needs the bench extra. Networks are 64x64, for observations of 17 numbers and actions of 6, as on Walker2d, with
-one thread. Rank 0's full-batch update while the other ranks wait:
+    python benchmarks/update.py --beside ../before    # a checkout of another version
+
+It needs the bench extra. Networks are 64x64, for observations of 17 numbers and actions of 6, as on Walker2d. Every
+figure is the median update of a process of its own; all ways take turns. Rank 0's full-batch update while the other
+ranks wait:
 
     python benchmarks/update.py --waiting --nprocs 2
     python benchmarks/update.py --waiting --spinning --nprocs 2    # also beside a blocking call
@@ -10,74 +13,146 @@ one thread. Rank 0's full-batch update while the other ranks wait:
 from __future__ import annotations
 
 import argparse
+import statistics
+import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-import rank0rl
-
+HERE = Path(__file__).resolve().parent.parent
 EPOCHS = 10
+CASES = {  # name -> agent, rows of a batch, rows of a minibatch
+    "PPO, 2048 rows, minibatches of 64": ("ppo", 2048, 64),
+    "PPO, 20,480 rows, minibatches of 256": ("ppo", 20_480, 256),
+    "TRPO, 20,000 rows": ("trpo", 20_000, 256),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--beside", type=Path, help="another checkout")
     parser.add_argument(
         "--waiting", action="store_true", help="measure what waiting ranks cost instead"
     )
     parser.add_argument("--spinning", action="store_true", help="also wait in a blocking call")
     parser.add_argument("--nprocs", type=int, default=1)
-    parser.add_argument(
-        "--threads", type=int, default=2, help="threads of the update, with --waiting"
-    )
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--out", help="CSV in benchmarks/results that gets the rows")
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if rank0rl.mpi_fork(args.nprocs) == "parent":
-        sys.exit()
-    sys.path.insert(0, str(Path(__file__).parent.parent))
-    waiting(args) if args.waiting else gradient_step(args)
+    if args.one:
+        root, what, *numbers = args.one
+        sys.path.insert(0, root)
+        print(measured(what, *map(int, numbers)))
+    elif args.waiting:
+        sys.path.insert(0, str(HERE))
+        import rank0rl
+
+        if rank0rl.mpi_fork(args.nprocs) == "parent":
+            sys.exit()
+        waiting(args)
+    else:
+        updates(args)
 
 
-def agent_and_batch(rows: int, **options):
-    import numpy as np
-
-    from algos.ppo import PPO, PPOOptions
-    from rank0rl.agent import Space, Spaces
-
-    box = Space("box", (6,), "float32", low=-np.ones(6, "f"), high=np.ones(6, "f"))
-    rng = np.random.default_rng(0)
-    agent = PPO(Spaces(Space("box", (17,), "float32"), box), PPOOptions(**options), rng)
-    obs = rng.standard_normal((rows, 17), dtype=np.float32)
-    act, _ = agent.act(obs, rng.standard_normal((rows, 6), dtype=np.float32), np.zeros(rows))
-    logp, _, _ = agent.policy.numpy(obs, act)
-    adv = rng.standard_normal(rows, dtype=np.float32)
-    return agent, {"obs": obs, "act": act, "logp": logp, "adv": adv, "val": 0 * adv, "ret": adv}
-
-
-def gradient_step(args: argparse.Namespace) -> None:
-    """Measure one gradient step beside one of stable-baselines3."""
-    import numpy as np
+def updates(args: argparse.Namespace) -> None:
+    """Measure a whole update in alternation."""
     from table import alternate, ratio, show
+
+    for name, case in CASES.items():
+        ways = {f"threads: {n}, ms": partial(process, HERE, *case, n) for n in args.threads}
+        first, *others = ways
+        if args.beside:
+            others.append("beside, ms")
+            ways["beside, ms"] = partial(process, args.beside.resolve(), *case, 1)
+        if case[0] == "ppo":
+            others.append("stable-baselines3, ms")
+            ways["stable-baselines3, ms"] = partial(process, HERE, "sb3", *case[1:], 1)
+            ways["each of two processes at once, ms"] = partial(twice, HERE, *case, 1)
+        figures = alternate(ways, args.repeats)
+        for n in args.threads:
+            mine = figures[f"threads: {n}, ms"]
+            for other in ("beside", "stable-baselines3"):
+                if f"{other}, ms" in figures:
+                    figures[f"threads: {n} / {other}"] = ratio(mine, figures[f"{other}, ms"])
+            if n > 1:
+                figures[f"gain of {n} threads"] = ratio(figures[first], mine)
+        if "each of two processes at once, ms" in figures:
+            at_once = [took / 2 for took in figures["each of two processes at once, ms"]]
+            figures["gain of two processes"] = ratio(figures[first], at_once)
+        show(f"an update of {name}", figures, args.out)
+
+
+def process(root: Path, what: str, rows: int, size: int, threads: int) -> float:
+    """Return the milliseconds of an update, measured in a process of its own."""
+    command = [sys.executable, __file__, "--one", str(root), what, str(rows), str(size)]
+    done = subprocess.run([*command, str(threads)], check=True, capture_output=True, text=True)
+    return float(done.stdout.split()[-1])
+
+
+def twice(root: Path, what: str, rows: int, size: int, threads: int) -> float:
+    """Return the mean of two such processes that run at the same time."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(process, root, what, rows, size, threads) for _ in range(2)]
+    return statistics.mean(each.result() for each in both)
+
+
+def measured(what: str, rows: int, size: int, threads: int) -> float:
+    """Return the milliseconds of a median update in this process."""
+    import numpy as np
 
     from rank0rl.mpi.threads import set_threads
 
     set_threads(1)
-    for size, rows in ((64, 2048), (256, 20_480)):
-        agent, batch = agent_and_batch(rows, minibatch_size=size, epochs=EPOCHS)
+    if what == "sb3":
+        train = stable_baselines(size, rows)
+    else:
+        agent, batch = agent_and_batch(
+            rows, what, threads, **({"minibatch_size": size} if what == "ppo" else {})
+        )
 
-        def ours(agent=agent, batch=batch, size=size, rows=rows) -> float:
+        def train() -> float:
             start = time.perf_counter()
             agent.update(batch, np.random.default_rng(0), 0.0)
-            return 1e6 * (time.perf_counter() - start) * size / rows / EPOCHS
+            return time.perf_counter() - start
 
-        ways = {"rank0rl, us": ours, "stable-baselines3, us": stable_baselines(size, rows)}
-        figures = alternate(ways, args.repeats)
-        figures["rank0rl / stable-baselines3"] = ratio(*figures.values())
-        show(f"one PPO gradient step of {size} rows", figures, args.out)
+    train()
+    times: list[float] = []
+    while len(times) < 5 or sum(times) < 1:
+        times.append(train())
+    return 1000 * statistics.median(times)
+
+
+def agent_and_batch(rows: int, name: str = "ppo", threads: int = 1, **options):
+    import importlib
+
+    import numpy as np
+
+    from rank0rl.agent import Space, Spaces
+    from rank0rl.mpi.threads import set_threads
+
+    module, kind = importlib.import_module(f"algos.{name}"), name.upper()
+    box = Space("box", (6,), "float32", low=-np.ones(6, "f"), high=np.ones(6, "f"))
+    rng = np.random.default_rng(0)
+    spaces = Spaces(Space("box", (17,), "float32"), box)
+    agent = getattr(module, kind)(spaces, getattr(module, f"{kind}Options")(**options), rng)
+    if hasattr(agent, "prepare"):  # older versions have none
+        agent.threads = threads
+        agent.prepare()
+        set_threads(1)
+    obs = rng.standard_normal((rows, 17), dtype=np.float32)
+    act, _ = agent.act(obs, rng.standard_normal((rows, 6), dtype=np.float32), np.zeros(rows))
+    logp = np.full(rows, -8, np.float32)
+    adv = rng.standard_normal(rows, dtype=np.float32)
+    return agent, {"obs": obs, "act": act, "logp": logp, "adv": adv, "val": 0 * adv, "ret": adv}
 
 
 def stable_baselines(size: int, rows: int):
-    """Return a function that times stable-baselines3's `train` on a full rollout buffer, per gradient step."""
+    """Return a function that times stable-baselines3's `train` on a full rollout buffer, in seconds."""
     import gymnasium as gym
     import numpy as np
     from stable_baselines3 import PPO
@@ -97,7 +172,7 @@ def stable_baselines(size: int, rows: int):
         buffer.full, buffer.pos = True, rows
         start = time.perf_counter()
         model.train()
-        return 1e6 * (time.perf_counter() - start) * size / rows / EPOCHS
+        return time.perf_counter() - start
 
     return train
 
@@ -110,9 +185,9 @@ def waiting(args: argparse.Namespace) -> None:
     from rank0rl.mpi import comm
     from rank0rl.mpi.threads import set_threads
 
-    set_threads(args.threads)
-    rank = comm.get_rank()
-    agent, batch = agent_and_batch(20_000, minibatch_size=20_000, epochs=10)
+    set_threads(1)
+    rank, threads = comm.get_rank(), args.threads[-1]
+    agent, batch = agent_and_batch(20_000, threads=threads, minibatch_size=20_000, epochs=10)
     world = comm.world()
     assert world is not None, "waiting ranks need --nprocs 2 or more"
 
@@ -144,7 +219,7 @@ def waiting(args: argparse.Namespace) -> None:
         figures[f"{name} / away"] = ratio(figures[name], figures[away])
     if rank == 0:
         show(
-            f"update of 20,000 rows, 10 full-batch steps, {args.threads} threads, ranks: {args.nprocs}",
+            f"update of 20,000 rows, 10 full-batch steps, {threads} threads, ranks: {args.nprocs}",
             figures,
             args.out,
         )

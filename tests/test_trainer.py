@@ -26,9 +26,14 @@ MODES = {
 
 
 def assert_same_curves(folder, args, all_nprocs, iterations):
-    """Batches and weights of every iteration, and all else that does not depend on time."""
+    """Batches and weights of every iteration, and all else that does not depend on time.
+
+    With 1, 2, 4, ... learner threads for 1, 2, 3, ... ranks.
+    """
     for n in all_nprocs:
-        train_on_ranks(folder / str(n), *args, "--stop-after-iterations", str(iterations), nprocs=n)
+        these = [*args, "--learner-threads", str(2 ** (n - 1))]
+        these += ["--stop-after-iterations", str(iterations)]
+        train_on_ranks(folder / str(n), *these, nprocs=n)
     curves = [curve(folder / str(n)) for n in all_nprocs]
     assert len({row["batch_sha256"] for row in curves[0]}) == iterations
     assert len({row["weights_sha256"] for row in curves[0]}) == iterations

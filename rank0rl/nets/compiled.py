@@ -221,7 +221,8 @@ class _Memory:
         failed = self._team.run(kernel, tasks, weights, *layers, *rows, room, seen, settings, made)
         if failed >= 0:
             raise FloatingPointError(NOT_FINITE)
-        self._adam.steps = made + steps
+        if steps:  # none while it is compiled, when another thread may load a checkpoint
+            self._adam.steps = made + steps
 
     def _room_for(self, size: int, layers: tuple[Array, ...]) -> Room:
         if size not in self._room:

@@ -11,7 +11,6 @@ import shlex
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -19,8 +18,8 @@ from rank0rl.env_block import envs_of
 from rank0rl.run import provenance
 from rank0rl.run.timing import PHASES
 from rank0rl.scaling import _bare, advice, ceiling
-from rank0rl.scaling.rows import Row, Work, step_fractions, within_cores
-from rank0rl.scaling.runs import FailedError, TimedRun, train
+from rank0rl.scaling.rows import Row, Work, step_fractions
+from rank0rl.scaling.runs import TimedRun, train
 from rank0rl.scaling.speedup_options import Options
 
 About: TypeAlias = dict[str, Any]
@@ -64,8 +63,6 @@ def study(given: Options, rest: Sequence[str], out: Path) -> Iterator[tuple[list
         rows = [_row(runs[n], bare[n], last) for n in counts]
         ceiling.compare(rows, work)
         notes = [_same_curve(every, last), *advice.advice(rows, work)]
-        if repeat == given.repeats:
-            notes += _learner_threads(given, rest, rows, last, out)
         if any(math.isnan(row.bare_steps_per_s) for row in rows):
             notes.append("env.step could not be measured alone: expected equals the ceiling")
         yield rows, _about(runs[counts[-1]][0].settings, notes)
@@ -138,32 +135,3 @@ def _same_curve(runs: Sequence[TimedRun], last: int) -> str:
         f"the curve is {which}: weights {hashes.pop()} after {last} iterations, of which the first is "
         f"not timed"
     )
-
-
-def _learner_threads(
-    given: Options, rest: Sequence[str], rows: Sequence[Row], last: int, out: Path
-) -> Iterator[str]:
-    """Train one more run with more threads; yield a sentence that says if they make the update shorter.
-
-    The run has the most ranks that do not outnumber the cores. Nothing is tried where the update takes
-    less than a tenth of the time, or the user has chosen a number of threads.
-    """
-    row = within_cores(rows)
-    threads = min(row.nprocs, provenance.cores())
-    if threads == 1 or row.fraction("update") < 0.1 or any("learner" in word for word in rest):
-        return
-    more = ["--learner-threads", str(threads)]
-    given = replace(given, seconds=None, iterations=last - 1)
-    try:
-        run = train(given, rest, row.nprocs, out / "runs" / "threads", *more)
-    except FailedError as error:
-        yield f"--learner-threads {threads} could not be tried: {error}"
-        return
-    ratio = run.mean("update_s") / row.phases["update"]
-    if ratio < 0.9:
-        yield (
-            f"--learner-threads {threads} makes the update {1 - ratio:.0%} shorter here. It changes the "
-            f"last bits of the curve, in the same way for every nprocs"
-        )
-    else:
-        yield f"--learner-threads {threads} is not faster here: the update takes {ratio:.2f} times as long"

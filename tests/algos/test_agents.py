@@ -42,9 +42,10 @@ def test_the_same_for_every_number_of_ranks_and_resumed(algo, env, mode, tmp_pat
     args += [*BATCHES[mode], *config, "-n", "1000", "--checkpoint-every", "2"]
     stop = "--stop-after-iterations"
     train(tmp_path / "1", *args, stop, "4")
-    train_on_ranks(tmp_path / "3", *args, stop, "4", nprocs=3)
-    train_on_ranks(tmp_path / "resumed", *args, stop, "2", nprocs=2)
-    resume_on_ranks(tmp_path / "resumed", stop, "4", nprocs=3)
+    threads = "--learner-threads"
+    train_on_ranks(tmp_path / "3", *args, stop, "4", threads, "4", nprocs=3)
+    train_on_ranks(tmp_path / "resumed", *args, stop, "2", threads, "1", nprocs=2)
+    resume_on_ranks(tmp_path / "resumed", stop, "4", threads, "2", nprocs=3)
     one = curve(tmp_path / "1")
     assert len({row["weights_sha256"] for row in one}) == 4
     for other in ("3", "resumed"):

@@ -13,7 +13,6 @@ from rank0rl.scaling.advice import unaccounted
 from rank0rl.scaling.ceiling import compare
 from rank0rl.scaling.rows import Work
 from rank0rl.scaling.runs import TimedRun
-from rank0rl.scaling.speedup_options import Options
 
 
 def run_of(seconds, updates, hashes="same"):
@@ -60,28 +59,18 @@ def test_another_curve_is_reported():
     assert "one run" in study._same_curve(same[:1], 2)
 
 
-def test_more_threads_are_tried_where_the_update_takes_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(provenance, "cores", lambda: 2)
-    given = Options(seconds=3.0)
-    for update, wanted in ((0.1, "80% shorter"), (0.6, "1.20 times")):
-        tried = []
-
-        def train(given, rest, nprocs, folder, *more, update=update, tried=tried):
-            tried.append((given.iterations, given.seconds, nprocs, more))
-            return run_of(1, [9, update, update])
-
-        monkeypatch.setattr(study, "train", train)
-        rows = [row(1, collect=1.0), row(2, collect=0.5, update=0.5), row(8, collect=1.0)]
-        [text] = study._learner_threads(given, ["CartPole"], rows, 5, tmp_path)
-        assert wanted in text
-        assert tried == [(4, None, 2, ("--learner-threads", "2"))]
-    assert not [*study._learner_threads(given, ["--learner-threads", "2"], rows, 5, tmp_path)]
-    rows = [row(1, collect=1.0), row(2, collect=0.95, update=0.05)]
-    assert not [*study._learner_threads(given, [], rows, 5, tmp_path)]
-
-
 def test_cores_are_counted_once():
     assert 1 <= provenance.cores() <= 1024
+
+
+@pytest.mark.parametrize(("limit", "cores"), [("max 100000", 2), ("100000 100000", 1), ("x", 2)])
+def test_a_containers_limit_counts(limit, cores, monkeypatch):
+    files = {"/sys/fs/cgroup/cpu.max": limit}
+    ids = {f"/sys/devices/system/cpu/cpu{i}/topology/core_id": str(i // 2) for i in range(4)}
+    ids |= {name.replace("core_id", "physical_package_id"): "0" for name in ids}
+    monkeypatch.setattr(provenance.os, "sched_getaffinity", lambda _: range(4))
+    monkeypatch.setattr(provenance.Path, "read_text", lambda path: {**files, **ids}[str(path)])
+    assert provenance.cores() == cores
 
 
 def cells(folder):

@@ -149,7 +149,7 @@ def rank0rl(
     took = float(last["seconds"]) - float(first["seconds"])
     means = {p: statistics.mean(float(row[f"{p}_s"]) for row in rows[1:]) for p in PHASES}
     each = took / (len(rows) - 1)
-    if nprocs == min(args.nprocs):  # ranks share collecting and processing
+    if nprocs == 1:  # ranks share collecting and processing
         shared = (means["collect"] + means["process"]) / each
         for most in (max(args.nprocs), 16):
             ceiling = 1 / (1 - shared + shared * nprocs / most)

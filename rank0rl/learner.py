@@ -40,7 +40,7 @@ class Learner:
         phases: Phases,
         share_over: Callable[[], float],
     ) -> None:
-        """Let the agent prepare its first update on rank 0, in a thread.
+        """Keep what every update needs.
 
         Collective: every rank calls this.
         """
@@ -50,9 +50,12 @@ class Learner:
         self._infinite = {name for name, t in tensors.items() if t.isinf().any()}  # as masks may be
         agent.threads = options.learner_threads or _free_cores(options)
         self._preparing: Future[None] | None = None
+
+    def prepare(self) -> None:
+        """Let rank 0's agent prepare its first update, in a thread. Call it once, if there is to be one."""
         if comm.get_rank() == 0:
             pool = ThreadPoolExecutor(1, "rank0rl-prepare")
-            self._preparing = pool.submit(_prepare, agent)
+            self._preparing = pool.submit(_prepare, self._agent)
             pool.shutdown(wait=False)
 
     def update(self, batch: Gathered, iteration: int) -> Mapping[str, float]:

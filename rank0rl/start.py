@@ -87,6 +87,7 @@ def start(
             1
         )  # again: the user's code may have loaded another BLAS, or set torch's threads
         try:
+            learner.prepare()
             train(agent, collector, overlap if options.overlap else learner, run, hooks)
         except Exception as error:
             if rollout.failed_at:

@@ -27,7 +27,9 @@ def train_here(agent_class, agent_options, folder, **options):
     state = State(agent, collector, run_options, {})
     recorder = Recorder(state, run_options, phases, {}, Logger(folder, quiet=True))
     run = Run(phases, recorder)
-    train(agent, collector, Learner(agent, run_options, phases, state.share_over), run)
+    learner = Learner(agent, run_options, phases, state.share_over)
+    learner.prepare()
+    train(agent, collector, learner, run)
     return agent, recorder
 
 

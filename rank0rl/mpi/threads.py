@@ -1,4 +1,4 @@
-"""Number of cores that torch and BLAS use: a setting, because it changes the last bits of results."""
+"""Number of threads of torch and BLAS. It changes the last bits of results, so training uses one."""
 
 from __future__ import annotations
 

@@ -12,16 +12,17 @@ from torch import Tensor, nn
 from rank0rl.batch import Batch, count, take
 from rank0rl.nets.actor_critic import normalized
 from rank0rl.nets.descent import (
+    SLICE,
     PolicyRows,
     Room,
     Seen,
     Settings,
     Weights,
     block_rows,
-    ppo_epoch,
-    value_epoch,
+    ppo_steps,
+    value_steps,
 )
-from rank0rl.nets.flat import NOT_FINITE, Adam
+from rank0rl.nets.flat import Adam
 from rank0rl.nets.mlp import place
 from rank0rl.nets.objective import Objective
 from rank0rl.nets.policies import CategoricalPolicy, head
@@ -30,7 +31,7 @@ from rank0rl.nets.value import ValueFunction
 
 Array = npt.NDArray[Any]
 
-_SLICE = 2048  # parameters that a thread adds up and steps at once
+_STEPS = 256  # of one call: a signal is heard between two
 
 
 class CompiledSteps:
@@ -64,7 +65,8 @@ class CompiledSteps:
     def compile(self) -> None:
         """Compile what `epoch` needs, or load it from the cache."""
         policy, number = self._policy, self._memory.dtype
-        inputs, outputs = policy.mlp.table(self._memory.theta)[[0, -1], [2, 3]]
+        table = policy.mlp.table(self._memory.theta)
+        inputs, outputs = table[0, 2], table[-1, 3]
         choice = isinstance(policy, CategoricalPolicy)
         act = np.zeros((0, len(policy.space.choices) if choice else outputs), np.int64)
         none = np.zeros(0, number)
@@ -95,7 +97,8 @@ class CompiledSteps:
             FloatingPointError: if a gradient is not finite.
         """
         objective, memory, policy = self._objective, self._memory, self._policy
-        n, number = count(rows), memory.dtype
+        n, number, clip_ratio = count(rows), memory.dtype, objective.clip_ratio
+        assert clip_ratio is not None
         shuffled = take(rows, rng.permutation(n))
         adv = shuffled["adv"]
         if objective.normalize and n:
@@ -116,7 +119,7 @@ class CompiledSteps:
         seen = Seen(np.zeros(n, number), np.zeros(n, number), np.zeros(minibatches, number))
         settings = Settings(
             min(minibatch_size, max(n, 1)),
-            float(objective.clip_ratio or np.inf),
+            float(clip_ratio),
             float(objective.value_coef),
             float(objective.entropy_coef),
             float(self._max_grad_norm),
@@ -124,12 +127,12 @@ class CompiledSteps:
             self._adam.eps,
         )
         memory.run(
-            ppo_epoch,
+            ppo_steps,
             (policy.mlp.table(memory.theta), self._value.mlp.table(memory.theta)),
             (log_std, starts_of, of_policy),
             seen,
             settings,
-            minibatches,
+            n,
         )
         return seen.log_ratio, seen.error, seen.entropy
 
@@ -178,12 +181,12 @@ class CompiledFit:
         size = min(minibatch_size, max(n, 1))
         settings = Settings(size, np.inf, 1.0, 0.0, np.inf, float(lr), self._adam.eps)
         memory.run(
-            value_epoch,
+            value_steps,
             (self._value.mlp.table(memory.theta),),
             (np.ascontiguousarray(x[order], memory.dtype), ret[order].astype(memory.dtype)),
             error,
             settings,
-            -(-n // size),
+            n,
         )
         return error
 
@@ -207,34 +210,37 @@ class _Memory:
         rows: tuple[Any, ...],
         seen: Any,
         settings: Settings,
-        steps: int,
+        n: int,
     ) -> None:
-        """Run a kernel that makes so many gradient steps.
+        """Run a kernel that makes the gradient steps of n rows.
 
         Raises:
             FloatingPointError: if a gradient is not finite.
         """
         weights = Weights(self.theta.numpy(), *self._adam.moments())
-        room = self._room_for(settings.size, layers)
-        made = self._adam.steps
-        tasks = len(room.grads)
-        failed = self._team.run(kernel, tasks, weights, *layers, *rows, room, seen, settings, made)
-        if failed >= 0:
-            raise FloatingPointError(NOT_FINITE)
-        if steps:  # none while it is compiled, when another thread may load a checkpoint
-            self._adam.steps = made + steps
+        room, size = self._room_for(settings.size, layers), settings.size
+        for first in range(0, max(n, 1), size * _STEPS):  # once without rows, to compile
+            last, made = min(first + size * _STEPS, n), self._adam.steps
+            given = (*layers, *rows, room, seen, settings, first, last, made)
+            if not self._team.run(kernel, len(room.grads), weights, *given):
+                raise FloatingPointError(
+                    "the gradient is not finite: look for inf or nan in observations and rewards, or "
+                    "lower the step size"
+                )
+            if last > first:  # else another thread may be loading a checkpoint
+                self._adam.steps = made - (first - last) // size
 
     def _room_for(self, size: int, layers: tuple[Array, ...]) -> Room:
         if size not in self._room:
             rows = block_rows(size)
             tasks = len(layers) * -(-size // rows)
-            widest = max(int(table[:, 2:].max()) for table in layers)
+            widest = max(int(table[:, 3].max()) for table in layers)
             units = max(int(table[:, 3].sum()) for table in layers)
             slices = [
-                (a, min(a + _SLICE, end), i)
+                (a, min(a + SLICE, end), i)
                 for i, network in enumerate(self._networks)
                 for start, end in [_range(network, self.theta)]
-                for a in range(start, end, _SLICE)
+                for a in range(start, end, SLICE)
             ]
             number = self.dtype
             self._room = {

@@ -48,7 +48,7 @@ class CompiledFisher:
         blocks = -(-n // rows)
         self._work = np.empty((blocks, rows * self._layers[:, 3].sum()), number)
         self._grads = np.zeros((blocks, len(theta)), number)
-        self._spare = np.empty((blocks, 5 * rows * self._layers[:, 2:].max()), number)
+        self._spare = np.empty((blocks, 5 * rows * self._layers[:, 3].max()), number)
         self._product = np.empty(len(theta), number)
         allowed = np.ascontiguousarray(np.zeros((n, 0), bool) if mask is None else mask)
         self._team.run(

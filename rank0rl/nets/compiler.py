@@ -6,15 +6,21 @@ all kernels: numba by itself misses changes in the functions that a function cal
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
 import scipy.linalg.cython_blas  # noqa: F401  the BLAS of compiled code
+from numba.core.caching import NullCache
 from threadpoolctl import ThreadpoolController
+
+from rank0rl.agent import NEVER
 
 # A product of one thread has the same bits everywhere, and kernels have threads of their own.
 ThreadpoolController().select(user_api="blas").limit(limits=1)
@@ -36,11 +42,13 @@ def part(function: F) -> F:
 
 
 def _compiled(function: F, inline: str) -> F:
+    if numba.config.DISABLE_JIT:
+        raise RuntimeError("updates are computed in compiled code: unset NUMBA_DISABLE_JIT")
     folder = cache_folder()
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder or "")
     try:
-        compiled = numba.njit(
+        compiled: Any = numba.njit(
             function,
             cache=bool(folder),
             nogil=True,
@@ -50,26 +58,68 @@ def _compiled(function: F, inline: str) -> F:
         )
     finally:
         numba.config.CACHE_DIR = before
+    if folder:
+        in_folder = Path(compiled._cache.cache_path).is_relative_to(folder)
+        compiled._cache = _Cache(compiled._cache) if in_folder else NullCache()
     return compiled  # type: ignore[no-any-return]
 
 
+class _Cache:
+    """Numba's cache of one function. A damaged file or a full disk costs a compilation, not the run."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def load_overload(self, signature: Any, context: Any) -> Any:
+        """Return the compiled code for these types, or None if it must be compiled."""
+        try:
+            return self._cache.load_overload(signature, context)
+        except Exception:
+            with suppress(Exception):
+                self._cache.flush()  # forget what is damaged
+            return None
+
+    def save_overload(self, signature: Any, code: Any) -> None:
+        """Keep compiled code, if that is possible."""
+        with suppress(Exception):
+            self._cache.save_overload(signature, code)
+
+
+@functools.cache
 def cache_folder() -> Path | None:
-    """Return the folder of compiled code, made if need be; None if there is no private one."""
+    """Return the folder of compiled code, made if need be; None if there is no private one.
+
+    It is private if only this user can look into it, and nobody else can put another in its place.
+    """
     named = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        base = Path(named) if os.path.isabs(named) else Path.home() / ".cache"
+        base = (Path(named) if os.path.isabs(named) else Path.home() / ".cache").resolve()
+        base.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder = base / "rank0rl" / f"kernels-{_sources()}"
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except (OSError, RuntimeError):  # a home that cannot be written, or none
+        for each in (folder.parent, folder):
+            each.mkdir(mode=0o700, exist_ok=True)
+        private = _is_safe(folder, 0o077) and all(_is_safe(each, 0o022) for each in folder.parents)
+    except (OSError, RuntimeError, AttributeError):  # not writable, no home, or not POSIX
         return None
-    private = status.st_uid == os.getuid() and not status.st_mode & 0o022
     return folder if private and os.access(folder, os.W_OK) else None
 
 
+def _is_safe(path: Path, closed: int) -> bool:
+    """Return True if a folder is this user's or root's, and closed to others by these permissions."""
+    status = path.lstat()
+    sticky = (
+        closed == 0o022 and status.st_mode & stat.S_ISVTX
+    )  # as /tmp: nobody renames others' files
+    ours = status.st_uid in (0, os.getuid())
+    return stat.S_ISDIR(status.st_mode) and ours and bool(sticky or not status.st_mode & closed)
+
+
 def _sources() -> str:
-    """Return a hash of all modules in this folder."""
-    digest = hashlib.sha256()
+    """Return a hash of all that kernels are made of: the modules in this folder, and a constant."""
+    digest = hashlib.sha256(repr(NEVER).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.nets.compiler import kernel, part
-from rank0rl.nets.descent import block_rows
+from rank0rl.nets.descent import SLICE, block_rows
 from rank0rl.nets.kernels import backward, forward, layer
 from rank0rl.nets.losses import log_softmax
 from rank0rl.nets.team import meet
@@ -79,7 +79,7 @@ def fisher_product(
         barrier: see `Team`.
         theta: the parameters.
         layers: the policy.
-        log_std: where log standard deviations lie, see `ppo_epoch`; or None.
+        log_std: where log standard deviations lie, see `ppo_steps`; or None.
         starts: as for `fisher_forward`; or None.
         obs: inputs (N, inputs).
         work: what `fisher_forward` left there.
@@ -108,12 +108,13 @@ def fisher_product(
             _choice_metric(starts, logp, by, n_all)
         backward(theta, layers, x, work[block], by, grad, room[: 2 * third])
     meet(threads, barrier)
-    number, each = theta.dtype.type, -(-len(theta) // threads)
-    for i in range(thread * each, min(thread * each + each, len(theta))):
-        total = number(damping) * vector[i]
-        for block in range(len(work)):
-            total += grads[block, i]
-        product[i] = total
+    number = theta.dtype.type
+    for begin in range(thread * SLICE, len(theta), threads * SLICE):
+        for i in range(begin, min(begin + SLICE, len(theta))):
+            total = number(damping) * vector[i]
+            for block in range(len(work)):
+                total += grads[block, i]
+            product[i] = total
     meet(threads, barrier)
 
 

@@ -1,4 +1,4 @@
-"""Kernels that make all gradient steps of an epoch, by one thread or several, with the same bits.
+"""Kernels that make gradient steps, by one thread or several, with the same bits.
 
 The gradient of a minibatch is a sum of tasks: each network by itself, and its rows in blocks whose
 size does not depend on the number of threads. Whoever computes a task, the sums are added in one
@@ -20,6 +20,7 @@ from rank0rl.nets.team import meet
 
 Array = npt.NDArray[Any]
 
+SLICE = 2048  # parameters that a thread adds up and steps at once
 _BLOCK = 128  # rows of a task at least, ...
 _BLOCKS = 8  # ... and tasks of a minibatch and network at most: each has a gradient of its own
 
@@ -33,7 +34,7 @@ class Weights(NamedTuple):
 
 
 class Room(NamedTuple):
-    """Memory of the tasks, and what is the same in every step."""
+    """Memory that the tasks share, and how the parameters are divided among threads."""
 
     grads: Array
     """Gradient of each task, (tasks, parameters)."""
@@ -85,12 +86,12 @@ class Settings(NamedTuple):
 
 @part
 def block_rows(n: int) -> int:
-    """Return the rows of a block, all but the last of a minibatch of n rows."""
+    """Return the number of rows in a block of a minibatch of n rows; the last block has what is left."""
     return max(_BLOCK, -(-n // _BLOCKS))
 
 
 @kernel
-def ppo_epoch(
+def ppo_steps(
     thread: int,
     threads: int,
     barrier: Array,
@@ -103,9 +104,11 @@ def ppo_epoch(
     room: Room,
     seen: Seen,
     settings: Settings,
+    first: int,
+    last: int,
     step: int,
-) -> int:
-    """Make the gradient steps of one epoch of `Objective`.
+) -> bool:
+    """Make gradient steps on `Objective`, on one minibatch after the other.
 
     Args:
         thread: number of this thread.
@@ -121,14 +124,15 @@ def ppo_epoch(
         room: memory.
         seen: gets what is recorded.
         settings: numbers.
+        first: first row of the first minibatch.
+        last: row behind the last minibatch.
         step: number of steps made before.
 
     Returns:
-        -1, or the first row of the minibatch whose gradient is not finite; that step is not made.
+        False if a gradient is not finite; that step and those after it are not made.
     """
-    n_all = len(rows.obs)
-    for minibatch, begin in enumerate(range(0, n_all, settings.size)):
-        end = min(begin + settings.size, n_all)
+    for begin in range(first, last, settings.size):
+        end = min(begin + settings.size, last)
         size = block_rows(end - begin)
         blocks = -(-(end - begin) // size)
         for task in range(thread, 2 * blocks, threads):
@@ -151,15 +155,15 @@ def ppo_epoch(
             total = room.entropies[0]
             for block in range(1, blocks):
                 total += room.entropies[2 * block]
-            seen.entropy[minibatch] = total / (end - begin)
+            seen.entropy[begin // settings.size] = total / (end - begin)
         step += 1
         if not _descend(thread, threads, barrier, weights, room, blocks, 2, settings, step):
-            return begin
-    return -1
+            return False
+    return True
 
 
 @kernel
-def value_epoch(
+def value_steps(
     thread: int,
     threads: int,
     barrier: Array,
@@ -170,12 +174,13 @@ def value_epoch(
     room: Room,
     error: Array,
     settings: Settings,
+    first: int,
+    last: int,
     step: int,
-) -> int:
-    """Make the gradient steps of one epoch of the value loss alone; see `ppo_epoch`."""
-    n_all = len(obs)
-    for begin in range(0, n_all, settings.size):
-        end = min(begin + settings.size, n_all)
+) -> bool:
+    """Make gradient steps on the value loss alone; see `ppo_steps`."""
+    for begin in range(first, last, settings.size):
+        end = min(begin + settings.size, last)
         size = block_rows(end - begin)
         blocks = -(-(end - begin) // size)
         for task in range(thread, blocks, threads):
@@ -188,8 +193,8 @@ def value_epoch(
         meet(threads, barrier)
         step += 1
         if not _descend(thread, threads, barrier, weights, room, blocks, 1, settings, step):
-            return begin
-    return -1
+            return False
+    return True
 
 
 @kernel

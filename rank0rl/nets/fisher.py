@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rank0rl.nets.conv import ConvNet
 from rank0rl.nets.flat import Flat
+from rank0rl.nets.mlp import has_kernels
 from rank0rl.nets.policies import Policy
 
 Product = Callable[[Tensor], Tensor]
@@ -29,7 +29,7 @@ class Fisher:
         """Compile the products if the network is an MLP, or load them from the cache."""
         self._policy, self._theta, self._damping = policy, flat.vectors[0], damping
         self._compiled: Any = None
-        if not isinstance(policy.mlp, ConvNet):
+        if has_kernels(policy):
             from rank0rl.nets.compiled_fisher import CompiledFisher  # loads the compiler
             from rank0rl.nets.team import Team
 

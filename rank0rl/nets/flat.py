@@ -6,7 +6,6 @@ operations on one tensor, a broadcast is one message, and any loss still works.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy.typing as npt
@@ -14,11 +13,6 @@ import torch
 from torch import Tensor, nn
 
 Array = npt.NDArray[Any]
-
-NOT_FINITE = (
-    "the gradient is not finite: look for inf or nan in observations and rewards, or lower the step "
-    "size"
-)
 
 
 class Flat:
@@ -57,26 +51,8 @@ class Flat:
             assert vector.grad is not None
             vector.grad.zero_()
 
-    def clip_norm(self, limit: float) -> float:
-        """Scale all gradients down, in place, if their norm exceeds a limit.
-
-        Returns:
-            The norm before scaling.
-
-        Raises:
-            FloatingPointError: if the norm is not finite. A step would destroy the weights.
-        """
-        norm = math.sqrt(sum(float(v.grad @ v.grad) for v in self.vectors if v.grad is not None))
-        if not math.isfinite(norm):
-            raise FloatingPointError(NOT_FINITE)
-        if norm > limit:
-            for vector in self.vectors:
-                assert vector.grad is not None
-                vector.grad.mul_(limit / norm)
-        return norm
-
     def limit_norm(self, limit: float) -> None:
-        """Scale down as `clip_norm` does, but without waiting for the device: it does not raise."""
+        """Scale all gradients down, in place, if their norm exceeds a limit, without waiting for the device."""
         grads = [v.grad for v in self.vectors if v.grad is not None]
         norm = torch.sqrt(sum(torch.dot(g, g) for g in grads))  # type: ignore[arg-type]
         scale = torch.clamp(limit / norm, max=1.0)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, TypeAlias, Union
 from torch import nn
 
 from rank0rl.nets.actor_critic import ActorCritic
-from rank0rl.nets.conv import ConvNet
 from rank0rl.nets.cuda import AutogradSteps
 from rank0rl.nets.flat import Adam
+from rank0rl.nets.mlp import has_kernels
 from rank0rl.nets.objective import Objective
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def gradient_steps(
         threads: number of threads on the CPU; the results do not depend on it.
     """
     trained = nn.ModuleDict({"policy": nets.policy, "value": nets.value})
-    known = objective.clip_ratio is not None and not isinstance(nets.value.mlp, ConvNet)
-    if device == "cpu" and known:
+    known = type(objective) is Objective and objective.clip_ratio is not None
+    if device == "cpu" and known and has_kernels(nets.policy, nets.value):
         from rank0rl.nets.compiled import (
             CompiledSteps,  # loads the compiler, which only rank 0 needs
         )

@@ -37,7 +37,7 @@ def tanh_(x: Array, bias: Array) -> None:
             for i in range(x.shape[1]):
                 x[row, i] = math.tanh(x[row, i] + bias[i])
         return
-    limit = np.float32(7.8)  # beyond it, tanh is 1 but for 3.4e-7
+    limit = np.float32(7.8)  # beyond it, tanh differs from 1 by at most 3.4e-7
     p1, p2 = np.float32(0.13413245618988873), np.float32(0.0035340253261194957)
     p3, p4 = np.float32(2.125102042344611e-05), np.float32(1.4269197929717976e-08)
     q1, q2 = np.float32(0.4674656835524094), np.float32(0.026022745458339474)

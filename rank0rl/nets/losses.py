@@ -33,7 +33,7 @@ def clipped_slopes(log_ratio: Array, adv: Array, clip_ratio: float, n: int, slop
     one, weight = number(1), number(1 / n)
     for row in range(len(adv)):
         ratio = np.exp(log_ratio[row])
-        clipped = (ratio - one) * np.sign(adv[row]) >= clip_ratio  # nan is not
+        clipped = (ratio - one) * np.sign(adv[row]) > clip_ratio  # nan is not
         slopes[row] = 0 if clipped else -weight * ratio * adv[row]
 
 

@@ -1,7 +1,7 @@
 """Fully connected networks: one memory, read by torch and by NumPy.
 
-In torch, autograd takes the gradient of any loss; compiled kernels take those of the built-in
-ones. NumPy serves for acting, a few times faster than torch at these sizes. In NumPy, a stack of one-row products (B, 1, d)
+In torch, autograd takes the gradient of any loss; kernels take the gradients of the built-in losses.
+NumPy serves for acting, a few times faster than torch at these sizes. In NumPy, a stack of one-row products (B, 1, d)
 gives rows whose bits do not depend on B, which a product (B, d) does not; that is what makes a run
 the same for every number of ranks.
 """
@@ -123,3 +123,12 @@ class View:
 def place(parameter: Tensor, theta: Tensor) -> int:
     """Return where a parameter begins in the flat vector theta."""
     return (parameter.data_ptr() - theta.data_ptr()) // theta.element_size()
+
+
+def has_kernels(*networks: Any) -> bool:
+    """Return True if kernels know the classes of these networks: not one derived from them, nor images.
+
+    Args:
+        networks: policies and value functions. A class that kernels know says so by `in_kernels`.
+    """
+    return all("in_kernels" in vars(type(n)) and type(n.mlp) is MLP for n in networks)

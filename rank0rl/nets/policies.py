@@ -40,6 +40,8 @@ class GaussianPolicy(nn.Module):
             moves `rows` times as fast.
     """
 
+    in_kernels = True
+
     def __init__(
         self,
         inputs: Sequence[int],
@@ -122,6 +124,8 @@ class CategoricalPolicy(nn.Module):
         hidden: units of each hidden layer.
         rng: draws the weights.
     """
+
+    in_kernels = True
 
     def __init__(
         self,

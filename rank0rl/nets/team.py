@@ -8,7 +8,7 @@ longer gives its core to whoever wants it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,8 @@ class Team:
     """
 
     def __init__(self, threads: int) -> None:
-        """Start the other threads; they sleep until there is work."""
+        """Make the other threads possible; each starts with its first task, and sleeps between tasks."""
         self.threads = threads
-        self._barrier = np.zeros(2, np.int64)
         self._others = ThreadPoolExecutor(max(1, threads - 1), "rank0rl-learner")
 
     def run(self, function: Callable[..., Any], tasks: int, *args: Any) -> Any:
@@ -47,17 +46,30 @@ class Team:
 
         Returns:
             What the first thread's call returned, when all have.
+
+        Raises:
+            Exception: what any of the calls raises, when all have ended.
         """
         threads = max(1, min(self.threads, tasks))
-        self._barrier[:] = 0
-        others = [
-            self._others.submit(function, thread, threads, self._barrier, *args)
-            for thread in range(1, threads)
-        ]
-        result = function(0, threads, self._barrier, *args)
-        for other in others:
-            other.result()
-        return result
+        barrier = np.zeros(3, np.int64)
+
+        def call(thread: int) -> Any:
+            try:
+                return function(thread, threads, barrier, *args)
+            except BaseException:
+                barrier[2] = 1  # nobody waits for this thread
+                raise
+
+        others: list[Future[Any]] = []
+        try:
+            for thread in range(1, threads):
+                others.append(self._others.submit(call, thread))
+            return call(0)
+        except BaseException:
+            barrier[2] = 1
+            raise
+        finally:
+            wait(others)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -95,7 +107,10 @@ def meet(threads: int, barrier: npt.NDArray[np.int64]) -> None:
 
     Args:
         threads: number of threads.
-        barrier: (2,): how many have come, and how often all have.
+        barrier: (3,): how many have come, how often all have, and 1 if one of them will not come.
+
+    Raises:
+        RuntimeError: if one of them will not come, because of an error.
     """
     if threads == 1:
         return
@@ -106,6 +121,8 @@ def meet(threads: int, barrier: npt.NDArray[np.int64]) -> None:
         return
     spins = 0
     while _atomic_load(barrier, 1) == round_:
+        if _atomic_load(barrier, 2):
+            raise RuntimeError("another thread of this update has failed")
         spins += 1
         if spins > _SPINS:
             _yield_core()

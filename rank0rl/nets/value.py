@@ -1,4 +1,4 @@
-"""The value function, and fitting it to returns by minibatch gradient steps."""
+"""The value function, in units of the standard deviation of returns."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ class ValueFunction(nn.Module):
         rng: draws the weights.
     """
 
+    in_kernels = True
     scale: Tensor
 
     def __init__(

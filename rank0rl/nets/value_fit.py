@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from rank0rl.batch import minibatches
-from rank0rl.nets.conv import ConvNet
 from rank0rl.nets.flat import Adam
+from rank0rl.nets.mlp import has_kernels
 from rank0rl.nets.value import ValueFunction
 
 Array = npt.NDArray[Any]
@@ -29,7 +29,7 @@ class ValueFit:
         """Compile the gradient steps if the network is an MLP, or load them from the cache."""
         self._value = value
         self._steps: Any = _AutogradFit(value, adam)
-        if not isinstance(value.mlp, ConvNet):
+        if has_kernels(value):
             from rank0rl.nets.compiled import CompiledFit  # the compiler, which only rank 0 needs
 
             self._steps = CompiledFit(value, adam, threads)
@@ -81,7 +81,6 @@ class _AutogradFit:
             self._adam.flat.zero_grad()
             error = self._value(torch.from_numpy(few["x"])) - torch.from_numpy(few["ret"])
             error.square().mean().backward()
-            self._adam.flat.clip_norm(np.inf)  # raises if it is not finite
             self._adam.step(lr)
             errors.append(error.detach().numpy())
         return np.concatenate(errors)

@@ -63,7 +63,7 @@ class RunOptions(LaunchOptions):
     episodes_per_batch: int | None = setting(None, "[1, inf)", changes_curve=True, resume=False)
     """Episodes per iteration, in place of --steps-per-batch: batches of whole episodes, at least one episode per rank."""
     learner_threads: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
-    """Threads of rank 0's update. The data stay the same. None: as many as cores are free while the other ranks sleep; with --overlap, those without a rank; 8 at most."""
+    """Threads of rank 0's compiled updates. The data stay the same. None: one for each of this host's cores, at most 8; with --overlap, one for each core without a rank."""
     device: str = setting("cpu", changes_curve=True, resume=True)
     """Device of rank 0's update: cpu, cuda or cuda:1. Everything else runs on CPUs."""
     overlap: bool = setting(False, changes_curve=True, resume=False)

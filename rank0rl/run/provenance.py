@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("rank0rl", "numpy", "torch", "gymnasium", "mujoco", "mpi4py")
+_PACKAGES = ("rank0rl", "numpy", "torch", "gymnasium", "mujoco", "mpi4py", "numba", "scipy")
 
 
 def machine() -> dict[str, Any]:
@@ -103,7 +103,7 @@ def cores() -> int:
         limit = int(quota) / int(period)
     except (OSError, ValueError):  # no such file, or "max" for no limit
         return len(found)
-    return max(1, min(len(found), round(limit)))
+    return max(1, min(len(found), int(limit)))
 
 
 def _commit() -> str:

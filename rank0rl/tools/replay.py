@@ -205,6 +205,8 @@ def _go_to(start: _Start, iteration: int) -> tuple[Collector, State]:
     alone = Learner(agent, options, phases, state.share_over)
     overlapping = Overlap(alone, collector, phases, state.share_over)
     learner = overlapping if options.overlap else alone
+    if first <= start.boundary:
+        alone.prepare()
     for number in range(first, start.boundary + 1):
         batch = collector.batch(number)
         learner.update(batch, number)

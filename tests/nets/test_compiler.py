@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,43 +16,96 @@ from rank0rl.nets.team import Team, meet
 ROOT = HERE.parent
 
 
-def test_the_folder_is_private_and_named_after_all_kernels(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    folder = compiler.cache_folder()
-    assert folder.parent == tmp_path / "rank0rl"
-    assert folder.stat().st_mode & 0o777 == 0o700
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A function that returns the folder anew, and a home for it that is safe."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir(mode=0o700)
+    return compiler.cache_folder.__wrapped__
+
+
+def test_the_folder_is_private_and_named_after_all_kernels(cache, tmp_path, monkeypatch):
+    folder = cache()
+    assert folder.parent == tmp_path / "home" / "rank0rl"
+    assert {each.stat().st_mode & 0o777 for each in (folder, folder.parent)} == {0o700}
+    assert cache() == folder
     monkeypatch.setattr(compiler, "__file__", str(tmp_path / "compiler.py"))
     (tmp_path / "kernels.py").write_text("another formula")
-    assert compiler.cache_folder() != folder
+    assert cache() != folder
 
 
-@pytest.mark.parametrize("mode", [0o777, 0o720, 0o702])
-def test_a_folder_that_others_can_write_is_not_used(mode, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiler.cache_folder().chmod(mode)
-    assert compiler.cache_folder() is None
+@pytest.mark.parametrize("mode", [0o755, 0o770, 0o701])
+def test_a_folder_that_others_can_look_into_is_not_used(mode, cache):
+    cache().chmod(mode)
+    assert cache() is None
 
 
-def test_the_folder_of_another_user_is_not_used(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(compiler.os, "getuid", lambda: 12345)
-    assert compiler.cache_folder() is None
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    ("mode", "safe"), [(0o770, False), (0o757, False), (0o1777, True), (0o755, True)]
+)
+def test_nobody_else_can_put_another_in_its_place(which, mode, safe, cache):
+    folder = cache()
+    folder.parents[which].chmod(mode)
+    assert (cache() == folder) == safe
+
+
+def test_a_link_is_not_used(cache, tmp_path):
+    folder = cache()
+    folder.rmdir()
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert cache() is None
+
+
+def test_the_folder_of_another_user_is_not_used(cache, monkeypatch):
+    folder = cache()
+    os.chown(folder, 12345, -1)
+    assert cache() is None
+
+
+KERNEL = """
+import numpy as np
+from rank0rl.nets.compiler import cache_folder, kernel
+from rank0rl.nets import descent
+before = [*cache_folder().rglob("*.nbc")] if cache_folder() else None
+print(descent.block_rows.py_func(1), kernel(descent.block_rows.py_func)(256), len(before or []))
+"""
+
+
+def compile_in(folder):
+    """Compile a kernel in a process of its own; return what it computes, and the files found before."""
+    env = {**os.environ, "XDG_CACHE_HOME": str(folder)}
+    words = [sys.executable, "-c", KERNEL]
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    _, result, files = map(int, done.stdout.split())
+    assert result == 128
+    return files
+
+
+def test_kernels_are_kept_and_damage_costs_a_compilation_only(cache, tmp_path):
+    home = tmp_path / "home"
+    assert compile_in(home) == 0
+    kept = [path for path in home.rglob("*") if path.suffix in (".nbi", ".nbc")]
+    assert len(kept) == 2
+    for path in kept:
+        whole = path.read_bytes()
+        for damaged in (b"", whole[: len(whole) // 2], b"x" * 100):
+            path.write_bytes(damaged)
+            compile_in(home)
+            assert path.read_bytes() != damaged  # mended
 
 
 def test_without_a_folder_kernels_are_compiled_all_the_same(tmp_path):
     (tmp_path / "file").touch()
-    code = (
-        "import numpy as np\n"
-        "from rank0rl.nets.kernels import square\n"
-        "from rank0rl.nets.compiler import cache_folder, kernel\n"
-        "assert cache_folder() is None\n"
-        "print(kernel(square.py_func)(np.ones(3)))"
-    )
-    env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "file")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True
-    )
-    assert float(done.stdout) == 3
+    assert compile_in(tmp_path / "file") == 0
+
+
+def test_kernels_need_the_compiler():
+    env = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
+    words = [sys.executable, "-c", "import rank0rl.nets.descent"]
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert "unset NUMBA_DISABLE_JIT" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("agent", ["ppo", "trpo", "klppo", "reinforce", "cem"])
@@ -66,7 +120,8 @@ def test_ranks_that_only_collect_load_no_compiler(agent):
         "one.act(np.ones((2, 3), 'f'), np.ones((2, max(1, one.noise[1])), 'f'), np.arange(2))\n"
         "print(sorted({'numba', 'llvmlite', 'scipy'} & {*sys.modules}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stderr
 
 
@@ -95,6 +150,34 @@ def test_threads_meet_as_often_as_they_are_asked_to(threads):
     Team(threads).run(compiler.kernel(_rounds), 8, seen)
     expected = [[pow(threads, i, 97)] * threads for i in range(300)]
     np.testing.assert_array_equal(seen[:, :threads], expected)
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_no_thread_waits_for_one_that_has_failed(failing):
+    def fails(thread, threads, barrier):
+        if thread == failing:
+            raise ValueError("of one thread")
+        meet(threads, barrier)
+
+    team = Team(3)
+    with pytest.raises((ValueError, RuntimeError)):
+        team.run(fails, 3)
+    seen = np.zeros((5, 8), np.int64)
+    team.run(compiler.kernel(_rounds), 3, seen)
+    assert seen[4, :3].tolist() == [81] * 3
+
+
+def test_threads_that_cannot_be_started_leave_nobody_waiting(monkeypatch):
+    team, submit = Team(3), ThreadPoolExecutor.submit
+
+    def second_fails(self, function, thread):
+        if thread == 2:
+            raise RuntimeError("can't start new thread")
+        return submit(self, function, thread)
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", second_fails)
+    with pytest.raises(RuntimeError, match="new thread"):
+        team.run(lambda thread, threads, barrier: meet(threads, barrier), 3)
 
 
 def _rounds(thread, threads, barrier, seen):

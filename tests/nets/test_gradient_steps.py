@@ -6,10 +6,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from some_policies import KINDS, mask_for, noise_for, policy_of, rng
+from some_policies import KINDS, SEVERAL, box, mask_for, noise_for, policy_of, rng
 from torch import nn
 
 from algos.ppo import clipped_loss
+from rank0rl.agent import Space
 from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.compiled import CompiledFit, CompiledSteps
 from rank0rl.nets.conv import network
@@ -19,6 +20,7 @@ from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.gradient_steps import gradient_steps
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.nets.objective import Objective
+from rank0rl.nets.policies import GaussianPolicy, make_policy
 from rank0rl.nets.value import ValueFunction
 
 N = 300  # rows: more than one block
@@ -105,16 +107,41 @@ def test_two_epochs_are_those_of_autograd(kind, masked, normalize):
 
 @pytest.mark.parametrize("kind", ["gaussian", "several"])
 def test_the_bits_do_not_depend_on_the_number_of_threads(kind):
-    weights = set()
-    for threads in (1, 2, 3, 4, 8):
-        nets = networks(kind)
+    """Networks of several slices; minibatches of 1, 3 and 8 blocks, and smaller last ones."""
+    weights, n = set(), 2500
+    space = box(6) if kind == "gaussian" else SEVERAL
+    obs = rng(1).standard_normal((n, 17), dtype=np.float32)
+    adv, ret, logp = rng(2).standard_normal((3, n)).astype("f")
+    for threads in (1, 2, 3, 5, 8):
+        policy = make_policy((17,), space, (64, 64), rng())
+        nets = nn.ModuleDict({"policy": policy, "value": ValueFunction((17,), (64, 64), rng())})
         flat = flatten_(nets)
+        act = policy.act(obs, noise_for(policy, n))
+        rows = {"obs": obs, "act": act, "logp": logp / 9 - 8, "adv": adv, "ret": ret}
         steps = CompiledSteps(nets, Adam(flat), objective(), 0.5, threads)
-        rows = rows_of(nets["policy"], False)
-        for size in (64, N):
-            steps.epoch(rows, size, rng(1), 1e-2)
+        for size in (64, 300, 1100):
+            steps.epoch(rows, size, rng(1), 1e-3)
         weights.add(flat.vectors[0].detach().numpy().tobytes())
     assert len(weights) == 1
+
+
+@pytest.mark.parametrize("hidden", [(), (3,), (200, 3)])
+@pytest.mark.parametrize("n", [1, 129, 1025])
+def test_networks_and_minibatches_of_any_size(hidden, n):
+    space = Space("discrete", (), "int64", choices=(50,))
+    policy, value = make_policy((2,), space, hidden, rng()), ValueFunction((2,), hidden, rng())
+    nets = nn.ModuleDict({"policy": policy, "value": value})
+    flat, obs = flatten_(nets), rng(1).standard_normal((n, 2), dtype=np.float32)
+    adv, ret, logp = rng(2).standard_normal((3, n)).astype("f")
+    act = policy.act(obs, noise_for(policy, n))
+    rows = {"obs": obs, "act": act, "logp": logp / 9 - 4, "adv": adv, "ret": ret}
+    loss, _ = objective().loss(nets, **{k: torch.from_numpy(x) for k, x in rows.items()})
+    flat.zero_grad()
+    loss.backward()
+    expected = flat.vectors[0].grad.clone()
+    CompiledSteps(nets, Adam(flat), objective(), 0.5, 2).epoch(rows, n, rng(0), 0.0)
+    scale = expected.abs().max()
+    torch.testing.assert_close(flat.vectors[0].grad / scale, expected / scale, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -146,11 +173,36 @@ def test_a_gradient_that_is_not_finite_makes_no_step(name, wrong):
         rows["adv"][0] = -1.0  # else it is clipped, which is right
     before = flat.vectors[0].detach().clone()
     steps = CompiledSteps(nets, Adam(flat), objective(), 0.5, 2)
-    if (name, wrong) == ("obs", np.inf):
-        return  # tanh makes a number of it
     with pytest.raises(FloatingPointError, match="the gradient is not finite"):
         steps.epoch(rows, N, rng(0), 1e-3)
     assert torch.equal(flat.vectors[0], before)
+
+
+def test_a_ratio_that_overflows_is_no_gradient_where_nothing_is_clipped():
+    nets = networks("gaussian")
+    flat, rows = flatten_(nets), rows_of(nets["policy"], False)
+    rows["adv"], rows["logp"] = abs(rows["adv"]), rows["logp"] - 1000
+    steps = CompiledSteps(nets, Adam(flat), objective(np.inf), 0.5, 1)
+    with pytest.raises(FloatingPointError, match="the gradient is not finite"):
+        steps.epoch(rows, N, rng(0), 1e-3)
+
+
+def test_more_steps_than_one_call_makes_are_counted():
+    nets = networks("gaussian")
+    flat, rows = flatten_(nets), rows_of(nets["policy"], False)
+    adam = Adam(flat)
+    steps = CompiledSteps(nets, adam, objective(), 0.5, 2)
+    _, _, entropy = steps.epoch(rows, 1, rng(0), 1e-4)
+    assert adam.steps == len(entropy) == N > 256
+    assert (entropy != 0).all()
+
+
+class MyPolicy(GaussianPolicy):
+    """It may have another `logp`."""
+
+
+class MyObjective(Objective):
+    """It may have another `loss`."""
 
 
 def test_blocks_depend_on_the_minibatch_alone():
@@ -165,5 +217,11 @@ def test_kernels_are_for_the_cpu_and_mlps_and_losses_that_they_know():
     assert isinstance(gradient_steps(nets, adam, objective(), 0.5, "cpu:0"), AutogradSteps)
     other = objective(clip_ratio=None)
     assert isinstance(gradient_steps(nets, adam, other, 0.5), AutogradSteps)
+    mine = MyObjective(**vars(objective()))
+    assert isinstance(gradient_steps(nets, adam, mine, 0.5), AutogradSteps)
+    my_policy = MyPolicy((5,), box(2), (8,), rng())
+    adam_of_mine = Adam(flatten_(nn.ModuleList([my_policy, value])))
+    with_mine = ActorCritic(ObsNormalizer((5,)), my_policy, value)
+    assert isinstance(gradient_steps(with_mine, adam_of_mine, objective(), 0.5), AutogradSteps)
     nets.value.mlp = network((12, 10, 3), (8,), 1, rng(), 1.0)
     assert isinstance(gradient_steps(nets, adam, objective(), 0.5), AutogradSteps)

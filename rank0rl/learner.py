@@ -95,7 +95,7 @@ class Learner:
         self._preparing = None
         set_threads(1)  # the compiler has loaded a BLAS of its own
         waited = time.perf_counter() - start
-        if waited > 0.5 and not self._options.quiet:
+        if waited > 3 and not self._options.quiet:
             print(
                 f"note: the first update waited {waited:.1f} s until its code was compiled; the next "
                 f"run finds it in the cache"

@@ -192,7 +192,7 @@ class CompiledFit:
 
 
 class _Memory:
-    """What kernels share between epochs: the weights, the threads, and the memory of their tasks."""
+    """Holds what kernels share between epochs: the weights, the threads, and the memory of their tasks."""
 
     def __init__(self, adam: Adam, networks: list[Any], threads: int) -> None:
         [vector] = adam.flat.vectors
@@ -235,7 +235,7 @@ class _Memory:
             rows = block_rows(size)
             tasks = len(layers) * -(-size // rows)
             widest = max(int(table[:, 3].max()) for table in layers)
-            units = max(int(table[:, 3].sum()) for table in layers)
+            numbers = max(int(table[:, 3].sum()) for table in layers)
             slices = [
                 (a, min(a + SLICE, end), i)
                 for i, network in enumerate(self._networks)
@@ -246,7 +246,7 @@ class _Memory:
             self._room = {
                 size: Room(
                     np.zeros((tasks, len(self.theta)), number),
-                    np.zeros((tasks, rows * units), number),
+                    np.zeros((tasks, rows * numbers), number),
                     np.zeros((tasks, 2 * rows * widest), number),
                     self._grad,
                     np.array(slices),

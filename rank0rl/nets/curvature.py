@@ -129,20 +129,20 @@ def _tangent(
     for i in range(len(layers)):
         weight, _ = layer(theta, layers, i)
         by_weight, by_bias = layer(vector, layers, i)
-        units = len(by_bias)
+        width = len(by_bias)
         at = (i % 2) * third
-        now = room[at : at + n * units].reshape(n, units)
+        now = room[at : at + n * width].reshape(n, width)
         np.dot(x, by_weight, now)
         if i > 0:
-            more = room[2 * third : 2 * third + n * units].reshape(n, units)
+            more = room[2 * third : 2 * third + n * width].reshape(n, width)
             np.dot(moved, weight, more)
             for row in range(n):
-                for j in range(units):
+                for j in range(width):
                     now[row, j] += more[row, j]
-        out = work[start : start + n * units].reshape(n, units)
-        start += n * units
+        out = work[start : start + n * width].reshape(n, width)
+        start += n * width
         for row in range(n):
-            for j in range(units):
+            for j in range(width):
                 now[row, j] += by_bias[j]
                 if i < len(layers) - 1:
                     now[row, j] *= one - out[row, j] * out[row, j]

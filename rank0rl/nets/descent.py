@@ -64,7 +64,7 @@ class PolicyRows(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What an epoch leaves for the record: see `Objective`."""
+    """Arrays that an epoch fills for the record: see `Objective`."""
 
     log_ratio: Array
     error: Array

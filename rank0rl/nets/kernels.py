@@ -102,11 +102,11 @@ def backward(
     for i in range(len(layers) - 1, -1, -1):
         weight, _ = layer(theta, layers, i)
         by_weight, by_bias = layer(grad, layers, i)
-        units = layers[i, 2]
+        width = layers[i, 2]
         below = x
         if i > 0:
-            start -= n * units
-            below = work[start : start + n * units].reshape(n, units)
+            start -= n * width
+            below = work[start : start + n * width].reshape(n, width)
         np.dot(below.T, by, by_weight)
         for j in range(len(by_bias)):
             by_bias[j] = 0
@@ -115,10 +115,10 @@ def backward(
                 by_bias[j] += by[row, j]
         if i > 0:
             at = (i % 2) * (len(spare) // 2)
-            by_below = spare[at : at + n * units].reshape(n, units)
+            by_below = spare[at : at + n * width].reshape(n, width)
             np.dot(by, weight.T, by_below)
             for row in range(n):
-                for j in range(units):  # the derivative of tanh, 1 - y^2, from its value y
+                for j in range(width):  # the derivative of tanh, 1 - y^2, from its value y
                     by_below[row, j] *= one - below[row, j] * below[row, j]
             by = by_below
 

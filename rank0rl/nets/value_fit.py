@@ -68,7 +68,7 @@ class ValueFit:
 
 
 class _AutogradFit:
-    """What `CompiledFit` does, for any network."""
+    """Does what `CompiledFit` does, for any network."""
 
     def __init__(self, value: ValueFunction, adam: Adam) -> None:
         self._value, self._adam = value, adam

@@ -236,7 +236,7 @@ class FillsUp(PPO):
 
 @pytest.mark.parametrize(
     ("size", "what"),
-    [pytest.param("20000", "checkpoint", marks=pytest.mark.slow), ("400", "progress.csv")],
+    [pytest.param("20000", "checkpoint", marks=pytest.mark.slow), ("1000", "progress.csv")],
 )
 def test_a_full_disk_is_one_clear_error_and_leaves_the_checkpoint_before(
     size, what, tmp_path, monkeypatch

@@ -42,7 +42,7 @@ def in_numpy(agent, env, obs, mask=None):
         noise = np.zeros((len(obs), space.size), np.float32)
         return np.clip(agent.act(obs, noise, np.arange(len(obs)))[0], space.low, space.high)
     flat = obs.reshape(len(obs), -1).astype(np.float32)
-    logits = agent.policy.mlp.numpy(agent.norm.numpy(obs) if hasattr(agent, "norm") else flat)[-1]
+    logits = agent.policy.mlp.numpy(agent.norm.numpy(obs) if hasattr(agent, "norm") else flat)
     if mask is not None:
         logits[~mask] = -np.inf
     best = np.stack(

@@ -46,5 +46,6 @@ def mask_for(policy, rows):
     """Return a mask that leaves at least one value of each choice, and not all."""
     mask = rng(3).random((rows, policy.space.size)) < 0.5
     for columns in policy.space.choice_slices():
-        mask[:, columns.start + rng(4).integers(0, columns.stop - columns.start, rows)] = True
+        one = columns.start + rng(4).integers(0, columns.stop - columns.start, rows)
+        mask[np.arange(rows), one] = True
     return mask

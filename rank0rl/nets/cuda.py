@@ -1,4 +1,4 @@
-"""Gradient steps on a GPU: a twin of the modules there, and one minibatch as a CUDA graph.
+"""Gradient steps by autograd: a twin of the modules on any device; on a GPU, one minibatch as a CUDA graph.
 
 The modules at home, on the CPU, act, are broadcast and are saved. The twin takes their weights at
 the start of an update and returns them at its end.

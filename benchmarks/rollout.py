@@ -2,7 +2,8 @@
 
 Bare stepping is what Gymnasium itself costs: one environment per process, and actions drawn before from the
 distribution of a new policy. Between the two are loops that keep nothing: one over all envs in turn, one that also
-computes the products and tanhs of a policy, and one that calls `act`.
+computes the products and tanhs of a policy, and one that calls `act`. The last loop is a rollout as training has it:
+each rank has processed its fragments just before, and rank 0 has made an update.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]
     import numpy as np
 
     from algos.ppo import PPO, PPOOptions
+    from rank0rl import batch as batches
     from rank0rl import envs, seeding
     from rank0rl.collector import make_rollout
     from rank0rl.mpi import comm
@@ -62,6 +64,9 @@ def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]
     )
     rollout = make_rollout(options, comm.get_rank(), comm.get_nworkers())
     agent = PPO(rollout.spaces, PPOOptions(), seeding.stream(0, "init"))
+    learner = PPO(rollout.spaces, PPOOptions(), seeding.stream(0, "init"))
+    if comm.get_rank() == 0:
+        learner.prepare()
     env = envs.make(options.env_id)
     env.action_space.seed(0)
     actions = draw(env.action_space, args.envs * args.steps)
@@ -85,6 +90,16 @@ def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]
         for env in rollout.envs:
             env.over = True  # the rollout begins with new episodes
 
+    def work_of_an_iteration() -> None:
+        fragments, _ = rollout.collect(agent, next(turn))
+        batch = batches.concatenate([agent.process(fragment) for fragment in fragments])
+        if comm.get_rank() == 0:
+            learner.update(batch, np.random.default_rng(0), 0.0)  # `agent` stays as it is
+        comm.barrier()
+
+    def collect() -> None:
+        rollout.collect(agent, next(turn))
+
     def rate(what: Callable[[], None]) -> float:
         comm.barrier()
         start = time.perf_counter()
@@ -102,7 +117,8 @@ def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]
         "act and env.step alone, steps/s": lambda: rate(
             lambda: all_step(lambda obs, noise: agent.act(obs, noise, np.arange(len(obs))))
         ),
-        "rollout, steps/s": lambda: rate(lambda: rollout.collect(agent, next(turn)) and None),
+        "rollout, steps/s": lambda: rate(collect),
+        "rollout after an update, steps/s": lambda: (work_of_an_iteration(), rate(collect))[1],
     }
 
 

@@ -33,35 +33,37 @@ _ASSUME = {"contract", "reassoc", "nsz", "arcp"}
 
 def kernel(function: F) -> F:
     """Compile a function when it is first called. It runs without Python's global lock."""
-    return _compiled(function, inline="never")
-
-
-def part(function: F) -> F:
-    """Compile a short function anew within each kernel that calls it: that takes less time than a call."""
-    return _compiled(function, inline="always")
-
-
-def _compiled(function: F, inline: str) -> F:
-    if numba.config.DISABLE_JIT:
-        raise RuntimeError("updates are computed in compiled code: unset NUMBA_DISABLE_JIT")
     folder = cache_folder()
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder or "")
     try:
-        compiled: Any = numba.njit(
-            function,
-            cache=bool(folder),
-            nogil=True,
-            error_model="numpy",
-            fastmath=_ASSUME,
-            inline=inline,
-        )
+        compiled: Any = _compiled(function, cache=bool(folder))
     finally:
         numba.config.CACHE_DIR = before
     if folder:
         in_folder = Path(compiled._cache.cache_path).is_relative_to(folder)
         compiled._cache = _Cache(compiled._cache) if in_folder else NullCache()
     return compiled  # type: ignore[no-any-return]
+
+
+def inner(function: F) -> F:
+    """Compile a function that only kernels call. A call from Python would crash: code for it is left out.
+
+    That code would take longer to compile than the function.
+    """
+    return _compiled(function, no_cpython_wrapper=True)  # type: ignore[no-any-return]
+
+
+def part(function: F) -> F:
+    """Compile a short function anew within each function that calls it. Otherwise as `inner`."""
+    return _compiled(function, no_cpython_wrapper=True, inline="always")  # type: ignore[no-any-return]
+
+
+def _compiled(function: Any, **options: Any) -> Any:
+    if numba.config.DISABLE_JIT:
+        raise RuntimeError("updates are computed in compiled code: unset NUMBA_DISABLE_JIT")
+    always = {"nogil": True, "error_model": "numpy", "fastmath": _ASSUME, "no_cfunc_wrapper": True}
+    return numba.njit(function, **always, **options)
 
 
 class _Cache:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.nets.compiler import kernel, part
-from rank0rl.nets.descent import SLICE, block_rows
+from rank0rl.nets.descent import SLICE, kernel_block_rows
 from rank0rl.nets.kernels import backward, forward, layer
 from rank0rl.nets.losses import log_softmax
 from rank0rl.nets.team import meet
@@ -41,7 +41,7 @@ def fisher_forward(
         mask: see `choice_slopes`, (N, ...).
         work: gets the outputs, (blocks, numbers); logits become log-probabilities.
     """
-    size = block_rows(len(obs))
+    size = kernel_block_rows(len(obs))
     for block in range(thread, len(work), threads):
         a, b = block * size, min(block * size + size, len(obs))
         out = forward(theta, layers, obs[a:b], work[block])
@@ -92,7 +92,7 @@ def fisher_product(
     Source: Martens 2020, arXiv:1412.1193, section 6 (the Fisher matrix as a Gauss-Newton matrix).
     """
     n_all = len(obs)
-    size = block_rows(n_all)
+    size = kernel_block_rows(n_all)
     for block in range(thread, len(work), threads):
         a, b = block * size, min(block * size + size, n_all)
         x, grad, room = obs[a:b], grads[block], spare[block]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.nets.compiler import kernel, part
+from rank0rl.nets.compiler import inner, kernel, part
 from rank0rl.nets.kernels import adam, backward, forward, square
 from rank0rl.nets.losses import choice_slopes, normal_slopes, value_slopes
 from rank0rl.nets.team import meet
@@ -84,10 +84,12 @@ class Settings(NamedTuple):
     eps: float
 
 
-@part
 def block_rows(n: int) -> int:
     """Return the number of rows in a block of a minibatch of n rows; the last block has what is left."""
     return max(_BLOCK, -(-n // _BLOCKS))
+
+
+kernel_block_rows = part(block_rows)  # for kernels
 
 
 @kernel
@@ -133,23 +135,23 @@ def ppo_steps(
     """
     for begin in range(first, last, settings.size):
         end = min(begin + settings.size, last)
-        size = block_rows(end - begin)
+        size = kernel_block_rows(end - begin)
         blocks = -(-(end - begin) // size)
         for task in range(thread, 2 * blocks, threads):
             a = begin + task // 2 * size
             b = min(a + size, end)
-            work, spare, grad = room.work[task], room.spare[task], room.grads[task]
+            x, work, grad = rows.obs[a:b], room.work[task], room.grads[task]
+            layers = policy if task % 2 == 0 else value
+            out = forward(weights.theta, layers, x, work)
             if task % 2 == 0:
-                room.entropies[task] = _policy_task(
-                    weights.theta, policy, log_std, starts, rows, settings, begin, end, a, b,
-                    seen.log_ratio[a:b], work, spare, grad,
+                room.entropies[task] = _policy_slopes(
+                    weights.theta, log_std, starts, rows, settings, end - begin, a, b, out,
+                    seen.log_ratio[a:b], grad, room.spare[task],
                 )  # fmt: skip
             else:
-                x = rows.obs[a:b]
-                out = forward(weights.theta, value, x, work)
                 coef = settings.value_coef
                 value_slopes(out, rows.ret[a:b], coef, end - begin, seen.error[a:b])
-                backward(weights.theta, value, x, work, out, grad, spare)
+            backward(weights.theta, layers, x, work, out, grad, room.spare[task])
         meet(threads, barrier)
         if thread == 0:
             total = room.entropies[0]
@@ -181,7 +183,7 @@ def value_steps(
     """Make gradient steps on the value loss alone; see `ppo_steps`."""
     for begin in range(first, last, settings.size):
         end = min(begin + settings.size, last)
-        size = block_rows(end - begin)
+        size = kernel_block_rows(end - begin)
         blocks = -(-(end - begin) // size)
         for task in range(thread, blocks, threads):
             a = begin + task * size
@@ -197,31 +199,28 @@ def value_steps(
     return True
 
 
-@kernel
-def _policy_task(
+@part
+def _policy_slopes(
     theta: Array,
-    layers: Array,
     log_std: Array | None,
     starts: Array | None,
     rows: PolicyRows,
     settings: Settings,
-    begin: int,
-    end: int,
+    n: int,
     a: int,
     b: int,
+    out: Array,
     log_ratio: Array,
-    work: Array,
-    spare: Array,
     grad: Array,
+    spare: Array,
 ) -> Any:
-    """Write the gradient of the policy's loss on rows a to b of the minibatch from begin to end.
+    """Turn the policy's outputs for rows a to b into derivatives by them; n is the minibatch's rows.
 
     Returns:
         The sum of the rows' entropies.
     """
-    x, act, logp, adv = rows.obs[a:b], rows.act[a:b], rows.logp[a:b], rows.adv[a:b]
-    out = forward(theta, layers, x, work)
-    clip, bonus, n = settings.clip_ratio, settings.entropy_coef, end - begin
+    act, logp, adv = rows.act[a:b], rows.logp[a:b], rows.adv[a:b]
+    clip, bonus = settings.clip_ratio, settings.entropy_coef
     total = theta.dtype.type(0)
     if log_std is not None:  # numba leaves out what does not apply
         at, times, k = log_std[0], log_std[1], log_std[2]
@@ -231,11 +230,10 @@ def _policy_task(
     if starts is not None:
         mask = rows.mask[a:b]
         total = choice_slopes(starts, mask, out, act, logp, adv, clip, bonus, n, log_ratio, spare)
-    backward(theta, layers, x, work, out, grad, spare)
     return total
 
 
-@kernel
+@inner
 def _descend(
     thread: int,
     threads: int,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.nets.compiler import kernel, part
+from rank0rl.nets.compiler import inner, part
 
 Array = npt.NDArray[Any]
 
@@ -51,7 +51,7 @@ def tanh_(x: Array, bias: Array) -> None:
             x[row, i] = above / (one + s * (q1 + s * (q2 + s * (q3 + s * q4))))
 
 
-@kernel
+@inner
 def forward(theta: Array, layers: Array, x: Array, work: Array) -> Array:
     """Compute the outputs (n, outputs) of inputs x (n, inputs), with tanh between the layers.
 
@@ -79,7 +79,7 @@ def forward(theta: Array, layers: Array, x: Array, work: Array) -> Array:
     return x
 
 
-@kernel
+@inner
 def backward(
     theta: Array, layers: Array, x: Array, work: Array, by_out: Array, grad: Array, spare: Array
 ) -> None:

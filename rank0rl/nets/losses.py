@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.agent import NEVER
-from rank0rl.nets.compiler import kernel, part
+from rank0rl.nets.compiler import inner, part
 
 Array = npt.NDArray[Any]
 
@@ -37,7 +37,7 @@ def clipped_slopes(log_ratio: Array, adv: Array, clip_ratio: float, n: int, slop
         slopes[row] = 0 if clipped else -weight * ratio * adv[row]
 
 
-@kernel
+@inner
 def normal_slopes(
     log_std: Array,
     out: Array,
@@ -101,7 +101,7 @@ def normal_slopes(
     return m * (const + half * k)
 
 
-@kernel
+@inner
 def choice_slopes(
     starts: Array,
     mask: Array,

@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from rank0rl.nets.compiler import kernel
+from rank0rl.nets.compiler import inner
 
 _SPINS = 2000  # before a thread gives its core away: about 20 us
 _yield_core = types.ExternalFunction("sched_yield", types.int32())
@@ -101,7 +101,7 @@ def _element(context: Any, builder: Any, signature: Any, args: Any) -> Any:
     )
 
 
-@kernel
+@inner
 def meet(threads: int, barrier: npt.NDArray[np.int64]) -> None:
     """Wait until all threads have come here. Inside a kernel only.
 

@@ -69,7 +69,7 @@ import numpy as np
 from rank0rl.nets.compiler import cache_folder, kernel
 from rank0rl.nets import descent
 before = [*cache_folder().rglob("*.nbc")] if cache_folder() else None
-print(descent.block_rows.py_func(1), kernel(descent.block_rows.py_func)(256), len(before or []))
+print(descent.block_rows(1), kernel(descent.block_rows)(256), len(before or []))
 """
 
 
@@ -157,7 +157,10 @@ def test_no_thread_waits_for_one_that_has_failed(failing):
     def fails(thread, threads, barrier):
         if thread == failing:
             raise ValueError("of one thread")
-        meet(threads, barrier)
+        meets(threads, barrier)
+
+    meets = compiler.kernel(_meets)
+    meets(1, np.zeros(3, np.int64))  # compiled before threads want it
 
     team = Team(3)
     with pytest.raises((ValueError, RuntimeError)):
@@ -175,9 +178,14 @@ def test_threads_that_cannot_be_started_leave_nobody_waiting(monkeypatch):
             raise RuntimeError("can't start new thread")
         return submit(self, function, thread)
 
+    meets = compiler.kernel(_meets)
     monkeypatch.setattr(ThreadPoolExecutor, "submit", second_fails)
     with pytest.raises(RuntimeError, match="new thread"):
-        team.run(lambda thread, threads, barrier: meet(threads, barrier), 3)
+        team.run(lambda thread, threads, barrier: meets(threads, barrier), 3)
+
+
+def _meets(threads, barrier):
+    meet(threads, barrier)
 
 
 def _rounds(thread, threads, barrier, seen):

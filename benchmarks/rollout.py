@@ -47,78 +47,105 @@ def main() -> None:
             show(title, figures, args.out)
 
 
-def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]]:
-    """Return name -> function that steps and returns steps per second of all ranks."""
-    import numpy as np
+class Loops:
+    """The loops of one rank over its envs, each with as many steps as a rollout.
 
-    from algos.ppo import PPO, PPOOptions
-    from rank0rl import batch as batches
-    from rank0rl import envs, seeding
-    from rank0rl.collector import make_rollout
-    from rank0rl.mpi import comm
-    from rank0rl.run.options import RunOptions
+    Collective: every rank makes one and calls the same loops.
+    """
 
-    num_envs = args.envs * args.nprocs
-    options = RunOptions(
-        envs.resolve(env_id), num_envs=num_envs, steps_per_batch=num_envs * args.steps
-    )
-    rollout = make_rollout(options, comm.get_rank(), comm.get_nworkers())
-    agent = PPO(rollout.spaces, PPOOptions(), seeding.stream(0, "init"))
-    learner = PPO(rollout.spaces, PPOOptions(), seeding.stream(0, "init"))
-    if comm.get_rank() == 0:
-        learner.prepare()
-    env = envs.make(options.env_id)
-    env.action_space.seed(0)
-    actions = draw(env.action_space, args.envs * args.steps)
-    turn = iter(range(1, 1_000_000))
+    def __init__(self, args: argparse.Namespace, env_id: str) -> None:
+        import numpy as np
 
-    def bare() -> None:
-        env.reset(seed=next(turn))
-        for action in actions:
-            step(env, action)
+        from algos.ppo import PPO, PPOOptions
+        from rank0rl import envs, seeding
+        from rank0rl.collector import make_rollout
+        from rank0rl.mpi import comm
+        from rank0rl.run.options import RunOptions
 
-    def all_step(choose: Callable) -> None:
-        every = [env.gym for env in rollout.envs]
-        obs = np.zeros((len(every), *rollout.spaces.obs.shape), rollout.spaces.obs.dtype)
-        noise = np.zeros((len(every), agent.noise[1]), np.float32)
+        self.steps, self.num_envs = args.steps, args.envs * args.nprocs
+        options = RunOptions(
+            envs.resolve(env_id),
+            num_envs=self.num_envs,
+            steps_per_batch=self.num_envs * args.steps,
+        )
+        self.comm, self.turn = comm, iter(range(1, 1_000_000))
+        self.rollout = make_rollout(options, comm.get_rank(), comm.get_nworkers())
+        spaces = self.rollout.spaces
+        self.agent, self.learner = (
+            PPO(spaces, PPOOptions(), seeding.stream(0, "init")) for _ in range(2)
+        )
+        if comm.get_rank() == 0:
+            self.learner.prepare()
+        self.env = envs.make(options.env_id)
+        self.env.action_space.seed(0)
+        self.actions = draw(self.env.action_space, args.envs * args.steps)
+        self.ids = np.arange(args.envs)
+        self.forward = products(spaces.obs.size, spaces.act.size)
+
+    def bare(self) -> None:
+        self.env.reset(seed=next(self.turn))
+        for action in self.actions:
+            step(self.env, action)
+
+    def all_step(self, choose: Callable) -> None:
+        import numpy as np
+
+        envs, obs_space = self.rollout.envs, self.rollout.spaces.obs
+        every = [env.gym for env in envs]
+        obs = np.zeros((len(every), *obs_space.shape), obs_space.dtype)
+        noise = np.zeros((len(every), self.agent.noise[1]), np.float32)
         for one in every:
-            one.reset(seed=next(turn))
-        for t in range(args.steps):
+            one.reset(seed=next(self.turn))
+        for t in range(self.steps):
             choose(obs, noise)
-            for one, action in zip(every, actions[t * len(every) :], strict=False):
+            for one, action in zip(every, self.actions[t * len(every) :], strict=False):
                 step(one, action)
-        for env in rollout.envs:
+        for env in envs:
             env.over = True  # the rollout begins with new episodes
 
-    def work_of_an_iteration() -> None:
-        fragments, _ = rollout.collect(agent, next(turn))
-        batch = batches.concatenate([agent.process(fragment) for fragment in fragments])
-        if comm.get_rank() == 0:
-            learner.update(batch, np.random.default_rng(0), 0.0)  # `agent` stays as it is
-        comm.barrier()
+    def collect(self) -> None:
+        self.rollout.collect(self.agent, next(self.turn))
 
-    def collect() -> None:
-        rollout.collect(agent, next(turn))
+    def update(self) -> None:
+        """Do what an iteration does besides: process on every rank, and update on rank 0."""
+        import numpy as np
 
-    def rate(what: Callable[[], None]) -> float:
-        comm.barrier()
+        from rank0rl.batch import concatenate
+
+        fragments, _ = self.rollout.collect(self.agent, next(self.turn))
+        batch = concatenate([self.agent.process(fragment) for fragment in fragments])
+        if self.comm.get_rank() == 0:
+            self.learner.update(batch, np.random.default_rng(0), 0.0)  # `agent` stays as it is
+        self.comm.barrier()
+
+    def rate(self, what: Callable[..., None], *args: Callable) -> float:
+        """Return steps per second of all ranks."""
+        self.comm.barrier()
         start = time.perf_counter()
-        what()
-        comm.barrier()
-        return num_envs * args.steps / (time.perf_counter() - start)
+        what(*args)
+        self.comm.barrier()
+        return self.num_envs * self.steps / (time.perf_counter() - start)
 
-    forward = products(rollout.spaces.obs.size, rollout.spaces.act.size)
+
+def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]]:
+    """Return name -> function that steps and returns steps per second of all ranks."""
+    of = Loops(args, env_id)
+
+    def after_an_update() -> float:
+        of.update()
+        return of.rate(of.collect)
+
     return {
-        "bare env.step, steps/s": lambda: rate(bare),
-        "env.step of all envs alone, steps/s": lambda: rate(lambda: all_step(lambda *_: None)),
-        "products, tanh and env.step alone, steps/s": lambda: rate(
-            lambda: all_step(lambda obs, _: forward(obs))
+        "bare env.step, steps/s": lambda: of.rate(of.bare),
+        "env.step of all envs alone, steps/s": lambda: of.rate(of.all_step, lambda *_: None),
+        "products, tanh and env.step alone, steps/s": lambda: of.rate(
+            of.all_step, lambda obs, _: of.forward(obs)
         ),
-        "act and env.step alone, steps/s": lambda: rate(
-            lambda: all_step(lambda obs, noise: agent.act(obs, noise, np.arange(len(obs))))
+        "act and env.step alone, steps/s": lambda: of.rate(
+            of.all_step, lambda obs, noise: of.agent.act(obs, noise, of.ids)
         ),
-        "rollout, steps/s": lambda: rate(collect),
-        "rollout after an update, steps/s": lambda: (work_of_an_iteration(), rate(collect))[1],
+        "rollout, steps/s": lambda: of.rate(of.collect),
+        "rollout after an update, steps/s": after_an_update,
     }
 
 

@@ -19,7 +19,7 @@ from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.normalize import normalizer
-from rank0rl.nets.policies import make_policy
+from rank0rl.nets.policies import Actions, make_policy
 from rank0rl.nets.value import ValueFunction
 from rank0rl.nets.value_fit import ValueFit
 from rank0rl.options import CheckedOptions, option
@@ -54,6 +54,8 @@ class KLPPOOptions(CheckedOptions):
     """Rows per gradient step of the value function."""
     log_std: float = -0.5
     """Initial log standard deviation of continuous actions, usually -1 to 0."""
+    actions: Actions = "normal"
+    """Distribution of continuous actions: normal (clipped to the bounds), squashed (tanh of normal) or beta. The last two never leave the bounds."""
 
     def __post_init__(self) -> None:
         """Check the numbers, and that both networks have hidden layers."""
@@ -82,7 +84,9 @@ class KLPPO(Agent):
         # The original adds up (10 hid3) // 48 rows of log-variances. Half as many rows of log
         # standard deviations move as fast.
         rows = max(1, 10 * hidden[-1] // 96)
-        self.policy = make_policy(inputs, spaces.act, hidden, rng, options.log_std, rows)
+        self.policy = make_policy(
+            *(inputs, spaces.act, hidden, rng, options.log_std, rows), actions=options.actions
+        )
         self.value = ValueFunction(inputs, value_hidden, rng)
         self.nets = ActorCritic(self.norm, self.policy, self.value)
         self.noise = self.policy.noise

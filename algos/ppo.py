@@ -16,27 +16,22 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
-from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.gradient_steps import GradientSteps, gradient_steps
-from rank0rl.nets.normalize import normalizer
+from rank0rl.nets.networks import NetworkOptions
 from rank0rl.nets.objective import Objective
-from rank0rl.nets.policies import make_policy
-from rank0rl.nets.value import ValueFunction
-from rank0rl.options import CheckedOptions, option
+from rank0rl.options import option
 from rank0rl.returns import explained_variance
 
 
 @dataclass(frozen=True)
-class PPOOptions(CheckedOptions):
+class PPOOptions(NetworkOptions):
     """Options of PPO."""
 
     gamma: float = option(0.99, "[0, 1]")
     """Discount per step, usually 0.97 to 0.999."""
     lam: float = option(0.95, "[0, 1]")
     """GAE mixing, usually 0.9 to 0.98. 0 trusts the value function alone, 1 the returns alone."""
-    hidden: tuple[int, ...] = option((64, 64), "[1, inf)")
-    """Units of each hidden layer of the policy and of the value function."""
     minibatch_size: int = option(64, "[1, inf)")
     """Rows per gradient step, usually 32 to 512."""
     epochs: int = option(10, "[1, inf)")
@@ -57,8 +52,6 @@ class PPOOptions(CheckedOptions):
     """Weight of the entropy bonus, usually 0 to 0.01."""
     max_grad_norm: float = option(0.5, "(0, inf)")
     """Norm to which larger gradients are scaled down, usually 0.5 to 1."""
-    log_std: float = 0.0
-    """Initial log standard deviation of continuous actions, usually -1 to 0."""
 
 
 class PPO(Agent):
@@ -70,10 +63,8 @@ class PPO(Agent):
     def __init__(self, spaces: Spaces, options: PPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and optimizer over one flat vector."""
         self.options = opt = options
-        self.norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype)
-        self.policy = make_policy(inputs, spaces.act, opt.hidden, rng, opt.log_std)
-        self.value = ValueFunction(inputs, opt.hidden, rng)
-        self.nets = ActorCritic(self.norm, self.policy, self.value)
+        self.nets = opt.networks(spaces, rng)
+        self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise = self.policy.noise
         self.flat = flatten_(nn.ModuleList([self.policy, self.value, self.norm]))
         self.adam = Adam(self.flat, eps=1e-5)

@@ -40,7 +40,7 @@ class Reinforce(Agent):
         self.adam = Adam(self.flat)
 
     def act(self, obs: Array, noise: Array, fragment_id: Array) -> tuple[Array, Batch]:
-        return self.policy.act(inputs(obs), noise), {}
+        return self.policy.act(inputs(obs), noise)
 
     def process(self, fragment: Fragment) -> Batch:
         gamma = self.options.gamma

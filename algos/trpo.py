@@ -16,27 +16,22 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
-from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.fisher import Fisher
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.normalize import normalizer
-from rank0rl.nets.policies import make_policy
-from rank0rl.nets.value import ValueFunction
+from rank0rl.nets.networks import NetworkOptions
 from rank0rl.nets.value_fit import ValueFit
-from rank0rl.options import CheckedOptions, option
+from rank0rl.options import option
 from rank0rl.returns import explained_variance
 
 
 @dataclass(frozen=True)
-class TRPOOptions(CheckedOptions):
+class TRPOOptions(NetworkOptions):
     """Options of TRPO."""
 
     gamma: float = option(0.99, "[0, 1]")
     """Discount per step, usually 0.97 to 0.999."""
     lam: float = option(0.97, "[0, 1]")
     """GAE mixing, usually 0.9 to 0.98. 0 trusts the value function alone, 1 the returns alone."""
-    hidden: tuple[int, ...] = option((64, 64), "[1, inf)")
-    """Units of each hidden layer of the policy and of the value function."""
     target_kl: float = option(0.01, "(0, inf)")
     """Mean KL divergence from the acting policy that a step aims at, in nats, usually 0.005 to 0.05."""
     damping: float = option(0.1, "[0, inf)")
@@ -55,8 +50,6 @@ class TRPOOptions(CheckedOptions):
     """Passes of the value function over the batch, usually 3 to 10."""
     value_minibatch_size: int = option(256, "[1, inf)")
     """Rows per gradient step of the value function."""
-    log_std: float = 0.0
-    """Initial log standard deviation of continuous actions, usually -1 to 0."""
 
 
 class TRPO(Agent):
@@ -67,10 +60,8 @@ class TRPO(Agent):
     def __init__(self, spaces: Spaces, options: TRPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and its optimizer."""
         self.options = options
-        self.norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype)
-        self.policy = make_policy(inputs, spaces.act, options.hidden, rng, options.log_std)
-        self.value = ValueFunction(inputs, options.hidden, rng)
-        self.nets = ActorCritic(self.norm, self.policy, self.value)
+        self.nets = options.networks(spaces, rng)
+        self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise = self.policy.noise
         self.flat = flatten_(self.policy)
         self.value_flat = flatten_(nn.ModuleList([self.value, self.norm]))

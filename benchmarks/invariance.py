@@ -21,7 +21,7 @@ from algos.ppo import PPO, PPOOptions
 from rank0rl import envs, seeding
 from rank0rl.env_block import Env, EnvBlock
 from rank0rl.mpi.threads import set_threads
-from rank0rl.nets.policies import CategoricalPolicy
+from rank0rl.nets.categorical import CategoricalPolicy
 from rank0rl.rollout import Rollout
 
 

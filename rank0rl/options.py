@@ -71,6 +71,10 @@ def _field(default: Any, known: Facts) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
+class OptionError(ValueError):
+    """An option does not fit the environment or another option. The text is all that a user needs."""
+
+
 class CheckedOptions:
     """Base of a dataclass of options, which refuses a number out of its range."""
 

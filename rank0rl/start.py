@@ -20,8 +20,10 @@ from rank0rl.evaluation import Evaluation
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import comm, job
 from rank0rl.mpi.threads import set_threads
+from rank0rl.options import OptionError
 from rank0rl.run import config, provenance
 from rank0rl.run.agents import load_agent, make_agent
+from rank0rl.run.folder import discard
 from rank0rl.run.lead import lead
 from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan, prepare
@@ -71,7 +73,12 @@ def start(
         )
         words = comm.allgather_obj(rollout.block.words, "the spaces of every rank's environments")
         envs.refuse_other_spaces({env: its for rank in words for env, its in rank.items()})
-        agent = make_agent(options, agent_options, rollout.spaces)
+        try:
+            agent = make_agent(options, agent_options, rollout.spaces)
+        except OptionError as error:  # the same on every rank
+            if isinstance(plan, Plan):
+                discard(folder)
+            return _refuse(error)
         collector = Collector(agent, rollout, options, phases)
         hooks = make_hooks(options, folder)
         if options.eval_every:
@@ -103,8 +110,14 @@ def _plan(argv: list[str], configs: Path | None, check: Callable[[RunOptions], N
     except SystemExit as done:  # tyro has printed help or what is wrong with an argument
         return int(done.code or 0)
     except ValueError as error:
+        return _refuse(error)
+
+
+def _refuse(error: ValueError) -> int:
+    """Say what is wrong with the command line, on rank 0; return the exit code."""
+    if comm.get_rank() == 0:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+    return 2
 
 
 def _lead(

@@ -4,11 +4,15 @@ import numpy as np
 import torch
 
 from rank0rl.agent import Space
-from rank0rl.nets.policies import CategoricalPolicy, GaussianPolicy
+from rank0rl.nets.beta import BetaPolicy
+from rank0rl.nets.categorical import CategoricalPolicy
+from rank0rl.nets.normal import GaussianPolicy, StateStdPolicy
 
 CHOICE = Space("discrete", (), "int64", choices=(4,))
 SEVERAL = Space("discrete", (3,), "int64", choices=(4, 2, 3))
-KINDS = ["gaussian", "rows", "categorical", "several"]
+BOUNDED = Space("box", (3,), "float32", low=np.float32([-2, 0, -1]), high=np.float32([2, 1, 3]))
+IN_KERNELS = ["gaussian", "rows", "categorical", "several"]
+KINDS = [*IN_KERNELS, "squashed", "state", "squashed state", "beta"]
 
 
 def box(n):
@@ -29,10 +33,22 @@ def policy_of(kind, seed=0):
         "rows": lambda: GaussianPolicy((5,), box(3), (16, 16), rng(seed), log_std=-0.3, rows=4),
         "categorical": lambda: CategoricalPolicy((5,), CHOICE, (16, 16), rng(seed)),
         "several": lambda: CategoricalPolicy((5,), SEVERAL, (16, 16), rng(seed)),
+        "squashed": lambda: GaussianPolicy((5,), BOUNDED, (16, 16), rng(seed), -0.3, squash=True),
+        "state": lambda: StateStdPolicy((5,), box(3), (16, 16), rng(seed), log_std=-0.3),
+        "squashed state": lambda: StateStdPolicy(
+            (5,), BOUNDED, (16, 16), rng(seed), -0.7, squash=True
+        ),
+        "beta": lambda: BetaPolicy((5,), BOUNDED, (16, 16), rng(seed)),
     }[kind]()
     with torch.no_grad():
-        policy.mlp.weights[-1] *= 100  # far from uniform
+        policy.mlp.weights[-1] *= 50 if "state" in kind else 100  # far from uniform
     return policy
+
+
+def drawn_by(policy, x, noise, mask=None):
+    """Return what the policy's probabilities are about: the draws, or else the actions."""
+    act, extras = policy.act(x, noise, mask)
+    return extras.get("draw", act)
 
 
 def noise_for(policy, rows, seed=2):

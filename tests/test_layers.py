@@ -52,7 +52,7 @@ TABLE = {
     "mpi": ({"launch"}, {"numpy", "torch", "mpi4py", "threadpoolctl"}),
     "base": (set(), {"numpy"}),
     "nets": (
-        {"rank0rl.agent", "rank0rl.batch", "rank0rl.returns"},
+        {"rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"},
         {"numpy", "torch", "numba", "llvmlite", "scipy", "threadpoolctl"},
     ),
     "rollout": ({"base"}, {"numpy"}),

@@ -43,8 +43,8 @@ class ActorCritic:
         return Mode(self.policy, self.norm)
 
     def act(self, obs: Array, noise: Array, mask: Array | None = None) -> tuple[Array, Batch]:
-        """Return actions and no extras, for an agent's `act`."""
-        return self.policy.act(self.norm.numpy(obs), noise, mask), {}
+        """Return actions and extras, for an agent's `act`."""
+        return self.policy.act(self.norm.numpy(obs), noise, mask)
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
         """Turn a fragment into rows, for an agent's `process`.
@@ -59,14 +59,17 @@ class ActorCritic:
         Returns:
             Rows by name: "obs", (T, *obs); "act", (T, *act); and in float32, (T,) each, "logp",
             log-probabilities of the actions, "val", values, "adv", advantages, and "ret",
-            advantages plus values. Also "mask", (T, all choices), where the environment gives it.
+            advantages plus values. Also "mask", (T, all choices), where the environment gives it,
+            and "draw", (T, k), where the policy does; "logp" is then that of the draws.
         """
         rows = {"obs": fragment.obs, "act": fragment.act}
+        if "draw" in fragment.extras:
+            rows["draw"] = fragment.extras["draw"]
         if "action_mask" in fragment.extras:
             rows["mask"] = fragment.extras["action_mask"]
         obs = self.norm.numpy(fragment.obs)
         # All steps at once, which spares `act` the work.
-        logp = self.policy.log_prob(obs, fragment.act, rows.get("mask"))
+        logp = self.policy.log_prob(obs, rows.get("draw", fragment.act), rows.get("mask"))
         val = self.value.predict(obs)
         end_val = self.value.predict(self.norm.numpy(fragment.end_obs))
         end_val[fragment.terminated[fragment.end]] = 0.0
@@ -78,12 +81,12 @@ class ActorCritic:
         """Return the rows that a policy's objective takes, (N, ...) each, from a batch of `process`.
 
         Returns:
-            "obs", normalized; "act"; "logp", log-probabilities under the acting policy; "adv",
+            "obs", normalized; "act", or the draws behind it; "logp", log-probabilities under the acting policy; "adv",
             normalized; and "mask", where the environment gives it.
         """
         rows = {
             "obs": self.norm.numpy(batch["obs"]),
-            "act": batch["act"],
+            "act": batch.get("draw", batch["act"]),
             "logp": batch["logp"],
             "adv": normalized(batch["adv"]),
         }

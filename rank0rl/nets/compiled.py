@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor, nn
 
 from rank0rl.batch import Batch, count, take
 from rank0rl.nets.actor_critic import normalized
+from rank0rl.nets.categorical import CategoricalPolicy
 from rank0rl.nets.descent import (
     SLICE,
     PolicyRows,
@@ -25,13 +27,14 @@ from rank0rl.nets.descent import (
 from rank0rl.nets.flat import Adam
 from rank0rl.nets.mlp import place
 from rank0rl.nets.objective import Objective
-from rank0rl.nets.policies import CategoricalPolicy, head
+from rank0rl.nets.policies import head
 from rank0rl.nets.team import Team
 from rank0rl.nets.value import ValueFunction
 
 Array = npt.NDArray[Any]
 
 _STEPS = 256  # of one call: a signal is heard between two
+_SOME = 256  # rows whose entropy is recorded, where that takes long
 
 
 class CompiledSteps:
@@ -134,7 +137,15 @@ class CompiledSteps:
             settings,
             n,
         )
-        return seen.log_ratio, seen.error, seen.entropy
+        return seen.log_ratio, seen.error, self._entropy(seen, of_policy.obs)
+
+    def _entropy(self, seen: Seen, obs: Array) -> Array:
+        """Return the entropy, (minibatches,). Of squashed actions, which kernels do not know, of some rows."""
+        if getattr(self._policy, "bounds", None) is None or not len(obs):
+            return seen.entropy
+        with torch.no_grad():
+            some = self._policy.distribution(torch.from_numpy(obs[:_SOME]))
+            return self._policy.entropy(some).numpy().reshape(1)  # type: ignore[no-any-return]
 
     def end(self) -> None:
         """Do nothing: the weights are in place."""

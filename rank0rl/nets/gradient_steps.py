@@ -39,6 +39,9 @@ def gradient_steps(
     """
     trained = nn.ModuleDict({"policy": nets.policy, "value": nets.value})
     known = type(objective) is Objective and objective.clip_ratio is not None
+    # The entropy of squashed actions has no kernel.
+    if objective.entropy_coef and getattr(nets.policy, "bounds", None):
+        known = False
     if device == "cpu" and known and has_kernels(nets.policy, nets.value):
         from rank0rl.nets.compiled import (
             CompiledSteps,  # loads the compiler, which only rank 0 needs

@@ -131,4 +131,4 @@ def has_kernels(*networks: Any) -> bool:
     Args:
         networks: policies and value functions. A class that kernels know says so by `in_kernels`.
     """
-    return all("in_kernels" in vars(type(n)) and type(n.mlp) is MLP for n in networks)
+    return all(vars(type(n)).get("in_kernels") and type(n.mlp) is MLP for n in networks)

@@ -38,6 +38,13 @@ def new_folder(options: RunOptions) -> Path:
     return folder
 
 
+def discard(folder: Path) -> None:
+    """Remove the folder of a run that has written nothing yet. One that holds anything stays."""
+    with contextlib.suppress(OSError):
+        (folder / "config.tmp").unlink(missing_ok=True)
+        folder.rmdir()
+
+
 def _first_free(name: str) -> Path:
     """Make a folder of this name, with a number after it if there is one already."""
     for number in itertools.count(1):

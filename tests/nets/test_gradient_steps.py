@@ -6,7 +6,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from some_policies import KINDS, SEVERAL, box, mask_for, noise_for, policy_of, rng
+from some_policies import (
+    IN_KERNELS,
+    SEVERAL,
+    box,
+    drawn_by,
+    mask_for,
+    noise_for,
+    policy_of,
+    rng,
+)
 from torch import nn
 
 from algos.ppo import clipped_loss
@@ -18,9 +27,10 @@ from rank0rl.nets.cuda import AutogradSteps
 from rank0rl.nets.descent import block_rows
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.gradient_steps import gradient_steps
+from rank0rl.nets.normal import GaussianPolicy
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.nets.objective import Objective
-from rank0rl.nets.policies import GaussianPolicy, make_policy
+from rank0rl.nets.policies import make_policy
 from rank0rl.nets.value import ValueFunction
 
 N = 300  # rows: more than one block
@@ -45,14 +55,14 @@ def rows_of(policy, masked, dtype=np.float32):
     """Return arrays by name, with half of the ratios out of the clipped range."""
     obs = rng(2).standard_normal((N, 5)).astype(dtype)
     mask = mask_for(policy, N) if masked else None
-    act = policy.act(obs, noise_for(policy, N), mask)
+    act = drawn_by(policy, obs, noise_for(policy, N), mask)
     adv, ret, shift = rng(5).standard_normal((3, N)).astype(dtype)
     logp = policy.log_prob(obs, act, mask) + 0.15 * shift
     rows = {"obs": obs, "act": act, "logp": logp.astype(dtype), "adv": 3 * adv + 1, "ret": ret}
     return {**rows, "mask": mask} if masked else rows
 
 
-CASES = [(kind, False) for kind in KINDS] + [("categorical", True), ("several", True)]
+CASES = [(kind, False) for kind in IN_KERNELS] + [("categorical", True), ("several", True)]
 PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
@@ -116,7 +126,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(kind):
         policy = make_policy((17,), space, (64, 64), rng())
         nets = nn.ModuleDict({"policy": policy, "value": ValueFunction((17,), (64, 64), rng())})
         flat = flatten_(nets)
-        act = policy.act(obs, noise_for(policy, n))
+        act = drawn_by(policy, obs, noise_for(policy, n))
         rows = {"obs": obs, "act": act, "logp": logp / 9 - 8, "adv": adv, "ret": ret}
         steps = CompiledSteps(nets, Adam(flat), objective(), 0.5, threads)
         for size in (64, 300, 1100):
@@ -133,7 +143,7 @@ def test_networks_and_minibatches_of_any_size(hidden, n):
     nets = nn.ModuleDict({"policy": policy, "value": value})
     flat, obs = flatten_(nets), rng(1).standard_normal((n, 2), dtype=np.float32)
     adv, ret, logp = rng(2).standard_normal((3, n)).astype("f")
-    act = policy.act(obs, noise_for(policy, n))
+    act = drawn_by(policy, obs, noise_for(policy, n))
     rows = {"obs": obs, "act": act, "logp": logp / 9 - 4, "adv": adv, "ret": ret}
     loss, _ = objective().loss(nets, **{k: torch.from_numpy(x) for k, x in rows.items()})
     flat.zero_grad()

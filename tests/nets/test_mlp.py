@@ -5,13 +5,13 @@ import copy
 import numpy as np
 import pytest
 import torch
-from some_policies import OBS, box, rng
+from some_policies import OBS, box, drawn_by, rng
 from torch import nn
 
 from rank0rl.nets.flat import flatten_
 from rank0rl.nets.mlp import MLP
+from rank0rl.nets.normal import GaussianPolicy
 from rank0rl.nets.normalize import ObsNormalizer
-from rank0rl.nets.policies import GaussianPolicy
 
 
 def test_numpy_and_torch_agree_and_stay_so_when_weights_change_or_move():
@@ -43,18 +43,18 @@ def test_a_copy_acts_with_its_own_weights(hidden):
     policy, norm = GaussianPolicy((5,), box(2), (hidden,), rng()), ObsNormalizer((5,))
     flatten_(nn.ModuleList([policy, norm]))
     noise = np.ones((33, 2), np.float32)
-    before = policy.act(norm.numpy(OBS), noise)
+    before = drawn_by(policy, norm.numpy(OBS), noise)
     both = copy.deepcopy(nn.ModuleList([policy, norm]))
     del policy, norm
     flatten_(both)
     policy, norm = both
-    assert policy.act(norm.numpy(OBS), noise).tobytes() == before.tobytes()
+    assert drawn_by(policy, norm.numpy(OBS), noise).tobytes() == before.tobytes()
     with torch.no_grad():
         policy.log_std.fill_(1)
         policy.mlp.biases[-1].fill_(5)
         norm.shift.fill_(1)
     mean = policy.mlp(norm(torch.from_numpy(OBS))).detach().numpy()
-    np.testing.assert_allclose(policy.act(norm.numpy(OBS), noise), mean + np.e, atol=1e-5)
+    np.testing.assert_allclose(drawn_by(policy, norm.numpy(OBS), noise), mean + np.e, atol=1e-5)
     state = {name: tensor + 1 for name, tensor in norm.state_dict().items()}
     norm.load_state_dict(state, assign=True)
     np.testing.assert_allclose(norm.numpy(OBS), norm(torch.from_numpy(OBS)), atol=1e-6)

@@ -4,21 +4,31 @@ import numpy as np
 import pytest
 import torch
 from some_policies import (
+    BOUNDED,
     CHOICE,
     KINDS,
     OBS,
     SEVERAL,
     box,
+    drawn_by,
     mask_for,
     noise_for,
     policy_of,
     rng,
 )
-from torch.distributions import Categorical, Independent, Normal
+from torch.distributions import (
+    Beta,
+    Categorical,
+    Independent,
+    Normal,
+    TransformedDistribution,
+    transforms,
+)
 
 from rank0rl.agent import Space, choose
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.policies import GaussianPolicy, make_policy
+from rank0rl.nets.normal import GaussianPolicy
+from rank0rl.nets.policies import make_policy
 
 X = torch.from_numpy(OBS)
 
@@ -26,8 +36,14 @@ X = torch.from_numpy(OBS)
 def oracles(policy, kind, mask=None):
     """Return torch's distributions, one for each of the choices at once."""
     out = policy.mlp(X)
-    if kind in ("gaussian", "rows"):
-        std = torch.exp(policy.log_std if kind == "gaussian" else policy.log_std.sum(0))
+    if kind == "beta":
+        a, b = (1 + torch.nn.functional.softplus(out)).chunk(2, dim=1)
+        return [Independent(Beta(a, b), 1)]
+    if "state" in kind:
+        mean, more = out.chunk(2, dim=1)
+        return [Independent(Normal(mean, torch.exp((more + policy.log_std).clamp(-5, 2))), 1)]
+    if kind in ("gaussian", "rows", "squashed"):
+        std = torch.exp(policy.log_std.sum(0) if kind == "rows" else policy.log_std)
         return [Independent(Normal(out, std), 1)]
     if mask is not None:
         out = out.masked_fill(~torch.from_numpy(mask), -torch.inf)
@@ -47,23 +63,25 @@ def test_acting_does_not_depend_on_how_many_rows_there_are(kind, masked):
     policy = policy_of(kind)
     noise = noise_for(policy, 33)
     mask = mask_for(policy, 33) if masked and kind in ("categorical", "several") else None
-    act = policy.act(OBS, noise, mask)
+    act = drawn_by(policy, OBS, noise, mask)
     for size in (1, 2, 3, 5, 8, 16, 17, 32):
         for start in range(0, 33 - size, 5):
             rows = slice(start, start + size)
-            some = policy.act(OBS[rows], noise[rows], None if mask is None else mask[rows])
+            some = drawn_by(policy, OBS[rows], noise[rows], None if mask is None else mask[rows])
             assert some.tobytes() == act[rows].tobytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_probabilities_and_entropy_are_those_of_torch_distributions(kind):
     policy = policy_of(kind)
-    act = policy.act(OBS, noise_for(policy, 33))
+    act = drawn_by(policy, OBS, noise_for(policy, 33))
     expected = oracle_logp(policy, kind, torch.from_numpy(act))
-    entropy = sum(d.entropy().mean() for d in oracles(policy, kind))
     now = policy.distribution(X)
     torch.testing.assert_close(policy.logp(now, torch.from_numpy(act)), expected)
-    torch.testing.assert_close(policy.entropy(now), entropy)
+    if "squashed" not in kind:  # which torch does not know
+        entropy = sum(d.entropy().mean() for d in oracles(policy, kind))
+        scaled = 3 * np.log(2) if kind == "beta" else 0  # to -1..1
+        torch.testing.assert_close(policy.entropy(now), entropy + scaled)
     logp = policy.log_prob(OBS, act)
     np.testing.assert_allclose(logp, expected.detach(), atol=1e-4, rtol=1e-4)
 
@@ -72,7 +90,7 @@ def test_probabilities_and_entropy_are_those_of_torch_distributions(kind):
 def test_a_normal_action_is_mean_and_noise(kind):
     policy = policy_of(kind)
     noise = noise_for(policy, 33)
-    act = policy.act(OBS, noise)
+    act = drawn_by(policy, OBS, noise)
     expected = policy.mlp(X).detach().numpy() + np.exp(np.float32(-0.3)) * noise
     np.testing.assert_allclose(act, expected, atol=1e-5, rtol=1e-5)
 
@@ -80,7 +98,7 @@ def test_a_normal_action_is_mean_and_noise(kind):
 @pytest.mark.parametrize("kind", ["categorical", "several"])
 def test_choices_come_as_often_as_they_should(kind):
     policy, n = policy_of(kind), 20_000
-    drawn = policy.act(np.repeat(OBS[:1], n, axis=0), noise_for(policy, n)).reshape(n, -1)
+    drawn = drawn_by(policy, np.repeat(OBS[:1], n, axis=0), noise_for(policy, n)).reshape(n, -1)
     for column, oracle in zip(drawn.T, oracles(policy, kind), strict=True):
         probs = oracle.probs[0].detach().numpy()
         errors = np.sqrt(probs * (1 - probs) / n)
@@ -88,22 +106,29 @@ def test_choices_come_as_often_as_they_should(kind):
         assert (np.abs(seen - probs) < 4 * errors + 1e-9).all()
 
 
+def log_slope(kind, draw):
+    """Return the log of the volume of actions in -1..1 by that of draws, (N,)."""
+    if "squashed" in kind:
+        return torch.log(1 - torch.tanh(draw.double()) ** 2).sum(1)
+    return 3 * np.log(2) if kind == "beta" else 0.0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_entropy_and_divergence_against_samples(kind):
     """E[-log p] and E[log p - log q] over actions of p, within three standard errors."""
     p, q, n = policy_of(kind), policy_of(kind, seed=5), 40_000
     one = np.repeat(OBS[:1], n, axis=0)
-    x, act = torch.from_numpy(one), torch.from_numpy(p.act(one, noise_for(p, n)))
+    x, act = torch.from_numpy(one), torch.from_numpy(drawn_by(p, one, noise_for(p, n)))
     with torch.no_grad():
         of_p, of_q = p.distribution(x), q.distribution(x)
-        surprise = -p.logp(of_p, act)
+        surprise = -p.logp(of_p, act) + log_slope(kind, act)
         apart = p.logp(of_p, act) - q.logp(of_q, act)
         kl = p.kl(of_p, of_q)
         for samples, exact in ((surprise, p.entropy(of_p)), (apart, kl.mean())):
             error = samples.double().std() / n**0.5
             assert abs(samples.double().mean() - exact) < 3 * error + 1e-5
         assert kl.min() > 0.01
-        torch.testing.assert_close(p.kl(of_p, of_p), torch.zeros(n), atol=1e-6, rtol=0)
+        torch.testing.assert_close(p.kl(of_p, of_p), torch.zeros(n), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["categorical", "several"])
@@ -112,7 +137,7 @@ def test_what_may_not_be_taken_is_never_taken_and_counts_for_nothing(kind):
     mask = mask_for(policy, n)
     starts = np.array([columns.start for columns in policy.space.choice_slices()])
     for seed in range(20):
-        act = policy.act(OBS, noise_for(policy, n, seed), mask)
+        act = drawn_by(policy, OBS, noise_for(policy, n, seed), mask)
         assert mask[np.arange(n)[:, None], act.reshape(n, -1) + starts].all()
     expected = oracle_logp(policy, kind, torch.from_numpy(act), mask)
     now = policy.distribution(X, torch.from_numpy(mask))
@@ -145,9 +170,73 @@ def test_rows_move_as_many_times_as_fast():
 
 def test_make_policy_fits_the_space():
     normal = make_policy((5,), Space("box", (2, 3), "float32"), (8,), rng())
-    assert normal.act(OBS, noise_for(normal, 33)).shape == (33, 2, 3)
+    assert normal.act(OBS, noise_for(normal, 33))[0].shape == (33, 2, 3)
     for space, shape in ((CHOICE, (33,)), (SEVERAL, (33, 3))):
         choice = make_policy((5,), space, (8,), rng())
-        act = choice.act(OBS, noise_for(choice, 33))
+        act, extras = choice.act(OBS, noise_for(choice, 33))
+        assert not extras
         assert act.shape == shape
         assert act.dtype == np.int64
+
+
+@pytest.mark.parametrize("kind", ["squashed", "squashed state"])
+def test_squashed_actions_have_the_densities_of_torch(kind):
+    policy = policy_of(kind)
+    act, extras = policy.act(OBS, noise_for(policy, 33))
+    low, width = (torch.from_numpy(x) for x in (BOUNDED.low, BOUNDED.high - BOUNDED.low))
+    to_bounds = [transforms.TanhTransform(), transforms.AffineTransform(low + width / 2, width / 2)]
+    oracle = TransformedDistribution(oracles(policy, kind)[0].base_dist, to_bounds)
+    draw = torch.from_numpy(extras["draw"]).double()
+    slope = torch.log((1 - torch.tanh(draw) ** 2) * width / 2).sum(1)
+    logp = policy.logp(policy.distribution(X), torch.from_numpy(extras["draw"])) - slope
+    inside = (abs(extras["draw"]) < 3).all(axis=1)  # the inverse of tanh is not exact beyond
+    assert inside.sum() > 20
+    expected = oracle.log_prob(torch.from_numpy(act)).sum(1)
+    torch.testing.assert_close(logp[inside].float(), expected[inside], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["squashed", "squashed state", "beta"])
+def test_bounded_actions_lie_within_the_bounds_and_have_their_shape(kind):
+    policy = policy_of(kind)
+    act, extras = policy.act(np.repeat(OBS, 300, axis=0), 3 * noise_for(policy, 9900))
+    assert (BOUNDED.low <= act).all()
+    assert (act <= BOUNDED.high).all()
+    assert act.dtype == extras["draw"].dtype == np.float32
+    assert np.ptp(act, axis=0) == pytest.approx(BOUNDED.high - BOUNDED.low, rel=0.1)
+    assert np.isfinite(policy.log_prob(np.repeat(OBS, 300, axis=0), extras["draw"])).all()
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "squashed", "state", "squashed state", "beta"])
+def test_without_noise_actions_are_the_mode(kind):
+    policy = policy_of(kind)
+    act, _ = policy.act(OBS, np.zeros((33, 3), np.float32))
+    mode = policy.mode(X).detach().numpy()
+    np.testing.assert_allclose(act, mode, atol=0.04 if kind == "beta" else 1e-5)
+
+
+def test_draws_of_beta_are_distributed_as_beta():
+    policy, n = policy_of("beta"), 20_000
+    drawn = drawn_by(policy, np.repeat(OBS[:1], n, axis=0), noise_for(policy, n))
+    [oracle] = oracles(policy, "beta")
+    mean, std = oracle.mean[0].detach().numpy(), oracle.stddev[0].detach().numpy()
+    assert (abs(drawn.mean(axis=0) - mean) < 4 * std / n**0.5).all()
+    assert drawn.std(axis=0) == pytest.approx(std, rel=0.03)
+
+
+@pytest.mark.parametrize("actions", ["squashed", "beta"])
+@pytest.mark.parametrize("high", [None, np.float32([1, np.inf, 1])])
+def test_actions_without_finite_bounds_are_refused(actions, high):
+    space = Space("box", (3,), "float32", low=-np.ones(3, "f"), high=high)
+    with pytest.raises(
+        ValueError, match=f"actions '{actions}' need finite bounds: .* set --actions"
+    ):
+        make_policy((5,), space, (8,), rng(), actions=actions)
+
+
+def test_what_no_distribution_has_is_refused():
+    with pytest.raises(ValueError, match="choices, .* got --actions beta; leave it out"):
+        make_policy((5,), CHOICE, (8,), rng(), actions="beta")
+    with pytest.raises(ValueError, match="choices, .* --state-std"):
+        make_policy((5,), CHOICE, (8,), rng(), state_std=True)
+    with pytest.raises(ValueError, match="leave out --state-std"):
+        make_policy((5,), BOUNDED, (8,), rng(), actions="beta", state_std=True)

@@ -1,0 +1,47 @@
+"""Each option of a policy: the same curve on 1, 2 and 3 ranks, resumed in between, and what it refuses."""
+
+import pytest
+from runs import curve, resume, sha, train
+
+SLOW = pytest.mark.slow
+PENDULUM = ["Pendulum", "--steps-per-batch", "96"]
+EPISODES = ["Pendulum", "--episodes-per-batch", "3"]
+CASES = [
+    pytest.param([*PENDULUM, "--actions", "squashed"], id="squashed"),
+    pytest.param([*PENDULUM, "--actions", "beta", "--overlap"], id="beta, overlap"),
+    pytest.param([*EPISODES, "--actions", "squashed", "--state-std"], id="state", marks=SLOW),
+    pytest.param(
+        [*PENDULUM, "--actions", "squashed", "--entropy-coef", "0.01"], id="entropy", marks=SLOW
+    ),
+    pytest.param([*EPISODES, "--algo", "trpo", "--actions", "beta"], id="trpo", marks=SLOW),
+    pytest.param([*EPISODES, "--algo", "klppo", "--actions", "squashed"], id="klppo", marks=SLOW),
+]
+
+
+@pytest.mark.parametrize("args", CASES)
+def test_the_same_curve_on_any_number_of_ranks_and_resumed(args, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    env, *options = args
+    length = ["--num-envs", "4", "--total-steps"]
+    length += ["384"] if "--steps-per-batch" in args else ["2400"]
+    train(whole, env, *options, *length, nprocs=2 if "--overlap" in args else 1)
+    train(parts, env, *options, *length, "--stop-after-iterations", "2", nprocs=3)
+    resume(parts, nprocs=2)
+    assert len(curve(whole)) == 4
+    assert curve(parts) == curve(whole)
+    assert sha(parts) == sha(whole)
+    assert len({row["weights_sha256"] for row in curve(whole)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["CartPole", "--actions", "beta"], "actions here are choices"),
+        (["Pendulum", "--actions", "beta", "--state-std"], "leave out --state-std"),
+        (["Pendulum", "--actions", "cauchy"], "cauchy"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_made(args, said, tmp_path):
+    done = train(tmp_path / "r", *args, nprocs=2, expect=2)
+    assert said in done.stderr
+    assert not (tmp_path / "r").exists()

@@ -1,7 +1,7 @@
 """Proximal policy optimization with the clipped objective.
 
 Source: Schulman et al. 2017, arXiv:1707.06347; scaling of observations and values, initialization
-and the annealed learning rate as in Andrychowicz et al. 2021, arXiv:2006.05990.
+and the decreasing step size as in Andrychowicz et al. 2021, arXiv:2006.05990.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from rank0rl.nets.networks import NetworkOptions
 from rank0rl.nets.objective import Objective
 from rank0rl.options import option
 from rank0rl.returns import explained_variance
+from rank0rl.schedules import Scheduled, at, changing
 
 
 @dataclass(frozen=True)
@@ -36,20 +37,18 @@ class PPOOptions(NetworkOptions):
     """Rows per gradient step, usually 32 to 512."""
     epochs: int = option(10, "[1, inf)")
     """Passes over the batch per update, usually 3 to 10."""
-    lr: float = option(3e-4, "(0, inf)")
-    """Adam's step size, usually 1e-4 to 1e-3."""
-    anneal: bool = True
-    """Decrease the step size linearly to 0 at the end of the run."""
-    clip_ratio: float = option(0.2, "(0, inf)")
-    """The ratio of new to old probability is clipped to 1 - this .. 1 + this, usually 0.1 to 0.3."""
+    lr: Scheduled = option("linear:3e-4:0", "(0, inf)")
+    """Adam's step size, usually from 1e-4 to 1e-3. A number, linear:START:END or cosine:START:END."""
+    clip_ratio: Scheduled = option(0.2, "(0, inf)")
+    """The ratio of new to old probability is clipped to 1 - this .. 1 + this, usually 0.1 to 0.3. May be a schedule, as lr."""
     target_kl: float | None = option(None, "(0, inf)")
     """An update ends early when the mean KL divergence from the acting policy exceeds this, in nats, usually 0.01 to 0.05. None: never."""
     normalize: Literal["batch", "minibatch"] = "batch"
     """Rows over which advantages are normalized to mean 0 and standard deviation 1. Minibatches make noisier, larger steps."""
     value_coef: float = option(0.5, "[0, inf)")
     """Weight of the value loss, usually 0.5 to 1."""
-    entropy_coef: float = option(0.0, "[0, inf)")
-    """Weight of the entropy bonus, usually 0 to 0.01."""
+    entropy_coef: Scheduled = option(0.0, "[0, inf)")
+    """Weight of the entropy bonus, usually 0 to 0.01. May be a schedule, as lr."""
     max_grad_norm: float = option(0.5, "(0, inf)")
     """Norm to which larger gradients are scaled down, usually 0.5 to 1."""
 
@@ -68,13 +67,7 @@ class PPO(Agent):
         self.noise = self.policy.noise
         self.flat = flatten_(nn.ModuleList([self.policy, self.value, self.norm]))
         self.adam = Adam(self.flat, eps=1e-5)
-        self.objective = Objective(
-            policy_loss=partial(clipped_loss, clip_ratio=opt.clip_ratio),
-            clip_ratio=opt.clip_ratio,
-            value_coef=opt.value_coef,
-            entropy_coef=opt.entropy_coef,
-            normalize=opt.normalize == "minibatch",
-        )
+        self.objective = self.objective_at(0.0)
 
     def act(
         self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
@@ -88,22 +81,26 @@ class PPO(Agent):
 
     def prepare(self) -> None:
         """Make the gradient steps and compile them."""
+        opt = self.options
         self.steps: GradientSteps = gradient_steps(
-            *(self.nets, self.adam, self.objective, self.options.max_grad_norm),
+            *(self.nets, self.adam, self.objective, opt.max_grad_norm),
             *(self.device, self.threads),
+            bonus=opt.entropy_coef != 0,
         )
         self.steps.compile()
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Make epochs of minibatch gradient steps on the clipped objective and the value loss."""
         opt, size = self.options, self.options.minibatch_size
-        lr = opt.lr * (1 - progress) if opt.anneal else opt.lr
+        lr = at(opt.lr, progress)
+        if changing(progress, clip_ratio=opt.clip_ratio, entropy_coef=opt.entropy_coef):
+            self.objective = self.objective_at(progress)
         ev = explained_variance(batch["val"], batch["ret"])
         self.value.merge(batch["ret"])
         rows = self.nets.training_rows(batch)
         rows["ret"] = batch["ret"] / self.value.scale.numpy()
         self.flat.check()
-        rows = self.steps.begin(rows, size)
+        rows = self.steps.begin(rows, size, self.objective)
         epoch = 0
         while epoch < opt.epochs:
             epoch += 1
@@ -116,12 +113,24 @@ class PPO(Agent):
         return {
             "kl": kl,
             "entropy": float(entropy.mean()),
-            "clip_fraction": float((abs(np.expm1(log_ratio)) > opt.clip_ratio).mean()),
+            "clip_fraction": float((abs(np.expm1(log_ratio)) > self.objective.clip_ratio).mean()),
             "value_loss": float(np.square(error).mean()),
             "explained_variance": ev,
             "epochs": epoch,
             "lr": lr,
+            **changing(progress, clip_ratio=opt.clip_ratio, entropy_coef=opt.entropy_coef),
         }
+
+    def objective_at(self, progress: float) -> Objective:
+        """Return the loss of a minibatch, with its coefficients as they are now."""
+        opt, clip_ratio = self.options, at(self.options.clip_ratio, progress)
+        return Objective(
+            policy_loss=partial(clipped_loss, clip_ratio=clip_ratio),
+            clip_ratio=clip_ratio,
+            value_coef=opt.value_coef,
+            entropy_coef=at(opt.entropy_coef, progress),
+            normalize=opt.normalize == "minibatch",
+        )
 
     def modules(self) -> dict[str, Any]:
         """Return all networks and statistics."""

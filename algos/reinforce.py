@@ -13,6 +13,7 @@ from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.policies import Mode, make_policy
 from rank0rl.options import CheckedOptions, option
 from rank0rl.returns import discounted_sum
+from rank0rl.schedules import Scheduled, at
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class ReinforceOptions(CheckedOptions):
 
     gamma: float = option(0.99, "[0, 1]")
     """Discount per step, usually 0.95 to 1."""
-    lr: float = option(1e-2, "(0, inf)")
-    """Adam's step size, usually 1e-3 to 1e-2."""
+    lr: Scheduled = option(1e-2, "(0, inf)")
+    """Adam's step size, usually 1e-3 to 1e-2. A number, linear:START:END or cosine:START:END."""
     hidden: tuple[int, ...] = option((32,), "[1, inf)")
     """Units of each hidden layer of the policy."""
 
@@ -55,7 +56,7 @@ class Reinforce(Agent):
         self.flat.zero_grad()
         loss.backward()
         self.flat.check()
-        self.adam.step(self.options.lr)
+        self.adam.step(at(self.options.lr, progress))
         return {"loss": loss.item()}
 
     def modules(self) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from rank0rl.nets.networks import NetworkOptions
 from rank0rl.nets.value_fit import ValueFit
 from rank0rl.options import option
 from rank0rl.returns import explained_variance
+from rank0rl.schedules import Scheduled, at, changing
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class TRPOOptions(NetworkOptions):
     """Discount per step, usually 0.97 to 0.999."""
     lam: float = option(0.97, "[0, 1]")
     """GAE mixing, usually 0.9 to 0.98. 0 trusts the value function alone, 1 the returns alone."""
-    target_kl: float = option(0.01, "(0, inf)")
-    """Mean KL divergence from the acting policy that a step aims at, in nats, usually 0.005 to 0.05."""
+    target_kl: Scheduled = option(0.01, "(0, inf)")
+    """Mean KL divergence from the acting policy that a step aims at, in nats, usually 0.005 to 0.05. A number, linear:START:END or cosine:START:END."""
     damping: float = option(0.1, "[0, inf)")
     """Number added to the diagonal of the Fisher matrix, usually 0.01 to 0.1."""
     cg_iterations: int = option(10, "[1, inf)")
@@ -44,8 +45,8 @@ class TRPOOptions(NetworkOptions):
     """Number of times that the line search shortens the step before it gives up. 0: no line search, the full natural-gradient step."""
     backtrack_ratio: float = option(0.8, "(0, 1)")
     """Factor by which the line search shortens the step each time, usually 0.5 to 0.8."""
-    value_lr: float = option(1e-3, "(0, inf)")
-    """Adam's step size for the value function, usually 3e-4 to 3e-3."""
+    value_lr: Scheduled = option(1e-3, "(0, inf)")
+    """Adam's step size for the value function, usually 3e-4 to 3e-3. May be a schedule, as target_kl."""
     value_epochs: int = option(5, "[1, inf)")
     """Passes of the value function over the batch, usually 3 to 10."""
     value_minibatch_size: int = option(256, "[1, inf)")
@@ -87,21 +88,30 @@ class TRPO(Agent):
         opt = self.options
         rows = self.nets.training_rows(batch)
         obs = rows["obs"]
-        metrics = self.improve(**{name: torch.from_numpy(x) for name, x in rows.items()})
+        target_kl, value_lr = at(opt.target_kl, progress), at(opt.value_lr, progress)
+        tensors = {name: torch.from_numpy(x) for name, x in rows.items()}
+        metrics = self.improve(target_kl, **tensors)
         ev = explained_variance(batch["val"], batch["ret"])
         self.value.merge(batch["ret"])
         self.value_flat.check()
         loss = self.fit_value(
             *(obs, batch["ret"], rng),
-            lr=opt.value_lr,
+            lr=value_lr,
             epochs=opt.value_epochs,
             minibatch_size=opt.value_minibatch_size,
         )
         self.norm.merge(batch["obs"])
-        return {**metrics, "value_loss": loss, "explained_variance": ev}
+        now = changing(progress, target_kl=opt.target_kl, value_lr=opt.value_lr)
+        return {**metrics, "value_loss": loss, "explained_variance": ev, **now}
 
     def improve(
-        self, obs: Tensor, act: Tensor, logp: Tensor, adv: Tensor, mask: Tensor | None = None
+        self,
+        target_kl: float,
+        obs: Tensor,
+        act: Tensor,
+        logp: Tensor,
+        adv: Tensor,
+        mask: Tensor | None = None,
     ) -> dict[str, float]:
         """Maximize E[r A], r the ratio of new to old probability, within E[KL] of about the target.
 
@@ -111,6 +121,7 @@ class TRPO(Agent):
         baselines.)
 
         Args:
+            target_kl: the target, in nats.
             obs: normalized, (N, inputs).
             act: actions, (N, *act).
             logp: their log-probabilities under the acting policy, (N,).
@@ -139,7 +150,7 @@ class TRPO(Agent):
         fisher = self.fisher.at(obs[some], None if mask is None else mask[some])
         direction = conjugate_gradient(fisher, gradient, opt.cg_iterations)
         curvature = float(direction @ fisher(direction))
-        step = direction * (2 * opt.target_kl / curvature) ** 0.5 if curvature > 0 else 0 * gradient
+        step = direction * (2 * target_kl / curvature) ** 0.5 if curvature > 0 else 0 * gradient
         start, taken = theta.detach().clone(), 0.0
         with torch.no_grad():
             for tries in range(opt.backtracks + 1):
@@ -147,7 +158,7 @@ class TRPO(Agent):
                 theta.copy_(start + share * step)
                 now = policy.distribution(obs, mask)
                 kl, gained = float(policy.kl(was, now).mean()), float(objective(now) - gain)
-                if not opt.backtracks or (gained > 0 and kl <= 1.5 * opt.target_kl):
+                if not opt.backtracks or (gained > 0 and kl <= 1.5 * target_kl):
                     taken = share
                     break
             else:

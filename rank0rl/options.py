@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, NoReturn, get_args, get_type_hints
+
+from rank0rl import schedules
 
 
 @dataclass(frozen=True)
@@ -99,10 +102,23 @@ def _check_number(name: str, value: Any, interval: str) -> None:
     for number in value if isinstance(value, tuple) else [value]:
         if number is None:
             continue
+        if isinstance(number, str):
+            _check_schedule(name, number, interval)
+            continue
         above = number >= low if interval[0] == "[" else number > low
         below = number <= high if interval[-1] == "]" else number < high
         if not (above and below):
             raise ValueError(f"{name} must be in {interval}: got {value}; set {flag(name)}")
+
+
+def _check_schedule(name: str, schedule: str, interval: str) -> None:
+    """Check both numbers of a schedule. The last may lie on the end of an open range: the run never gets there."""
+    try:
+        _, start, end = schedules.parse(schedule)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}; set {flag(name)}") from None
+    _check_number(name, start, interval)
+    _check_number(name, end, f"[{interval[1:-1]}]" if math.isfinite(end) else interval)
 
 
 def facts(kind: type) -> Mapping[str, Facts]:

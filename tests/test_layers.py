@@ -23,7 +23,8 @@ LAYERS = {
     },  # what the process loads that the user starts
     "mpi": {"rank0rl.mpi."},
     "base": {
-        f"rank0rl.{name}" for name in ("agent", "batch", "imports", "options", "returns", "seeding")
+        f"rank0rl.{name}"
+        for name in ("agent", "batch", "imports", "options", "returns", "schedules", "seeding")
     },
     "nets": {"rank0rl.nets."},
     "rollout": {
@@ -52,7 +53,13 @@ TABLE = {
     "mpi": ({"launch"}, {"numpy", "torch", "mpi4py", "threadpoolctl"}),
     "base": (set(), {"numpy"}),
     "nets": (
-        {"rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"},
+        {
+            "rank0rl.agent",
+            "rank0rl.batch",
+            "rank0rl.options",
+            "rank0rl.returns",
+            "rank0rl.schedules",
+        },
         {"numpy", "torch", "numba", "llvmlite", "scipy", "threadpoolctl"},
     ),
     "rollout": ({"base"}, {"numpy"}),
@@ -71,7 +78,10 @@ TABLE = {
     "cli": (TRAINING | {"tools", "scaling"}, set()),
     "api": (TRAINING | {"tools", "scaling", "compat"}, set()),
     "algos": (
-        {*("rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"), "nets"},
+        {
+            *("rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"),
+            *("rank0rl.schedules", "nets"),
+        },
         {"numpy", "torch"},
     ),
 }

@@ -10,6 +10,7 @@ import pytest
 
 from rank0rl import options
 from rank0rl.options import CheckedOptions, option, setting
+from rank0rl.schedules import Scheduled
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Some(CheckedOptions):
     plain: int = -1
     table: dict[str, int] = option({})
     on: bool = setting(False, changes_curve=False, resume=True, in_file=False)
+    step: Scheduled = option(0.1, "(0, 1)")
     word: str | None = setting(None, changes_curve=True, resume=False, launch=True)
 
 
@@ -32,6 +34,8 @@ class Some(CheckedOptions):
         {"sizes": ()},
         {"limit": 0},
         {"limit": float("1e300")},
+        {"step": "linear:0.5:0"},
+        {"step": "cosine:0.5:1"},
     ],
 )
 def test_numbers_in_their_range_are_taken(kwargs):
@@ -47,12 +51,30 @@ def test_numbers_in_their_range_are_taken(kwargs):
         ("sizes", (8, 0), "[1, inf)"),
         ("limit", -1e-9, "[0, inf)"),
         ("limit", float("inf"), "[0, inf)"),
+        ("step", 1, "(0, 1)"),
     ],
 )
 def test_a_number_out_of_its_range_is_refused(name, value, interval):
     with pytest.raises(ValueError, match="must be in") as error:
         Some(**{name: value})
     assert all(fact in str(error.value) for fact in (name, interval, str(value), f"--{name}"))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [
+        ("linear:0:0.5", r"step must be in \(0, 1\): got 0.0; set --step"),
+        ("linear:0.5:1.1", r"step must be in \[0, 1\]: got 1.1; set --step"),
+        ("linear:0.5:nan", r"step must be in .*: got nan"),
+        ("linear:0.5", "step: expected a number, linear:START:END or .* got 'linear:0.5'"),
+        ("linear:0.5:0:0", "step: expected a number"),
+        ("step:0.5:0", "step: expected a number"),
+        ("linear:a:0", "step: expected a number"),
+    ],
+)
+def test_a_schedule_that_is_none_or_leaves_the_range_is_refused(schedule, said):
+    with pytest.raises(ValueError, match=said):
+        Some(step=schedule)
 
 
 def test_a_dict_is_copied():

@@ -9,6 +9,10 @@ EPISODES = ["Pendulum", "--episodes-per-batch", "3"]
 CASES = [
     pytest.param([*PENDULUM, "--actions", "squashed"], id="squashed"),
     pytest.param([*PENDULUM, "--actions", "beta", "--overlap"], id="beta, overlap"),
+    pytest.param(
+        [*PENDULUM, "--entropy-coef", "linear:0.01:0", "--clip-ratio", "cosine:0.3:0.1"],
+        id="schedules",
+    ),
     pytest.param([*EPISODES, "--actions", "squashed", "--state-std"], id="state", marks=SLOW),
     pytest.param(
         [*PENDULUM, "--actions", "squashed", "--entropy-coef", "0.01"], id="entropy", marks=SLOW
@@ -39,6 +43,7 @@ def test_the_same_curve_on_any_number_of_ranks_and_resumed(args, tmp_path):
         (["CartPole", "--actions", "beta"], "actions here are choices"),
         (["Pendulum", "--actions", "beta", "--state-std"], "leave out --state-std"),
         (["Pendulum", "--actions", "cauchy"], "cauchy"),
+        (["Pendulum", "--lr", "linear:1e-3"], "linear:START:END"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_made(args, said, tmp_path):

@@ -78,8 +78,9 @@ class CompiledSteps:
             {**rows, "logp": none, "adv": none, "ret": none}, 1, np.random.default_rng(0), 0.0
         )
 
-    def begin(self, rows: Batch, minibatch_size: int) -> dict[str, Any]:
-        """Return the rows: they and the weights are where the steps compute."""
+    def begin(self, rows: Batch, minibatch_size: int, objective: Objective) -> dict[str, Any]:
+        """Take the objective of this update; return the rows, which are where the steps compute."""
+        self._objective = objective
         return rows
 
     def epoch(

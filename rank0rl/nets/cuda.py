@@ -7,7 +7,6 @@ the start of an update and returns them at its end.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -20,9 +19,6 @@ from rank0rl.batch import Batch, minibatches
 from rank0rl.nets.flat import Adam, flatten_
 
 Array = npt.NDArray[Any]
-
-Loss = Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
-"""Function of the twin and of a minibatch's arrays by name: the loss, and what to record of it."""
 
 
 def check_device(device: str) -> None:
@@ -56,7 +52,7 @@ class AutogradSteps:
     Args:
         home: the modules, on the CPU.
         adam: the optimizer of their flat parameters.
-        loss: computes the loss of a minibatch.
+        objective: computes the loss of a minibatch.
         max_grad_norm: norm to which a larger gradient is scaled down.
         device: where the steps compute, such as "cuda".
     """
@@ -65,13 +61,14 @@ class AutogradSteps:
         self,
         home: nn.Module,
         adam: Adam,
-        loss: Loss,
+        objective: Any,
         max_grad_norm: float,
         device: str,
     ) -> None:
         """Copy the modules."""
         self._home, self._home_adam = home, adam
-        self._loss, self._max_grad_norm, self._device = loss, max_grad_norm, torch.device(device)
+        self._objective, self._max_grad_norm = objective, max_grad_norm
+        self._device = torch.device(device)
         self._module = copy.deepcopy(home).to(self._device)
         self._flat = flatten_(self._module)
         self._adam = adam.over(self._flat)
@@ -83,12 +80,19 @@ class AutogradSteps:
     def compile(self) -> None:
         """Do nothing: a CUDA graph is captured from the first minibatch."""
 
-    def begin(self, rows: Batch, minibatch_size: int) -> dict[str, Any]:
+    def begin(self, rows: Batch, minibatch_size: int, objective: Any) -> dict[str, Any]:
         """Take the weights from home, and move the rows to the device: once for all epochs.
+
+        Args:
+            rows: what the loss takes, N rows.
+            minibatch_size: rows of a gradient step.
+            objective: its `loss` is that of this update.
 
         Returns:
             The rows on the device.
         """
+        if objective is not self._objective:
+            self._objective, self._inputs = objective, {}  # a graph holds its coefficients
         with self._current():
             return self._begin(rows, minibatch_size)
 
@@ -141,7 +145,7 @@ class AutogradSteps:
         return torch.cuda.device(self._device) if on_gpu else nullcontext()
 
     def _step(self, minibatch: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        loss, seen = self._loss(self._module, **minibatch)
+        loss, seen = self._objective.loss(self._module, **minibatch)
         self._flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._flat.limit_norm(self._max_grad_norm)

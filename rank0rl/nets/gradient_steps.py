@@ -26,6 +26,7 @@ def gradient_steps(
     max_grad_norm: float,
     device: str = "cpu",
     threads: int = 1,
+    bonus: bool = True,
 ) -> GradientSteps:
     """Return compiled gradient steps for MLPs and a clipped loss on the CPU, and those by autograd else.
 
@@ -36,16 +37,16 @@ def gradient_steps(
         max_grad_norm: norm to which a larger gradient is scaled down.
         device: where the steps compute, such as "cpu" or "cuda".
         threads: number of threads on the CPU; the results do not depend on it.
+        bonus: True if some objective will have an entropy bonus.
     """
     trained = nn.ModuleDict({"policy": nets.policy, "value": nets.value})
     known = type(objective) is Objective and objective.clip_ratio is not None
-    # The entropy of squashed actions has no kernel.
-    if objective.entropy_coef and getattr(nets.policy, "bounds", None):
-        known = False
+    if bonus and getattr(nets.policy, "bounds", None):
+        known = False  # the entropy of squashed actions has no kernel
     if device == "cpu" and known and has_kernels(nets.policy, nets.value):
         from rank0rl.nets.compiled import (
             CompiledSteps,  # loads the compiler, which only rank 0 needs
         )
 
         return CompiledSteps(trained, adam, objective, max_grad_norm, threads)
-    return AutogradSteps(trained, adam, objective.loss, max_grad_norm, device)
+    return AutogradSteps(trained, adam, objective, max_grad_norm, device)

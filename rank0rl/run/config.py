@@ -120,7 +120,8 @@ def _converted(name: str, value: Any, kind: Any, source: str) -> Any:
         raise ValueError(f"{source}: {name} must be {_type_name(kind)}: got {value!r}")
     if isinstance(value, list):
         return tuple(value)
-    return float(value) if kind is float else value
+    kinds = get_args(kind) or (kind,)
+    return float(value) if type(value) is int and float in kinds and int not in kinds else value
 
 
 def _fits(value: Any, kind: Any) -> bool:

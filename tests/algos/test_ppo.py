@@ -125,11 +125,31 @@ def batch_of(ppo, n=64):
     return {"obs": obs, "act": act, "logp": logp, "adv": adv, "val": shift, "ret": ret}
 
 
-def test_the_step_size_falls_with_progress_unless_told_otherwise():
-    for anneal, expected in ((True, 0.25e-3), (False, 1e-3)):
-        ppo = agent(lr=1e-3, anneal=anneal)
-        metrics = ppo.update(batch_of(ppo), np.random.default_rng(0), 0.75)
+def test_coefficients_are_those_of_their_schedules():
+    update = np.random.default_rng(0)
+    for lr, expected in (("linear:1e-3:0", 0.25e-3), ("linear:1e-3:5e-4", 6.25e-4), (1e-3, 1e-3)):
+        ppo = agent(lr=lr)
+        metrics = ppo.update(batch_of(ppo), update, 0.75)
         assert metrics["lr"] == pytest.approx(expected)
+        assert not {"clip_ratio", "entropy_coef"} & {*metrics}  # they do not change
+
+
+def test_an_update_uses_the_coefficients_of_now():
+    """Half-way through their schedules, coefficients do what constants of that size do."""
+    options = {
+        "clip_ratio": ("linear:0.02:0.06", 0.04),
+        "entropy_coef": ("linear:0:0.2", 0.1),
+        "lr": ("linear:2e-3:0", 1e-3),
+    }
+    weights = []
+    for which in (0, 1):
+        ppo = agent(minibatch_size=16, **{name: two[which] for name, two in options.items()})
+        metrics = ppo.update(batch_of(ppo), np.random.default_rng(0), 0.5)
+        weights.append(ppo.flat.vectors[0].detach().numpy().tobytes())
+        if which == 0:
+            assert metrics["clip_ratio"] == pytest.approx(0.04)
+            assert metrics["entropy_coef"] == pytest.approx(0.1)
+    assert weights[0] == weights[1]
 
 
 def test_an_update_ends_early_when_the_policy_has_moved_far():

@@ -34,7 +34,9 @@ def rows(trpo, n=200):
 
 def improve(trpo, batch):
     names = ("obs", "act", "logp", "adv")
-    return trpo.improve(**{name: torch.from_numpy(batch[name]) for name in names})
+    return trpo.improve(
+        trpo.options.target_kl, **{name: torch.from_numpy(batch[name]) for name in names}
+    )
 
 
 @pytest.mark.parametrize("act", [BOX, CHOICE], ids=["box", "discrete"])
@@ -143,3 +145,14 @@ def test_it_learns(tmp_path):
     kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4, "total_steps": 12000}
     _, run = train_here(TRPO, options, tmp_path, steps_per_batch=400, **kwargs)
     assert mean_return(run) > 8  # of 10; chance is 2.5
+
+
+def test_the_target_follows_its_schedule():
+    taken = []
+    for target_kl in ("linear:0.02:0", 0.01):
+        trpo = agent(target_kl=target_kl, value_lr="cosine:1e-3:0")
+        metrics = trpo.update(rows(trpo), np.random.default_rng(0), 0.5)
+        assert metrics["value_lr"] == pytest.approx(5e-4)
+        taken.append(metrics["step_norm"])
+        assert ("target_kl" in metrics) == isinstance(target_kl, str)
+    assert taken[0] == pytest.approx(taken[1])

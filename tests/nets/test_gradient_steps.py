@@ -102,9 +102,8 @@ def test_two_epochs_are_those_of_autograd(kind, masked, normalize):
     for nets, make in ((ours, CompiledSteps), (theirs, AutogradSteps)):
         adam = Adam(flatten_(nets), eps=1e-5)
         given = (2,) if make is CompiledSteps else ("cpu",)
-        loss = both if make is CompiledSteps else both.loss
-        steps, draws = make(nets, adam, loss, 1.0, *given), rng(3)
-        begun = steps.begin(rows, 140)
+        steps, draws = make(nets, adam, both, 1.0, *given), rng(3)
+        begun = steps.begin(rows, 140, both)
         seen = [steps.epoch(begun, 140, draws, 3e-3) for _ in range(2)]
         steps.end()
         norms.append(seen)

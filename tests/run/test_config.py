@@ -24,10 +24,11 @@ def test_a_file_is_over_the_defaults(tmp_path):
     run, agent = load(
         tmp_path,
         "num_envs = 8\ngamma = 1\nlr = 3e-4\nhidden = [32]\nsteps_per_batch = 80\n"
-        "target_kl = 0.02\n[env_kwargs]\nx = 1\n[record]\nnprocs = 4\n",
+        "target_kl = 0.02\nentropy_coef = 0\nclip_ratio = 'cosine:0.2:0.1'\n[env_kwargs]\nx = 1\n[record]\nnprocs = 4\n",
     )
     assert (run.num_envs, run.steps_per_env, run.env_kwargs) == (8, 10, {"x": 1})
     assert (agent.gamma, agent.lr, agent.hidden, agent.target_kl) == (1.0, 3e-4, (32,), 0.02)
+    assert (agent.clip_ratio, type(agent.entropy_coef)) == ("cosine:0.2:0.1", float)
     assert agent.epochs == PPOOptions().epochs
 
 
@@ -37,8 +38,10 @@ def test_a_file_is_over_the_defaults(tmp_path):
         ("gama = 0.9", "setting 'gama' does not exist; did you mean 'gamma'"),
         ("gamma = 1.5", r"gamma must be in \[0, 1\]: got 1.5"),
         ("hidden = [64, 0]", r"hidden must be in \[1, inf\): got \(64, 0\)"),
-        ('lr = "fast"', "lr must be float: got 'fast'"),
-        ("anneal = 1", "anneal must be bool: got 1"),
+        ('lr = "fast"', "lr: expected a number, linear:START:END .* got 'fast'; set --lr"),
+        ("lr = true", r"lr must be float \| str: got True"),
+        ("anneal = true", "setting 'anneal' does not exist"),
+        ("state_std = 1", "state_std must be bool: got 1"),
         ('target_kl = "x"', r"target_kl must be float \| None: got 'x'"),
         ("hidden = [64.5]", r"hidden must be tuple\[int, ...\]: got \[64.5\]"),
         ('steps_per_batch = "a"', r"steps_per_batch must be int \| None"),

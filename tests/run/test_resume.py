@@ -154,7 +154,8 @@ def test_settings_come_from_the_checkpoint_none_included(tmp_path):
     train(tmp_path / "whole", *args)
     train(tmp_path / "r", *args, "--stop-after-iterations", "4")
     toml = tmp_path / "r" / "config.toml"
-    toml.write_text(toml.read_text().replace("lr = 0.0003", "lr = 0.1"))
+    assert 'lr = "linear:3e-4:0"' in toml.read_text()
+    toml.write_text(toml.read_text().replace('lr = "linear:3e-4:0"', "lr = 0.1"))
     resume(tmp_path / "r")
     assert curve(tmp_path / "r") == curve(tmp_path / "whole")
 

@@ -116,12 +116,11 @@ class KLPPO(Agent):
         """Make full-batch steps of the policy, then epochs of the value function."""
         opt = self.options
         rows = self.nets.training_rows(batch)
-        obs = rows["obs"]
+        obs, ret = rows["obs"], rows.pop("ret")
         metrics = self.improve(**{name: torch.from_numpy(x) for name, x in rows.items()})
-        ev = explained_variance(batch["val"], batch["ret"])
-        self.value.merge(batch["ret"])
+        ev = explained_variance(batch["val"], ret)
+        self.value.merge(ret)
         self.value_flat.check()
-        ret = batch["ret"]
         if self.previous:
             obs = np.concatenate([obs, self.norm.numpy(self.previous["obs"])])
             ret = np.concatenate([ret, self.previous["ret"]])

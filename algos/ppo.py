@@ -18,15 +18,15 @@ from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.gradient_steps import GradientSteps, gradient_steps
-from rank0rl.nets.networks import NetworkOptions
 from rank0rl.nets.objective import Objective
+from rank0rl.nets.recurrent_actor_critic import RecurrentOptions
 from rank0rl.options import option
 from rank0rl.returns import explained_variance
 from rank0rl.schedules import Scheduled, at, changing
 
 
 @dataclass(frozen=True)
-class PPOOptions(NetworkOptions):
+class PPOOptions(RecurrentOptions):
     """Options of PPO."""
 
     gamma: float = option(0.99, "[0, 1]")
@@ -64,16 +64,21 @@ class PPO(Agent):
         self.options = opt = options
         self.nets = opt.networks(spaces, rng)
         self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
-        self.noise = self.policy.noise
-        self.flat = flatten_(nn.ModuleList([self.policy, self.value, self.norm]))
+        self.noise, self.memory = self.nets.noise, self.nets.memory
+        self.flat = flatten_(nn.ModuleList(self.nets.modules().values()))
         self.adam = Adam(self.flat, eps=1e-5)
         self.objective = self.objective_at(0.0)
 
     def act(
-        self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
+        self,
+        obs: Array,
+        noise: Array,
+        fragment_id: Array,
+        mask: Array | None = None,
+        memory: Array | None = None,
     ) -> tuple[Array, Batch]:
         """Sample actions."""
-        return self.nets.act(obs, noise, mask)
+        return self.nets.act(obs, noise, mask, memory)
 
     def process(self, fragment: Fragment) -> Batch:
         """Compute log-probabilities, advantages and returns."""
@@ -91,14 +96,15 @@ class PPO(Agent):
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Make epochs of minibatch gradient steps on the clipped objective and the value loss."""
-        opt, size = self.options, self.options.minibatch_size
+        opt, size = self.options, self.nets.rows_of(self.options.minibatch_size)
         lr = at(opt.lr, progress)
         if changing(progress, clip_ratio=opt.clip_ratio, entropy_coef=opt.entropy_coef):
             self.objective = self.objective_at(progress)
-        ev = explained_variance(batch["val"], batch["ret"])
-        self.value.merge(batch["ret"])
+        steps = self.nets.each_step(batch)
+        ev = explained_variance(steps["val"], steps["ret"])
+        self.value.merge(steps["ret"])
         rows = self.nets.training_rows(batch)
-        rows["ret"] = batch["ret"] / self.value.scale.numpy()
+        rows["ret"] = rows["ret"] / self.value.scale.numpy()
         self.flat.check()
         rows = self.steps.begin(rows, size, self.objective)
         epoch = 0
@@ -109,7 +115,7 @@ class PPO(Agent):
             if opt.target_kl is not None and kl > opt.target_kl:
                 break
         self.steps.end()
-        self.norm.merge(batch["obs"])
+        self.norm.merge(steps["obs"])
         return {
             "kl": kl,
             "entropy": float(entropy.mean()),
@@ -124,7 +130,7 @@ class PPO(Agent):
     def objective_at(self, progress: float) -> Objective:
         """Return the loss of a minibatch, with its coefficients as they are now."""
         opt, clip_ratio = self.options, at(self.options.clip_ratio, progress)
-        return Objective(
+        return self.nets.objective(
             policy_loss=partial(clipped_loss, clip_ratio=clip_ratio),
             clip_ratio=clip_ratio,
             value_coef=opt.value_coef,

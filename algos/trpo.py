@@ -87,15 +87,15 @@ class TRPO(Agent):
         """Make one step of the policy, then some epochs of the value function."""
         opt = self.options
         rows = self.nets.training_rows(batch)
-        obs = rows["obs"]
+        obs, ret = rows["obs"], rows.pop("ret")
         target_kl, value_lr = at(opt.target_kl, progress), at(opt.value_lr, progress)
         tensors = {name: torch.from_numpy(x) for name, x in rows.items()}
         metrics = self.improve(target_kl, **tensors)
-        ev = explained_variance(batch["val"], batch["ret"])
-        self.value.merge(batch["ret"])
+        ev = explained_variance(batch["val"], ret)
+        self.value.merge(ret)
         self.value_flat.check()
         loss = self.fit_value(
-            *(obs, batch["ret"], rng),
+            *(obs, ret, rng),
             lr=value_lr,
             epochs=opt.value_epochs,
             minibatch_size=opt.value_minibatch_size,

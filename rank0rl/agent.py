@@ -81,7 +81,9 @@ class Fragment:
     end_obs: Array
     """Observation after each episode's last step, (E, *obs). Its value counts unless the episode terminated."""
     extras: Batch = field(default_factory=dict)
-    """Extras that `act` returned, name -> (T, ...)."""
+    """Extras that `act` returned, name -> (T, ...). "memory" is what it was given, before each step."""
+    end_memory: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    """Memory after each episode's last step, (E, memory), for an agent that has one."""
 
     def episodes(self) -> list[slice]:
         """Return the steps of each episode in the fragment, in order."""
@@ -107,6 +109,9 @@ class Agent:
     noise: tuple[str, int] = ("normal", 0)
     """Distribution and number, k, of what `act` draws per step: "normal", or "uniform" on [0, 1)."""
 
+    memory: int = 0
+    """Numbers in the memory of each env, m. 0: what `act` does depends on the observation alone."""
+
     devices: tuple[str, ...] = ("cpu",)
     """Kinds of devices that `update` can compute on: "cpu", "cuda"."""
 
@@ -121,9 +126,17 @@ class Agent:
         raise NotImplementedError
 
     def act(
-        self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
+        self,
+        obs: Array,
+        noise: Array,
+        fragment_id: Array,
+        mask: Array | None = None,
+        memory: Array | None = None,
     ) -> tuple[Array, Batch]:
         """Choose actions. Every rank. A row must not depend on how many rows there are.
+
+        Nothing may be kept in the agent from one call to the next: rows come from any envs. An agent
+        that needs to remember has a memory.
 
         Args:
             obs: (B, *obs).
@@ -132,9 +145,12 @@ class Agent:
             mask: True for choices that may be taken, (B, all choices), bool. It is given only if the
                 environment does, in info["action_mask"], and `act` has this argument; the fragment
                 then has it in its extras, as "action_mask".
+            memory: (B, m), float32, if `memory` is not 0: what `act` returned in the step before; zeros
+                where an episode begins.
 
         Returns:
             Actions (B, *act), int64 for choices; and extras, name -> (B, ...), kept in the fragment.
+            With a memory, the extra "memory" is the new one, (B, m), float32.
         """
         raise NotImplementedError
 
@@ -184,8 +200,9 @@ class Agent:
 
         Returns:
             A torch module that takes observations, flattened to float32, (N, numbers), to the most
-            probable actions, as `act` returns them, (N, *act). If `act` takes masks, so does the
-            module, as its second argument. torch.export must be able to follow it.
+            probable actions, as `act` returns them, (N, *act). With a memory, it also takes memory
+            (N, m), and returns actions and the next memory. If `act` takes masks, so does the
+            module, as its last argument. torch.export must be able to follow it.
 
         Raises:
             ValueError: if the agent has none.

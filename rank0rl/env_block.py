@@ -87,6 +87,8 @@ class EnvBlock:
         """Latest observation of each env, (envs, *obs)."""
         self.mask: Array | None = None
         """Choices that may be taken, (envs, all choices), once an environment has given any."""
+        self.memory = np.zeros((len(indices), 0), np.float32)
+        """Memory of the agent in each env, (envs, m); zeros where an episode begins."""
         self.ret = np.zeros(len(indices), np.float64)
         """Sum of rewards of each env's episode, (envs,)."""
         self.length = np.zeros(len(indices), np.int64)
@@ -100,6 +102,7 @@ class EnvBlock:
         self.doing = env, None
         env.seed, env.over = seed, False
         self.ret[env.row], self.length[env.row] = 0.0, 0
+        self.memory[env.row] = 0
         answer = env.gym.reset(seed=seed)
         check_reset(answer, self.obs[env.row])
         self.obs[env.row], info = answer

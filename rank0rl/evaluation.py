@@ -125,7 +125,7 @@ class _Deterministic(Agent):
         def act(obs: Array, noise: Array, *args: Any, **kwargs: Any) -> tuple[Array, Batch]:
             return agent.act(obs, np.zeros_like(noise), *args, **kwargs)
 
-        self.noise = agent.noise
+        self.noise, self.memory = agent.noise, agent.memory
         self.act = act  # type: ignore[method-assign]
 
 

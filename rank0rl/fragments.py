@@ -25,6 +25,8 @@ class End(NamedTuple):
     """Seed of the episode."""
     length: int
     """Steps of the episode so far, those in earlier fragments included."""
+    memory: Array
+    """The agent's memory after it, (m,)."""
 
 
 def cut(fragment_id: int, rows: Batch, ends: Sequence[End]) -> Fragment:
@@ -34,6 +36,7 @@ def cut(fragment_id: int, rows: Batch, ends: Sequence[End]) -> Fragment:
         fragment_id=fragment_id,
         end=np.array([end.t for end in ends]),
         end_obs=np.stack([end.obs for end in ends]),
+        end_memory=np.stack([end.memory for end in ends]),
         extras={name: array for name, array in rows.items() if name not in known},
         **{name: rows[name] for name in known},
     )

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import seeding
+from rank0rl.acting import act_with_more, draws
 from rank0rl.agent import Agent, Fragment, Spaces, check_acted
 from rank0rl.batch import Batch, Buffer
 from rank0rl.env_block import Env, EnvBlock
@@ -89,6 +90,8 @@ class Rollout:
             yield from ([] for _ in range(self.nparts))
             return
         self._takes_mask = "mask" in inspect.signature(agent.act).parameters
+        if agent.memory != self.block.memory.shape[1]:
+            self.block.memory = np.zeros((len(self.envs), agent.memory), np.float32)
         collect = self._collect_episodes if self._episodes else self._collect_steps
         try:
             yield from collect(agent, iteration)
@@ -113,13 +116,16 @@ class Rollout:
             Nothing in whole-episode batches, where none is under way. Else a row for each env:
             "episode"; "steps" so far; "ret", the sum of their rewards; "obs" after them; "new", the
             number of them made in this iteration; and the actions of these, "act", (sum of new, *act).
+            Also "memory", if the agent has one: it comes of older weights and cannot be repeated.
         """
         T, block = self._steps, self.block
         if self._episodes or not self.envs:
             return {}
         new = np.minimum(block.length, T)
         act = self._buffer.rows["act"]
+        memory = {"memory": block.memory.copy()} if block.memory.size else {}
         return {
+            **memory,
             "episode": np.array([env.episode for env in self.envs], np.int64),
             "steps": block.length.copy(),
             "ret": block.ret.copy(),
@@ -142,6 +148,9 @@ class Rollout:
         if not unfinished:  # whole episodes have ended at every boundary
             return {}
         acts = np.split(unfinished["act"], np.cumsum(unfinished["kept"])[:-1])
+        memory = unfinished.get("memory")
+        if memory is not None:
+            self.block.memory = np.zeros((len(self.envs), memory.shape[1]), memory.dtype)
         strays = {}
         for env in self.envs:
             env.episode = int(unfinished["episode"][env.index]) - 1
@@ -156,6 +165,8 @@ class Rollout:
             ):
                 why = f"{name_of(env.gym)} does not repeat an episode from its seed and actions"
             else:
+                if memory is not None:
+                    self.block.memory[env.row] = memory[env.index]
                 continue
             strays[env.index] = why
             self.block.begin_next(env)
@@ -175,7 +186,7 @@ class Rollout:
         """Step these envs, which are neighbours, T times."""
         ends: dict[int, list[End]] = {env.row: [] for env in envs}
         noise = np.stack(
-            [self._noise(agent, iteration, env.index)(self._steps) for env in envs], axis=1
+            [draws(agent, self._seed, iteration, env.index)(self._steps) for env in envs], axis=1
         )
         fragment_id = np.array([env.index for env in envs])
         rows = slice(envs[0].row, envs[-1].row + 1)
@@ -210,7 +221,7 @@ class Rollout:
             while idle and (number := next(todo, None)) is not None:
                 env = idle.pop()
                 env.fragment_id = number
-                draw[env.row] = self._noise(agent, iteration, number)
+                draw[env.row] = draws(agent, self._seed, iteration, number)
                 self.block.begin(env, seeding.integer(self._seed, "reset", iteration, number))
                 active.append(env)
             if not active:
@@ -250,12 +261,11 @@ class Rollout:
         block, rows = self.block, at[0]
         obs = block.obs[rows]
         block.doing = envs[0], agent
-        if block.mask is None or not self._takes_mask:
-            act, extras = agent.act(obs, noise, fragment_id)
+        masked = block.mask is not None and self._takes_mask
+        if masked or agent.memory:
+            act, extras = act_with_more(agent, block, envs, rows, noise, fragment_id, masked)
         else:
-            mask = block.allowed(envs, rows, agent)
-            act, extras = agent.act(obs, noise, fragment_id, mask=mask)
-            extras = {**extras, "action_mask": mask}
+            act, extras = agent.act(obs, noise, fragment_id)
         for name, value in (("act", act), *extras.items()):
             if name not in self._buffer.rows:
                 check_acted(name, value, len(obs), self.spaces.act)
@@ -268,18 +278,9 @@ class Rollout:
         self._buffer.write(at, rew=rew, terminated=terminated, truncated=truncated)
         return ended
 
-    def _noise(self, agent: Agent, iteration: int, fragment_id: int) -> Callable[[int], Array]:
-        """Return a function that draws the next (T, k) numbers of the fragment's own stream."""
-        kind, k = agent.noise
-        if kind not in ("normal", "uniform"):
-            raise ValueError(f'noise must be ("normal" or "uniform", k): got {agent.noise}')
-        rng = seeding.stream(self._seed, "act", iteration, fragment_id)
-        if kind == "normal":
-            return lambda steps: rng.standard_normal((steps, k), dtype=np.float32)
-        return lambda steps: rng.random((steps, k), dtype=np.float32)
-
     def _end(self, env: Env, t: int, last_obs: Array) -> End:
-        return End(t, last_obs, env.seed, int(self.block.length[env.row]))
+        memory = self.block.memory[env.row].copy()
+        return End(t, last_obs, env.seed, int(self.block.length[env.row]), memory)
 
     def _fragment(self, env: Env, steps: int, ends: list[End], copy: bool = False) -> Fragment:
         rows = {name: array[env.row, :steps] for name, array in self._buffer.rows.items()}

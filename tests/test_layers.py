@@ -30,7 +30,7 @@ LAYERS = {
     "rollout": {
         f"rank0rl.{name}"
         for name in (
-            *("envs", "env_answers", "env_block", "env_process", "env_server"),
+            *("acting", "envs", "env_answers", "env_block", "env_process", "env_server"),
             *("env_retry", "fragments", "rollout"),
         )
     },

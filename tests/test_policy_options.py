@@ -13,6 +13,9 @@ CASES = [
         [*PENDULUM, "--entropy-coef", "linear:0.01:0", "--clip-ratio", "cosine:0.3:0.1"],
         id="schedules",
     ),
+    pytest.param([*PENDULUM, "--recurrent", "gru", "--chunk-steps", "7"], id="gru"),
+    pytest.param([*EPISODES, "--recurrent", "lstm", "--actions", "beta"], id="lstm", marks=SLOW),
+    pytest.param([*PENDULUM, "--recurrent", "lstm", "--overlap"], id="ahead", marks=SLOW),
     pytest.param([*EPISODES, "--actions", "squashed", "--state-std"], id="state", marks=SLOW),
     pytest.param(
         [*PENDULUM, "--actions", "squashed", "--entropy-coef", "0.01"], id="entropy", marks=SLOW

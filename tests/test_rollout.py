@@ -426,3 +426,55 @@ def test_all_envs_must_have_the_same_spaces():
 
     with pytest.raises(ValueError, match=r"env 4 has .*Discrete\(2\).*; env 6 has .*Discrete\(3\)"):
         Rollout(Sized, range(4, 7), SEED, steps=3)
+
+
+class Remembering(NoiseAgent):
+    """Its memory counts the steps of an episode, and what it has seen there."""
+
+    memory = 2
+
+    def act(self, obs, noise, fragment_id, memory=None):
+        act, extras = super().act(obs, noise, fragment_id)
+        new = np.stack([memory[:, 0] + 1, obs[:, 1]], axis=1).astype(np.float32)
+        return act, {**extras, "memory": new}
+
+
+def test_a_memory_goes_from_step_to_step_and_begins_with_zeros():
+    rollout, agent = make(steps=5), Remembering()
+    f = rollout.collect(agent, 0)[0][1]
+    assert f.extras["memory"].tolist() == [[0, 0], [1, 0], [2, 1], [0, 0], [1, 0]]
+    assert f.end_memory.tolist() == [[3, 2], [2, 1]]
+    g = rollout.collect(agent, 1)[0][1]  # the episode goes on
+    assert g.extras["memory"][:2].tolist() == [[2, 1], [0, 0]]
+    [f, g] = make(range(1), episodes=[3, 8]).collect(agent, 0)[0]
+    for each in (f, g):
+        assert each.extras["memory"].tolist() == [[0, 0], [1, 0], [2, 1]]
+        assert each.end_memory.tolist() == [[3, 2]]
+
+
+def test_a_memory_at_a_boundary_is_kept_and_restored():
+    one, other, agent = make(steps=5), make(steps=5), Remembering()
+    one.collect(agent, 0)
+    unfinished = Unfinished(100)
+    unfinished.add(one.unfinished())
+    assert other.restore(unfinished.all()) == {}
+    for a, b in zip(one.collect(agent, 1)[0], other.collect(agent, 1)[0], strict=True):
+        assert a.extras["memory"].tobytes() == b.extras["memory"].tobytes()
+        assert a.extras["memory"][0].tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "got"),
+    [
+        (lambda memory: memory[:, :1], r"float32 \(2, 1\)"),
+        (lambda memory: memory.astype(float), r"float64 \(2, 2\)"),
+        (lambda memory: None, "NoneType"),
+    ],
+)
+def test_a_memory_of_another_kind_is_refused(wrong, got):
+    class Wrong(Remembering):
+        def act(self, obs, noise, fragment_id, memory=None):
+            return np.zeros((len(obs), 1), "f"), {"memory": wrong(memory)}
+
+    with pytest.raises(ValueError, match=rf'extra "memory" as float32 \(2, 2\).*{got}'):
+        make(steps=5).collect(Wrong(), 0)

@@ -11,6 +11,7 @@ from torch import nn
 from rank0rl.agent import Fragment
 from rank0rl.batch import Batch
 from rank0rl.nets.normalize import ObsNormalizer, PixelScale
+from rank0rl.nets.objective import Objective
 from rank0rl.nets.policies import Mode, Policy
 from rank0rl.nets.value import ValueFunction
 from rank0rl.returns import advantages
@@ -33,16 +34,27 @@ class ActorCritic:
         """Combine the networks."""
         self.norm, self.policy, self.value = norm, policy, value
         self.noise = policy.noise
+        self.memory = 0
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the modules, for an agent's `modules`."""
         return {"policy": self.policy, "value": self.value, "norm": self.norm}
 
+    def trained(self) -> nn.ModuleDict:
+        """Return the networks that an objective takes, by name."""
+        return nn.ModuleDict({"policy": self.policy, "value": self.value})
+
+    def objective(self, **settings: Any) -> Objective:
+        """Return the loss of a minibatch of rows."""
+        return Objective(**settings)
+
     def mode(self) -> nn.Module:
         """Return a module that gives the most probable actions, for an agent's `mode`."""
         return Mode(self.policy, self.norm)
 
-    def act(self, obs: Array, noise: Array, mask: Array | None = None) -> tuple[Array, Batch]:
+    def act(
+        self, obs: Array, noise: Array, mask: Array | None = None, memory: Array | None = None
+    ) -> tuple[Array, Batch]:
         """Return actions and extras, for an agent's `act`."""
         return self.policy.act(self.norm.numpy(obs), noise, mask)
 
@@ -67,11 +79,11 @@ class ActorCritic:
             rows["draw"] = fragment.extras["draw"]
         if "action_mask" in fragment.extras:
             rows["mask"] = fragment.extras["action_mask"]
-        obs = self.norm.numpy(fragment.obs)
+        x = self._features(fragment.obs, fragment.extras.get("memory"))
         # All steps at once, which spares `act` the work.
-        logp = self.policy.log_prob(obs, rows.get("draw", fragment.act), rows.get("mask"))
-        val = self.value.predict(obs)
-        end_val = self.value.predict(self.norm.numpy(fragment.end_obs))
+        logp = self.policy.log_prob(x, rows.get("draw", fragment.act), rows.get("mask"))
+        val = self.value.predict(x)
+        end_val = self.value.predict(self._features(fragment.end_obs, fragment.end_memory))
         end_val[fragment.terminated[fragment.end]] = 0.0
         adv = advantages(fragment.rew, val, end_val, fragment.episodes(), gamma, lam)
         adv = adv.astype(np.float32)
@@ -82,15 +94,28 @@ class ActorCritic:
 
         Returns:
             "obs", normalized; "act", or the draws behind it; "logp", log-probabilities under the acting policy; "adv",
-            normalized; and "mask", where the environment gives it.
+            normalized; "ret"; and "mask", where the environment gives it.
         """
         rows = {
             "obs": self.norm.numpy(batch["obs"]),
             "act": batch.get("draw", batch["act"]),
             "logp": batch["logp"],
             "adv": normalized(batch["adv"]),
+            "ret": batch["ret"],
         }
         return {**rows, "mask": batch["mask"]} if "mask" in batch else rows
+
+    def each_step(self, batch: Batch) -> Batch:
+        """Return "obs", "val" and "ret" of a batch by step, (N, ...) each."""
+        return batch
+
+    def rows_of(self, steps: int) -> int:
+        """Return the number of rows that hold so many steps."""
+        return steps
+
+    def _features(self, obs: Array, memory: Any) -> Array:
+        """Return what policy and value function take, for observations of one fragment."""
+        return self.norm.numpy(obs)
 
 
 def normalized(adv: Array) -> Array:

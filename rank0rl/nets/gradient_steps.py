@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias, Union
 
-from torch import nn
-
 from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.cuda import AutogradSteps
 from rank0rl.nets.flat import Adam
@@ -39,7 +37,7 @@ def gradient_steps(
         threads: number of threads on the CPU; the results do not depend on it.
         bonus: True if some objective will have an entropy bonus.
     """
-    trained = nn.ModuleDict({"policy": nets.policy, "value": nets.value})
+    trained = nets.trained()
     known = type(objective) is Objective and objective.clip_ratio is not None
     if bonus and getattr(nets.policy, "bounds", None):
         known = False  # the entropy of squashed actions has no kernel

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rank0rl.agent import Spaces
+from rank0rl.agent import Space, Spaces
 from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.normalize import normalizer
-from rank0rl.nets.policies import Actions, make_policy
+from rank0rl.nets.policies import Actions, Policy, make_policy
 from rank0rl.nets.value import ValueFunction
 from rank0rl.options import CheckedOptions, option
 
@@ -34,9 +35,13 @@ class NetworkOptions(CheckedOptions):
             OptionError: if there is no such policy for this space of actions.
         """
         norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype)
-        policy = make_policy(
-            *(inputs, spaces.act, self.hidden, rng, self.log_std),
+        policy = self.policy(inputs, spaces.act, rng)
+        return ActorCritic(norm, policy, ValueFunction(inputs, self.hidden, rng))
+
+    def policy(self, inputs: Sequence[int], act: Space, rng: np.random.Generator) -> Policy:
+        """Return a new policy for inputs of this shape."""
+        return make_policy(
+            *(inputs, act, self.hidden, rng, self.log_std),
             actions=self.actions,
             state_std=self.state_std,
         )
-        return ActorCritic(norm, policy, ValueFunction(inputs, self.hidden, rng))

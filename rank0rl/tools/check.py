@@ -119,7 +119,12 @@ class RandomAgent(Agent):
         self.noise = ("uniform", len(self.space.choices) or self.space.size)
 
     def act(
-        self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
+        self,
+        obs: Array,
+        noise: Array,
+        fragment_id: Array,
+        mask: Array | None = None,
+        memory: Array | None = None,
     ) -> tuple[Array, Batch]:
         """Return uniform actions between the bounds, or on [-1, 1] where there are none."""
         if self.space.choices:

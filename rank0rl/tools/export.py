@@ -86,16 +86,17 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
         notes.append(
             "flatten each observation: gymnasium.spaces.flatten(env.observation_space, obs)"
         )
-    mask = ", torch.as_tensor(mask, dtype=torch.bool)" if masked else ""
-    return "\n".join(
-        [
-            *notes,
-            "load it without rank0rl:",
-            "    import torch",
-            f'    policy = torch.export.load("{out}").module()',
-            f"    act = policy(torch.as_tensor(obs, dtype=torch.{spaces.obs.dtype}){mask}).numpy()",
-        ]
-    )
+    act, more, end = ("act, memory", ", memory", "") if agent.memory else ("act", "", ".numpy()")
+    if masked:
+        more += ", torch.as_tensor(mask, dtype=torch.bool)"
+    lines = [
+        "import torch",
+        f'policy = torch.export.load("{out}").module()',
+        f"{act} = policy(torch.as_tensor(obs, dtype=torch.{spaces.obs.dtype}){more}){end}",
+    ]
+    if agent.memory:
+        lines.insert(2, f"memory = torch.zeros(N, {agent.memory})  # where an episode begins")
+    return "\n".join([*notes, "load it without rank0rl:", *(f"    {line}" for line in lines)])
 
 
 def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.ExportedProgram:
@@ -107,15 +108,21 @@ def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.Expor
         masked: the program also takes masks, shape (N, all choices), bool.
 
     Returns:
-        A program from observations (N, *obs) to actions (N, *act), for any N.
+        A program from observations (N, *obs) to actions (N, *act), for any N. Of an agent with a
+        memory: from observations and memory (N, m) to actions and memory.
 
     Raises:
         ValueError: if the agent's `mode` is missing or returns another shape.
     """
     spaces = envs.describe(env)
     mode = _copy(agent.mode())
-    mask = [torch.ones(2, spaces.act.size, dtype=torch.bool)] * masked
-    shape = tuple(mode(torch.zeros(2, spaces.obs.size), *mask).shape)
+    more = {}
+    if agent.memory:
+        more["memory"] = torch.zeros(2, agent.memory)
+    if masked:
+        more["mask"] = torch.ones(2, spaces.act.size, dtype=torch.bool)
+    out = mode(torch.zeros(2, spaces.obs.size), *more.values())
+    shape = tuple(out[0].shape if agent.memory else out.shape)
     if shape != (2, *spaces.act.shape):
         raise ValueError(
             f"mode of {type(agent).__name__} must return actions of shape {(2, *spaces.act.shape)} "
@@ -124,8 +131,10 @@ def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.Expor
     obs = torch.zeros(2, *spaces.obs.shape, dtype=getattr(torch, spaces.obs.dtype))
     module = _ForEnvironment(mode, spaces.act, envs.first_choice(env))
     rows = {0: torch.export.Dim("N")}
-    names = ("obs", "mask")[: 1 + masked]
-    return torch.export.export(module, (obs, *mask), dynamic_shapes=dict.fromkeys(names, rows))
+    shapes: dict[str, Any] = {"obs": rows}
+    if more:
+        shapes["more"] = tuple(rows for _ in more)
+    return torch.export.export(module, (obs, *more.values()), dynamic_shapes=shapes)
 
 
 class _ForEnvironment(nn.Module):
@@ -150,11 +159,13 @@ class _ForEnvironment(nn.Module):
         else:
             self.register_buffer("first", torch.from_numpy(np.asarray(first, np.int64)))
 
-    def forward(self, obs: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return actions, shape (N, *act)."""
+    def forward(self, obs: Tensor, *more: Tensor) -> Any:
+        """Return actions, (N, *act); and memory, if the agent has one."""
         obs = obs.reshape(obs.shape[0], -1).to(torch.float32)
-        act: Tensor = self.mode(obs) if mask is None else self.mode(obs, mask)
-        return act.clamp(self.low, self.high) if self.bounded else act + self.first
+        out = self.mode(obs, *more)
+        act, *memory = out if isinstance(out, tuple) else (out,)
+        act = act.clamp(self.low, self.high) if self.bounded else act + self.first
+        return (act, *memory) if memory else act
 
 
 def _copy(module: nn.Module) -> nn.Module:

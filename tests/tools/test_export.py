@@ -11,6 +11,7 @@ from runs import SMALL, train
 from small_agents import AGENTS
 from toy_envs import ACT_SPACES
 
+from algos.ppo import PPO, PPOOptions
 from rank0rl import envs
 from rank0rl.tools.evaluate import last_agent
 from rank0rl.tools.export import export, exported, main
@@ -80,6 +81,35 @@ def test_actions_are_those_of_the_numpy_path(algo, obs, act):
         assert got.max(axis=0).tolist() == [3, 1]
     agent.flat.check()  # the agent can go on learning
     assert all(p.requires_grad for p in agent.policy.parameters())
+
+
+@pytest.mark.parametrize("options", [{"actions": "squashed"}, {"state_std": True}], ids=str)
+def test_the_mode_of_every_distribution(options):
+    env = envs.make("toy_envs:Spaced-v0", obs="box", act="box")
+    env.observation_space.seed(0)
+    agent = PPO(envs.describe(env), PPOOptions(hidden=(8,), **options), np.random.default_rng(0))
+    obs = observations(env, 30)
+    got = exported(agent, env).module()(torch.from_numpy(obs)).numpy()
+    assert np.allclose(got, in_numpy(agent, env, obs), atol=1e-5)
+
+
+@pytest.mark.parametrize(("cell", "act"), [("gru", "box"), ("lstm", "discrete")])
+def test_a_memory_goes_in_and_out(cell, act):
+    env = envs.make("toy_envs:Spaced-v0", obs="box", act=act)
+    env.observation_space.seed(0)
+    options = PPOOptions(hidden=(8,), recurrent=cell, memory_size=6)
+    agent = PPO(envs.describe(env), options, np.random.default_rng(0))
+    policy = exported(agent, env).module()
+    memory = ours = np.zeros((3, agent.memory), np.float32)
+    for _ in range(4):
+        obs = observations(env, 3)
+        got, memory = (x.numpy() for x in policy(*map(torch.from_numpy, (obs, memory))))
+        noise = np.zeros((3, agent.noise[1]), np.float32)
+        expected, extras = agent.act(obs, noise, np.arange(3), memory=ours)
+        ours = extras["memory"]
+        assert np.allclose(memory, ours, atol=1e-5)
+        if act == "box":
+            assert np.allclose(got, np.clip(expected, -0.5, 0.5), atol=1e-5)
 
 
 @pytest.mark.parametrize("act", ["discrete", "multi"])

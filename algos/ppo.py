@@ -18,6 +18,7 @@ from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.gradient_steps import GradientSteps, gradient_steps
+from rank0rl.nets.networks import MakeNetworks
 from rank0rl.nets.objective import Objective
 from rank0rl.nets.recurrent_actor_critic import RecurrentOptions
 from rank0rl.options import option
@@ -57,14 +58,18 @@ class PPO(Agent):
     """Clipped PPO for box and discrete actions."""
 
     Options = PPOOptions
+    make_networks: MakeNetworks | None = None
+    """A static method that makes the networks, in a class of one's own."""
     devices = ("cpu", "cuda")
 
     def __init__(self, spaces: Spaces, options: PPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and optimizer over one flat vector."""
         self.options = opt = options
-        self.nets = opt.networks(spaces, rng)
+        self.nets = opt.networks(spaces, rng, self.make_networks)
         self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise, self.memory = self.nets.noise, self.nets.memory
+        if self.memory:
+            self.devices = ("cpu",)
         self.flat = flatten_(nn.ModuleList(self.nets.modules().values()))
         self.adam = Adam(self.flat, eps=1e-5)
         self.objective = self.objective_at(0.0)

@@ -18,7 +18,7 @@ from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
 from rank0rl.nets.fisher import Fisher
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.networks import NetworkOptions
+from rank0rl.nets.networks import MakeNetworks, NetworkOptions
 from rank0rl.nets.value_fit import ValueFit
 from rank0rl.options import option
 from rank0rl.returns import explained_variance
@@ -57,11 +57,13 @@ class TRPO(Agent):
     """TRPO for box and discrete actions."""
 
     Options = TRPOOptions
+    make_networks: MakeNetworks | None = None
+    """A static method that makes the networks, in a class of one's own."""
 
     def __init__(self, spaces: Spaces, options: TRPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and its optimizer."""
         self.options = options
-        self.nets = options.networks(spaces, rng)
+        self.nets = options.networks(spaces, rng, self.make_networks)
         self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise = self.policy.noise
         self.flat = flatten_(self.policy)

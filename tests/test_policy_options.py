@@ -14,6 +14,12 @@ CASES = [
         id="schedules",
     ),
     pytest.param([*PENDULUM, "--recurrent", "gru", "--chunk-steps", "7"], id="gru"),
+    pytest.param(
+        [*PENDULUM, "--activation", "silu", "--layer-norm", "--value-hidden", "8"],
+        id="layers",
+        marks=SLOW,
+    ),
+    pytest.param([*PENDULUM, "--algo", "OWN"], id="own networks"),
     pytest.param([*EPISODES, "--recurrent", "lstm", "--actions", "beta"], id="lstm", marks=SLOW),
     pytest.param([*PENDULUM, "--recurrent", "lstm", "--overlap"], id="ahead", marks=SLOW),
     pytest.param([*EPISODES, "--actions", "squashed", "--state-std"], id="state", marks=SLOW),
@@ -25,13 +31,27 @@ CASES = [
 ]
 
 
+OWN = """
+from torch import nn
+from algos.ppo import PPO
+
+class Own(PPO):
+    @staticmethod
+    def make_networks(spaces, options, rng):
+        policy = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))
+        return {"policy": policy, "value": nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 1))}
+"""
+
+
 @pytest.mark.parametrize("args", CASES)
 def test_the_same_curve_on_any_number_of_ranks_and_resumed(args, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    env, *options = args
+    (tmp_path / "own.py").write_text(OWN)
+    env, *options = [arg.replace("OWN", f"{tmp_path}/own.py:Own") for arg in args]
     length = ["--num-envs", "4", "--total-steps"]
     length += ["384"] if "--steps-per-batch" in args else ["2400"]
-    train(whole, env, *options, *length, nprocs=2 if "--overlap" in args else 1)
+    done = train(whole, env, *options, *length, nprocs=2 if "--overlap" in args else 1)
+    assert done.stdout.count("one row at a time") == ("OWN" in args)
     train(parts, env, *options, *length, "--stop-after-iterations", "2", nprocs=3)
     resume(parts, nprocs=2)
     assert len(curve(whole)) == 4

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rank0rl.agent import Space
 from rank0rl.batch import Batch
 from rank0rl.nets.bounds import Bounds
-from rank0rl.nets.conv import network
+from rank0rl.nets.conv import Hidden, network
 
 Array = npt.NDArray[Any]
 
@@ -29,8 +29,9 @@ class BetaPolicy(nn.Module):
     Args:
         inputs: shape of the inputs: (number,), or the shape of an image.
         space: the space of actions, a box.
-        hidden: units of each hidden layer.
+        hidden: units of each hidden layer, or a network of one's own.
         rng: draws the weights.
+        layers: "activation" and "layer_norm" of the network, see `MLP`.
 
     Raises:
         OptionError: if the actions have no finite bounds.
@@ -40,8 +41,9 @@ class BetaPolicy(nn.Module):
         self,
         inputs: Sequence[int],
         space: Space,
-        hidden: Sequence[int],
+        hidden: Hidden,
         rng: np.random.Generator,
+        **layers: Any,
     ) -> None:
         """Draw the weights."""
         super().__init__()
@@ -50,7 +52,7 @@ class BetaPolicy(nn.Module):
         self._ndtr, self._inverse = special.ndtr, special.betaincinv
         self.noise = ("normal", space.size)
         self.bounds = Bounds(space, "beta")
-        self.mlp = network(inputs, hidden, 2 * space.size, rng, last_gain=0.01)
+        self.mlp = network(inputs, hidden, 2 * space.size, rng, 0.01, **layers)
 
     def act(self, x: Array, noise: Array, mask: Any = None) -> tuple[Array, Batch]:
         """Draw actions (B, *shape) with inputs (B, inputs) and noise (B, k). No row depends on B.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rank0rl.agent import NEVER, Space, choose
 from rank0rl.batch import Batch
-from rank0rl.nets.conv import network
+from rank0rl.nets.conv import Hidden, network
 
 Array = npt.NDArray[Any]
 
@@ -26,8 +26,9 @@ class CategoricalPolicy(nn.Module):
     Args:
         inputs: shape of the inputs: (number,), or the shape of an image.
         space: the space of actions, discrete.
-        hidden: units of each hidden layer.
+        hidden: units of each hidden layer, or a network of one's own.
         rng: draws the weights.
+        layers: "activation" and "layer_norm" of the network, see `MLP`.
     """
 
     in_kernels = True
@@ -36,14 +37,15 @@ class CategoricalPolicy(nn.Module):
         self,
         inputs: Sequence[int],
         space: Space,
-        hidden: Sequence[int],
+        hidden: Hidden,
         rng: np.random.Generator,
+        **layers: Any,
     ) -> None:
         """Draw the weights."""
         super().__init__()
         self.noise = ("uniform", len(space.choices))
         self.space = space
-        self.mlp = network(inputs, hidden, space.size, rng, last_gain=0.01)
+        self.mlp = network(inputs, hidden, space.size, rng, 0.01, **layers)
         self._choices = space.choice_slices()
 
     def act(self, x: Array, noise: Array, mask: Array | None = None) -> tuple[Array, Batch]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.nets.mlp import MLP
+from rank0rl.nets.own import OwnNetwork, row_by_row
 
 Array = npt.NDArray[Any]
+
+Hidden: TypeAlias = Sequence[int] | nn.Module
+"""Units of each hidden layer, or a network of one's own."""
 
 
 class ConvNet(nn.Module):
@@ -29,6 +33,7 @@ class ConvNet(nn.Module):
         outputs: number of outputs.
         rng: draws the weights.
         last_gain: scale of the last layer's weights.
+        layers: "activation" and "layer_norm" of the MLP.
     """
 
     channels = (16, 32, 32)
@@ -40,6 +45,7 @@ class ConvNet(nn.Module):
         outputs: int,
         rng: np.random.Generator,
         last_gain: float,
+        **layers: Any,
     ) -> None:
         """Draw the weights."""
         super().__init__()
@@ -53,7 +59,7 @@ class ConvNet(nn.Module):
             self.kernels.append(nn.Parameter(kernel))
             self.shifts.append(nn.Parameter(torch.zeros(channels)))
             n, sides = channels, [(side + 1) // 2 for side in sides]
-        self.mlp = MLP([n * math.prod(sides), *hidden, outputs], rng, last_gain)
+        self.mlp = MLP([n * math.prod(sides), *hidden, outputs], rng, last_gain, **layers)
         self.weights, self.biases = self.mlp.weights, self.mlp.biases
 
     def forward(self, x: Tensor) -> Tensor:
@@ -67,10 +73,7 @@ class ConvNet(nn.Module):
 
     def numpy(self, x: Array) -> Array:
         """Compute the outputs of NumPy arrays (N, inputs) or (B, 1, inputs)."""
-        with torch.no_grad():
-            if x.ndim == 2:
-                return self(torch.from_numpy(x)).numpy()  # type: ignore[no-any-return]
-            return np.stack([self(torch.from_numpy(row)).numpy() for row in x])
+        return row_by_row(self, x)
 
 
 def is_image(shape: Sequence[int], dtype: str) -> bool:
@@ -80,20 +83,26 @@ def is_image(shape: Sequence[int], dtype: str) -> bool:
 
 def network(
     shape: Sequence[int],
-    hidden: Sequence[int],
+    hidden: Hidden,
     outputs: int,
     rng: np.random.Generator,
     last_gain: float,
-) -> MLP | ConvNet:
+    **layers: Any,
+) -> MLP | ConvNet | OwnNetwork:
     """Return a network for flattened observations: a ConvNet if their shape has three axes, else an MLP.
 
     Args:
         shape: (inputs,), or the shape of an image.
-        hidden: units of each hidden layer.
+        hidden: units of each hidden layer; or a network of one's own, which is then used.
         outputs: number of outputs.
         rng: draws the weights.
         last_gain: scale of the last layer's weights.
+        layers: "activation" and "layer_norm", see `MLP`.
     """
+    if isinstance(hidden, MLP):
+        return hidden
+    if isinstance(hidden, nn.Module):
+        return OwnNetwork(hidden, math.prod(shape), outputs)
     if len(shape) == 3:
-        return ConvNet(shape, hidden, outputs, rng, last_gain)
-    return MLP([math.prod(shape), *hidden, outputs], rng, last_gain)
+        return ConvNet(shape, hidden, outputs, rng, last_gain, **layers)
+    return MLP([math.prod(shape), *hidden, outputs], rng, last_gain, **layers)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from rank0rl.agent import Space
 from rank0rl.batch import Batch
 from rank0rl.nets.bounds import Bounds
-from rank0rl.nets.conv import network
+from rank0rl.nets.conv import Hidden, network
 from rank0rl.nets.mlp import View
 
 Array = npt.NDArray[Any]
@@ -36,12 +36,13 @@ class GaussianPolicy(nn.Module):
     Args:
         inputs: shape of the inputs: (number,), or the shape of an image.
         space: the space of actions, a box.
-        hidden: units of each hidden layer.
+        hidden: units of each hidden layer, or a network of one's own.
         rng: draws the weights.
         log_std: initial log standard deviation.
         rows: number of log-std parameters that are summed. Adam steps each of them, so the sum
             moves `rows` times as fast.
         squash: True if tanh takes draws to actions within the space's bounds.
+        layers: "activation" and "layer_norm" of the network, see `MLP`.
 
     Raises:
         OptionError: if squashed actions have no finite bounds.
@@ -53,18 +54,19 @@ class GaussianPolicy(nn.Module):
         self,
         inputs: Sequence[int],
         space: Space,
-        hidden: Sequence[int],
+        hidden: Hidden,
         rng: np.random.Generator,
         log_std: float = 0.0,
         rows: int = 1,
         squash: bool = False,
+        **layers: Any,
     ) -> None:
         """Draw the weights."""
         super().__init__()
         self.noise = ("normal", space.size)
         self.shape = space.shape
         self.bounds = Bounds(space, "squashed") if squash else None
-        self.mlp = network(inputs, hidden, self._outputs(space.size), rng, last_gain=0.01)
+        self.mlp = network(inputs, hidden, self._outputs(space.size), rng, 0.01, **layers)
         one = torch.full((space.size,), log_std)
         self.log_std = nn.Parameter(one if rows == 1 else one.repeat(rows, 1) / rows)
         self._view = View(self._parameters, "log_std")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rank0rl.agent import Space
 from rank0rl.nets.beta import BetaPolicy
 from rank0rl.nets.categorical import CategoricalPolicy
+from rank0rl.nets.conv import Hidden
 from rank0rl.nets.mlp import place
 from rank0rl.nets.normal import GaussianPolicy, StateStdPolicy
 from rank0rl.options import OptionError
@@ -50,24 +51,26 @@ class Mode(nn.Module):
 def make_policy(
     inputs: Sequence[int],
     act: Space,
-    hidden: Sequence[int],
+    hidden: Hidden,
     rng: np.random.Generator,
     log_std: float = 0.0,
     rows: int = 1,
     actions: Actions = "normal",
     state_std: bool = False,
+    **layers: Any,
 ) -> Policy:
     """Return a policy for a space of actions: continuous for a box, categorical for choices.
 
     Args:
         inputs: shape of the inputs: (number,), or the shape of an image.
         act: the space of actions.
-        hidden: units of each hidden layer.
+        hidden: units of each hidden layer, or a network of one's own.
         rng: draws the weights.
         log_std: initial log standard deviation of normal draws.
         rows: number of log-std parameters that are summed, see `GaussianPolicy`.
         actions: distribution of continuous actions.
         state_std: True if the network also gives the standard deviations of normal draws.
+        layers: "activation" and "layer_norm" of the network, see `MLP`.
 
     Raises:
         OptionError: if there is no such policy for this space.
@@ -78,13 +81,14 @@ def make_policy(
                 f"actions here are choices, which have one distribution: got --actions {actions}"
                 f"{' --state-std' if state_std else ''}; leave it out"
             )
-        return CategoricalPolicy(inputs, act, hidden, rng)
+        return CategoricalPolicy(inputs, act, hidden, rng, **layers)
     if actions == "beta":
         if state_std:
             raise OptionError("beta has no standard deviation: leave out --state-std")
-        return BetaPolicy(inputs, act, hidden, rng)
+        return BetaPolicy(inputs, act, hidden, rng, **layers)
     kind = StateStdPolicy if state_std else GaussianPolicy
-    return kind(inputs, act, hidden, rng, log_std, rows, squash=actions == "squashed")
+    squash = actions == "squashed"
+    return kind(inputs, act, hidden, rng, log_std, rows, squash, **layers)
 
 
 def head(

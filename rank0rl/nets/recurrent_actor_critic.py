@@ -14,7 +14,7 @@ from rank0rl.agent import Fragment, Spaces
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ActorCritic, normalized
 from rank0rl.nets.chunks import chunked, filled, firsts
-from rank0rl.nets.networks import NetworkOptions
+from rank0rl.nets.networks import MakeNetworks, NetworkOptions
 from rank0rl.nets.normalize import ObsNormalizer, PixelScale, normalizer
 from rank0rl.nets.objective import Objective
 from rank0rl.nets.policies import Policy
@@ -36,14 +36,16 @@ class RecurrentOptions(NetworkOptions):
     chunk_steps: int = option(32, "[1, inf)")
     """With --recurrent: steps through which gradients flow, usually 8 to 64. A minibatch holds whole chunks."""
 
-    def networks(self, spaces: Spaces, rng: np.random.Generator) -> ActorCritic:
-        """Return new networks for these spaces.
+    def networks(
+        self, spaces: Spaces, rng: np.random.Generator, make: MakeNetworks | None = None
+    ) -> ActorCritic:
+        """Return new networks for these spaces. Those of one's own take the layer's features.
 
         Raises:
             OptionError: if there are no such networks for them.
         """
         if self.recurrent is None:
-            return super().networks(spaces, rng)
+            return super().networks(spaces, rng, make)
         norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype)
         if len(inputs) > 1:
             raise OptionError(
@@ -51,9 +53,7 @@ class RecurrentOptions(NetworkOptions):
                 f"leave out --recurrent, or stack frames with --wrappers FrameStackObservation"
             )
         layer = Recurrent(self.recurrent, inputs[0], self.memory_size, rng)
-        features = (self.memory_size,)
-        policy = self.policy(features, spaces.act, rng)
-        value = ValueFunction(features, self.hidden, rng)
+        policy, value = self.heads((self.memory_size,), spaces, rng, make)
         return RecurrentActorCritic(norm, layer, policy, value, self.chunk_steps)
 
 

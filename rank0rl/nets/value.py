@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.nets.conv import network
+from rank0rl.nets.conv import Hidden, network
 from rank0rl.nets.normalize import Moments
 
 Array = npt.NDArray[Any]
@@ -24,19 +24,20 @@ class ValueFunction(nn.Module):
 
     Args:
         shape: (inputs,), or the shape of an image.
-        hidden: units of each hidden layer.
+        hidden: units of each hidden layer, or a network of one's own.
         rng: draws the weights.
+        layers: "activation" and "layer_norm" of the network, see `MLP`.
     """
 
     in_kernels = True
     scale: Tensor
 
     def __init__(
-        self, shape: Sequence[int], hidden: Sequence[int], rng: np.random.Generator
+        self, shape: Sequence[int], hidden: Hidden, rng: np.random.Generator, **layers: Any
     ) -> None:
         """Draw the weights."""
         super().__init__()
-        self.mlp = network(shape, hidden, 1, rng, last_gain=1.0)
+        self.mlp = network(shape, hidden, 1, rng, 1.0, **layers)
         self.moments = Moments(())
         self.register_buffer("scale", torch.ones(()))
 
@@ -51,6 +52,8 @@ class ValueFunction(nn.Module):
     def merge(self, ret: Array) -> None:
         """Add returns (N,) to the statistics, without changing predictions in units of reward.
 
+        (A network of one's own whose last layer is not linear predicts other values until it has learned.)
+
         Rank 0 only: its weights are broadcast.
 
         Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2.2.
@@ -58,6 +61,6 @@ class ValueFunction(nn.Module):
         self.moments.merge(ret)
         scale = torch.sqrt(self.moments.var + 1e-8).to(torch.float32)
         with torch.no_grad():
-            self.mlp.weights[-1].mul_(self.scale / scale)
-            self.mlp.biases[-1].mul_(self.scale / scale)
+            for last in (*self.mlp.weights[-1:], *self.mlp.biases[-1:]):
+                last.mul_(self.scale / scale)
         self.scale.copy_(scale)

@@ -13,6 +13,7 @@ from typing import Any
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
 from rank0rl.imports import why
+from rank0rl.options import OptionError
 from rank0rl.run import files
 from rank0rl.run.options import RunOptions
 
@@ -65,10 +66,19 @@ def load_agent(algo: str) -> type[Agent]:
 
 
 def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent:
-    """Return a run's agent with its initial weights."""
+    """Return a run's agent with its initial weights.
+
+    Raises:
+        OptionError: if its options do not fit the spaces or the device.
+    """
     rng = seeding.stream(options.seed, "init")
     agent = load_agent(options.algo)(spaces, agent_options, rng)
     agent.device = options.device
+    if options.device.partition(":")[0] not in agent.devices:
+        raise OptionError(
+            f"with these options, {options.algo} updates on {' or '.join(agent.devices)} only: leave "
+            f"out --device {options.device}"
+        )
     return agent
 
 

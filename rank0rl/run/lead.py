@@ -10,6 +10,7 @@ from typing import Any
 
 from rank0rl.mpi import comm, job
 from rank0rl.mpi.hosts import count_ranks, read_hosts
+from rank0rl.nets.own import cost_notes
 from rank0rl.run import checkpoint, config, provenance, trust
 from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
@@ -62,6 +63,7 @@ def lead(
     differences = [*changes, *provenance.host_differences(machines)]
     for note in [
         *plan.notes,
+        *cost_notes(state.agent.modules().values()),
         *(f"{d}: the last bits of the curve may differ" for d in differences),
     ]:
         logger.print(f"note: {note}")

@@ -1,0 +1,153 @@
+"""Networks with other layers, and of one's own."""
+
+import numpy as np
+import pytest
+import torch
+from some_policies import OBS, drawn_by, noise_for, rng
+from torch import nn
+
+from algos.ppo import PPO, PPOOptions
+from algos.trpo import TRPO, TRPOOptions
+from rank0rl.agent import Space, Spaces
+from rank0rl.nets.activations import IN_NUMPY
+from rank0rl.nets.mlp import MLP, has_kernels
+from rank0rl.nets.networks import NetworkOptions
+from rank0rl.nets.own import OwnNetwork, cost_notes
+from rank0rl.options import OptionError
+
+BOX = Spaces(
+    Space("box", (5,), "float32"),
+    Space("box", (3,), "float32", low=-np.ones(3, "f"), high=np.ones(3, "f")),
+)
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("activation", IN_NUMPY)
+def test_numpy_computes_what_torch_does_and_no_row_depends_on_others(activation, layer_norm):
+    mlp = MLP([5, 16, 8, 3], rng(), 1.0, activation, layer_norm)
+    with torch.no_grad():
+        for parameter in mlp.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.manual_seed(2)))
+    expected = mlp(torch.from_numpy(OBS)).detach().numpy()
+    np.testing.assert_allclose(mlp.numpy(OBS), expected, atol=3e-6, rtol=1e-5)
+    rows = mlp.numpy(OBS[:, None, :])
+    for size in (1, 2, 7, 16):
+        assert mlp.numpy(OBS[:size, None, :]).tobytes() == rows[:size].tobytes()
+    functions = {"tanh": nn.Tanh(), "relu": nn.ReLU(), "elu": nn.ELU(), "silu": nn.SiLU()}
+    x = torch.from_numpy(OBS)
+    for i in range(2):
+        x = x @ mlp.weights[i] + mlp.biases[i]
+        x = functions[activation](mlp.norms[i](x) if layer_norm else x)
+    oracle = x @ mlp.weights[2] + mlp.biases[2]
+    np.testing.assert_allclose(expected, oracle.detach(), atol=1e-5, rtol=1e-5)
+
+
+def test_only_what_kernels_know_is_left_to_them():
+    for options, known in (
+        ({}, True),
+        ({"value_hidden": (8,)}, True),
+        ({"activation": "relu"}, False),
+        ({"layer_norm": True}, False),
+    ):
+        nets = NetworkOptions(hidden=(16,), **options).networks(BOX, rng())
+        assert has_kernels(nets.policy, nets.value) == known
+        assert nets.value.mlp.weights[0].shape == (5, 8 if "value_hidden" in options else 16)
+        assert nets.policy.mlp.weights[0].shape == (5, 16)
+
+
+class Mine(PPO):
+    @staticmethod
+    def make_networks(spaces, options, rng):
+        hidden = nn.Sequential(nn.Linear(5, 16), nn.LayerNorm(16), nn.GELU())
+        return {
+            "policy": nn.Sequential(hidden, nn.Linear(16, 3)),
+            "value": nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1)),
+        }
+
+
+class MineTRPO(TRPO):
+    make_networks = staticmethod(Mine.make_networks)
+
+
+def test_weights_of_ones_own_networks_come_of_the_seed():
+    def weights(seed):
+        torch.manual_seed(rng(None).integers(1000))  # whatever the user's code has drawn
+        agent = Mine(BOX, PPOOptions(), rng(seed))
+        return agent.flat.vectors[0].detach().numpy().tobytes()
+
+    assert weights(0) == weights(0)
+    assert weights(0) != weights(1)
+
+
+@pytest.mark.parametrize(("kind", "options"), [(Mine, PPOOptions), (MineTRPO, TRPOOptions)])
+def test_networks_of_ones_own_act_row_by_row_and_learn(kind, options):
+    agent = kind(BOX, options(), rng())
+    agent.prepare()
+    policy, noise = agent.policy, noise_for(agent.policy, 33)
+    whole = drawn_by(policy, OBS, noise)
+    for size in (1, 2, 7, 16):
+        assert drawn_by(policy, OBS[:size], noise[:size]).tobytes() == whole[:size].tobytes()
+    obs = rng(1).standard_normal((256, 5), dtype=np.float32)
+    act = drawn_by(policy, obs, noise_for(policy, 256))
+    batch = {
+        "obs": obs,
+        "act": act,
+        "logp": policy.log_prob(obs, act),
+        "adv": act[:, 0],  # more of the first action is better
+        "val": agent.value.predict(obs),
+        "ret": rng(2).standard_normal(256).astype("f"),
+    }
+    before = policy.mode(torch.from_numpy(obs))[:, 0].mean()
+    for _ in range(5):
+        agent.update(batch, rng(3), 0.0)
+    assert policy.mode(torch.from_numpy(obs))[:, 0].mean() > before + 0.01
+    assert not any(part.training for part in policy.mlp.module.modules())
+
+
+def test_values_in_rewards_do_not_change_with_the_scale_if_the_last_layer_is_linear():
+    agent = Mine(BOX, PPOOptions(), rng())
+    before = agent.value.predict(OBS)
+    agent.value.merge(50 * rng(2).standard_normal(100).astype("f"))
+    np.testing.assert_allclose(agent.value.predict(OBS), before, rtol=1e-4, atol=1e-5)
+    assert agent.value.scale > 10
+
+
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), "BatchNorm1d .* when it learns"),
+        (nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.1)), "Dropout .* when it learns"),
+        (nn.Linear(5, 4), r"must return \(2, 3\) for inputs \(2, 5\): got \(2, 4\)"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused(network, said):
+    class Wrong(PPO):
+        make_networks = staticmethod(lambda spaces, options, rng: {"policy": network})
+
+    with pytest.raises(OptionError, match=said):
+        Wrong(BOX, PPOOptions(), rng())
+
+
+@pytest.mark.parametrize("made", [{"actor": nn.Linear(5, 3)}, nn.Linear(5, 3)])
+def test_what_is_no_dict_of_networks_is_refused(made):
+    class Wrong(PPO):
+        make_networks = staticmethod(lambda spaces, options, rng: made)
+
+    with pytest.raises(OptionError, match=r"must return a dict .* \['policy', 'value'\]: got"):
+        Wrong(BOX, PPOOptions(), rng())
+
+
+def test_the_cost_is_said_once_and_an_mlp_of_nets_has_none():
+    [note] = cost_notes(Mine(BOX, PPOOptions(), rng()).modules().values())
+    assert "one row at a time" in note
+
+    class Ours(PPO):
+        @staticmethod
+        def make_networks(spaces, options, rng):
+            return {"policy": MLP([5, 4, 3], rng, 0.01), "value": MLP([5, 4, 1], rng, 1.0)}
+
+    agent = Ours(BOX, PPOOptions(), rng())
+    assert cost_notes(agent.modules().values()) == []
+    assert has_kernels(agent.policy, agent.value)
+    assert isinstance(agent.policy.mlp, MLP)
+    assert not isinstance(agent.policy.mlp, OwnNetwork)

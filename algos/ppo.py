@@ -66,6 +66,7 @@ class PPO(Agent):
         """Build policy, value function and optimizer over one flat vector."""
         self.options = opt = options
         self.nets = opt.networks(spaces, rng, self.make_networks)
+        self.mode_obs = opt.policy_obs
         self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise, self.memory = self.nets.noise, self.nets.memory
         if self.memory:

@@ -64,6 +64,7 @@ class TRPO(Agent):
         """Build policy, value function and its optimizer."""
         self.options = options
         self.nets = options.networks(spaces, rng, self.make_networks)
+        self.mode_obs = options.policy_obs
         self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise = self.policy.noise
         self.flat = flatten_(self.policy)

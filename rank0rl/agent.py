@@ -37,6 +37,8 @@ class Space:
     """Box: lower bounds, with its shape. Actions are clipped to them on the way to the environment."""
     high: Array | None = None
     """Box: upper bounds, likewise."""
+    parts: Mapping[str, slice] = field(default_factory=dict)
+    """Dict observations, flattened: the columns of each key."""
 
     @property
     def size(self) -> int:
@@ -194,6 +196,9 @@ class Agent:
 
     def load(self, state: dict[str, Any]) -> None:
         """Take back what `state` returned. Rank 0 only; the modules are loaded already."""
+
+    mode_obs: tuple[str, ...] = ()
+    """Keys of a Dict observation that the module of `mode` takes, if not all."""
 
     def mode(self) -> Any:
         """Return the most probable actions as a torch module, for `export`.

@@ -110,13 +110,14 @@ class _Worker:
                     answer = pickle.dumps((as_data(error), None))
                 self._connection.send_bytes(answer)
 
-    def make(self, path: list[str], make: bytes) -> tuple[Any, Any, str]:
-        """Make the environment; return its spaces and its name."""
+    def make(self, path: list[str], make: bytes) -> tuple[Any, Any, dict[str, slice], str]:
+        """Make the environment; return its spaces, the parts of observations, and its name."""
         sys.path[:] = path
         self._env = pickle.loads(make)()
         _use_one_thread()  # again: its imports may have loaded another BLAS
         self._obs = shared_obs(self._file, self._env.observation_space)
-        return self._env.observation_space, self._env.action_space, name_of(self._env)
+        env = self._env
+        return env.observation_space, env.action_space, getattr(env, "parts", {}), name_of(env)
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the environment."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import importlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import gymnasium as gym
@@ -104,8 +106,11 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
     for wrapper in wrappers:
         env = wrap(env, wrapper)
     space = env.observation_space
-    flatten = not isinstance(space, gym.spaces.Box) and _flattens(space)
-    return gym.wrappers.FlattenObservation(env) if flatten else env
+    if isinstance(space, gym.spaces.Box) or not _flattens(space):
+        return env
+    flat: Any = gym.wrappers.FlattenObservation(env)
+    flat.parts = _parts(space)
+    return flat  # type: ignore[no-any-return]
 
 
 def wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
@@ -204,7 +209,17 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
             f"actions must be a Box of floats, Discrete, MultiDiscrete or MultiBinary: {name_of(env)} "
             f"has {act}; wrap it with gymnasium.wrappers.TransformAction"
         )
-    return Spaces(_describe(obs), _describe(act))
+    return Spaces(
+        dataclasses.replace(_describe(obs), parts=getattr(env, "parts", {})), _describe(act)
+    )
+
+
+def _parts(space: gym.Space[Any]) -> dict[str, slice]:
+    """Return the columns of each key of a space, once it is flattened; none if it is no Dict."""
+    keys = space.spaces if isinstance(space, gym.spaces.Dict) else {}
+    sizes = [gym.spaces.flatdim(one) for one in keys.values()]
+    ends = accumulate(sizes)
+    return {name: slice(b - n, b) for name, n, b in zip(keys, sizes, ends, strict=True)}
 
 
 def running_statistics(env: gym.Env[Any, Any]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import nn
 
 from rank0rl.agent import Fragment
 from rank0rl.batch import Batch
+from rank0rl.nets.columns import Columns
 from rank0rl.nets.normalize import ObsNormalizer, PixelScale
 from rank0rl.nets.objective import Objective
 from rank0rl.nets.policies import Mode, Policy
@@ -50,7 +52,13 @@ class ActorCritic:
 
     def mode(self) -> nn.Module:
         """Return a module that gives the most probable actions, for an agent's `mode`."""
-        return Mode(self.policy, self.norm)
+        mlp: Any = self.policy.mlp
+        if not isinstance(mlp, Columns):
+            return Mode(self.policy, self.norm)
+        norm: Any = self.norm
+        policy, norm = copy.deepcopy(self.policy), norm.part(mlp.columns)
+        policy.mlp = mlp.net
+        return Mode(policy, norm)
 
     def act(
         self, obs: Array, noise: Array, mask: Array | None = None, memory: Array | None = None

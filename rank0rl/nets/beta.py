@@ -31,7 +31,7 @@ class BetaPolicy(nn.Module):
         space: the space of actions, a box.
         hidden: units of each hidden layer, or a network of one's own.
         rng: draws the weights.
-        layers: "activation" and "layer_norm" of the network, see `MLP`.
+        layers: "activation", "layer_norm" and "columns" of the network, see `conv.network`.
 
     Raises:
         OptionError: if the actions have no finite bounds.

@@ -28,7 +28,7 @@ class CategoricalPolicy(nn.Module):
         space: the space of actions, discrete.
         hidden: units of each hidden layer, or a network of one's own.
         rng: draws the weights.
-        layers: "activation" and "layer_norm" of the network, see `MLP`.
+        layers: "activation", "layer_norm" and "columns" of the network, see `conv.network`.
     """
 
     in_kernels = True

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rank0rl.nets.columns import Columns
 from rank0rl.nets.mlp import MLP
 from rank0rl.nets.own import OwnNetwork, row_by_row
 
@@ -87,8 +88,9 @@ def network(
     outputs: int,
     rng: np.random.Generator,
     last_gain: float,
+    columns: Sequence[slice] | None = None,
     **layers: Any,
-) -> MLP | ConvNet | OwnNetwork:
+) -> MLP | ConvNet | OwnNetwork | Columns:
     """Return a network for flattened observations: a ConvNet if their shape has three axes, else an MLP.
 
     Args:
@@ -97,8 +99,12 @@ def network(
         outputs: number of outputs.
         rng: draws the weights.
         last_gain: scale of the last layer's weights.
+        columns: the inputs that it sees, if not all.
         layers: "activation" and "layer_norm", see `MLP`.
     """
+    if columns:
+        size = sum(some.stop - some.start for some in columns)
+        return Columns(network((size,), hidden, outputs, rng, last_gain, **layers), columns)
     if isinstance(hidden, MLP):
         return hidden
     if isinstance(hidden, nn.Module):

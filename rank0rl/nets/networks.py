@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from rank0rl.agent import Space, Spaces
+from rank0rl.agent import Spaces
 from rank0rl.nets.activations import Activation
 from rank0rl.nets.actor_critic import ActorCritic
-from rank0rl.nets.conv import Hidden
+from rank0rl.nets.columns import columns_of
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import Actions, Policy, make_policy
 from rank0rl.nets.value import ValueFunction
@@ -39,6 +39,10 @@ class NetworkOptions(CheckedOptions):
     """Activation of hidden layers. Updates are compiled for tanh; the others take several times as long."""
     layer_norm: bool = False
     """Normalize each hidden layer before its activation. Updates are not compiled then."""
+    policy_obs: tuple[str, ...] = ()
+    """Keys of a Dict observation that the policy sees. The exported policy takes these alone. None given: all."""
+    critic_obs: tuple[str, ...] = ()
+    """Keys of a Dict observation that the value function sees. None given: all."""
     log_std: float = 0.0
     """Initial log standard deviation of continuous actions, usually -1 to 0."""
     state_std: bool = False
@@ -71,19 +75,17 @@ class NetworkOptions(CheckedOptions):
     ) -> tuple[Policy, ValueFunction]:
         """Return a policy and a value function for inputs of this shape."""
         own = _own(make, spaces, self, rng) if make else {}
-        policy = self._policy(inputs, spaces.act, own.get("policy", self.hidden), rng)
-        hidden = own.get("value", self.hidden if self.value_hidden is None else self.value_hidden)
-        return policy, ValueFunction(inputs, hidden, rng, **self._layers())
-
-    def _policy(
-        self, inputs: Sequence[int], act: Space, hidden: Hidden, rng: np.random.Generator
-    ) -> Policy:
-        return make_policy(
-            *(inputs, act, hidden, rng, self.log_std),
+        obs = spaces.obs
+        policy = make_policy(
+            *(inputs, spaces.act, own.get("policy", self.hidden), rng, self.log_std),
             actions=self.actions,
             state_std=self.state_std,
+            columns=columns_of(obs, self.policy_obs, "policy_obs"),
             **self._layers(),
         )
+        hidden = own.get("value", self.hidden if self.value_hidden is None else self.value_hidden)
+        columns = columns_of(obs, self.critic_obs, "critic_obs")
+        return policy, ValueFunction(inputs, hidden, rng, columns=columns, **self._layers())
 
     def _layers(self) -> dict[str, Any]:
         return {"activation": self.activation, "layer_norm": self.layer_norm}

@@ -42,7 +42,7 @@ class GaussianPolicy(nn.Module):
         rows: number of log-std parameters that are summed. Adam steps each of them, so the sum
             moves `rows` times as fast.
         squash: True if tanh takes draws to actions within the space's bounds.
-        layers: "activation" and "layer_norm" of the network, see `MLP`.
+        layers: "activation", "layer_norm" and "columns" of the network, see `conv.network`.
 
     Raises:
         OptionError: if squashed actions have no finite bounds.

@@ -92,6 +92,14 @@ class ObsNormalizer(nn.Module):
         np.maximum(x, -self.limit, out=x)
         return x  # type: ignore[no-any-return]
 
+    def part(self, columns: Sequence[slice]) -> ObsNormalizer:
+        """Return a copy for some columns of observations."""
+        index = np.concatenate([np.arange(some.start, some.stop) for some in columns])
+        copy = ObsNormalizer((len(index),), self._coarse)
+        copy.shift.copy_(self.shift[index])
+        copy.scale.copy_(self.scale[index])
+        return copy
+
     def merge(self, obs: Array) -> None:
         """Add the observations of a batch, (N, *shape), to the statistics.
 

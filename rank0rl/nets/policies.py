@@ -70,7 +70,7 @@ def make_policy(
         rows: number of log-std parameters that are summed, see `GaussianPolicy`.
         actions: distribution of continuous actions.
         state_std: True if the network also gives the standard deviations of normal draws.
-        layers: "activation" and "layer_norm" of the network, see `MLP`.
+        layers: "activation", "layer_norm" and "columns" of the network, see `conv.network`.
 
     Raises:
         OptionError: if there is no such policy for this space.

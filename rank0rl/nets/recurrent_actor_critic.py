@@ -52,6 +52,11 @@ class RecurrentOptions(NetworkOptions):
                 f"a memory of images is not built in: observations are {spaces.obs.shape} bytes; "
                 f"leave out --recurrent, or stack frames with --wrappers FrameStackObservation"
             )
+        if self.policy_obs or self.critic_obs:
+            raise OptionError(
+                "policy and value function share their memory, so both see the same: leave out "
+                "--recurrent, or --policy-obs and --critic-obs"
+            )
         layer = Recurrent(self.recurrent, inputs[0], self.memory_size, rng)
         policy, value = self.heads((self.memory_size,), spaces, rng, make)
         return RecurrentActorCritic(norm, layer, policy, value, self.chunk_steps)

@@ -26,7 +26,7 @@ class ValueFunction(nn.Module):
         shape: (inputs,), or the shape of an image.
         hidden: units of each hidden layer, or a network of one's own.
         rng: draws the weights.
-        layers: "activation" and "layer_norm" of the network, see `MLP`.
+        layers: "activation", "layer_norm" and "columns" of the network, see `conv.network`.
     """
 
     in_kernels = True

@@ -8,6 +8,7 @@ choices.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import inspect
 import sys
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import tyro
 from torch import Tensor, nn
 
 from rank0rl import envs
-from rank0rl.agent import Agent, Space
+from rank0rl.agent import Agent, Space, Spaces
 from rank0rl.mpi.threads import set_threads
 from rank0rl.tools.evaluate import RunToLoad, last_agent
 
@@ -74,15 +75,20 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a missing folder
         raise ValueError(f"cannot write {out}: {error}") from None
     spaces = envs.describe(env)
+    size, keys = _seen(agent, spaces)
+    seen = f" of the keys {', '.join(keys)}" if keys else ""
+    shape = _shape(dataclasses.replace(spaces.obs, shape=(size,)) if keys else spaces.obs)
     notes = [
-        f"{out} holds the policy for {options.env_id}: from observations {_shape(spaces.obs)} to "
+        f"{out} holds the policy for {options.env_id}: from observations {shape}{seen} to "
         f"the most probable actions {_shape(spaces.act)}"
     ]
     if options.wrappers:
         notes.append(
             f"observations and actions are those of the wrappers {', '.join(options.wrappers)}"
         )
-    if envs.is_flattened(env):
+    if keys:
+        notes.append("flatten these keys of each observation, one behind the other, in this order")
+    elif envs.is_flattened(env):
         notes.append(
             "flatten each observation: gymnasium.spaces.flatten(env.observation_space, obs)"
         )
@@ -121,20 +127,28 @@ def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.Expor
         more["memory"] = torch.zeros(2, agent.memory)
     if masked:
         more["mask"] = torch.ones(2, spaces.act.size, dtype=torch.bool)
-    out = mode(torch.zeros(2, spaces.obs.size), *more.values())
+    size, keys = _seen(agent, spaces)
+    out = mode(torch.zeros(2, size), *more.values())
     shape = tuple(out[0].shape if agent.memory else out.shape)
     if shape != (2, *spaces.act.shape):
         raise ValueError(
             f"mode of {type(agent).__name__} must return actions of shape {(2, *spaces.act.shape)} "
             f"for 2 observations: got {shape}"
         )
-    obs = torch.zeros(2, *spaces.obs.shape, dtype=getattr(torch, spaces.obs.dtype))
+    rows_of = (size,) if keys else spaces.obs.shape
+    obs = torch.zeros(2, *rows_of, dtype=getattr(torch, spaces.obs.dtype))
     module = _ForEnvironment(mode, spaces.act, envs.first_choice(env))
     rows = {0: torch.export.Dim("N")}
     shapes: dict[str, Any] = {"obs": rows}
     if more:
         shapes["more"] = tuple(rows for _ in more)
     return torch.export.export(module, (obs, *more.values()), dynamic_shapes=shapes)
+
+
+def _seen(agent: Agent, spaces: Spaces) -> tuple[int, tuple[str, ...]]:
+    """Return the numbers that an agent's `mode` takes, and the keys of a Dict that they are, if not all."""
+    parts = [spaces.obs.parts[key] for key in agent.mode_obs]
+    return sum(p.stop - p.start for p in parts) or spaces.obs.size, agent.mode_obs
 
 
 class _ForEnvironment(nn.Module):

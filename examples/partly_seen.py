@@ -2,10 +2,14 @@ r"""Environments that show too little: an agent must remember what it saw before
 
 PPO with a memory learns both:
 
-    python train.py examples.partly_seen:cartpole --recurrent gru --minibatch-size 512 --lr linear:1e-3:0 \
-        --total-steps 300000
+    python train.py examples.partly_seen:cartpole --recurrent gru --minibatch-size 256 --lr linear:5e-4:0 \
+        --target-kl 0.02 --total-steps 300000
     python train.py examples.partly_seen:recall --recurrent gru --minibatch-size 400 --lr linear:1e-3:0 \
         --episodes-per-batch 64 --num-episodes 4096 --chunk-steps 50
+
+A critic that sees more than the policy helps here:
+
+    python train.py examples.partly_seen:luck --policy-obs seen --critic-obs seen hidden --total-steps 40000
 """
 
 from typing import Any

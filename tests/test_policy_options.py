@@ -1,8 +1,10 @@
 """Each option of a policy: the same curve on 1, 2 and 3 ranks, resumed in between, and what it refuses."""
 
 import pytest
+from on_ranks import HERE
 from runs import curve, resume, sha, train
 
+EXAMPLES = HERE.parent / "examples"
 SLOW = pytest.mark.slow
 PENDULUM = ["Pendulum", "--steps-per-batch", "96"]
 EPISODES = ["Pendulum", "--episodes-per-batch", "3"]
@@ -22,6 +24,7 @@ CASES = [
     pytest.param([*PENDULUM, "--algo", "OWN"], id="own networks"),
     pytest.param([*EPISODES, "--recurrent", "lstm", "--actions", "beta"], id="lstm", marks=SLOW),
     pytest.param([*PENDULUM, "--recurrent", "lstm", "--overlap"], id="ahead", marks=SLOW),
+    pytest.param([*PENDULUM, "--algo", f"{EXAMPLES}/remember.py"], id="remember", marks=SLOW),
     pytest.param([*EPISODES, "--actions", "squashed", "--state-std"], id="state", marks=SLOW),
     pytest.param(
         [*PENDULUM, "--actions", "squashed", "--entropy-coef", "0.01"], id="entropy", marks=SLOW

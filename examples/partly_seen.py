@@ -98,14 +98,14 @@ def luck() -> gym.Env:
     return Luck()
 
 
-def cartpole_keys() -> gym.Env:
+def cartpole_keys(**kwargs: Any) -> gym.Env:
     """Make CartPole with two keys."""
-    return Keys(gym.make("CartPole-v1"))
+    return Keys(gym.make("CartPole-v1", **kwargs))
 
 
-def cartpole() -> gym.Env:
+def cartpole(**kwargs: Any) -> gym.Env:
     """Make CartPole without velocities."""
-    return WithoutVelocities(gym.make("CartPole-v1"))
+    return WithoutVelocities(gym.make("CartPole-v1", **kwargs))
 
 
 def recall() -> gym.Env:

@@ -20,7 +20,7 @@ from rank0rl.nets.fisher import Fisher
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.networks import MakeNetworks, NetworkOptions
 from rank0rl.nets.value_fit import ValueFit
-from rank0rl.options import option
+from rank0rl.options import OptionError, option
 from rank0rl.returns import explained_variance
 from rank0rl.schedules import Scheduled, at, changing
 
@@ -67,6 +67,8 @@ class TRPO(Agent):
         self.mode_obs = options.policy_obs
         self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise = self.policy.noise
+        if {*self.policy.parameters()} & {*self.value.parameters()}:
+            raise OptionError("trpo steps policy and value function apart: they may share no layer")
         self.flat = flatten_(self.policy)
         self.value_flat = flatten_(nn.ModuleList([self.value, self.norm]))
         self.adam = Adam(self.value_flat)

@@ -69,7 +69,7 @@ class EnvProcess:
             theirs.close()  # so that the end of the process is the end of the connection
             try:
                 made = self._ask("make", sys.path, pickle.dumps(make))
-                self.observation_space, self.action_space, self.parts, self.spec.id = made
+                self.observation_space, self.action_space, self.rank0rl_parts, self.spec.id = made
                 self._obs = shared_obs(file.fileno(), self.observation_space)
             except BaseException:
                 self._end()

@@ -117,7 +117,12 @@ class _Worker:
         _use_one_thread()  # again: its imports may have loaded another BLAS
         self._obs = shared_obs(self._file, self._env.observation_space)
         env = self._env
-        return env.observation_space, env.action_space, getattr(env, "parts", {}), name_of(env)
+        return (
+            env.observation_space,
+            env.action_space,
+            getattr(env, "rank0rl_parts", {}),
+            name_of(env),
+        )
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the environment."""

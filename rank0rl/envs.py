@@ -109,7 +109,7 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
     if isinstance(space, gym.spaces.Box) or not _flattens(space):
         return env
     flat: Any = gym.wrappers.FlattenObservation(env)
-    flat.parts = _parts(space)
+    flat.rank0rl_parts = _parts(space)
     return flat  # type: ignore[no-any-return]
 
 
@@ -210,7 +210,7 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
             f"has {act}; wrap it with gymnasium.wrappers.TransformAction"
         )
     return Spaces(
-        dataclasses.replace(_describe(obs), parts=getattr(env, "parts", {})), _describe(act)
+        dataclasses.replace(_describe(obs), parts=getattr(env, "rank0rl_parts", {})), _describe(act)
     )
 
 

@@ -80,6 +80,7 @@ def test_networks_of_ones_own_take_what_they_see():
     ("options", "said"),
     [
         ({"critic_obs": ("state",)}, "--critic-obs must name keys .* got 'state'; .* hidden, seen"),
+        ({"policy_obs": ("seen", "seen")}, "--policy-obs must name each key once"),
         ({"policy_obs": ("seen",), "recurrent": "gru"}, "share their memory"),
     ],
 )

@@ -65,7 +65,10 @@ class BetaPolicy(nn.Module):
         """
         out = self.mlp.numpy(x[:, None, :])[:, 0]
         a, b = np.split(1 + np.logaddexp(out, np.float32(0)), 2, axis=1)
-        draw = self._inverse(a, b, self._ndtr(noise))
+        above = noise > 0  # as 1 - Beta(b, a), whose tail float32 can tell from 0
+        a, b = np.where(above, b, a), np.where(above, a, b)
+        draw = self._inverse(a, b, self._ndtr(-abs(noise)))
+        draw = np.where(above, 1 - draw, draw)
         draw = np.minimum(np.maximum(draw, _EDGE), 1 - _EDGE)
         return self.bounds.numpy(draw), {"draw": draw}
 

@@ -29,7 +29,9 @@ class Bounds:
     def __init__(self, space: Space, kind: str) -> None:
         """Keep the bounds."""
         low, high = space.low, space.high
-        if low is None or high is None or not (np.isfinite(low).all() and np.isfinite(high).all()):
+        with np.errstate(over="ignore", invalid="ignore"):
+            width = None if low is None or high is None else high - low
+        if low is None or high is None or width is None or not np.isfinite(width).all():
             raise OptionError(
                 f"actions {kind!r} need finite bounds: this environment's are from {low} to {high}; "
                 f"set --actions normal, or wrap it in RescaleAction or ClipAction"

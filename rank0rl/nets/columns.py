@@ -48,7 +48,7 @@ def columns_of(space: Space, names: Sequence[str], option: str) -> tuple[slice, 
         option: the option that has them, for the error.
 
     Raises:
-        OptionError: if an observation has no such key.
+        OptionError: if an observation has no such key, or one is named twice.
     """
     wrong = [name for name in names if name not in space.parts]
     if wrong:
@@ -57,4 +57,6 @@ def columns_of(space: Space, names: Sequence[str], option: str) -> tuple[slice, 
             f"{flag(option)} must name keys of the observation: got {wrong[0]!r}; this environment's "
             f"observation has {has}"
         )
+    if len({*names}) < len(names):
+        raise OptionError(f"{flag(option)} must name each key once: got {', '.join(names)}")
     return tuple(space.parts[name] for name in names) or None

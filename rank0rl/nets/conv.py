@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from rank0rl.nets.columns import Columns
 from rank0rl.nets.mlp import MLP
 from rank0rl.nets.own import OwnNetwork, row_by_row
+from rank0rl.options import OptionError
 
 Array = npt.NDArray[Any]
 
@@ -101,11 +102,17 @@ def network(
         last_gain: scale of the last layer's weights.
         columns: the inputs that it sees, if not all.
         layers: "activation" and "layer_norm", see `MLP`.
+
+    Raises:
+        OptionError: if a network of one's own does not fit.
     """
     if columns:
         size = sum(some.stop - some.start for some in columns)
         return Columns(network((size,), hidden, outputs, rng, last_gain, **layers), columns)
     if isinstance(hidden, MLP):
+        got, wanted = hidden.shape(), (math.prod(shape), outputs)
+        if got != wanted:
+            raise OptionError(f"this MLP must have {wanted} inputs and outputs: got {got}")
         return hidden
     if isinstance(hidden, nn.Module):
         return OwnNetwork(hidden, math.prod(shape), outputs)

@@ -90,6 +90,10 @@ class MLP(nn.Module):
         x += last[1]
         return x
 
+    def shape(self) -> tuple[int, int]:
+        """Return the numbers of inputs and of outputs."""
+        return self.weights[0].shape[0], self.weights[-1].shape[1]
+
     def table(self, theta: Tensor) -> Array:
         """Return where each layer lies in the flat vector theta, for kernels: see `nets.kernels`."""
         return np.array(

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import nn
 
 from rank0rl.agent import Spaces
 from rank0rl.nets.activations import Activation
@@ -99,9 +100,10 @@ def _own(
         torch.manual_seed(int(rng.integers(2**63)))
         own = make(spaces, options, rng)
     names = {"policy", "value"}
-    if not isinstance(own, Mapping) or not {*own} <= names:
+    is_dict = isinstance(own, Mapping) and all(isinstance(n, nn.Module) for n in own.values())
+    if not is_dict or not {*own} <= names:
         raise OptionError(
             f"make_networks must return a dict of torch modules with the names {sorted(names)}: got "
-            f"{[*own] if isinstance(own, Mapping) else type(own).__name__}"
+            f"{ {k: type(v).__name__ for k, v in own.items()} if isinstance(own, Mapping) else type(own).__name__ }"
         )
     return own

@@ -66,6 +66,7 @@ class GaussianPolicy(nn.Module):
         self.noise = ("normal", space.size)
         self.shape = space.shape
         self.bounds = Bounds(space, "squashed") if squash else None
+        self._nodes: dict[Any, tuple[Tensor, Tensor]] = {}
         self.mlp = network(inputs, hidden, self._outputs(space.size), rng, 0.01, **layers)
         one = torch.full((space.size,), log_std)
         self.log_std = nn.Parameter(one if rows == 1 else one.repeat(rows, 1) / rows)
@@ -110,9 +111,7 @@ class GaussianPolicy(nn.Module):
         entropy = log_std.sum(dim=-1).mean() + 0.5 * (_LOG_2PI + 1) * log_std.shape[-1]
         if self.bounds is None:
             return entropy
-        nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
-        at = torch.tensor(nodes, dtype=mean.dtype, device=mean.device)
-        weight = torch.tensor(weights / weights.sum(), dtype=mean.dtype, device=mean.device)
+        at, weight = self._quadrature(mean)
         u = mean[..., None] + torch.exp(log_std)[..., None] * at
         log_slope = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))  # log (1 - tanh(u)^2)
         return entropy + (log_slope @ weight).sum(dim=1).mean()
@@ -134,6 +133,17 @@ class GaussianPolicy(nn.Module):
         logp *= -0.5
         logp -= np.add.reduce(log_std).item() + 0.5 * _LOG_2PI * len(log_std)
         return logp  # type: ignore[no-any-return]
+
+    def _quadrature(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Return nodes and weights, made once: a CUDA graph cannot copy them from the CPU."""
+        kind = like.dtype, like.device
+        if kind not in self._nodes:
+            nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+            self._nodes[kind] = (
+                torch.tensor(nodes, dtype=like.dtype, device=like.device),
+                torch.tensor(weights / weights.sum(), dtype=like.dtype, device=like.device),
+            )
+        return self._nodes[kind]
 
     @staticmethod
     def _outputs(k: int) -> int:

@@ -43,19 +43,28 @@ class OwnNetwork(nn.Module):
                     f"when it learns than when it acts, so ratios of probabilities would be wrong: "
                     f"use LayerNorm, or leave it out; observations are normalized already"
                 )
+        if not all(p.requires_grad for p in module.parameters()):
+            raise OptionError(
+                f"all parameters of {type(module).__name__} must learn: some have requires_grad False"
+            )
         self.module, self.inputs = module.eval(), inputs
-        with torch.no_grad():
-            got = tuple(module(torch.zeros(2, inputs)).shape)
+        try:
+            with torch.no_grad():
+                got: Any = tuple(module(torch.zeros(2, inputs)).shape)
+        except Exception as error:  # whatever the user's module raises
+            got = f"{type(error).__name__}: {error}"
         if got != (2, outputs):
             raise OptionError(
                 f"{type(module).__name__} must return {(2, outputs)} for inputs {(2, inputs)}: got "
-                f"{got}; see make_networks in the guide"
+                f"{got}; see docs/policies.md"
             )
-        linear = [part for part in module.modules() if isinstance(part, nn.Linear)][-1:]
-        last = [part for part in linear if part.out_features == outputs]
-        self.weights = [part.weight for part in last]
-        """Weights of the last layer, if that is linear."""
-        self.biases = [part.bias for part in last if part.bias is not None]
+        last = module
+        while isinstance(last, nn.Sequential) and len(last):
+            last = last[-1]
+        linear = [last] if isinstance(last, nn.Linear) else []
+        self.weights = [part.weight for part in linear]
+        """Weights of the last layer, if the module is linear or ends with such a layer."""
+        self.biases = [part.bias for part in linear if part.bias is not None]
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute outputs (N, outputs) from inputs (N, inputs)."""

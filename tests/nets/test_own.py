@@ -112,11 +112,44 @@ def test_values_in_rewards_do_not_change_with_the_scale_if_the_last_layer_is_lin
     assert agent.value.scale > 10
 
 
+def test_a_layer_that_is_not_the_last_is_left_alone():
+    class Gated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out, self.gate = nn.Linear(5, 1), nn.Linear(5, 1)
+
+        def forward(self, x):
+            return self.out(x) * torch.sigmoid(self.gate(x))
+
+    assert OwnNetwork(Gated(), 5, 1).weights == []
+    assert (
+        len(OwnNetwork(nn.Sequential(Gated(), nn.Sequential(nn.Linear(1, 1))), 5, 1).weights) == 1
+    )
+
+
+def test_trpo_shares_no_layer():
+    class Shared(TRPO):
+        @staticmethod
+        def make_networks(spaces, options, rng):
+            trunk = nn.Linear(5, 4)
+            return {
+                "policy": nn.Sequential(trunk, nn.Linear(4, 3)),
+                "value": nn.Sequential(trunk, nn.Linear(4, 1)),
+            }
+
+    with pytest.raises(OptionError, match="share no layer"):
+        Shared(BOX, TRPOOptions(), rng())
+
+
 @pytest.mark.parametrize(
     ("network", "said"),
     [
         (nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), "BatchNorm1d .* when it learns"),
         (nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.1)), "Dropout .* when it learns"),
+        (nn.Linear(4, 3), r"must return \(2, 3\) .* got RuntimeError"),
+        (nn.LSTM(5, 3), "got AttributeError"),
+        (nn.Linear(5, 3).requires_grad_(False), "must learn"),
+        (MLP([5, 4], rng(), 1.0), r"must have \(5, 3\) inputs and outputs: got \(5, 4\)"),
         (nn.Linear(5, 4), r"must return \(2, 3\) for inputs \(2, 5\): got \(2, 4\)"),
     ],
 )
@@ -128,7 +161,7 @@ def test_a_network_that_does_not_fit_is_refused(network, said):
         Wrong(BOX, PPOOptions(), rng())
 
 
-@pytest.mark.parametrize("made", [{"actor": nn.Linear(5, 3)}, nn.Linear(5, 3)])
+@pytest.mark.parametrize("made", [{"actor": nn.Linear(5, 3)}, nn.Linear(5, 3), {"value": None}])
 def test_what_is_no_dict_of_networks_is_refused(made):
     class Wrong(PPO):
         make_networks = staticmethod(lambda spaces, options, rng: made)

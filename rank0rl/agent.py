@@ -143,7 +143,7 @@ class Agent:
         Args:
             obs: (B, *obs).
             noise: (B, k), float32, drawn as `noise` says.
-            fragment_id: (B,), the fragment of each row.
+            fragment_id: (B,), the fragment of each row; -1 in an evaluation without exploration.
             mask: True for choices that may be taken, (B, all choices), bool. It is given only if the
                 environment does, in info["action_mask"], and `act` has this argument; the fragment
                 then has it in its extras, as "action_mask".

@@ -115,15 +115,19 @@ class Evaluation:
 
 
 def deterministic(agent: Agent) -> Agent:
-    """Return the agent without the noise of normal actions; one that draws choices stays as it is."""
+    """Return the agent without exploration.
+
+    It acts without the noise of normal actions, or as the center of its candidates. An agent that
+    draws choices stays as it is.
+    """
     return _Deterministic(agent) if agent.noise[0] == "normal" else agent
 
 
 class _Deterministic(Agent):
     def __init__(self, agent: Agent) -> None:
         @functools.wraps(agent.act)  # its signature tells whether it takes a mask
-        def act(obs: Array, noise: Array, *args: Any, **kwargs: Any) -> tuple[Array, Batch]:
-            return agent.act(obs, np.zeros_like(noise), *args, **kwargs)
+        def act(obs: Array, noise: Array, fragment_id: Array, **more: Any) -> tuple[Array, Batch]:
+            return agent.act(obs, np.zeros_like(noise), np.full_like(fragment_id, -1), **more)
 
         self.noise, self.memory = agent.noise, agent.memory
         self.act = act  # type: ignore[method-assign]

@@ -36,13 +36,16 @@ class Moments(nn.Module):
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
 
     def merge(self, rows: Array) -> None:
-        """Add rows, (N, *shape).
+        """Add rows, (N, *shape)."""
+        mean = np.asarray(rows.mean(axis=0, dtype=np.float64))
+        self.add(len(rows), mean, np.asarray(rows.var(axis=0, dtype=np.float64)))
+
+    def add(self, n: int, of_mean: Array, of_var: Array) -> None:
+        """Add n rows with this mean and variance, (*shape) each.
 
         Source: Chan, Golub and LeVeque 1983, eq. 1.5.
         """
-        n, before = len(rows), self.count.item()
-        mean = torch.from_numpy(np.asarray(rows.mean(axis=0, dtype=np.float64)))
-        var = torch.from_numpy(np.asarray(rows.var(axis=0, dtype=np.float64)))
+        mean, var, before = torch.from_numpy(of_mean), torch.from_numpy(of_var), self.count.item()
         delta, total = mean - self.mean, before + n
         squares = self.var * before + var * n + delta**2 * (before * n / total)
         self.mean += delta * (n / total)
@@ -106,6 +109,23 @@ class ObsNormalizer(nn.Module):
         Rank 0 only: its statistics are broadcast.
         """
         self.moments.merge(obs.reshape(len(obs), -1))
+        self._follow()
+
+    def merge_groups(self, count: Array, mean: Array, var: Array) -> None:
+        """Add groups of observations, of which only these figures are known, to the statistics.
+
+        Args:
+            count: number of observations in each group, (E,).
+            mean: their means, (E, size).
+            var: their variances, (E, size).
+        """
+        total, share = int(count.sum()), (count / count.sum())[:, None]
+        of_all = (share * mean).sum(axis=0)
+        self.moments.add(total, of_all, (share * (var + np.square(mean - of_all))).sum(axis=0))
+        self._follow()
+
+    def _follow(self) -> None:
+        """Take over the statistics."""
         self.shift.copy_(self.moments.mean)
         if self._coarse:
             self.scale.copy_(1 / (3 * (torch.sqrt(self.moments.var) + 0.1)))

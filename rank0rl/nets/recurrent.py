@@ -39,7 +39,9 @@ class Recurrent(nn.Module):
         self.memory = 2 * size if self._is_lstm else size
         """Numbers in a memory."""
         self.layer: Any = (nn.LSTM if self._is_lstm else nn.GRU)(inputs, size, batch_first=True)
-        self._views = [View(self.layer._parameters, name) for name, _ in self.layer.named_parameters()]
+        self._views = [
+            View(self.layer._parameters, name) for name, _ in self.layer.named_parameters()
+        ]
         torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63)))
         for name, parameter in self.layer.named_parameters():
             if name.startswith("weight"):

@@ -21,12 +21,17 @@ SIZES = {
     "klppo": ["--hidden", "8", "8", "--epochs", "4"],
     "reinforce": ["--hidden", "8"],
     "cem": ["--population", "6"],
+    "a2c": ["--hidden", "8"],
+    "es": ["--hidden", "8"],
+    "cmaes": ["--population", "6"],
 }
 BATCHES = {"steps": ["--steps-per-batch", "60"], "episodes": ["--episodes-per-batch", "6"]}
-FAST = {("trpo", "CartPole", "episodes")}
+FAST = {("trpo", "CartPole", "episodes"), ("es", "Hopper", "episodes")}
+FAST |= {("cmaes", "CartPole", "episodes")}
 CASES = [
     pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow)
     for case in itertools.product(SIZES, ("CartPole", "Hopper"), BATCHES)
+    if case[::2] != ("es", "steps")  # it refuses them
 ]
 
 
@@ -56,6 +61,9 @@ def test_the_same_for_every_number_of_ranks_and_resumed(algo, env, mode, tmp_pat
 LEARNS = {
     "reinforce": (["--episodes-per-batch", "20", "--total-steps", "200000"], 300),
     "cem": (["--episodes-per-batch", "40", "--num-envs", "40", "-n", "2000"], 300),
+    "a2c": (["--num-envs", "16", "--steps-per-batch", "256", "--total-steps", "200000"], 400),
+    "es": (["--episodes-per-batch", "64", "-n", "3000"], 400),
+    "cmaes": (["--episodes-per-batch", "16", "-n", "800"], 400),
 }
 
 
@@ -65,7 +73,7 @@ LEARNS = {
 def test_a_copied_agent_runs_unchanged_and_learns(algo, nprocs, tmp_path):
     file = shutil.copy(HERE.parent / "algos" / f"{algo}.py", tmp_path / f"my_{algo}.py")
     args, expected = LEARNS[algo]
-    name = {"reinforce": "Reinforce", "cem": "CEM"}[algo]
+    name = {"reinforce": "Reinforce"}.get(algo, algo.upper())
     train(
         *(tmp_path / "r", "CartPole", "--algo", f"{file}:{name}", *args),
         nprocs=nprocs,

@@ -1,0 +1,97 @@
+"""The policies of an evolution strategy: one network, with other weights for every candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from rank0rl.agent import NEVER, Spaces
+from rank0rl.nets.flat import flatten_
+from rank0rl.nets.mlp import place
+from rank0rl.nets.normalize import ObsNormalizer
+from rank0rl.nets.policies import Mode, make_policy
+
+Array = npt.NDArray[Any]
+
+
+class Candidates:
+    """A network that acts for several candidates at once. Actions are means, or the best choices.
+
+    Args:
+        spaces: of observations and actions.
+        hidden: units of each hidden layer. None of them: a linear policy.
+        rng: draws the first weights.
+    """
+
+    def __init__(self, spaces: Spaces, hidden: Sequence[int], rng: np.random.Generator) -> None:
+        """Make the network."""
+        self._space = spaces.act
+        self.norm = ObsNormalizer(spaces.obs.shape)
+        self.policy = make_policy((spaces.obs.size,), spaces.act, tuple(hidden), rng)
+        mlp: Any = self.policy.mlp
+        self.mlp = mlp
+        self.flat = flatten_(mlp)
+        [vector] = self.flat.vectors
+        self.theta: Array = vector.detach().numpy()
+        """The center: weights and biases, (n,), float32, in the memory of the network's own."""
+        pairs = zip(mlp.weights, mlp.biases, strict=True)
+        self._places = [(place(w, vector), tuple(w.shape), place(b, vector)) for w, b in pairs]
+        self._of: tuple[Any, ...] = ()
+        self._layers: list[tuple[Array, Array]] = []
+
+    def act(
+        self,
+        obs: Array,
+        fragment_id: Array,
+        mask: Array | None,
+        weights_of: Callable[[int], Array],
+        version: int,
+    ) -> Array:
+        """Return actions, (B, *act).
+
+        Args:
+            obs: (B, *obs).
+            fragment_id: the candidate of each row, (B,); -1 for the center.
+            mask: choices that may be taken, (B, all choices), or None.
+            weights_of: returns the weights, (n,), of a candidate.
+            version: changes whenever the weights of candidates do.
+        """
+        x = self.norm.numpy(obs)[:, None]
+        *hidden, last = self._layers_of(fragment_id, weights_of, version)
+        for weight, bias in hidden:
+            x = np.tanh(x @ weight + bias)
+        out: Array = (x @ last[0] + last[1])[:, 0]
+        if self._space.kind == "box":
+            return out.reshape(-1, *self._space.shape)
+        if mask is not None:
+            out[~mask] = NEVER
+        best = [out[:, columns].argmax(axis=1) for columns in self._space.choice_slices()]
+        return np.stack(best, axis=1).reshape(-1, *self._space.shape)
+
+    def mode(self) -> nn.Module:
+        """Return the center's policy as a torch module, for an agent's `mode`."""
+        return Mode(self.policy, self.norm)
+
+    def _layers_of(
+        self, fragment_id: Array, weights_of: Callable[[int], Array], version: int
+    ) -> list[tuple[Array, Array]]:
+        """Return weights (B, inputs, outputs) and biases (B, 1, outputs) of each layer.
+
+        They are kept until another candidate has its turn.
+        """
+        of = (version, *fragment_id.tolist())
+        if of != self._of:
+            rows = np.stack([self.theta if i < 0 else weights_of(i) for i in of[1:]])
+            self._layers = [
+                (
+                    rows[:, at : at + n * m].reshape(-1, n, m),
+                    rows[:, None, bias_at : bias_at + m],
+                )
+                for at, (n, m), bias_at in self._places
+            ]
+            self._of = of
+        return self._layers

@@ -130,7 +130,7 @@ class _Deterministic(Agent):
             return agent.act(obs, np.zeros_like(noise), np.full_like(fragment_id, -1), **more)
 
         self.noise, self.memory = agent.noise, agent.memory
-        self.act = act  # type: ignore[method-assign]
+        self.act = act  # type: ignore[assignment,method-assign]
 
 
 def _rollout(

@@ -121,5 +121,9 @@ class CMAES(Agent):
             self.tell(ret)
             self.ask(key)
 
+    def modules_loaded(self) -> None:
+        self.start = self.nets.theta.astype(np.float64)
+        self.begin(self.keys[0])
+
     def mode(self) -> nn.Module:
         return self.nets.mode()

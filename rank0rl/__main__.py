@@ -16,6 +16,7 @@ _TOOLS = {
     "report": "write a run, or a speedup study, as one HTML page",
     "play": "show a run's policy in a window, or film it",
     "export": "write a run's policy to a file that PyTorch loads without rank0rl",
+    "record": "write episodes of a run's policy as a Minari dataset",
     "replay": "repeat one environment of one iteration of a run in this process",
 }
 

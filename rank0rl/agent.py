@@ -197,6 +197,12 @@ class Agent:
     def load(self, state: dict[str, Any]) -> None:
         """Take back what `state` returned. Rank 0 only; the modules are loaded already."""
 
+    def modules_loaded(self) -> None:
+        """Begin with the modules of another run, which --init-from has just loaded. Rank 0 only.
+
+        For what depends on them and is no module.
+        """
+
     mode_obs: tuple[str, ...] = ()
     """Keys of a Dict observation that the module of `mode` takes, if not all."""
 

@@ -16,6 +16,7 @@ from rank0rl.batch import Batch, Gathered
 from rank0rl.env_block import envs_of
 from rank0rl.env_process import EnvProcess
 from rank0rl.env_retry import RetriedEnv, take_failures
+from rank0rl.env_wrappers import EpisodeInfo, ResetMethod, label
 from rank0rl.mpi import comm, hashes, weights
 from rank0rl.mpi.counter import Counter
 from rank0rl.mpi.gather import rank0_accum_batches
@@ -23,6 +24,8 @@ from rank0rl.mpi.gather_thread import GatherThread
 from rank0rl.mpi.layout import check_layout
 from rank0rl.rollout import Rollout
 from rank0rl.run import memory
+from rank0rl.run.agents import load_function
+from rank0rl.run.curriculum import Curriculum
 from rank0rl.run.options import RunOptions
 from rank0rl.run.timing import Phases
 from rank0rl.run.unfinished import Unfinished
@@ -48,6 +51,10 @@ class Collector:
         self._agent, self._options, self._phases = agent, options, phases
         self._early = GatherThread() if rollout.nparts > 1 else None
         self._unfinished = Unfinished(options.max_replay_steps)  # filled on rank 0
+        self.curriculum: Curriculum | None = None
+        """Chooses the reset options of episodes, if the run has one."""
+        if options.curriculum:
+            self.curriculum = Curriculum(load_function(options.curriculum))
         self.rolled: dict[str, Batch] = {}
         """Arrays of this rank that are rolled out and not gathered, by kind and name."""
         self._took_s = 0.0
@@ -73,6 +80,8 @@ class Collector:
 
         Collective: every rank calls this, and `gather` after it.
         """
+        if self.curriculum:
+            self.rollout.block.settings = self.curriculum.broadcast()
         start = time.perf_counter()
         check = (iteration - 1) % self._options.drift_check_every == 0
         before = hashes.sha256_each(weights.named_tensors(self._agent.modules())) if check else None
@@ -124,6 +133,8 @@ class Collector:
             ranks |= dict(zip(failures, of_ranks[:, 2:].T, strict=True))
         if not comm.get_rank():
             self._unfinished.add(gathered.get("envs", {}))
+            if self.curriculum:
+                self.curriculum.forget_all_but(gathered.get("envs", {}).get("settings", []))
         self.rolled = {}
         with self._phases("hash"):
             sha256 = hashes.sha256_arrays(rows) if rows else ""
@@ -153,7 +164,10 @@ class Collector:
         """
         unfinished = self._unfinished.all()
         names = comm.bcast_obj(list(unfinished))
-        strays = self.rollout.restore({name: comm.bcast(unfinished.get(name)) for name in names})
+        settings = comm.bcast_obj(self.curriculum.texts if self.curriculum else None)
+        strays = self.rollout.block.restore(
+            {name: comm.bcast(unfinished.get(name)) for name in names}, settings
+        )
         if comm.bcast_obj(self._ready is not None) and self._ready is None:
             self._ready = Gathered({}, {}, 0)
         return strays
@@ -176,20 +190,28 @@ class Collector:
         return batches.concatenate(rows)
 
 
-def env_maker(options: RunOptions) -> Callable[[], Any]:
-    """Return the function that makes one environment of a run, in a process of its own if so asked."""
-    make: Callable[[], Any] = functools.partial(
-        envs.make, options.env_id, options.wrappers, **options.env_kwargs
-    )
-    if options.env_processes:
-        preload = envs.own_module(options.env_id)
-        make = functools.partial(
-            EnvProcess, make, options.step_timeout, options.start_timeout, preload
-        )
-    if options.survives_env_errors:
-        truncate = options.on_env_error == "truncate"
-        limit = options.max_replay_steps
-        make = functools.partial(RetriedEnv, make, options.env_retries, truncate, limit)
+def env_maker(options: RunOptions) -> Callable[..., Any]:
+    """Return the function that makes one environment of a run, in a process of its own if so asked.
+
+    It takes arguments of this environment alone, over those of all.
+    """
+
+    def make(**kwargs: Any) -> Any:
+        around = functools.partial  # each makes what it is around
+        kwargs = {**options.env_kwargs, **kwargs}
+        one: Callable[[], Any] = around(envs.make, options.env_id, options.wrappers, **kwargs)
+        if options.info:
+            one = around(EpisodeInfo, one, options.info)
+        if options.curriculum_method:
+            one = around(ResetMethod, one, options.curriculum_method)
+        if options.env_processes:
+            preload = envs.own_module(options.env_id)
+            one = around(EnvProcess, one, options.step_timeout, options.start_timeout, preload)
+        if options.survives_env_errors:
+            truncate, limit = options.on_env_error == "truncate", options.max_replay_steps
+            one = around(RetriedEnv, one, options.env_retries, truncate, limit)
+        return one()
+
     return make
 
 
@@ -227,6 +249,8 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
         episodes=episodes,
         at_once=at_once,
         cuts=[fragments * part // nparts for part in range(1, nparts)],
+        kwargs_of=load_function(options.env_kwargs_of) if options.env_kwargs_of else None,
+        info=[label(name) for name in options.info],
     )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
+from rank0rl.batch import Batch
 from rank0rl.env_answers import FLAGS, check_reset, check_step, mask_of, some_allowed
 from rank0rl.envs import (
     describe,
@@ -58,6 +60,10 @@ class Env:
     """Fragment that the env's steps belong to."""
     over: bool = True
     """True if the episode has ended and the next one has not begun."""
+    settings: int = 0
+    """Version of the curriculum's settings with which the episode has begun."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """Info of the last step of the episode that has ended last."""
 
 
 class EnvBlock:
@@ -67,12 +73,20 @@ class EnvBlock:
         make_env: makes one gymnasium environment.
         indices: indices of this rank's envs; may be empty.
         seed: the run's seed, which keys the seed of every episode.
+        kwargs_of: returns the arguments with which the environment of an index is made.
     """
 
-    def __init__(self, make_env: Callable[[], Any], indices: range, seed: int) -> None:
+    def __init__(
+        self,
+        make_env: Callable[..., Any],
+        indices: range,
+        seed: int,
+        kwargs_of: Callable[[int], Mapping[str, Any]] | None = None,
+    ) -> None:
         """Make the environments. Without any, make one to see its spaces and close it."""
-        self.envs = [Env(index, _make(make_env, index), row) for row, index in enumerate(indices)]
-        env = self.envs[0].gym if indices else _make(make_env, indices.start)
+        made = [_make(make_env, index, kwargs_of) for index in indices]
+        self.envs = [Env(index, made[row], row) for row, index in enumerate(indices)]
+        env = made[0] if indices else _make(make_env, indices.start, kwargs_of)
         self.spaces: Spaces = describe(env)
         self.words = {env.index: spaces_in_words(env.gym) for env in self.envs}
         """Index of each env -> its spaces in words, to compare with those of other ranks."""
@@ -93,6 +107,8 @@ class EnvBlock:
         """Sum of rewards of each env's episode, (envs,)."""
         self.length = np.zeros(len(indices), np.int64)
         """Steps of each env's episode, (envs,)."""
+        self.settings = 0, ""
+        """Version of the curriculum's settings, and these as JSON; "" without a curriculum."""
         self.doing: tuple[Any, ...] | None = None
         """Env in use, and its action, None for a reset, or the agent that is choosing one. If it is about
         an earlier step, the episode's seed and the step's number follow."""
@@ -103,7 +119,9 @@ class EnvBlock:
         env.seed, env.over = seed, False
         self.ret[env.row], self.length[env.row] = 0.0, 0
         self.memory[env.row] = 0
-        answer = env.gym.reset(seed=seed)
+        env.settings, settings = self.settings
+        options = {"options": json.loads(settings)} if settings else {}
+        answer = env.gym.reset(seed=seed, **options)
         check_reset(answer, self.obs[env.row])
         self.obs[env.row], info = answer
         if self.mask is None and self.spaces.act.choices and "action_mask" in info:
@@ -132,7 +150,7 @@ class EnvBlock:
             with its last observation.
         """
         rewards, terminated, truncated, ended = [], [], [], []
-        env_act = self._to_env(act)
+        env_act = self.to_env(act)
         try:
             for env, action in zip(envs, env_act, strict=True):
                 answer = None
@@ -148,7 +166,7 @@ class EnvBlock:
                 if over or cut_off:
                     if type(over) not in FLAGS or type(cut_off) not in FLAGS:
                         check_step(answer, self.obs[env.row])
-                    env.over = True
+                    env.over, env.info = True, info
                     ended.append((env, self.obs[env.row].copy()))
         except Exception:
             self.doing = env, action
@@ -186,6 +204,48 @@ class EnvBlock:
                 return False
         return True
 
+    def restore(
+        self, unfinished: Batch, settings: Mapping[int, str] | None = None
+    ) -> dict[int, str]:
+        """Repeat each env's unfinished episode: an episode is its seed and its actions.
+
+        Args:
+            unfinished: what `Unfinished.all` returns, for the envs of all ranks.
+            settings: version -> settings of a curriculum, as JSON, of these episodes.
+
+        Returns:
+            Index of each env that begins its next episode instead -> the reason.
+        """
+        if not unfinished:  # whole episodes have ended at every boundary
+            return {}
+        acts = np.split(unfinished["act"], np.cumsum(unfinished["kept"])[:-1])
+        memory = unfinished.get("memory")
+        if memory is not None:
+            self.memory = np.zeros((len(self.envs), memory.shape[1]), memory.dtype)
+        strays = {}
+        for env in self.envs:
+            env.episode = int(unfinished["episode"][env.index]) - 1
+            if settings:
+                version = int(unfinished["settings"][env.index])
+                self.settings = version, settings[version]
+            self.begin_next(env)
+            steps, kept = unfinished["steps"][env.index], unfinished["kept"][env.index]
+            if kept < steps:
+                why = f"its episode of {steps} steps is longer than max_replay_steps"
+            elif not (
+                self.repeat(env, acts[env.index])
+                and self.obs[env.row].tobytes() == unfinished["obs"][env.index].tobytes()
+                and self.ret[env.row] == unfinished["ret"][env.index]
+            ):
+                why = f"{name_of(env.gym)} does not repeat an episode from its seed and actions"
+            else:
+                if memory is not None:
+                    self.memory[env.row] = memory[env.index]
+                continue
+            strays[env.index] = why
+            self.begin_next(env)
+        return strays
+
     def note(self, error: Exception, iteration: int) -> int | None:
         """Add to an error which episode was under way; return its fragment id, if there was one."""
         if self.doing is None:
@@ -209,7 +269,8 @@ class EnvBlock:
         for env in self.envs:
             env.gym.close()
 
-    def _to_env(self, act: Array) -> Any:
+    def to_env(self, act: Array) -> Any:
+        """Return actions as environments take them: clipped to their bounds, or with their numbers."""
         space = self.spaces.act
         if space.kind == "discrete":
             return act if self._first_choice is None else act + self._first_choice
@@ -218,9 +279,13 @@ class EnvBlock:
         return np.minimum(np.maximum(act, space.low), space.high)  # half the time of np.clip
 
 
-def _make(make_env: Callable[[], Any], index: int) -> Any:
+def _make(
+    make_env: Callable[..., Any],
+    index: int,
+    kwargs_of: Callable[[int], Mapping[str, Any]] | None,
+) -> Any:
     try:
-        return make_env()
+        return make_env(**kwargs_of(index)) if kwargs_of else make_env()
     except Exception as error:
         error.add_note(f"While making the environment of env {index}.")
         raise

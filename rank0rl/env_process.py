@@ -35,7 +35,7 @@ class EnvProcess:
     """An environment in a process of its own. It is used as a `gymnasium.Env`, but cannot render.
 
     What the environment raises is raised here, with its traceback as a note. Infos lose all but the
-    action mask on the way. After an `EnvProcessError` the process is gone: make another one.
+    action mask and the figures of `EpisodeInfo` on the way. After an `EnvProcessError` the process is gone: make another one.
 
     Args:
         make: makes the environment, in its process. It is pickled.

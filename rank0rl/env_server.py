@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
+from rank0rl.env_wrappers import EPISODE
 from rank0rl.envs import name_of
 
 Array = npt.NDArray[Any]
@@ -145,7 +146,7 @@ class _Worker:
             self._obs[...] = obs
             obs = ...
         if isinstance(info, dict):
-            info = {name: info[name] for name in ("action_mask",) if name in info}
+            info = {name: info[name] for name in ("action_mask", EPISODE) if name in info}
         return obs, *rest, info
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from rank0rl import seeding
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
 from rank0rl.collector import env_maker
+from rank0rl.env_wrappers import label
 from rank0rl.mpi import hashes, weights
 from rank0rl.mpi.counter import Counter
 from rank0rl.mpi.gather import rank0_accum_batches
@@ -31,6 +32,7 @@ def whole_episodes(
     episodes: int,
     seed: int = 0,
     num_envs: int = MAX_ENVS,
+    info: Sequence[str] = (),
 ) -> Batch:
     """Return the returns and lengths of some episodes.
 
@@ -42,17 +44,18 @@ def whole_episodes(
         episodes: number of episodes.
         seed: keys the episodes. They are never those of training, whatever seed that had.
         num_envs: number of environments to step at the same time, at most.
+        info: figures of `EpisodeInfo`, which `make_env` puts around environments.
 
     Returns:
-        "return" and "length", (episodes,) each.
+        "return", "length" and each figure by its label, (episodes,) each.
     """
-    rollout = _rollout(make_env, episodes, seed, lambda: iter(range(episodes)), num_envs)
+    rollout = _rollout(make_env, episodes, seed, lambda: iter(range(episodes)), num_envs, info)
     try:
         ended = rollout.collect(agent, 1)[1]
     finally:
         rollout.close()
     order = np.argsort(ended["fragment_id"])
-    return {name: ended[name][order] for name in ("return", "length")}
+    return {name: ended[name][order] for name in ended if name != "fragment_id"}
 
 
 class Evaluation:
@@ -77,6 +80,7 @@ class Evaluation:
             options.seed,
             Counter(options.eval_episodes).round,
             min(MAX_ENVS, -(-options.eval_episodes // nworkers)),
+            options.info,
         )
 
     def due(self, iteration: int) -> bool:
@@ -89,8 +93,8 @@ class Evaluation:
         Collective: every rank calls this.
 
         Returns:
-            On rank 0 "fragment_id", "return" and "length", (episodes,) each, in order; elsewhere no
-            rows.
+            On rank 0 "fragment_id", "return", "length" and the figures of --info, (episodes,) each,
+            in order; elsewhere no rows.
 
         Raises:
             ValueError: the same on every rank, if acting has changed weights.
@@ -139,7 +143,9 @@ def _rollout(
     seed: int,
     draw: Callable[[], Iterator[int]],
     num_envs: int,
+    info: Sequence[str] = (),
 ) -> Rollout:
     """Return the rollouts of this rank's share of evaluation episodes, the same ones at every call."""
     seed = seeding.integer(seed, "evaluate", 0, 0)
-    return Rollout(make_env, range(min(episodes, num_envs)), seed, episodes=draw)
+    labels = [label(name) for name in info]
+    return Rollout(make_env, range(min(episodes, num_envs)), seed, episodes=draw, info=labels)

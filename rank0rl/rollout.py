@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from rank0rl.acting import act_with_more, draws
 from rank0rl.agent import Agent, Fragment, Spaces, check_acted
 from rank0rl.batch import Batch, Buffer
 from rank0rl.env_block import Env, EnvBlock
-from rank0rl.envs import name_of
+from rank0rl.env_wrappers import EPISODE
 from rank0rl.fragments import End, cut, first_not_finite
 
 Array = npt.NDArray[Any]
@@ -40,11 +40,13 @@ class Rollout:
         at_once: number of these episodes under way at the same time, at most. The fewer, the
             shorter the longest wait of ranks that share them.
         cuts: numbers of finished fragments, ascending, at each of which a part is complete.
+        kwargs_of: as `EnvBlock` takes it.
+        info: labels of the figures that `EpisodeInfo` gives for each episode.
     """
 
     def __init__(
         self,
-        make_env: Callable[[], Any],
+        make_env: Callable[..., Any],
         indices: range,
         seed: int,
         *,
@@ -52,13 +54,15 @@ class Rollout:
         episodes: Callable[[], Iterator[int]] | None = None,
         at_once: int | None = None,
         cuts: Sequence[int] = (),
+        kwargs_of: Callable[[int], Mapping[str, Any]] | None = None,
+        info: Sequence[str] = (),
     ) -> None:
         """Make the environments."""
-        self.block = EnvBlock(make_env, indices, seed)
+        self.block = EnvBlock(make_env, indices, seed, kwargs_of)
         self.envs: list[Env] = self.block.envs
         self.spaces: Spaces = self.block.spaces
         self._seed, self._steps, self._episodes = seed, steps, episodes
-        self._at_once, self._cuts = at_once, cuts
+        self._at_once, self._cuts, self._info = at_once, cuts, info
         self.nparts = len(cuts) + 1
         """Number of parts in which this rank's fragments are given away."""
         self._buffer = Buffer(len(indices), steps or _BLOCK)
@@ -72,7 +76,7 @@ class Rollout:
 
         Returns:
             Fragments in order of fragment ids; and the episodes that ended, in the order in which
-            they ended: "fragment_id", "return" and "length", each (E,).
+            they ended: "fragment_id", "return", "length" and their figures by label, each (E,).
         """
         fragments = [fragment for part in self.parts(agent, iteration) for fragment in part]
         return sorted(fragments, key=lambda fragment: fragment.fragment_id), self.ended()
@@ -83,7 +87,7 @@ class Rollout:
         Yields:
             `nparts` lists of fragments. The last one has a fragment wherever this rank has any.
         """
-        self._finished = {"fragment_id": [], "return": [], "length": []}
+        self._finished = {name: [] for name in ("fragment_id", "return", "length", *self._info)}
         if not self.envs:
             if self._episodes:
                 self._episodes()  # every rank takes part in the round
@@ -107,6 +111,7 @@ class Rollout:
             "fragment_id": np.array(self._finished["fragment_id"], np.int64),
             "return": np.array(self._finished["return"], np.float64),
             "length": np.array(self._finished["length"], np.int64),
+            **{name: np.array(self._finished[name], np.float64) for name in self._info},
         }
 
     def unfinished(self) -> Batch:
@@ -116,16 +121,19 @@ class Rollout:
             Nothing in whole-episode batches, where none is under way. Else a row for each env:
             "episode"; "steps" so far; "ret", the sum of their rewards; "obs" after them; "new", the
             number of them made in this iteration; and the actions of these, "act", (sum of new, *act).
-            Also "memory", if the agent has one: it comes of older weights and cannot be repeated.
+            Also "memory", if the agent has one: it comes of older weights and cannot be repeated; and
+            "settings", their version at the beginning of the episode, if there is a curriculum.
         """
         T, block = self._steps, self.block
         if self._episodes or not self.envs:
             return {}
         new = np.minimum(block.length, T)
         act = self._buffer.rows["act"]
-        memory = {"memory": block.memory.copy()} if block.memory.size else {}
+        more = {"memory": block.memory.copy()} if block.memory.size else {}
+        if block.settings[1]:
+            more["settings"] = np.array([env.settings for env in self.envs], np.int64)
         return {
-            **memory,
+            **more,
             "episode": np.array([env.episode for env in self.envs], np.int64),
             "steps": block.length.copy(),
             "ret": block.ret.copy(),
@@ -135,42 +143,6 @@ class Rollout:
                 [act[env.row, T - n : T] for env, n in zip(self.envs, new, strict=True)]
             ),
         }
-
-    def restore(self, unfinished: Batch) -> dict[int, str]:
-        """Repeat each env's unfinished episode: an episode is its seed and its actions.
-
-        Args:
-            unfinished: what `Unfinished.all` returns, for the envs of all ranks.
-
-        Returns:
-            Index of each env that begins its next episode instead -> the reason.
-        """
-        if not unfinished:  # whole episodes have ended at every boundary
-            return {}
-        acts = np.split(unfinished["act"], np.cumsum(unfinished["kept"])[:-1])
-        memory = unfinished.get("memory")
-        if memory is not None:
-            self.block.memory = np.zeros((len(self.envs), memory.shape[1]), memory.dtype)
-        strays = {}
-        for env in self.envs:
-            env.episode = int(unfinished["episode"][env.index]) - 1
-            self.block.begin_next(env)
-            steps, kept = unfinished["steps"][env.index], unfinished["kept"][env.index]
-            if kept < steps:
-                why = f"its episode of {steps} steps is longer than max_replay_steps"
-            elif not (
-                self.block.repeat(env, acts[env.index])
-                and self.block.obs[env.row].tobytes() == unfinished["obs"][env.index].tobytes()
-                and self.block.ret[env.row] == unfinished["ret"][env.index]
-            ):
-                why = f"{name_of(env.gym)} does not repeat an episode from its seed and actions"
-            else:
-                if memory is not None:
-                    self.block.memory[env.row] = memory[env.index]
-                continue
-            strays[env.index] = why
-            self.block.begin_next(env)
-        return strays
 
     def close(self) -> None:
         """Close the environments."""
@@ -275,6 +247,8 @@ class Rollout:
             self._finished["fragment_id"].append(env.fragment_id)
             self._finished["return"].append(block.ret[env.row])
             self._finished["length"].append(block.length[env.row])
+            for name in self._info:
+                self._finished[name].append(env.info.get(EPISODE, {}).get(name, np.nan))
         self._buffer.write(at, rew=rew, terminated=terminated, truncated=truncated)
         return ended
 

@@ -18,6 +18,7 @@ _PURPOSES = (
     "update",
     "script",
     "evaluate",
+    "record",
 )  # append only: the position is the key
 
 
@@ -26,7 +27,7 @@ def stream(seed: int, purpose: str, *key: int) -> np.random.Generator:
 
     Args:
         seed: the run's seed, at least 0.
-        purpose: "init", "reset", "act", "update", "script" or "evaluate".
+        purpose: "init", "reset", "act", "update", "script", "evaluate" or "record".
         key: what else tells streams apart, such as (iteration, fragment_id); each at least 0.
 
     Source: `SeedSequence` with a spawn key, numpy.org/doc/stable/reference/random/parallel.html.

@@ -21,7 +21,7 @@ from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import comm, job
 from rank0rl.mpi.threads import set_threads
 from rank0rl.options import OptionError
-from rank0rl.run import config, provenance
+from rank0rl.run import config, init_from, provenance
 from rank0rl.run.agents import load_agent, make_agent
 from rank0rl.run.folder import discard
 from rank0rl.run.lead import lead
@@ -75,6 +75,8 @@ def start(
         envs.refuse_other_spaces({env: its for rank in words for env, its in rank.items()})
         try:
             agent = make_agent(options, agent_options, rollout.spaces)
+            if told["init"]:
+                init_from.check(agent, told["init"], str(options.init_from))
         except OptionError as error:  # the same on every rank
             if isinstance(plan, Plan):
                 discard(folder)
@@ -85,7 +87,8 @@ def start(
             evaluation = Evaluation(options, comm.get_nworkers())
             hooks = [stack.enter_context(closing(evaluation)), *hooks]
         machines = comm.allgather_obj(provenance.machine(), "what every rank runs on")
-        state = State(agent, collector, options, config.settings(options, agent_options))
+        settings = config.settings(options, agent_options)
+        state = State(agent, collector, options, settings, collector.curriculum)
         recorder = _lead(plan, state, phases, machines) if isinstance(plan, Plan) else None
         run = Run(phases, recorder)
         learner = Learner(agent, options, phases, state.share_over)
@@ -135,7 +138,13 @@ def _lead(
 def _plain(plan: Plan) -> dict[str, Any]:
     """Return the settings as dicts: the other ranks have not imported the agent's file yet."""
     fields = {f.name: getattr(plan.agent, f.name) for f in dataclasses.fields(plan.agent)}
-    return {"options": vars(plan.options), "agent": fields, "folder": str(plan.folder)}
+    init = init_from.shapes(plan.init)
+    return {
+        "options": vars(plan.options),
+        "agent": fields,
+        "folder": str(plan.folder),
+        "init": init,
+    }
 
 
 def _replay(options: RunOptions, folder: Path, iteration: int, fragment_id: int) -> str:

@@ -24,14 +24,17 @@ LAYERS = {
     "mpi": {"rank0rl.mpi."},
     "base": {
         f"rank0rl.{name}"
-        for name in ("agent", "batch", "imports", "options", "returns", "schedules", "seeding")
+        for name in (
+            *("agent", "batch", "demonstrations", "imports", "options", "returns", "schedules"),
+            "seeding",
+        )
     },
     "nets": {"rank0rl.nets."},
     "rollout": {
         f"rank0rl.{name}"
         for name in (
             *("acting", "envs", "env_answers", "env_block", "env_process", "env_server"),
-            *("env_retry", "fragments", "rollout"),
+            *("env_retry", "env_wrappers", "fragments", "rollout"),
         )
     },
     "run": {"rank0rl.run."},
@@ -80,14 +83,16 @@ TABLE = {
     "algos": (
         {
             *("rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"),
-            *("rank0rl.schedules", "nets"),
+            *("rank0rl.schedules", "rank0rl.demonstrations", "nets"),
         },
-        {"numpy", "torch"},
+        {"numpy", "torch", "scipy", "cma"},
     ),
 }
 # File -> what it alone of its layer may import.
 MORE_OUTSIDE = {
     "rank0rl.envs": {"gymnasium"},
+    "rank0rl.demonstrations": {"minari"},
+    "rank0rl.tools.record": {"minari", "gymnasium"},
     "rank0rl.env_server": {"threadpoolctl"},
 }
 

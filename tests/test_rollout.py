@@ -91,7 +91,7 @@ def test_restored_envs_go_on_in_the_middle_of_their_episodes(iterations):
     loaded.load(unfinished.all())
     resumed = [make(indices, steps=4, vary=True) for indices in (range(1), range(1, 5))]
     for rollout in resumed:
-        assert rollout.restore(loaded.all()) == {}
+        assert rollout.block.restore(loaded.all()) == {}
     for iteration in range(iterations, iterations + 3):
         went_on = [f for rollout in rollouts for f in rollout.collect(agent, iteration)[0]]
         again = [f for rollout in resumed for f in rollout.collect(agent, iteration)[0]]
@@ -115,10 +115,10 @@ def test_an_environment_that_does_not_repeat_is_named_and_begins_afresh():
     unfinished.add(rollout.unfinished())
     other = make(steps=2, length=2)  # ends where the first one goes on
     indices = unfinished.all()
-    assert list(other.restore(indices)) == [0, 1]
+    assert list(other.block.restore(indices)) == [0, 1]
     indices["obs"][1] += 1
     again = make(steps=2)
-    strays = again.restore(indices)
+    strays = again.block.restore(indices)
     assert list(strays) == [1]
     assert "does not repeat an episode from its seed and actions" in strays[1]
     assert under_way(again) == [(0, 2), (1, 0)]
@@ -133,7 +133,7 @@ def test_no_actions_are_kept_of_an_episode_that_is_too_long_to_repeat():
     loaded = Unfinished(6)
     loaded.load(unfinished.all())
     again = make(range(2), steps=4, length=100)
-    strays = again.restore(loaded.all())
+    strays = again.block.restore(loaded.all())
     assert strays == dict.fromkeys(
         (0, 1), "its episode of 12 steps is longer than max_replay_steps"
     )
@@ -457,7 +457,7 @@ def test_a_memory_at_a_boundary_is_kept_and_restored():
     one.collect(agent, 0)
     unfinished = Unfinished(100)
     unfinished.add(one.unfinished())
-    assert other.restore(unfinished.all()) == {}
+    assert other.block.restore(unfinished.all()) == {}
     for a, b in zip(one.collect(agent, 1)[0], other.collect(agent, 1)[0], strict=True):
         assert a.extras["memory"].tobytes() == b.extras["memory"].tobytes()
         assert a.extras["memory"][0].tolist() == [2, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -19,6 +20,7 @@ from rank0rl.run.options import RunOptions
 
 _ALGOS = Path(__file__).parents[2] / "algos"
 _MOST = 1 << 24  # bytes of an agent's file
+_AGENT = "a name in algos/, file.py:Class or package.module:Class"
 
 # The methods that an agent must have, as its author writes them.
 _METHODS = {
@@ -65,6 +67,23 @@ def load_agent(algo: str) -> type[Agent]:
     return agent
 
 
+def load_function(name: str) -> Callable[..., Any]:
+    """Return a function of the user's.
+
+    Args:
+        name: "file.py:function" or "package.module:function".
+
+    Raises:
+        ValueError: if there is no such function.
+    """
+    where, _, of = name.partition(":")
+    expected = "file.py:name or package.module:name"
+    found = getattr(_import(where, name, "function", expected), of, None) if of else None
+    if not callable(found):
+        raise ValueError(f"{name!r} does not name a function: expected {expected}")
+    return found  # type: ignore[no-any-return]
+
+
 def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent:
     """Return a run's agent with its initial weights.
 
@@ -82,14 +101,14 @@ def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent
     return agent
 
 
-def _import(where: str, algo: str) -> ModuleType:
-    """Return an agent's module, from a file, a package or algos/.
+def _import(where: str, algo: str, what: str = "agent", expected: str = _AGENT) -> ModuleType:
+    """Return the module of an agent or a function, from a file, a package or algos/.
 
     Raises:
         ValueError: if there is no such module, or it ends otherwise than by being imported.
     """
     if where.endswith(".py") and Path(where).exists():
-        files.read(Path(where), "agent", _MOST)  # a FIFO would keep the import waiting
+        files.read(Path(where), what, _MOST)  # a FIFO would keep the import waiting
     try:
         if is_reference(algo):
             _make_algos_ours()
@@ -100,11 +119,8 @@ def _import(where: str, algo: str) -> ModuleType:
         names = (where, "algos", f"algos.{where}")
         is_missing = isinstance(error, ImportError) and error.name in names
         if is_missing or (where.endswith(".py") and not Path(where).exists()):
-            raise ValueError(
-                f"no agent {algo!r} ({error}); expected a name in algos/, file.py:Class or "
-                f"package.module:Class"
-            ) from None
-        raise ValueError(f"the agent's file {where} cannot be imported: {why(error)}") from error
+            raise ValueError(f"no {what} {algo!r} ({error}); expected {expected}") from None
+        raise ValueError(f"the {what}'s file {where} cannot be imported: {why(error)}") from error
 
 
 def _make_algos_ours() -> None:

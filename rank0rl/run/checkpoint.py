@@ -20,7 +20,7 @@ from rank0rl.mpi import trees
 from rank0rl.run import files, memory
 
 _FORMAT = "rank0rl checkpoint"
-_VERSION = 6
+_VERSION = 7
 
 
 class NotSaved(Exception):

@@ -7,9 +7,11 @@ place of a file to write would lead out of the run's folder.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +114,12 @@ def write(path: Path, data: bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)  # a full disk needs the room
         raise
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+    """Write arrays by name as an .npz file, complete or not at all. `numpy.load` reads it."""
+    import numpy as np  # which the process that starts ranks does not load
+
+    content = io.BytesIO()
+    np.savez(content, allow_pickle=False, **arrays)
+    write(path, content.getvalue())

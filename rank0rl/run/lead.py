@@ -11,7 +11,7 @@ from typing import Any
 from rank0rl.mpi import comm, job
 from rank0rl.mpi.hosts import count_ranks, read_hosts
 from rank0rl.nets.own import cost_notes
-from rank0rl.run import checkpoint, config, provenance, trust
+from rank0rl.run import checkpoint, config, init_from, provenance, trust
 from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan
@@ -38,6 +38,8 @@ def lead(
     options, folder, nworkers = plan.options, plan.folder, len(machines)
     if options.resume:
         state.load(checkpoint.read(checkpoint.latest(folder)))
+    if plan.init:
+        init_from.load(state.agent, plan.init)
     if plan.notes:
         state.progress.same_schedule_since = state.progress.iteration
     state.settings = trust.sealed(state.settings)

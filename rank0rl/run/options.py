@@ -8,9 +8,12 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from rank0rl.env_wrappers import label
 from rank0rl.mpi import job
 from rank0rl.options import setting
 from rank0rl.run.launch_options import LaunchOptions, too_many_ranks
+
+_TAKEN = ("return", "return_std", "length")  # names that the record makes its columns of
 
 
 def _pairs(words: list[str]) -> dict[str, Any]:
@@ -58,6 +61,8 @@ class RunOptions(LaunchOptions):
         None, "[1, inf)", changes_curve=True, resume=True
     )
     """Episodes of the whole run, in place of --total-steps."""
+    init_from: str | None = setting(None, changes_curve=True, resume=False)
+    """Run, or one of its checkpoints, whose networks and normalizers this run begins with. Optimizer and schedules begin anew."""
     steps_per_batch: int | None = setting(None, "[1, inf)", changes_curve=True, resume=False)
     """Steps per iteration over all environments, a multiple of --num-envs. None: 64 per environment."""
     episodes_per_batch: int | None = setting(None, "[1, inf)", changes_curve=True, resume=False)
@@ -98,6 +103,14 @@ class RunOptions(LaunchOptions):
     """Wrappers from gymnasium.wrappers, or module:Class, the innermost first. Examples: TimeAwareObservation, "FrameStackObservation(stack_size=4)"."""
     env_kwargs: Pairs = setting({}, changes_curve=True, resume=False)
     """Arguments of the environment, such as healthy_reward=0.5. Values are JSON."""
+    env_kwargs_of: str | None = setting(None, changes_curve=True, resume=False)
+    """Function, as file.py:name or module:name, that returns more arguments for the environment of an index, from 0: (index) -> dict. For batches of steps, in which an environment keeps its index."""
+    curriculum: str | None = setting(None, changes_curve=True, resume=False)
+    """Function, as file.py:name or module:name, that chooses reset options for the next episodes after every iteration: (progress, record) -> dict."""
+    curriculum_method: str | None = setting(None, changes_curve=True, resume=False)
+    """Method of the environment that takes what --curriculum returns before every reset, in place of reset options."""
+    info: tuple[str, ...] = setting((), changes_curve=False, resume=False)
+    """Figures of episodes from info: NAME, its last value in an episode, sum:NAME or max:NAME. Their means over the last 100 episodes go into the record, and into evaluations."""
     env_retries: int = setting(0, "[0, inf)", changes_curve=False, resume=True)
     """Number of times that a failing step is tried again. The environment that raised is made anew, and its episode is repeated up to that step, so the curve stays the same. Episodes longer than --max-replay-steps are not repeated."""
     on_env_error: Literal["stop", "truncate"] = setting("stop", changes_curve=True, resume=True)
@@ -108,6 +121,8 @@ class RunOptions(LaunchOptions):
     """Seconds that a step or a reset of an environment may take, with --env-processes. After that its process is killed, which is an error as if it had raised. None: no limit."""
     video_every: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
     """Iterations between videos of one evaluation episode, in the run's folder. All other ranks wait meanwhile. None: no videos."""
+    keep_batches: str | None = setting(None, changes_curve=False, resume=True)
+    """Folder for the rows of every batch, a file.npz an iteration: what the agent's process returned, and "fragment_id"."""
     quiet: bool = setting(False, changes_curve=False, resume=True, in_file=False)
     """Print errors only."""
     tensorboard: bool = setting(False, changes_curve=False, resume=True)
@@ -154,6 +169,7 @@ class RunOptions(LaunchOptions):
                 f"{self.step_timeout:g}; add --env-processes, or leave --step-timeout out"
             )
         self._check_batch(nworkers)
+        self._check_episodes()
 
     def _check_batch(self, nworkers: int) -> None:
         if self.steps_per_batch and self.episodes_per_batch:
@@ -173,4 +189,24 @@ class RunOptions(LaunchOptions):
                 f"episodes_per_batch must be at least nprocs so that every rank has an episode: "
                 f"got episodes_per_batch={self.episodes_per_batch}, nprocs={nworkers}; raise "
                 f"--episodes-per-batch or lower --nprocs"
+            )
+
+    def _check_episodes(self) -> None:
+        labels = [label(name) for name in self.info]
+        taken = {name for name in labels if labels.count(name) > 1 or name in _TAKEN}
+        if taken:
+            raise ValueError(
+                f"info must name figures that the record does not have yet, each once: got "
+                f"{', '.join(sorted(taken))}; change --info"
+            )
+        if self.curriculum_method and not self.curriculum:
+            raise ValueError(
+                f"curriculum_method needs a curriculum: got {self.curriculum_method}; add "
+                f"--curriculum, or leave --curriculum-method out"
+            )
+        if self.env_kwargs_of and self.episodes_per_batch:
+            raise ValueError(
+                f"env_kwargs_of is for batches of steps: with --episodes-per-batch any environment "
+                f"runs any episode, so its arguments must be those of all; got {self.env_kwargs_of}; "
+                f"vary episodes by reset options (--curriculum), or set --steps-per-batch"
             )

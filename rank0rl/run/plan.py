@@ -13,14 +13,15 @@ import tyro
 
 from rank0rl import envs
 from rank0rl.agent import Spaces
+from rank0rl.env_wrappers import ResetMethod
 from rank0rl.nets.cuda import check_device
 from rank0rl.options import flag, names, read_some
-from rank0rl.run import checkpoint, config, memory, sinks
-from rank0rl.run.agents import absolute, load_agent, short_name
+from rank0rl.run import checkpoint, config, init_from, memory, sinks
+from rank0rl.run.agents import absolute, load_agent, load_function, short_name
 from rank0rl.run.folder import lock, new_folder
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
-from rank0rl.run.trust import trusted
+from rank0rl.run.trust import FUNCTIONS, trusted
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Plan:
     """The file that the settings come from, or "defaults"."""
     notes: tuple[str, ...]
     """Changes of the curve that a resume brings, for the console."""
+    init: Mapping[str, Any]
+    """Weights that a new run begins with, name -> tensor; nothing without --init-from."""
     unlock: Callable[[], None]
     """Lets another process train in the folder."""
 
@@ -84,9 +87,12 @@ def prepare(
         old, old_agent = read([], settings, str(source))
         _check_unchanged((options, agent), (old, old_agent))
         notes = tuple(_schedule_notes(options, old))
+    init = init_from.read(Path(options.init_from)) if options.init_from and not resume else {}
+    if options.keep_batches:
+        _make_folder(Path(options.keep_batches))
     folder = resume or new_folder(options)
     unlock = lock(folder, 10 if restart else 0)  # the rank that died may take its time
-    return Plan(options, agent, folder, str(source or "defaults"), notes, unlock)
+    return Plan(options, agent, folder, str(source or "defaults"), notes, init, unlock)
 
 
 def _of_this_start(argv: list[str]) -> list[str]:
@@ -173,8 +179,20 @@ def _check(
         )
 
 
+def _make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--keep-batches {path}: cannot be a folder: {error.strerror}") from None
+
+
 def _check_environment(options: RunOptions) -> Spaces:
+    for function in (options.curriculum, options.env_kwargs_of):
+        if function:
+            load_function(function)
     env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
+    if options.curriculum_method:
+        ResetMethod(lambda: env, options.curriculum_method)
     spaces = envs.describe(env)
     envs.refuse_running_statistics(env)
     env.close()
@@ -261,4 +279,6 @@ def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[Run
         description="Train an agent on N ranks. The defaults shown are those of the agent that --algo names.",
     )
     # The run may be resumed from another folder.
-    return dataclasses.replace(parsed.run, algo=absolute(parsed.run.algo)), parsed.agent
+    of = {name: getattr(parsed.run, name) for name in ("algo", *FUNCTIONS)}
+    of = {name: absolute(value) for name, value in of.items() if value}
+    return dataclasses.replace(parsed.run, **of), parsed.agent

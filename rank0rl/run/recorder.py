@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rank0rl.batch import Batch, Gathered
-from rank0rl.env_retry import FAILURES
 from rank0rl.mpi import comm, hashes, job
-from rank0rl.run import checkpoint
+from rank0rl.run import checkpoint, columns, files
+from rank0rl.run.columns import mean
 from rank0rl.run.interrupt import Interrupted
 from rank0rl.run.logger import Logger, short
 from rank0rl.run.options import RunOptions
@@ -103,7 +104,6 @@ class Recorder:
         self._steps_before = progress.steps
         progress.seconds += seconds
         is_best = self._is_best(evaluated)
-        boundary = self.state.snapshot()
         groups: dict[str, Mapping[str, float | str]] = {
             "run": {
                 "iteration": progress.iteration,
@@ -111,38 +111,44 @@ class Recorder:
                 "episodes": progress.episodes,
                 "seconds": progress.seconds,
             },
-            "episodes": {
-                **_spread("return", progress.returns),
-                "length_mean": _mean(progress.lengths),
-                "longest": float(max(batch.ended["length"], default=np.nan)),
-            },
-            "evaluation": _evaluation(evaluated) if self._options.eval_every else {},
-            "failures": _failures(batch.ranks, self._logger.columns),
+            "episodes": columns.of_episodes(progress, batch.ended),
+            "info": columns.of_infos(progress),
+            "curriculum": self.state.settings_columns(),
+            "evaluation": (
+                columns.of_evaluation(evaluated, [*progress.infos])
+                if self._options.eval_every
+                else {}
+            ),
+            "failures": columns.of_failures(batch.ranks, self._logger.columns),
             "speed": {
                 "steps_per_s": steps_per_s,
                 **{f"{phase}_s": phases.get(phase, 0.0) for phase in PHASES},
-                **_of_ranks(batch.ranks),
+                **columns.of_ranks(batch.ranks),
             },
-            "hashes": {
-                "batch_sha256": batch.sha256[:_HASH],
-                "weights_sha256": hashes.sha256_tensors(boundary["weights"])[:_HASH],
-            },
+            "hashes": {"batch_sha256": batch.sha256[:_HASH]},
             "update": metrics,
         }
+        self.state.advance(_repeatable(groups))
+        boundary = self.state.snapshot()
+        weights_sha256 = hashes.sha256_tensors(boundary["weights"])[:_HASH]
+        groups["hashes"] = {**groups["hashes"], "weights_sha256": weights_sha256}
+        writes = self._folder / "progress.csv"
         try:
             self._logger.row(groups, progress.steps)
+            if self._options.keep_batches:
+                writes = Path(self._options.keep_batches, f"{progress.iteration:08d}.npz")
+                files.write_arrays(writes, batch.rows)
         except OSError as error:
-            raise checkpoint.NotSaved(
-                f"cannot write {self._folder / 'progress.csv'}: {error.strerror}"
-            ) from error
+            raise checkpoint.NotSaved(f"cannot write {writes}: {error.strerror}") from error
         boundary["rows_sha256"] = self._logger.rows_sha256
         self._boundary = boundary  # once its row is written: resume goes on after the last row
         if is_best:
             checkpoint.save_best(self._folder, boundary)
         checkpoint_now = progress.iteration % self._options.checkpoint_every == 0
         line = self._line(seconds, steps_per_s, phases)
+        self._say_what_never_came(batch.ended)
         if evaluated:
-            line += f"  evaluated: return {_mean(evaluated['return']):.1f}"
+            line += f"  evaluated: return {mean(evaluated['return']):.1f}"
         self._logger.show(line, stays=checkpoint_now or evaluated is not None)
         if checkpoint_now:
             self.save()
@@ -172,7 +178,7 @@ class Recorder:
             "episodes": progress["episodes"],
             "seconds": round(seconds, 3),
             "steps_per_s": round(progress["steps"] / seconds, 1) if seconds else 0.0,
-            "return_mean": _mean(progress["returns"]) if progress["returns"] else None,
+            "return_mean": mean(progress["returns"]) if progress["returns"] else None,
             **({"best_eval": progress["best_eval"]} if self._options.eval_every else {}),
             "weights_sha256": hashes.sha256_tensors(self._boundary["weights"]),
         }
@@ -203,11 +209,23 @@ class Recorder:
         summary = self.summary().items()
         self._logger.print("  ".join(f"{name} {short(value)}" for name, value in summary))
 
+    def _say_what_never_came(self, ended: Batch) -> None:
+        """Say which figures of --info no episode of a run's first ones has had."""
+        progress = self.state.progress
+        if not 0 < len(ended["return"]) == progress.episodes:
+            return
+        for name, values in progress.infos.items():
+            if np.isnan(columns.known_mean(values)):
+                self._logger.print(
+                    f"note: none of the first {progress.episodes} episodes had {name!r} in its info: "
+                    f"if none ever has, the name in --info is another one"
+                )
+
     def _is_best(self, evaluated: Batch | None) -> bool:
         """Return True if no evaluation before was as good, and keep this one as the best."""
         if evaluated is None:
             return False
-        ret, progress = _mean(evaluated["return"]), self.state.progress
+        ret, progress = mean(evaluated["return"]), self.state.progress
         better = ret > (-np.inf if progress.best_eval is None else progress.best_eval)
         progress.best_eval = ret if better else progress.best_eval
         return bool(better)
@@ -216,53 +234,23 @@ class Recorder:
         """Return the state of the run, for the console."""
         progress, over = self.state.progress, min(self.state.share_over(), 1.0)
         shares = {phase: phases.get(phase, 0.0) / seconds for phase in PHASES}
+        means = {name: columns.known_mean(values) for name, values in progress.infos.items()}
+        infos = "".join(f"{name} {value:.3g}  " for name, value in means.items())
         pace = (time.monotonic() - self._begun) / (over - self._share_begun or 1.0)
         return (
             f"{progress.iteration}: {progress.steps:,} steps ({over:.0%}, "
-            f"{_clock((1 - over) * pace)} left)  return {_mean(progress.returns):.1f}  "
+            f"{_clock((1 - over) * pace)} left)  return {mean(progress.returns):.1f}  {infos}"
             f"{steps_per_s:,.0f} steps/s  "
             + " ".join(f"{phase} {share:.0%}" for phase, share in shares.items() if share >= 0.005)
         )
 
 
-def _spread(name: str, values: Any) -> dict[str, float]:
-    """Return mean, standard deviation and extremes; nan where there are no values."""
-    some = values if len(values) else [float("nan")]
-    return {
-        f"{name}_mean": _mean(values),
-        **{f"{name}_{of.__name__}": float(of(some)) for of in (np.std, np.min, np.max)},
-    }
-
-
-def _evaluation(evaluated: Batch | None) -> dict[str, float | str]:
-    """Return the columns of an evaluation, empty in an iteration without one."""
-    if evaluated is None:
-        return {"eval_return": "", "eval_return_std": "", "eval_length": ""}
-    return {
-        "eval_return": _mean(evaluated["return"]),
-        "eval_return_std": float(np.std(evaluated["return"])),
-        "eval_length": _mean(evaluated["length"]),
-    }
-
-
-def _failures(told: Mapping[str, Any], columns: Sequence[str]) -> dict[str, float]:
-    """Return the failures of environments; nothing in a run that began without an option to survive them."""
-    if FAILURES[0] not in (columns or told):
-        return {}
-    return {name: float(told[name].sum()) if name in told else 0.0 for name in FAILURES}
-
-
-def _of_ranks(told: Mapping[str, Any]) -> dict[str, float]:
-    """Return how unequally the ranks work, and the memory of all of them."""
-    return {
-        "slowest_s": float(told["took_s"].max()),
-        "fastest_s": float(told["took_s"].min()),
-        "memory_mb": float(told["peak_mb"].sum()),
-    }
-
-
-def _mean(values: Any) -> float:
-    return float(np.mean(values)) if len(values) else float("nan")
+def _repeatable(groups: Mapping[str, Mapping[str, float | str]]) -> dict[str, float | str]:
+    """Return the part of a record that is the same for every number of ranks and after a resume."""
+    names = ("run", "episodes", "info", "evaluation", "update")
+    found = {name: value for group in names for name, value in groups[group].items()}
+    del found["seconds"]
+    return found
 
 
 def _clock(seconds: float) -> str:

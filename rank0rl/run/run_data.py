@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rank0rl.env_retry import FAILURES
 from rank0rl.options import names
 from rank0rl.run import config, trust
 from rank0rl.run.logger import read_rows
@@ -43,6 +44,13 @@ class RunData:
             return np.array([float(row[name] or "nan") for row in self.rows])
         except ValueError as error:
             raise ValueError(f"{self.folder / 'progress.csv'}, column {name}: {error}") from None
+
+    def info_columns(self) -> list[str]:
+        """Return the columns of --info and of a curriculum: what stands between episodes and speed."""
+        names = [*self.rows[0]]
+        usual = {"eval_return", "eval_return_std", "eval_length", "settings", *FAILURES}
+        first = names.index("longest") + 1 if "longest" in names else None
+        return [n for n in names[first : names.index("steps_per_s")] if first and n not in usual]
 
 
 def read(folder: Path) -> RunData:

@@ -11,8 +11,10 @@ from typing import Any, Protocol
 
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
+from rank0rl.env_wrappers import label
 from rank0rl.mpi import weights
 from rank0rl.run import checkpoint
+from rank0rl.run.curriculum import Curriculum
 from rank0rl.run.options import RunOptions
 
 _LAST = 100  # episodes in a mean return
@@ -34,6 +36,8 @@ class Progress:
     """Returns of the last episodes, in order of iterations, then of fragment ids."""
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_LAST))
     """Steps of the same episodes."""
+    infos: dict[str, deque[float]] = field(default_factory=dict)
+    """Label -> figures of the same episodes."""
 
     def add(self, steps: int, ended: Batch) -> None:
         """Count the steps and the ended episodes of an iteration."""
@@ -42,17 +46,22 @@ class Progress:
         self.episodes += len(ended["return"])
         self.returns.extend(ended["return"].tolist())
         self.lengths.extend(ended["length"].tolist())
+        for name in ended.keys() - {"fragment_id", "return", "length"}:
+            self.infos[name].extend(ended[name].tolist())
 
     def state(self) -> dict[str, Any]:
         """Return plain data for a checkpoint."""
-        return dict(vars(self), returns=list(self.returns), lengths=list(self.lengths))
+        infos = {name: list(values) for name, values in self.infos.items()}
+        return dict(vars(self), returns=[*self.returns], lengths=[*self.lengths], infos=infos)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` returned."""
-        for name in vars(self).keys() - {"returns", "lengths"}:
+        for name in vars(self).keys() - {"returns", "lengths", "infos"}:
             setattr(self, name, state[name])
         self.returns.extend(state["returns"])
         self.lengths.extend(state["lengths"])
+        for name, values in self.infos.items():
+            values.extend(state["infos"][name])
 
 
 class Resumable(Protocol):
@@ -73,6 +82,7 @@ class State:
         collector: knows the episodes under way and a batch that waits for its update.
         options: options of the run.
         settings: all settings of the run and the agent, name -> value, to resume with.
+        curriculum: the run's curriculum, if it has one.
     """
 
     def __init__(
@@ -81,11 +91,13 @@ class State:
         collector: Resumable,
         options: RunOptions,
         settings: Mapping[str, Any],
+        curriculum: Curriculum | None = None,
     ) -> None:
         """Begin before the first iteration."""
-        self.settings = settings
+        self.settings, self._curriculum = settings, curriculum
         self.agent, self._collector, self._options = agent, collector, options
-        self.progress = Progress()
+        infos = {label(name): deque[float](maxlen=_LAST) for name in options.info}
+        self.progress = Progress(infos=infos)
 
     def share_over(self, steps: int = 0, episodes: int = 0) -> float:
         """Return the share of the run that is over after so many more steps and episodes; 1 or more at its end."""
@@ -93,10 +105,21 @@ class State:
             return (self.progress.episodes + episodes) / self._options.num_episodes
         return (self.progress.steps + steps) / self._options.total_steps
 
+    def advance(self, record: Mapping[str, Any]) -> None:
+        """Let a curriculum choose what the next episodes are like, from an iteration's record."""
+        if self._curriculum:
+            self._curriculum.advance(self.share_over(), record)
+
+    def settings_columns(self) -> dict[str, float | str]:
+        """Return what a curriculum has chosen for the iteration that has just ended, for its record."""
+        return self._curriculum.columns() if self._curriculum else {}
+
     def snapshot(self) -> dict[str, Any]:
         """Return a copy for a checkpoint; it takes a fraction of a millisecond."""
+        more = {"curriculum": self._curriculum.state()} if self._curriculum else {}
         return checkpoint.snapshot(  # type: ignore[no-any-return]
             {
+                **more,
                 "settings": self.settings,
                 "progress": self.progress.state(),
                 "collector": self._collector.state(),
@@ -122,6 +145,8 @@ class State:
                 )
             self.progress.load(saved["progress"])
             self._collector.load(saved["collector"])
+            if self._curriculum:
+                self._curriculum.load(saved["curriculum"])
 
 
 def load_weights(agent: Agent, saved: Mapping[str, Any]) -> None:

@@ -27,7 +27,15 @@ from rank0rl.run import config
 from rank0rl.run.agents import absolute, is_reference
 from rank0rl.run.options import RunOptions
 
-_NAMES = ("algo", "env_id", "env_kwargs", "wrappers")  # settings that say what is imported
+FUNCTIONS = ("curriculum", "env_kwargs_of")
+"""Settings that name a function of the user's."""
+_NAMES = (
+    "algo",
+    "env_id",
+    "env_kwargs",
+    "wrappers",
+    *FUNCTIONS,
+)  # settings that say what is imported
 _SEAL = "seal"
 _KEY_BYTES = 32
 
@@ -100,6 +108,7 @@ def _foreign(options: RunOptions) -> dict[str, list[str]]:
         found["wrappers"] = [*options.wrappers]
     if not is_reference(options.algo):
         found["algo"] = [options.algo]
+    found |= {name: [function] for name in FUNCTIONS if (function := getattr(options, name))}
     return found
 
 

@@ -21,6 +21,7 @@ from rank0rl.options import check as check_options
 from rank0rl.options import option
 from rank0rl.run import checkpoint, plan
 from rank0rl.run.agents import make_agent
+from rank0rl.run.columns import known_mean
 from rank0rl.run.options import RunOptions
 from rank0rl.run.state import load_weights
 
@@ -62,6 +63,8 @@ def main(argv: list[str]) -> int:
         f"{len(ret)} episodes: return {ret.mean():.6g} (standard deviation {ret.std():.4g}, from "
         f"{ret.min():.6g} to {ret.max():.6g}), length {length.mean():.4g}"
     )
+    for name in ended.keys() - {"return", "length"}:
+        print(f"{name} {known_mean(ended[name]):.6g}")
     return 0
 
 
@@ -82,7 +85,7 @@ def evaluate(
         trust: import all code that the run names.
 
     Returns:
-        "return" and "length" of each episode, shape (episodes,).
+        "return", "length" and what --info named, of each episode, shape (episodes,).
 
     Raises:
         ValueError: as `last_agent`.
@@ -93,6 +96,7 @@ def evaluate(
         env_maker(options),
         episodes,
         options.seed if seed is None else seed,
+        info=options.info,
     )
 
 

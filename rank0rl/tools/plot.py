@@ -25,6 +25,7 @@ from rank0rl.tools import figures
 
 _POINTS = 500  # points of a curve: more than the width of an axis in pixels
 _RESAMPLES = 2000  # bootstrap samples of an interval
+_RETURN = "return_mean"
 _KINDS = (".png", ".svg", ".pdf")
 # Runs that differ only in these settings form one curve, or are told apart by other means.
 _SAME_CURVE = {
@@ -41,6 +42,8 @@ class Options:
     """Folders of runs. Runs that differ only in their seed form one curve."""
     x: Literal["steps", "hours"] = "steps"
     """Horizontal axis: environment steps, or hours of training."""
+    y: str = _RETURN
+    """Vertical axis: a column of progress.csv, such as success_mean in a run with --info success."""
     out: Path = Path("learning.png")
     """File to write. Its suffix chooses the format: .png, .svg or .pdf."""
 
@@ -65,9 +68,9 @@ def main(argv: list[str]) -> int:
     try:
         if given.out.suffix not in _KINDS:
             raise ValueError(f"out must end in {' or '.join(_KINDS)}: got {given.out}")
-        groups = group(given.runs, given.x)
-        means = interquartile_means(groups)
-        draw(groups, given.out, given.x, means)
+        groups = group(given.runs, given.x, given.y)
+        means = interquartile_means(groups) if given.y == _RETURN else {}
+        draw(groups, given.out, given.x, means, given.y)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -83,7 +86,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def group(folders: Sequence[Path], x: str = "steps") -> dict[tuple[str, str], Curves]:
+def group(
+    folders: Sequence[Path], x: str = "steps", y: str = _RETURN
+) -> dict[tuple[str, str], Curves]:
     """Group the curves of runs by environment and agent, sorted.
 
     An agent is named by its algorithm and by the settings in which the runs of this algorithm in
@@ -92,6 +97,7 @@ def group(folders: Sequence[Path], x: str = "steps") -> dict[tuple[str, str], Cu
     Args:
         folders: folders of the runs.
         x: "steps" or "hours".
+        y: a column of their records.
 
     Returns:
         (environment, agent) -> curves.
@@ -118,7 +124,7 @@ def group(folders: Sequence[Path], x: str = "steps") -> dict[tuple[str, str], Cu
                     f"leave one of them out"
                 )
     return {
-        key: on_grid([_curve(run, x) for run in runs.values()])
+        key: on_grid([_curve(run, x, y) for run in runs.values()])
         for key, runs in sorted(seeds.items())
     }
 
@@ -193,6 +199,7 @@ def draw(
     out: Path,
     x: str = "steps",
     means: Mapping[str, tuple[float, float, float]] | None = None,
+    y: str = _RETURN,
 ) -> None:
     """Draw the curves, and the interquartile means beside them.
 
@@ -201,6 +208,7 @@ def draw(
         out: file to write.
         x: label of the horizontal axis.
         means: results of `interquartile_means`.
+        y: column that the curves show.
 
     Raises:
         ValueError: if matplotlib is not installed.
@@ -220,7 +228,7 @@ def draw(
         for i, (axis, env_id) in enumerate(zip(axes, env_ids, strict=False)):
             axis.set(title=env_id, xlabel=x)
             if i % columns == 0:
-                axis.set_ylabel("mean return, last 100 episodes")
+                axis.set_ylabel("mean return, last 100 episodes" if y == _RETURN else y)
             if x == "steps":
                 axis.xaxis.set_major_formatter(figures.short_numbers())
         if means:
@@ -273,11 +281,16 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: one[name] for name in names if name in one} for one in settings]
 
 
-def _curve(run: RunData, x: str) -> tuple[Array, Array]:
-    """Return steps or hours and the mean returns at these points, without rows that have no return."""
-    ret = run.column("return_mean")
+def _curve(run: RunData, x: str, y: str) -> tuple[Array, Array]:
+    """Return steps or hours and a column's numbers at these points, without rows that have none."""
+    if y not in run.rows[0]:
+        raise ValueError(
+            f"{run.folder} has no column {y!r}: choose one of {', '.join(run.rows[0])}"
+        )
+    ret = run.column(y)
     at = run.column("steps") if x == "steps" else run.column("seconds") / 3600
     known = np.isfinite(ret)
     if not known.any():
-        raise ValueError(f"{run.folder} has no return yet: none of its episodes has ended")
+        nothing = "return yet: none of its episodes has ended" if y == _RETURN else f"number in {y}"
+        raise ValueError(f"{run.folder} has no {nothing}")
     return at[known], ret[known]

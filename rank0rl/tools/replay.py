@@ -21,7 +21,7 @@ from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import hashes
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.cuda import check_device
-from rank0rl.run import checkpoint, plan
+from rank0rl.run import checkpoint, init_from, plan
 from rank0rl.run.agents import make_agent
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
@@ -97,10 +97,14 @@ def replay(
         raise CannotReplayError(error) from None
     what, fragment_id = _fragment(start.options, env, episode)
     _check_iteration(start, iteration, len(rows))
-    collector, state = _go_to(start, iteration)
+    collector, state = _go_to(start, iteration, rows)
 
     alone = make_rollout(start.options, 0, 1, only=fragment_id)
-    _refuse(alone.restore(collector.state()["envs"]))
+    curriculum = collector.curriculum
+    settings = curriculum.texts if curriculum else None
+    _refuse(alone.block.restore(collector.state()["envs"], settings))
+    if curriculum:
+        alone.block.settings = curriculum.broadcast()
     [fragment], ended = alone.collect(state.agent, iteration)
     alone_rows = state.agent.process(fragment)
     returns = ", ".join(f"{value:.6g}" for value in ended["return"]) or "none"
@@ -184,19 +188,30 @@ def _check_iteration(start: _Start, iteration: int, made: int) -> None:
         )
 
 
-def _go_to(start: _Start, iteration: int) -> tuple[Collector, State]:
+def _follow(collector: Collector, rows: list[dict[str, str]], iteration: int) -> None:
+    """Take over the settings of a curriculum with which the run began an iteration."""
+    if collector.curriculum and iteration <= len(rows):
+        collector.curriculum.follow(rows[iteration - 1]["settings"])
+
+
+def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[Collector, State]:
     """Train to where the iteration was collected; return what collects it."""
     options, phases = start.options, Phases()
     rollout = make_rollout(options, 0, 1)
     agent = make_agent(options, start.agent_options, rollout.spaces)
     collector = Collector(agent, rollout, options, phases)
-    state = State(agent, collector, options, start.saved["settings"])
+    state = State(agent, collector, options, start.saved["settings"], collector.curriculum)
     if start.file:
         try:
             state.load(start.saved)
         except ValueError as error:
             raise CannotReplayError(error) from None
         _refuse(collector.restore())
+    elif options.init_from:
+        try:
+            init_from.load(agent, init_from.read(Path(options.init_from)))
+        except (ValueError, KeyError) as error:
+            raise CannotReplayError(f"this run began with another one's weights: {error}") from None
     first = state.progress.iteration + 1
     print(
         f"from {start.file or 'the beginning of the run'}: training "
@@ -208,9 +223,11 @@ def _go_to(start: _Start, iteration: int) -> tuple[Collector, State]:
     if first <= start.boundary:
         alone.prepare()
     for number in range(first, start.boundary + 1):
+        _follow(collector, rows, number)
         batch = collector.batch(number)
         learner.update(batch, number)
         state.progress.add(batch.steps, batch.ended)
+    _follow(collector, rows, start.boundary + 1)
     if start.boundary < iteration - 1 and not collector.state()["ahead"]:
         collector.batch(iteration - 1)  # with the same weights as the iteration itself
     return collector, state

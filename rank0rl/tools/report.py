@@ -66,13 +66,15 @@ def of_run(folder: Path) -> str:
     settings, last = run.settings, run.rows[-1]
     names = list(last)
     own = names[names.index("weights_sha256") + 1 :]  # the agent's own columns come last
-    columns = _thinned(run, [name for name in names if not name.endswith("sha256")])
+    columns = _thinned(run, [n for n in names if n != "settings" and not n.endswith("sha256")])
     block = _block(run)
     note = f" Each point is the mean of {block} iterations." * (block > 1)
     with figures.style():
         curve = page.figure(_returns(columns), _RETURN_CAPTION + note)
         phases = page.figure(_phases(run, columns), _PHASES_CAPTION + note)
-        beside = page.small(_small(columns, n) for n in _BESIDE if n in columns)
+        beside = page.small(
+            _small(columns, n) for n in (*run.info_columns(), *_BESIDE) if n in columns
+        )
         metrics = page.small(_small(columns, name) for name in own)
     summary = folder / "summary.json"
     values = files.read_json(summary, "summary") if summary.exists() else {}

@@ -132,7 +132,7 @@ def test_what_a_resume_may_change_leaves_the_curve_or_moves_its_end():
         *("total_steps", "num_episodes", "device", "on_env_error"),
     }
     assert options.names(RunOptions, resume=False, changes_curve=False) == {
-        *("eval_every", "eval_episodes", "eval_deterministic"),  # columns of the record
+        *("eval_every", "eval_episodes", "eval_deterministic", "info"),  # columns of the record
         "run_dir",
     }
 

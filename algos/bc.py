@@ -1,0 +1,134 @@
+"""Behaviour cloning: the policy learns what somebody did, and the value function what the policy returns.
+
+A PPO or TRPO run begins with both: --init-from. Source: Pomerleau 1989, NeurIPS 1, 305-313.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rank0rl import demonstrations
+from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.batch import Batch, minibatches
+from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.networks import NetworkOptions
+from rank0rl.nets.value_fit import ValueFit
+from rank0rl.options import OptionError, option
+from rank0rl.returns import explained_variance
+from rank0rl.schedules import Scheduled, at
+
+
+@dataclass(frozen=True)
+class BCOptions(NetworkOptions):
+    """Options of behaviour cloning."""
+
+    data: str = ""
+    """Observations and actions to clone: a Minari dataset, a file.npz with the arrays obs and act, or a folder of such files."""
+    gamma: float = option(0.99, "[0, 1]")
+    """Discount per step of the value function, usually 0.97 to 0.999."""
+    lam: float = option(0.95, "[0, 1]")
+    """GAE mixing of the value function's targets, usually 0.9 to 0.98."""
+    lr: Scheduled = option("linear:1e-3:0", "(0, inf)")
+    """Adam's step size, usually from 3e-4 to 3e-3. A number, linear:START:END or cosine:START:END."""
+    minibatch_size: int = option(256, "[1, inf)")
+    """Rows per gradient step, usually 64 to 512."""
+    steps: int = option(500, "[1, inf)")
+    """Gradient steps of the policy in an iteration, each on a minibatch of the data."""
+    value_epochs: int = option(5, "[1, inf)")
+    """Passes of the value function over the batch, usually 3 to 10."""
+
+
+class BC(Agent):
+    """Maximizes the log-probability of the data's actions.
+
+    The ranks play with the clone, which shows its return, and gives the value function what it learns
+    from. The statistics of observations are those of the data.
+    """
+
+    Options = BCOptions
+
+    def __init__(self, spaces: Spaces, options: BCOptions, rng: np.random.Generator) -> None:
+        """Build policy and value function with an optimizer each, and read the data."""
+        if not options.data:
+            raise OptionError("--algo bc needs data: name them with --data")
+        if options.actions != "normal":
+            raise OptionError(f"bc clones --actions normal: got {options.actions}")
+        self.options = options
+        self.data = demonstrations.read(options.data, spaces)
+        self.nets = options.networks(spaces, rng)
+        self.mode_obs = options.policy_obs
+        self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
+        self.noise = self.nets.noise
+        self.norm.merge(self.data["obs"])
+        self.flat = flatten_(self.policy)
+        self.value_flat = flatten_(nn.ModuleList([self.value, self.norm]))
+        self.adam, self.value_adam = Adam(self.flat), Adam(self.value_flat)
+
+    def act(
+        self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
+    ) -> tuple[Array, Batch]:
+        """Sample actions."""
+        return self.nets.act(obs, noise, mask)
+
+    def process(self, fragment: Fragment) -> Batch:
+        """Compute what the value function learns from."""
+        rows = self.nets.process(fragment, self.options.gamma, self.options.lam)
+        return {name: rows[name] for name in ("obs", "val", "ret")}
+
+    def prepare(self) -> None:
+        """Compile the gradient steps of the value function."""
+        self.fit_value = ValueFit(self.value, self.value_adam, self.threads)
+
+    def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
+        """Make steps on the data, then epochs of the value function on the batch."""
+        opt, lr = self.options, at(self.options.lr, progress)
+        losses: list[float] = []
+        while len(losses) < opt.steps:
+            for few in minibatches(self.data, opt.minibatch_size, rng):
+                losses.append(self.clone(few, lr))
+                if len(losses) == opt.steps:
+                    break
+        ev = explained_variance(batch["val"], batch["ret"])
+        self.value.merge(batch["ret"])
+        self.value_flat.check()
+        value_loss = self.fit_value(
+            *(self.norm.numpy(batch["obs"]), batch["ret"], rng),
+            lr=lr,
+            epochs=opt.value_epochs,
+            minibatch_size=opt.minibatch_size,
+        )
+        loss = float(np.mean(losses))
+        return {"loss": loss, "value_loss": value_loss, "explained_variance": ev, "lr": lr}
+
+    def clone(self, few: Batch, lr: float) -> float:
+        """Make one step on a minibatch of the data; return its loss, the mean of -log p(act)."""
+        now = self.policy.distribution(torch.from_numpy(self.norm.numpy(few["obs"])))
+        loss = -self.policy.logp(now, torch.from_numpy(few["act"])).mean()
+        self.flat.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.flat.check()
+        self.flat.limit_norm(1.0)
+        self.adam.step(lr)
+        return loss.item()
+
+    def modules(self) -> dict[str, Any]:
+        """Return all networks and statistics."""
+        return self.nets.modules()
+
+    def state(self) -> dict[str, Any]:
+        """Return Adam's moments of both."""
+        return {"adam": self.adam.state(), "value_adam": self.value_adam.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore Adam's moments."""
+        self.adam.load(state["adam"])
+        self.value_adam.load(state["value_adam"])
+
+    def mode(self) -> nn.Module:
+        """Return a module that gives means, or the most probable choices."""
+        return self.nets.mode()

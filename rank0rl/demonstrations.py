@@ -1,0 +1,99 @@
+"""Read observations and actions to learn from: of a Minari dataset, or of files of arrays."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rank0rl.agent import Space, Spaces
+from rank0rl.batch import Batch, concatenate
+from rank0rl.options import OptionError
+
+Array = npt.NDArray[Any]
+
+
+def read(source: str, spaces: Spaces) -> Batch:
+    """Return what somebody saw and did.
+
+    Args:
+        source: name of a Minari dataset on this machine, such as walker2d/ppo-v0; a file.npz with
+            the arrays "obs", (N, *obs), and "act", (N, *act); or a folder of such files, as
+            --keep-batches makes one.
+        spaces: of the environment.
+
+    Returns:
+        "obs", (N, *obs), and "act", (N, *act), with the dtypes of the spaces.
+
+    Raises:
+        OptionError: if there is no such data, or it is of other spaces.
+    """
+    path = Path(source)
+    parts = _files(path) if path.exists() else _minari(source)
+    return concatenate([_checked(obs, act, spaces, source) for obs, act in parts])
+
+
+def _files(path: Path) -> Iterator[tuple[Any, Any]]:
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
+    if not files:
+        raise OptionError(f"--data {path}: there is no .npz file in this folder")
+    for file in files:
+        try:
+            with np.load(file, allow_pickle=False) as arrays:
+                yield arrays["obs"], arrays["act"]
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise OptionError(
+                f"--data {path}: {file.name} must be an .npz file with the arrays obs and act: "
+                f"{error}"
+            ) from None
+
+
+def _minari(name: str) -> Iterator[tuple[Any, Any]]:
+    try:
+        import minari
+    except ModuleNotFoundError:
+        raise OptionError(
+            f"--data {name}: there is no such file, and no Minari to look for a dataset: pip install "
+            f"'minari[hdf5]'"
+        ) from None
+    try:
+        dataset = minari.load_dataset(name)  # of this machine: it downloads nothing unless asked to
+    except Exception as error:  # whatever Minari raises for it
+        raise OptionError(
+            f"--data {name}: there is no such file, and no such Minari dataset here ({error}); "
+            f"minari list local shows those that there are"
+        ) from None
+    first = getattr(dataset.action_space, "start", 0)  # choices are numbered from 0 here
+    for episode in dataset.iterate_episodes():
+        obs, act = episode.observations, episode.actions
+        if not isinstance(obs, np.ndarray) or not isinstance(act, np.ndarray):
+            raise OptionError(f"--data {name}: observations and actions must be arrays, not dicts")
+        yield obs[: len(act)], act - first if first is not None else act
+
+
+def _checked(obs: Any, act: Any, spaces: Spaces, source: str) -> Batch:
+    """Return arrays with the dtypes of the spaces.
+
+    Raises:
+        OptionError: if they do not fit.
+    """
+    rows = {"obs": (obs, spaces.obs), "act": (act, spaces.act)}
+    for name, (array, space) in rows.items():
+        if array.shape[1:] != space.shape or len(array) != len(obs) or not _fits(array, space):
+            raise OptionError(
+                f"--data {source}: {name!r} must be {space.dtype} {('N', *space.shape)}, of numbers "
+                f"that this environment takes: got {array.dtype} {array.shape}"
+            )
+    return {name: array.astype(space.dtype) for name, (array, space) in rows.items()}
+
+
+def _fits(array: Array, space: Space) -> bool:
+    """Return True if these are elements of a space. Bounds of a box are not checked."""
+    if not space.choices:
+        return array.dtype.kind in "fiu" and bool(np.isfinite(array).all())
+    numbers = array.reshape(len(array), -1)
+    return array.dtype.kind in "iu" and bool(((numbers >= 0) & (numbers < space.choices)).all())

@@ -1,0 +1,143 @@
+"""Wrappers that a run puts around its environments: figures of episodes, and settings for a method.
+
+Gymnasium's own wrappers are for users. These leave the spaces alone, and hold no `gymnasium.Env`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+EPISODE = "rank0rl_episode"
+"""Key of an episode's figures, label -> number, in the info of its last step."""
+
+_HOW: Mapping[str, Callable[[float, float], float]] = {
+    "last": lambda old, new: new,
+    "sum": lambda old, new: old + new,
+    "max": max,
+}
+
+
+class Around:
+    """An environment as it is.
+
+    Args:
+        make: makes the environment.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        """Make the environment."""
+        self._env = make()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the environment has under another name, such as its spaces."""
+        return getattr(self._env, name)
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the environment."""
+        return self._env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        """Step the environment."""
+        return self._env.step(action)
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+
+def parse(name: str) -> tuple[str, str]:
+    """Return how a figure is made, "last", "sum" or "max", and from which item of infos.
+
+    Args:
+        name: an item, or "sum:item" or "max:item".
+    """
+    how, colon, item = name.partition(":")
+    return (how, item) if colon and how in _HOW else ("last", name)
+
+
+def label(name: str) -> str:
+    """Return a figure's name in the record: "success", or "cost_sum" for "sum:cost"."""
+    how, item = parse(name)
+    return item if how == "last" else f"{item}_{how}"
+
+
+class EpisodeInfo(Around):
+    """An environment whose episodes end with figures in info["rank0rl_episode"].
+
+    A figure is nan if no step of the episode had it.
+
+    Args:
+        make: makes the environment.
+        names: the figures, as `parse` takes them.
+    """
+
+    def __init__(self, make: Callable[[], Any], names: Sequence[str]) -> None:
+        """Make the environment."""
+        super().__init__(make)
+        self._figures = [(label(name), _HOW[parse(name)[0]], parse(name)[1]) for name in names]
+        self._so_far: dict[str, float] = {}
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the environment."""
+        self._so_far = {}
+        return super().reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        """Step the environment."""
+        answer = self._env.step(action)
+        if not (isinstance(answer, tuple) and len(answer) == 5 and isinstance(answer[4], Mapping)):
+            return answer  # it is wrong, and the block says how
+        obs, rew, terminated, truncated, info = answer
+        for name, how, item in self._figures:
+            if item in info:
+                new = _number(item, info[item])
+                self._so_far[name] = how(self._so_far[name], new) if name in self._so_far else new
+        if terminated or truncated:
+            found = {name: self._so_far.get(name, math.nan) for name, _, _ in self._figures}
+            info = {**info, EPISODE: found}
+        return obs, rew, terminated, truncated, info
+
+
+class ResetMethod(Around):
+    """An environment whose reset options go to one of its methods, before the reset.
+
+    It serves an environment that takes no reset options, and a curriculum.
+
+    Args:
+        make: makes the environment.
+        method: name of the method, of the environment or of a wrapper. It takes the settings.
+    """
+
+    def __init__(self, make: Callable[[], Any], method: str) -> None:
+        """Make the environment.
+
+        Raises:
+            ValueError: if it has no such method.
+        """
+        super().__init__(make)
+        try:
+            self._method = self._env.get_wrapper_attr(method)
+        except AttributeError:
+            raise ValueError(
+                f"--curriculum-method names a method of the environment: got {method!r}, which "
+                f"{type(self._env.unwrapped).__name__} does not have"
+            ) from None
+
+    def reset(self, *, options: Any = None, **kwargs: Any) -> Any:
+        """Call the method with the options, if there are any; reset the environment."""
+        if options is not None:
+            self._method(options)
+        return self._env.reset(**kwargs)
+
+
+def _number(item: str, value: Any) -> float:
+    try:
+        return float(np.asarray(value).item())
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"info[{item!r}] must be a number, for --info: got {value!r:.100}"
+        ) from None

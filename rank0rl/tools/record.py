@@ -1,0 +1,194 @@
+"""python -m rank0rl record RUN --minari NAME: write episodes of a run's policy as a Minari dataset.
+
+Ranks play the episodes, and rank 0 writes them. The content is the same for every number of ranks.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tyro
+
+from rank0rl.mpi import launch
+from rank0rl.options import check as check_options
+from rank0rl.options import option, read_some
+from rank0rl.tools.evaluate import RunToLoad
+
+_ROUND = 64  # episodes between two gathers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(RunToLoad):
+    """Write episodes of a run's policy as a Minari dataset (pip install "minari[hdf5]")."""
+
+    minari: str
+    """Name of the dataset, such as walker2d/ppo-v0. It is made where MINARI_DATASETS_PATH says, or in ~/.minari."""
+    episodes: int = option(100, "[1, inf)")
+    """Number of episodes."""
+    seed: int | None = option(None, "[0, inf)")
+    """Seed of the episodes, >= 0. None: the run's seed. Training and evaluation see none of these episodes."""
+    deterministic: bool = False
+    """Act with the mean of normally distributed actions. Discrete actions are still drawn at random."""
+    nprocs: int = option(1, "[1, inf)")
+    """Number of ranks that play."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the tool; return its exit code: 0, or 2 for a wrong use."""
+    given = tyro.cli(Options, args=argv, prog="python -m rank0rl record")
+    try:
+        check_options(given)
+        if launch.mpi_fork(read_some(argv, Options, ["nprocs"]).get("nprocs")) == "parent":
+            return 0
+        return _record(given)
+    except ValueError as error:
+        return _refuse(error)
+
+
+def _refuse(error: ValueError) -> int:
+    """Say what is wrong, on one rank; return the exit code."""
+    from rank0rl.mpi import job
+
+    if not job.world_rank():
+        print(f"error: {error}", file=sys.stderr)
+    return 2
+
+
+def _record(given: Options) -> int:
+    """Play and write on the ranks. Collective: every rank calls this."""
+    from rank0rl import evaluation, seeding
+    from rank0rl.collector import env_maker
+    from rank0rl.mpi import comm
+    from rank0rl.mpi.counter import Counter
+    from rank0rl.mpi.threads import set_threads
+    from rank0rl.rollout import Rollout
+    from rank0rl.tools.evaluate import last_agent
+
+    set_threads(1)
+    _check_name(given.minari)
+    agent, options = last_agent(given.run, given.trust)
+    seed = seeding.integer(options.seed if given.seed is None else given.seed, "record", 0, 0)
+    counter, left = Counter(_ROUND), given.episodes
+
+    def numbers() -> Iterator[int]:
+        return (number for number in counter.round() if number < left)
+
+    rollout = Rollout(env_maker(options), range(evaluation.MAX_ENVS), seed, episodes=numbers)
+    acting = evaluation.deterministic(agent) if given.deterministic else agent
+    episodes: list[dict[str, Any]] = []
+    try:
+        for number in range(-(-given.episodes // _ROUND)):
+            left = given.episodes - number * _ROUND
+            episodes += _gathered(rollout, rollout.collect(acting, number + 1)[0])
+    finally:
+        rollout.close()
+    if comm.get_rank() == 0:
+        space = rollout.envs[0].gym.action_space
+        _write(given.minari, episodes, rollout.spaces.obs, space, options)
+    return 0
+
+
+def _gathered(rollout: Any, fragments: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the episodes of all ranks on rank 0, in order, name -> array each; none elsewhere."""
+    from rank0rl import batch as batches
+    from rank0rl.mpi import comm
+    from rank0rl.mpi.gather import rank0_accum_batches
+
+    each = [
+        {
+            "act": np.asarray(rollout.block.to_env(one.act)),
+            **{name: getattr(one, name) for name in ("obs", "rew", "terminated", "truncated")},
+            "fragment_id": np.full(len(one.rew), one.fragment_id),
+        }
+        for one in fragments
+    ]
+    ends = [
+        {"end_obs": one.end_obs, "fragment_id": np.array([one.fragment_id])} for one in fragments
+    ]
+    mine = {"steps": batches.concatenate(each), "ends": batches.concatenate(ends)}
+    gathered = rank0_accum_batches(mine if fragments else {})
+    if comm.get_rank():
+        return []
+    steps, last = (
+        batches.in_order(gathered[name], gathered[name]["fragment_id"])
+        for name in ("steps", "ends")
+    )
+    cuts = np.flatnonzero(np.diff(steps.pop("fragment_id"))) + 1
+    split = {name: np.split(array, cuts) for name, array in steps.items()}
+    split["obs"] = [
+        np.concatenate([obs, end_obs[None]])
+        for obs, end_obs in zip(split["obs"], last["end_obs"], strict=True)
+    ]
+    return [dict(zip(split, arrays, strict=True)) for arrays in zip(*split.values(), strict=True)]
+
+
+def _check_name(name: str) -> None:
+    """Raise ValueError if there can be no new dataset of this name, before anything is played."""
+    try:
+        from minari.dataset.minari_dataset import parse_dataset_id
+        from minari.storage import get_dataset_path
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"this tool needs Minari ({error.name!r} is missing): pip install 'minari[hdf5]'"
+        ) from None
+    try:
+        parse_dataset_id(name)
+    except Exception as error:  # whatever Minari raises for it
+        raise ValueError(
+            f"--minari must be a name such as walker2d/ppo-v0: got {name!r} ({error})"
+        ) from None
+    if get_dataset_path(name).exists():
+        raise ValueError(
+            f"there is a dataset {name!r} in {get_dataset_path()} already: choose another name or "
+            f"version, or remove it with: minari delete {name}"
+        )
+
+
+def _write(
+    name: str, episodes: Sequence[dict[str, Any]], obs: Any, act_space: Any, options: Any
+) -> None:
+    """Write the episodes, and say what they are. Rank 0 only."""
+    import minari
+    from gymnasium.spaces import Box
+    from minari.data_collector.episode_buffer import EpisodeBuffer
+
+    from rank0rl.mpi import hashes
+    from rank0rl.run.agents import short_name
+
+    arrays = {f"{i}.{name}": array for i, one in enumerate(episodes) for name, array in one.items()}
+    sha256 = hashes.sha256_arrays(arrays)
+    buffers = [
+        EpisodeBuffer(
+            observations=one["obs"],
+            actions=one["act"],
+            rewards=one["rew"],
+            terminations=one["terminated"],
+            truncations=one["truncated"],
+            infos={},
+        )
+        for one in episodes
+    ]
+    is_known = ":" not in options.env_id and not options.env_kwargs and not options.wrappers
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # Minari asks for an author and the like
+        minari.create_dataset_from_buffers(
+            name,
+            buffers,
+            env=options.env_id if is_known else None,
+            observation_space=Box(obs.low, obs.high, obs.shape, np.dtype(obs.dtype)),
+            action_space=act_space,
+            algorithm_name=short_name(options.algo),
+            description=f"{options.env_id}, by rank0rl; SHA-256 of the content: {sha256}",
+            jpeg_encoding=False,
+        )
+    ret = np.array([one["rew"].sum() for one in episodes])
+    steps = sum(len(one["rew"]) for one in episodes)
+    print(
+        f"{name}: {len(ret)} episodes, {steps:,} steps, return {ret.mean():.6g} (standard deviation "
+        f"{ret.std():.4g}); sha256 {sha256}"
+    )

@@ -1,0 +1,216 @@
+"""From a run to a dataset, from a dataset to a clone, from the clone to a run; and batches that are kept."""
+
+import numpy as np
+import pytest
+import torch
+import warm
+from in_process import mean_return, train_here
+from runs import SMALL, curve, replay, resume, sha, table, train
+
+from algos.bc import BC, BCOptions
+from rank0rl import demonstrations
+from rank0rl.agent import Space, Spaces
+from rank0rl.options import OptionError
+from rank0rl.run import checkpoint
+
+CHOICES = Spaces(Space("box", (2,), "float32"), Space("discrete", (), "int64", choices=(3,)))
+BOX = Spaces(Space("box", (2,), "float32"), Space("box", (1,), "float32"))
+
+
+@pytest.fixture(autouse=True)
+def datasets(tmp_path, monkeypatch):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path / "datasets"))
+
+
+def record(run, name, *args, expect=0):
+    done = warm.run("-m", "rank0rl", "record", str(run), "--minari", name, *args)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def weights(run):
+    return checkpoint.read(checkpoint.latest(run))["weights"]
+
+
+def test_from_a_run_to_a_dataset_to_a_clone_to_a_run(tmp_path):
+    train(tmp_path / "r", *SMALL, "--total-steps", "128")
+    names = ["toy/cartpole-v0", "toy/cartpole-v1"]
+    said = [
+        record(tmp_path / "r", name, "--episodes", "70", "--nprocs", nprocs).stdout
+        for name, nprocs in zip(names, "13", strict=True)
+    ]
+    digests = {line.split("sha256 ")[1].strip() for line in said}
+    assert len(digests) == 1, said
+    import minari
+
+    one, other = (minari.load_dataset(name) for name in names)
+    assert one.total_episodes == 70
+    assert digests.pop() in one.spec.description if hasattr(one.spec, "description") else True
+    for a, b in zip(one.iterate_episodes(), other.iterate_episodes(), strict=True):
+        assert a.observations.tobytes() == b.observations.tobytes()
+        assert a.actions.tobytes() == b.actions.tobytes()
+        assert len(a.observations) == len(a.actions) + 1 == len(a.rewards) + 1
+        assert a.terminations[-1] or a.truncations[-1]
+        assert not a.terminations[:-1].any()
+    refused = record(tmp_path / "r", names[0], expect=2).stderr
+    assert "already: choose another name" in refused
+    assert "walker2d/ppo-v0" in record(tmp_path / "r", "no name", expect=2).stderr
+
+    clone = [*SMALL[:-2], "--algo", "bc", "--data", names[0], "--steps", "5"]
+    clone += ["--total-steps", "256", "--checkpoint-every", "1"]
+    train(tmp_path / "1", *clone)
+    train(tmp_path / "3", *clone, "--stop-after-iterations", "2", nprocs=3)
+    resume(tmp_path / "3", nprocs=2)
+    assert curve(tmp_path / "3") == curve(tmp_path / "1")
+    assert sha(tmp_path / "3") == sha(tmp_path / "1")
+    losses = [float(row["loss"]) for row in table(tmp_path / "1")]
+    assert losses[-1] < losses[0]
+    assert replay(tmp_path / "1", 2, env=1).stdout.count("the same data") == 2
+
+    after = [*SMALL, "--init-from", str(tmp_path / "1"), "--total-steps", "192"]
+    train(tmp_path / "p1", *after)
+    train(tmp_path / "p3", *after, "--stop-after-iterations", "1", nprocs=3)
+    resume(tmp_path / "p3", nprocs=2)
+    assert curve(tmp_path / "p3") == curve(tmp_path / "p1")
+    assert replay(tmp_path / "p1", 1, env=1).stdout.count("the same data") == 2
+    train(tmp_path / "none", *SMALL, "--total-steps", "192")
+    assert sha(tmp_path / "none") != sha(tmp_path / "p1")
+
+
+def test_a_run_begins_with_all_weights_of_another_and_nothing_else(tmp_path):
+    train(tmp_path / "a", *SMALL, "--total-steps", "128")
+    init = ["--init-from", str(tmp_path / "a"), "--total-steps", "128", "--lr", "1e-9"]
+    train(tmp_path / "b", *SMALL, *init, "--seed", "7")
+    a, b = weights(tmp_path / "a"), weights(tmp_path / "b")
+    torch.testing.assert_close(a["policy.mlp.weights.0"], b["policy.mlp.weights.0"])
+    assert b["norm.moments.count"] == 2 * a["norm.moments.count"]
+    begun = checkpoint.read(tmp_path / "b" / "checkpoints" / "00000002.pt")
+    assert begun["progress"]["steps"] == 128
+    [steps] = begun["agent"]["adam"]["steps"].values()
+    assert steps == 2 * 10 * 2  # iterations, epochs and minibatches of this run alone
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (
+            ["--hidden", "8"],
+            "'policy.mlp.weights.0' is of shape (4, 64) there and of shape (4, 8) here",
+        ),
+        (["--algo", "cem", "--population", "5"], "is absent there and of shape (5, 4, 2) here"),
+        (["--init-from", "nowhere"], "there is none in"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_on_every_rank(args, said, tmp_path):
+    train(tmp_path / "a", *SMALL, "--total-steps", "64")
+    one = [*SMALL[:-2]] if "cem" in args else SMALL
+    done = train(
+        tmp_path / "b", *one, "--init-from", str(tmp_path / "a"), *args, nprocs=2, expect=2
+    )
+    assert said in done.stderr
+    assert not (tmp_path / "b").exists()
+
+
+def test_cmaes_begins_around_the_center_of_another_run(tmp_path):
+    args = ["CartPole", "--algo", "cmaes", "--population", "4", "--episodes-per-batch", "4", "-n"]
+    train(tmp_path / "a", *args, "8")
+    train(tmp_path / "b", *args, "12", "--init-from", str(tmp_path / "a"), "--std", "1e-6")
+    train(tmp_path / "c", *args, "12", "--init-from", str(tmp_path / "a"), "--std", "1e-6")
+    a, b = (weights(tmp_path / name)["policy.weights.0"] for name in "ab")
+    torch.testing.assert_close(a, b, atol=1e-3, rtol=0)
+    assert sha(tmp_path / "b") == sha(tmp_path / "c")
+
+
+def test_batches_are_kept_and_cloned(tmp_path):
+    kept = tmp_path / "kept" / "here"
+    args = [*SMALL, "--total-steps", "192", "--keep-batches", str(kept)]
+    train(tmp_path / "r", *args, "--stop-after-iterations", "2", nprocs=2)
+    first = {file.name: file.read_bytes() for file in kept.iterdir()}
+    assert sorted(first) == ["00000001.npz", "00000002.npz"]
+    resume(tmp_path / "r")
+    train(tmp_path / "one", *args)
+    again = {file.name: file.read_bytes() for file in kept.iterdir()}
+    assert first.items() <= again.items()
+    assert len(again) == 3
+    with np.load(kept / "00000001.npz") as rows:
+        assert {"obs", "act", "adv", "fragment_id"} <= {*rows}
+        assert rows["fragment_id"].tolist() == sorted(rows["fragment_id"].tolist())
+    assert len(demonstrations.read(str(kept), checked_spaces())["obs"]) == 192
+    done = train(
+        tmp_path / "x", *SMALL, "--keep-batches", str(tmp_path / "r/progress.csv"), expect=2
+    )
+    assert "cannot be a folder" in done.stderr
+
+
+def checked_spaces():
+    return Spaces(Space("box", (4,), "float32"), Space("discrete", (), "int64", choices=(2,)))
+
+
+def write(path, **arrays):
+    np.savez(path, **arrays)
+    return str(path)
+
+
+def test_data_that_do_not_fit_are_refused(tmp_path):
+    obs = np.zeros((5, 2))
+
+    def refused(source, match, spaces=CHOICES):
+        with pytest.raises(OptionError, match=match):
+            demonstrations.read(str(source), spaces)
+
+    good = write(tmp_path / "good.npz", obs=obs, act=np.array([0, 1, 2, 0, 1], np.int32))
+    read = demonstrations.read(good, CHOICES)
+    assert (read["obs"].dtype, read["act"].dtype) == (np.float32, np.int64)
+    refused(good, r"'act' must be float32 \('N', 1\)", BOX)
+    refused(write(tmp_path / "a.npz", obs=obs, act=np.full(5, 3)), "this environment takes")
+    refused(write(tmp_path / "b.npz", obs=obs[:, :1], act=np.zeros(5, int)), "'obs' must be")
+    refused(write(tmp_path / "c.npz", obs=obs, act=np.zeros(4, int)), "'act' must be")
+    refused(write(tmp_path / "d.npz", obs=obs * np.nan, act=np.zeros(5, int)), "'obs' must be")
+    refused(write(tmp_path / "e.npz", obs=obs), "the arrays obs and act")
+    refused(write(tmp_path / "f.npz", obs=np.array([{}]), act=obs), "the arrays obs and act")
+    (tmp_path / "g.npz").write_bytes(b"no zip")
+    refused(tmp_path / "g.npz", "must be an .npz file")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "no .npz file in this folder")
+    refused("toy/none-v0", "no such Minari dataset here")
+
+
+def test_a_clone_learns_what_the_data_do(tmp_path):
+    rng = np.random.default_rng(0)
+    obs = rng.random((500, 4)) > 0.5
+    obs = np.eye(4)[rng.integers(4, size=500)]
+    data = write(tmp_path / "data.npz", obs=obs, act=obs.argmax(axis=1))
+    (tmp_path / "r").mkdir()
+    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4, "steps_per_batch": 80}
+    agent, run = train_here(
+        BC, BCOptions(data=data, steps=100), tmp_path / "r", total_steps=400, **kwargs
+    )
+    assert mean_return(run) > 8  # of 10; chance is 2.5
+    np.testing.assert_allclose(agent.norm.shift, obs.mean(axis=0), atol=1e-6)
+
+
+def test_a_clone_of_normal_actions_has_their_spread():
+    rng = np.random.default_rng(0)
+    obs = rng.standard_normal((4000, 2)).astype(np.float32)
+    act = obs[:, :1] + 0.3 * rng.standard_normal((4000, 1)).astype(np.float32)
+    agent = BC.__new__(BC)
+    agent.options = BCOptions(data="x")
+    agent.nets = agent.options.networks(BOX, rng)
+    agent.norm, agent.policy = agent.nets.norm, agent.nets.policy
+    from rank0rl.nets.flat import Adam, flatten_
+
+    agent.flat = flatten_(agent.policy)
+    agent.adam = Adam(agent.flat)
+    for step in range(600):
+        few = rng.integers(4000, size=256)
+        agent.clone({"obs": obs[few], "act": act[few]}, 3e-3)
+    std = agent.policy.log_std.exp().item()
+    assert abs(std - 0.3) < 0.03, std
+
+
+def test_what_bc_cannot_do_is_refused(tmp_path):
+    for args, said in ((["--data", ""], "needs data"), (["--actions", "beta"], "--actions normal")):
+        data = ["--data", "x", *args]
+        done = train(tmp_path / "r", "Pendulum", "--algo", "bc", *data, nprocs=2, expect=2)
+        assert said in done.stderr
+        assert not (tmp_path / "r").exists()

@@ -24,6 +24,7 @@ SIZES = {
     "a2c": ["--hidden", "8"],
     "es": ["--hidden", "8"],
     "cmaes": ["--population", "6"],
+    "bc": ["--hidden", "8", "--steps", "5", "--data", "data.npz"],
 }
 BATCHES = {"steps": ["--steps-per-batch", "60"], "episodes": ["--episodes-per-batch", "6"]}
 FAST = {("trpo", "CartPole", "episodes"), ("es", "Hopper", "episodes")}
@@ -35,13 +36,26 @@ CASES = [
 ]
 
 
+def write_data(path, env):
+    """Write a few observations and actions to clone; return the path."""
+    rng = np.random.default_rng(0)
+    obs, act = {
+        "CartPole": (rng.random((40, 4)), rng.integers(2, size=40)),
+        "Hopper": (rng.random((40, 11)), rng.random((40, 3))),
+    }[env]
+    np.savez(path, obs=obs, act=act)
+    return str(path)
+
+
 def test_every_agent_has_its_case():
     assert set(SIZES) == set(ALGOS)
 
 
 @pytest.mark.parametrize(("algo", "env", "mode"), CASES)
 def test_the_same_for_every_number_of_ranks_and_resumed(algo, env, mode, tmp_path):
-    args = [env, "--algo", algo, "--num-envs", "6", "--seed", "3", *SIZES[algo]]
+    data = write_data(tmp_path / "data.npz", env)
+    sizes = [word.replace("data.npz", data) for word in SIZES[algo]]
+    args = [env, "--algo", algo, "--num-envs", "6", "--seed", "3", *sizes]
     config = ["--config", str(tmp_path / "c.toml")]
     (tmp_path / "c.toml").write_text("")
     args += [*BATCHES[mode], *config, "-n", "1000", "--checkpoint-every", "2"]

@@ -47,27 +47,31 @@ class BC(Agent):
     """Maximizes the log-probability of the data's actions.
 
     The ranks play with the clone, which shows its return, and gives the value function what it learns
-    from. The statistics of observations are those of the data.
+    from. From the first update on, the statistics of observations are those of the data.
     """
 
     Options = BCOptions
 
     def __init__(self, spaces: Spaces, options: BCOptions, rng: np.random.Generator) -> None:
-        """Build policy and value function with an optimizer each, and read the data."""
-        if not options.data:
-            raise OptionError("--algo bc needs data: name them with --data")
-        if options.actions != "normal":
-            raise OptionError(f"bc clones --actions normal: got {options.actions}")
-        self.options = options
-        self.data = demonstrations.read(options.data, spaces)
+        """Build policy and value function with an optimizer each."""
+        self.options, self.spaces = options, spaces
         self.nets = options.networks(spaces, rng)
         self.mode_obs = options.policy_obs
         self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise = self.nets.noise
-        self.norm.merge(self.data["obs"])
         self.flat = flatten_(self.policy)
         self.value_flat = flatten_(nn.ModuleList([self.value, self.norm]))
         self.adam, self.value_adam = Adam(self.flat), Adam(self.value_flat)
+        self.begun = False
+
+    @classmethod
+    def check(cls, spaces: Spaces, options: BCOptions) -> None:
+        """Read the data, to see that they fit."""
+        if options.actions != "normal":
+            raise OptionError(f"bc clones --actions normal: got {options.actions}")
+        if not options.data:
+            raise OptionError("--algo bc needs data: name them with --data")
+        demonstrations.read(options.data, spaces)
 
     def act(
         self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
@@ -81,12 +85,16 @@ class BC(Agent):
         return {name: rows[name] for name in ("obs", "val", "ret")}
 
     def prepare(self) -> None:
-        """Compile the gradient steps of the value function."""
+        """Read the data, and compile the gradient steps of the value function."""
+        self.data = demonstrations.read(self.options.data, self.spaces)
         self.fit_value = ValueFit(self.value, self.value_adam, self.threads)
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Make steps on the data, then epochs of the value function on the batch."""
         opt, lr = self.options, at(self.options.lr, progress)
+        if not self.begun:
+            self.norm.merge(self.data["obs"])
+            self.begun = True
         losses: list[float] = []
         while len(losses) < opt.steps:
             for few in minibatches(self.data, opt.minibatch_size, rng):
@@ -121,11 +129,13 @@ class BC(Agent):
         return self.nets.modules()
 
     def state(self) -> dict[str, Any]:
-        """Return Adam's moments of both."""
-        return {"adam": self.adam.state(), "value_adam": self.value_adam.state()}
+        """Return Adam's moments of both, and whether the statistics of the data are there."""
+        adams = {"adam": self.adam.state(), "value_adam": self.value_adam.state()}
+        return {**adams, "begun": self.begun}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore Adam's moments."""
+        """Restore them."""
+        self.begun = state["begun"]
         self.adam.load(state["adam"])
         self.value_adam.load(state["value_adam"])
 

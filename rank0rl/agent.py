@@ -127,6 +127,16 @@ class Agent:
         """Build the networks and everything else that `act`, `process` and `update` need."""
         raise NotImplementedError
 
+    @classmethod
+    def check(cls, spaces: Spaces, options: Any) -> None:
+        """Check what training needs and acting does not, such as files of data.
+
+        Rank 0 calls this before a run begins or goes on.
+
+        Raises:
+            ValueError: with all that a user needs to know.
+        """
+
     def act(
         self,
         obs: Array,
@@ -198,10 +208,7 @@ class Agent:
         """Take back what `state` returned. Rank 0 only; the modules are loaded already."""
 
     def modules_loaded(self) -> None:
-        """Begin with the modules of another run, which --init-from has just loaded. Rank 0 only.
-
-        For what depends on them and is no module.
-        """
+        """Begin with the modules of another run, which --init-from has loaded. Rank 0 only."""
 
     mode_obs: tuple[str, ...] = ()
     """Keys of a Dict observation that the module of `mode` takes, if not all."""

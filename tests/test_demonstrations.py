@@ -1,5 +1,7 @@
 """From a run to a dataset, from a dataset to a clone, from the clone to a run; and batches that are kept."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -66,6 +68,12 @@ def test_from_a_run_to_a_dataset_to_a_clone_to_a_run(tmp_path):
     losses = [float(row["loss"]) for row in table(tmp_path / "1")]
     assert losses[-1] < losses[0]
     assert replay(tmp_path / "1", 2, env=1).stdout.count("the same data") == 2
+
+    os.rename(tmp_path / "datasets", tmp_path / "gone")  # who acts needs no data
+    done = warm.run("-m", "rank0rl", "evaluate", str(tmp_path / "1"), "--episodes", "2")
+    assert done.returncode == 0, done.stderr
+    done = resume(tmp_path / "1", "--total-steps", "512", expect=2)
+    assert "no such Minari dataset here" in done.stderr
 
     after = [*SMALL, "--init-from", str(tmp_path / "1"), "--total-steps", "192"]
     train(tmp_path / "p1", *after)

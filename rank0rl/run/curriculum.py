@@ -52,7 +52,11 @@ class Curriculum:
             TypeError: if they are no dict of what JSON knows.
         """
         last = {"settings": json.loads(self.text)} if self.text else {}
-        settings = self._choose(progress, {**record, **last})
+        try:
+            settings = self._choose(progress, {**record, **last})
+        except Exception as error:
+            error.add_note(f"In the function of --curriculum, at {progress:.1%} of the run.")
+            raise
         try:
             if not (settings is None or isinstance(settings, Mapping)):
                 raise TypeError

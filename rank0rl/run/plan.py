@@ -166,7 +166,9 @@ def _check(
 ) -> None:
     """Check everything about the options that a run would find out too late."""
     options.check(nworkers)
-    memory.check(options, agent, _check_environment(options).obs)
+    spaces = _check_environment(options)
+    memory.check(options, agent, spaces.obs)
+    load_agent(options.algo).check(spaces, agent)
     _check_device(options)
     for check in checks:
         check(options)

@@ -19,7 +19,6 @@ from rank0rl.run.agents import make_agent
 from rank0rl.run.timing import Phases
 
 _AT_LEAST_S = 2.0  # seconds of each measurement
-_STEPS = 100  # steps of each env, for runs whose batches have no fixed number
 
 
 def main() -> None:
@@ -30,22 +29,23 @@ def main() -> None:
     options, agent_options = plan.read([], settings, str(folder))
     found: dict[str, Any] = {"per_step": {}}
     for num_envs in sorted({1, max(2, options.num_envs)}):
+        numbers = range(num_envs)
         rollout = Rollout(
             lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
-            range(num_envs),
+            numbers,
             options.seed,
-            steps=options.steps_per_env or _STEPS,
+            steps=options.steps_per_env,
+            episodes=None if options.steps_per_env else numbers.__iter__,
         )
         agent = make_agent(options, agent_options, rollout.spaces)
         collector = Collector(agent, rollout, options, Phases())
         wall, cpu = _measured(collector)
-        steps = int(collector.rolled["fragments"]["steps"].sum()) // num_envs
-        found["per_step"][num_envs] = wall / steps, cpu / steps
+        found["per_step"][num_envs] = num_envs * wall, num_envs * cpu
         rollout.close()
     arrays = [array for _, array in trees.leaves(collector.rolled, trees.dict_items)]
     weights = named_tensors(agent.modules()).values()
     found |= {
-        "row_bytes": sum(array.nbytes for array in arrays) / (num_envs * steps),
+        "row_bytes": sum(array.nbytes for array in arrays) / _steps(collector),
         "arrays": len(arrays),
         "weights_bytes": sum(tensor.nbytes for tensor in weights),
     }
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _measured(collector: Collector) -> tuple[float, float]:
-    """Return the wall seconds and the CPU seconds to collect and process a batch.
+    """Return the wall seconds and the CPU seconds of a step, to collect and process a batch.
 
     Both are the least of many turns, because what disturbs a process only makes it slower.
     """
@@ -63,9 +63,15 @@ def _measured(collector: Collector) -> tuple[float, float]:
     while len(turns) < 2 or time.perf_counter() < end:
         wall, cpu = time.perf_counter(), time.process_time()
         collector.roll(2 + len(turns))
-        turns.append((time.perf_counter() - wall, time.process_time() - cpu))
+        took = time.perf_counter() - wall, time.process_time() - cpu
+        turns.append((took[0] / _steps(collector), took[1] / _steps(collector)))
     walls, cpus = zip(*turns, strict=True)
     return min(walls), min(cpus)
+
+
+def _steps(collector: Collector) -> int:
+    """Return the steps of the batch that was collected last."""
+    return int(collector.rolled["fragments"]["steps"].sum())
 
 
 if __name__ == "__main__":

@@ -136,6 +136,7 @@ def test_batches_are_kept_and_cloned(tmp_path):
     first = {file.name: file.read_bytes() for file in kept.iterdir()}
     assert sorted(first) == ["00000001.npz", "00000002.npz"]
     resume(tmp_path / "r")
+    assert len([*kept.iterdir()]) == 2  # a checkpoint of someone else names no folder to write to
     train(tmp_path / "one", *args)
     again = {file.name: file.read_bytes() for file in kept.iterdir()}
     assert first.items() <= again.items()

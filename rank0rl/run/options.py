@@ -121,8 +121,8 @@ class RunOptions(LaunchOptions):
     """Seconds that a step or a reset of an environment may take, with --env-processes. After that its process is killed, which is an error as if it had raised. None: no limit."""
     video_every: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
     """Iterations between videos of one evaluation episode, in the run's folder. All other ranks wait meanwhile. None: no videos."""
-    keep_batches: str | None = setting(None, changes_curve=False, resume=True)
-    """Folder for the rows of every batch, a file.npz an iteration: what the agent's process returned, and "fragment_id"."""
+    keep_batches: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
+    """Folder for the rows of every batch, a file.npz an iteration: what the agent's process returned, and "fragment_id". Name it again to resume."""
     quiet: bool = setting(False, changes_curve=False, resume=True, in_file=False)
     """Print errors only."""
     tensorboard: bool = setting(False, changes_curve=False, resume=True)

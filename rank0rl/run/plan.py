@@ -97,7 +97,7 @@ def prepare(
 
 def _of_this_start(argv: list[str]) -> list[str]:
     """Return the part of a command line that a restart needs and the checkpoint does not hold."""
-    ends = ("stop_after_iterations", "stop_after_seconds")
+    ends = ("stop_after_iterations", "stop_after_seconds", "keep_batches")
     given = read_some(argv, RunOptions, (*ends, "quiet"))
     words = [word for name in ends if given.get(name) for word in (flag(name), str(given[name]))]
     return [*words, *([flag("quiet")] if given.get("quiet") else [])]

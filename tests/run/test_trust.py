@@ -61,6 +61,9 @@ def test_what_gymnasium_and_rank0rl_bring_is_imported_for_anybody(settings):
         {"wrappers": ["ClipAction", "os:system"]},
         {"wrappers": ["RecordVideo(video_folder='/')"]},
         {"wrappers": [" os:system (x=1)"]},
+        {"curriculum": "os:system"},
+        {"curriculum": "evil.py:f"},
+        {"env_kwargs_of": "os:system"},
     ],
 )
 def test_all_other_code_is_named_and_not_imported(settings, monkeypatch):

@@ -48,6 +48,8 @@ def main(study: Path) -> None:
             label="OpenAI 2017, with 18 cores as 18",
         )
         axis.set(xscale="log", yscale="log", xlabel="ranks, or cores", ylabel="speedup")
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_formatter(figures.short_numbers())
         axis.legend()
         figure.savefig(OUT, dpi=120)
     print(OUT)

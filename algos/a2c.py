@@ -72,7 +72,7 @@ class A2C(Agent):
         self.value.merge(batch["ret"])
         x = torch.from_numpy(self.norm.numpy(batch["obs"]))
         adv, ret = (torch.from_numpy(batch[name]) for name in ("adv", "ret"))
-        adv = (adv - adv.mean()) / (adv.std() + 1e-8)  # 1e-8: they may be equal
+        adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)  # 1e-8: they may be equal
         now = self.policy.distribution(x)
         policy_loss = -(self.policy.logp(now, torch.from_numpy(batch["act"])) * adv).mean()
         value_loss = (self.value(x) - ret / self.value.scale).square().mean()

@@ -5,6 +5,7 @@ A PPO or TRPO run begins with both: --init-from. Source: Pomerleau 1989, NeurIPS
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,10 +63,10 @@ class BC(Agent):
         self.flat = flatten_(self.policy)
         self.value_flat = flatten_(nn.ModuleList([self.value, self.norm]))
         self.adam, self.value_adam = Adam(self.flat), Adam(self.value_flat)
-        self.begun = False
+        self.begun, self.sha256 = False, ""
 
     @classmethod
-    def check(cls, spaces: Spaces, options: BCOptions) -> None:
+    def check(cls, spaces: Spaces, options: BCOptions, run: Any) -> None:
         """Read the data, to see that they fit."""
         if options.actions != "normal":
             raise OptionError(f"bc clones --actions normal: got {options.actions}")
@@ -87,12 +88,17 @@ class BC(Agent):
     def prepare(self) -> None:
         """Read the data, and compile the gradient steps of the value function."""
         self.data = demonstrations.read(self.options.data, self.spaces)
+        digest = hashlib.sha256(b"".join(array.tobytes() for array in self.data.values()))
+        if self.sha256 not in ("", digest.hexdigest()):
+            raise ValueError(f"--data {self.options.data} is not what this run began with")
+        self.sha256 = digest.hexdigest()
         self.fit_value = ValueFit(self.value, self.value_adam, self.threads)
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Make steps on the data, then epochs of the value function on the batch."""
         opt, lr = self.options, at(self.options.lr, progress)
         if not self.begun:
+            self.norm.moments.count.zero_()  # those of --init-from count no more
             self.norm.merge(self.data["obs"])
             self.begun = True
         losses: list[float] = []
@@ -131,11 +137,11 @@ class BC(Agent):
     def state(self) -> dict[str, Any]:
         """Return Adam's moments of both, and whether the statistics of the data are there."""
         adams = {"adam": self.adam.state(), "value_adam": self.value_adam.state()}
-        return {**adams, "begun": self.begun}
+        return {**adams, "begun": self.begun, "data_sha256": self.sha256}
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore them."""
-        self.begun = state["begun"]
+        self.begun, self.sha256 = state["begun"], state["data_sha256"]
         self.adam.load(state["adam"])
         self.value_adam.load(state["value_adam"])
 

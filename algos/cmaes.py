@@ -14,8 +14,10 @@ from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
-from rank0rl.nets.candidates import Candidates
+from rank0rl.nets.candidates import Candidates, check
 from rank0rl.options import CheckedOptions, OptionError, option
+
+MOST = 3000  # weights: a covariance of 72 MB
 
 with contextlib.suppress(ModuleNotFoundError):
     import cma
@@ -46,10 +48,24 @@ class CMAES(Agent):
             raise OptionError("--algo cmaes needs the package cma: pip install cma")
         self.options = options
         self.nets = Candidates(spaces, options.hidden, rng)
+        if len(self.nets.theta) > MOST:
+            raise OptionError(
+                f"CMA-ES needs the covariance of all weights, so there may be at most {MOST:,}: got "
+                f"{len(self.nets.theta):,}; choose a smaller --hidden, or --algo es"
+            )
         self.candidates = np.zeros((options.population, len(self.nets.theta)), np.float32)
         self.version = np.zeros(1, np.int64)  # told to all ranks: the number of updates
         self.start = self.nets.theta.astype(np.float64)
         self.begin(int(rng.integers(2**63)))
+
+    @classmethod
+    def check(cls, spaces: Spaces, options: CMAESOptions, run: Any) -> None:
+        check(run, "cmaes", options.population)
+        if run.episodes_per_batch % options.population:
+            raise OptionError(
+                f"every candidate needs as many episodes: got episodes_per_batch="
+                f"{run.episodes_per_batch} for a population of {options.population}; set a multiple"
+            )
 
     def begin(self, key: int) -> None:
         """Ask for the first candidates."""
@@ -92,13 +108,7 @@ class CMAES(Agent):
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         population = self.options.population
         of = batch["fragment_id"] % population
-        episodes = np.bincount(of, minlength=population)
-        if not episodes.all():
-            raise ValueError(
-                f"every one of {population} candidates needs an episode: got {len(of)} fragments in "
-                f"a batch; set --episodes-per-batch {population}"
-            )
-        self.tell(np.bincount(of, batch["ret"], population) / episodes)
+        self.tell(np.bincount(of, batch["ret"], population) / np.bincount(of, minlength=population))
         self.ask(int(rng.integers(2**63)))
         return {"best_return": float(self.told[-1].max()), "std": float(self.strategy.sigma)}
 

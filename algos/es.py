@@ -14,7 +14,7 @@ from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
-from rank0rl.nets.candidates import Candidates
+from rank0rl.nets.candidates import Candidates, check
 from rank0rl.nets.flat import Adam
 from rank0rl.options import CheckedOptions, option
 from rank0rl.schedules import Scheduled, at
@@ -48,6 +48,11 @@ class ES(Agent):
         self.nets = Candidates(spaces, options.hidden, rng)
         self.adam = Adam(self.nets.flat)
         self.key = rng.integers(2**63, size=1)
+        self.first_key = self.key.copy()
+
+    @classmethod
+    def check(cls, spaces: Spaces, options: ESOptions, run: Any) -> None:
+        check(run, "es", 2)
 
     def act(
         self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
@@ -55,11 +60,6 @@ class ES(Agent):
         return self.nets.act(obs, fragment_id, mask, self.candidate, int(self.key[0])), {}
 
     def process(self, fragment: Fragment) -> Batch:
-        if not (fragment.terminated[-1] or fragment.truncated[-1]):
-            raise ValueError(
-                "evolution strategies compare whole episodes: set --episodes-per-batch, to the "
-                "number of candidates, in place of --steps-per-batch"
-            )
         obs = fragment.obs.reshape(len(fragment.obs), -1)
         return {
             "ret": np.array([fragment.rew.sum()]),
@@ -106,6 +106,9 @@ class ES(Agent):
 
     def load(self, state: dict[str, Any]) -> None:
         self.adam.load(state["adam"])
+
+    def modules_loaded(self) -> None:
+        self.key[:] = self.first_key
 
     def mode(self) -> nn.Module:
         return self.nets.mode()

@@ -128,10 +128,10 @@ class Agent:
         raise NotImplementedError
 
     @classmethod
-    def check(cls, spaces: Spaces, options: Any) -> None:
+    def check(cls, spaces: Spaces, options: Any, run: Any) -> None:
         """Check what training needs and acting does not, such as files of data.
 
-        Rank 0 calls this before a run begins or goes on.
+        Rank 0 calls this before a run begins or goes on. `run` has the options of the run.
 
         Raises:
             ValueError: with all that a user needs to know.

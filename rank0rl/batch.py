@@ -106,5 +106,7 @@ class Gathered:
     """Environment steps of all ranks."""
     sha256: str = ""
     """Hash of the rows, to compare runs."""
+    settings: str = ""
+    """Settings of a curriculum with which its episodes began, as JSON, if there is one."""
     ranks: Batch = field(default_factory=dict)
     """Figures of each rank, (ranks,): "took_s", seconds it collected and processed; "peak_mb", its memory."""

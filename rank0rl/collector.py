@@ -81,7 +81,7 @@ class Collector:
         Collective: every rank calls this, and `gather` after it.
         """
         if self.curriculum:
-            self.rollout.block.settings = self.curriculum.broadcast()
+            self.rollout.block.settings = self.curriculum.broadcast(iteration)
         start = time.perf_counter()
         check = (iteration - 1) % self._options.drift_check_every == 0
         before = hashes.sha256_each(weights.named_tensors(self._agent.modules())) if check else None
@@ -138,7 +138,8 @@ class Collector:
         self.rolled = {}
         with self._phases("hash"):
             sha256 = hashes.sha256_arrays(rows) if rows else ""
-            self._ready = Gathered(rows, ended, steps, sha256, ranks)
+            settings = self.rollout.block.settings[1]
+            self._ready = Gathered(rows, ended, steps, sha256, settings, ranks)
 
     def state(self) -> dict[str, Any]:
         """Return the episodes under way and the batch that was collected ahead. Rank 0 only."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.agent import Space, Spaces
-from rank0rl.batch import Batch, concatenate
+from rank0rl.batch import Batch, concatenate, count
 from rank0rl.options import OptionError
 
 Array = npt.NDArray[Any]
@@ -34,7 +34,10 @@ def read(source: str, spaces: Spaces) -> Batch:
     """
     path = Path(source)
     parts = _files(path) if path.exists() else _minari(source)
-    return concatenate([_checked(obs, act, spaces, source) for obs, act in parts])
+    rows = concatenate([_checked(obs, act, spaces, source) for obs, act in parts])
+    if not count(rows):
+        raise OptionError(f"--data {source}: there are no rows in it")
+    return rows
 
 
 def _files(path: Path) -> Iterator[tuple[Any, Any]]:
@@ -42,6 +45,8 @@ def _files(path: Path) -> Iterator[tuple[Any, Any]]:
     if not files:
         raise OptionError(f"--data {path}: there is no .npz file in this folder")
     for file in files:
+        if not file.is_file():
+            raise OptionError(f"--data {path}: {file.name} is not a regular file")
         try:
             with np.load(file, allow_pickle=False) as arrays:
                 yield arrays["obs"], arrays["act"]
@@ -68,8 +73,11 @@ def _minari(name: str) -> Iterator[tuple[Any, Any]]:
             f"minari list local shows those that there are"
         ) from None
     first = getattr(dataset.action_space, "start", 0)  # choices are numbered from 0 here
-    for episode in dataset.iterate_episodes():
-        obs, act = episode.observations, episode.actions
+    try:
+        episodes = [(episode.observations, episode.actions) for episode in dataset]
+    except Exception as error:  # whatever h5py raises for it
+        raise OptionError(f"--data {name}: the dataset cannot be read: {error}") from None
+    for obs, act in episodes:
         if not isinstance(obs, np.ndarray) or not isinstance(act, np.ndarray):
             raise OptionError(f"--data {name}: observations and actions must be arrays, not dicts")
         yield obs[: len(act)], act - first if first is not None else act
@@ -83,7 +91,8 @@ def _checked(obs: Any, act: Any, spaces: Spaces, source: str) -> Batch:
     """
     rows = {"obs": (obs, spaces.obs), "act": (act, spaces.act)}
     for name, (array, space) in rows.items():
-        if array.shape[1:] != space.shape or len(array) != len(obs) or not _fits(array, space):
+        sizes = array.ndim and obs.ndim and array.shape == (len(obs), *space.shape)
+        if not sizes or not _fits(array, space):
             raise OptionError(
                 f"--data {source}: {name!r} must be {space.dtype} {('N', *space.shape)}, of numbers "
                 f"that this environment takes: got {array.dtype} {array.shape}"
@@ -94,6 +103,10 @@ def _checked(obs: Any, act: Any, spaces: Spaces, source: str) -> Batch:
 def _fits(array: Array, space: Space) -> bool:
     """Return True if these are elements of a space. Bounds of a box are not checked."""
     if not space.choices:
-        return array.dtype.kind in "fiu" and bool(np.isfinite(array).all())
+        with np.errstate(over="ignore"):
+            cast = array.astype(space.dtype) if array.dtype.kind in "fiu" else array
+        if cast.dtype.kind == "f":
+            return bool(np.isfinite(cast).all())
+        return array.dtype.kind in "iu" and bool((cast == array).all())
     numbers = array.reshape(len(array), -1)
     return array.dtype.kind in "iu" and bool(((numbers >= 0) & (numbers < space.choices)).all())

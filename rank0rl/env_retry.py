@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rank0rl.env_answers import has_length
+from rank0rl.env_wrappers import InfoError
 from rank0rl.envs import name_of
 
 FAILURES = ("env_mended", "env_truncated")
@@ -69,6 +70,8 @@ class RetriedEnv:
         """Step the environment; repeat the episode if that fails."""
         try:
             answer = self._env.step(action)
+        except InfoError:
+            raise
         except Exception as error:
             answer = self._again(error, action)
         self._steps += 1

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 EPISODE = "rank0rl_episode"
-"""Key of an episode's figures, label -> number, in the info of its last step."""
+"""Key of an episode's figures so far, label -> number, in the info of a step."""
 
 _HOW: Mapping[str, Callable[[float, float], float]] = {
     "last": lambda old, new: new,
@@ -65,8 +65,12 @@ def label(name: str) -> str:
     return item if how == "last" else f"{item}_{how}"
 
 
+class InfoError(ValueError):
+    """An item of infos that --info names is no number. It is no failure of the environment."""
+
+
 class EpisodeInfo(Around):
-    """An environment whose episodes end with figures in info["rank0rl_episode"].
+    """An environment whose steps give the episode's figures so far in info["rank0rl_episode"].
 
     A figure is nan if no step of the episode had it.
 
@@ -96,10 +100,8 @@ class EpisodeInfo(Around):
             if item in info:
                 new = _number(item, info[item])
                 self._so_far[name] = how(self._so_far[name], new) if name in self._so_far else new
-        if terminated or truncated:
-            found = {name: self._so_far.get(name, math.nan) for name, _, _ in self._figures}
-            info = {**info, EPISODE: found}
-        return obs, rew, terminated, truncated, info
+        found = {name: self._so_far.get(name, math.nan) for name, _, _ in self._figures}
+        return obs, rew, terminated, truncated, {**info, EPISODE: found}
 
 
 class ResetMethod(Around):
@@ -138,6 +140,6 @@ def _number(item: str, value: Any) -> float:
     try:
         return float(np.asarray(value).item())
     except (TypeError, ValueError):
-        raise ValueError(
+        raise InfoError(
             f"info[{item!r}] must be a number, for --info: got {value!r:.100}"
         ) from None

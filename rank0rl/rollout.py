@@ -248,7 +248,8 @@ class Rollout:
             self._finished["return"].append(block.ret[env.row])
             self._finished["length"].append(block.length[env.row])
             for name in self._info:
-                self._finished[name].append(env.info.get(EPISODE, {}).get(name, np.nan))
+                figures = env.info.get(EPISODE, {}) if env.info else {}
+                self._finished[name].append(figures.get(name, np.nan))
         self._buffer.write(at, rew=rew, terminated=terminated, truncated=truncated)
         return ended
 

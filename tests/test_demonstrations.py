@@ -137,14 +137,16 @@ def test_batches_are_kept_and_cloned(tmp_path):
     assert sorted(first) == ["00000001.npz", "00000002.npz"]
     resume(tmp_path / "r")
     assert len([*kept.iterdir()]) == 2  # a checkpoint of someone else names no folder to write to
+    args[-1] = str(tmp_path / "again")
     train(tmp_path / "one", *args)
-    again = {file.name: file.read_bytes() for file in kept.iterdir()}
+    again = {file.name: file.read_bytes() for file in (tmp_path / "again").iterdir()}
+    assert "batches in it already" in train(tmp_path / "two", *args, expect=2).stderr
     assert first.items() <= again.items()
     assert len(again) == 3
     with np.load(kept / "00000001.npz") as rows:
         assert {"obs", "act", "adv", "fragment_id"} <= {*rows}
         assert rows["fragment_id"].tolist() == sorted(rows["fragment_id"].tolist())
-    assert len(demonstrations.read(str(kept), checked_spaces())["obs"]) == 192
+    assert len(demonstrations.read(str(tmp_path / "again"), checked_spaces())["obs"]) == 192
     done = train(
         tmp_path / "x", *SMALL, "--keep-batches", str(tmp_path / "r/progress.csv"), expect=2
     )
@@ -177,6 +179,13 @@ def test_data_that_do_not_fit_are_refused(tmp_path):
     refused(write(tmp_path / "d.npz", obs=obs * np.nan, act=np.zeros(5, int)), "'obs' must be")
     refused(write(tmp_path / "e.npz", obs=obs), "the arrays obs and act")
     refused(write(tmp_path / "f.npz", obs=np.array([{}]), act=obs), "the arrays obs and act")
+    refused(write(tmp_path / "h.npz", obs=obs, act=np.array(3)), "'act' must be")
+    refused(write(tmp_path / "i.npz", obs=obs[:0], act=np.zeros(0, int)), "no rows in it")
+    refused(write(tmp_path / "j.npz", obs=obs + 1e300, act=np.zeros(5, int)), "'obs' must be")
+    bytes_in = Spaces(Space("box", (2,), "uint8"), CHOICES.act)
+    refused(write(tmp_path / "k.npz", obs=obs + 0.5, act=np.zeros(5, int)), "uint8", bytes_in)
+    os.mkfifo(tmp_path / "l.npz")
+    refused(tmp_path / "l.npz", "not a regular file")
     (tmp_path / "g.npz").write_bytes(b"no zip")
     refused(tmp_path / "g.npz", "must be an .npz file")
     (tmp_path / "empty").mkdir()

@@ -14,8 +14,32 @@ from rank0rl.nets.flat import flatten_
 from rank0rl.nets.mlp import place
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.nets.policies import Mode, make_policy
+from rank0rl.options import OptionError
 
 Array = npt.NDArray[Any]
+
+
+def check(run: Any, algo: str, least: int) -> None:
+    """Check that the batches of a run compare candidates.
+
+    Args:
+        run: options of the run.
+        algo: name of the agent.
+        least: least number of episodes in a batch.
+
+    Raises:
+        OptionError: if they do not.
+    """
+    if not run.episodes_per_batch or run.episodes_per_batch < least:
+        raise OptionError(
+            f"{algo} compares whole episodes, one of each candidate: got episodes_per_batch="
+            f"{run.episodes_per_batch}; set --episodes-per-batch to {least} or more"
+        )
+    if run.overlap:
+        raise OptionError(
+            f"{algo} learns from the candidates that have played, and with --overlap the next ones "
+            f"are playing already: leave it out; an update takes little time here"
+        )
 
 
 class Candidates:

@@ -67,6 +67,7 @@ def load_agent(algo: str) -> type[Agent]:
     return agent
 
 
+@cache
 def load_function(name: str) -> Callable[..., Any]:
     """Return a function of the user's.
 

@@ -18,7 +18,7 @@ class Curriculum:
 
     Args:
         choose: takes the share of the run that is over and the record of the last iteration, an empty
-            one at the beginning; returns the settings, a dict or None. Called on rank 0. What it
+            one at the beginning; returns the settings, a dict. Called on rank 0. What it
             returns may depend on nothing else: record["settings"] holds what it returned last.
     """
 
@@ -36,8 +36,8 @@ class Curriculum:
         """The settings as JSON; "" before the first iteration."""
         return self.texts.get(self.version, "")
 
-    def broadcast(self) -> tuple[int, str]:
-        """Return rank 0's version and text of the settings on every rank.
+    def broadcast(self, iteration: int) -> tuple[int, str]:
+        """Return the version and text of the settings of an iteration's batch on every rank.
 
         Collective: every rank calls this.
         """
@@ -49,22 +49,22 @@ class Curriculum:
         """Choose the next settings. Rank 0 only.
 
         Raises:
-            TypeError: if they are no dict of what JSON knows.
+            ValueError: if they are no dict of what JSON knows.
         """
         last = {"settings": json.loads(self.text)} if self.text else {}
         try:
-            settings = self._choose(progress, {**record, **last})
+            known = {name: value for name, value in record.items() if value != ""}
+            settings = self._choose(min(progress, 1.0), {**known, **last})
         except Exception as error:
             error.add_note(f"In the function of --curriculum, at {progress:.1%} of the run.")
             raise
         try:
-            if not (settings is None or isinstance(settings, Mapping)):
+            if not isinstance(settings, Mapping):
                 raise TypeError
             self.follow(json.dumps(settings, default=_plain))
         except (TypeError, ValueError):
-            raise TypeError(
-                f"a curriculum must return a dict of numbers, strings and lists, or None: got "
-                f"{settings!r:.100}"
+            raise ValueError(
+                f"a curriculum must return a dict of numbers, strings and lists: got {settings!r:.100}"
             ) from None
 
     def follow(self, text: str) -> None:
@@ -78,13 +78,13 @@ class Curriculum:
         kept = {*np.asarray(used).tolist(), self.version}
         self.texts = {version: text for version, text in self.texts.items() if version in kept}
 
-    def columns(self) -> dict[str, float | str]:
-        """Return the settings for the record: as JSON, and the numbers among them by name."""
-        settings = json.loads(self.text or "null") or {}
+    def columns(self, text: str) -> dict[str, float | str]:
+        """Return settings for the record: as JSON, and the numbers among them by name."""
+        settings = json.loads(text)
         numbers = {k: float(v) for k, v in settings.items() if isinstance(v, int | float)}
         if self._names is None:
             self._names = [*numbers]
-        return {"settings": self.text, **{name: numbers.get(name, np.nan) for name in self._names}}
+        return {"settings": text, **{name: numbers.get(name, np.nan) for name in self._names}}
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint holds."""

@@ -81,6 +81,7 @@ def _resume_command(plan: Plan, nworkers: int, code: str) -> str:
 def _where(given: RunOptions, nworkers: int) -> str:
     """Return the options that start as many ranks again, on the same hosts but for lost ones."""
     where = {"--hosts": given.hosts, "--hostfile": given.hostfile, "--pass-env": given.pass_env}
+    where["--keep-batches"] = given.keep_batches
     if left := job.hosts_left():
         where |= {"--hosts": left, "--hostfile": None}
         nworkers = min(nworkers, count_ranks(None, read_hosts(left, None)))

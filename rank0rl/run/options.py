@@ -8,12 +8,18 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rank0rl.env_wrappers import label
+from rank0rl.env_wrappers import label, parse
 from rank0rl.mpi import job
 from rank0rl.options import setting
 from rank0rl.run.launch_options import LaunchOptions, too_many_ranks
 
-_TAKEN = ("return", "return_std", "length")  # names that the record makes its columns of
+_TAKEN = (
+    "return",
+    "return_std",
+    "length",
+    "fragment_id",
+    "",
+)  # names that the record makes its columns of
 
 
 def _pairs(words: list[str]) -> dict[str, Any]:
@@ -194,10 +200,11 @@ class RunOptions(LaunchOptions):
     def _check_episodes(self) -> None:
         labels = [label(name) for name in self.info]
         taken = {name for name in labels if labels.count(name) > 1 or name in _TAKEN}
+        taken |= {name for name in self.info if not parse(name)[1]}
         if taken:
             raise ValueError(
                 f"info must name figures that the record does not have yet, each once: got "
-                f"{', '.join(sorted(taken))}; change --info"
+                f"{', '.join(map(repr, sorted(taken)))}; change --info"
             )
         if self.curriculum_method and not self.curriculum:
             raise ValueError(

@@ -12,12 +12,11 @@ from typing import Annotated, Any
 import tyro
 
 from rank0rl import envs
-from rank0rl.agent import Spaces
-from rank0rl.env_wrappers import ResetMethod
 from rank0rl.nets.cuda import check_device
 from rank0rl.options import flag, names, read_some
 from rank0rl.run import checkpoint, config, init_from, memory, sinks
-from rank0rl.run.agents import absolute, load_agent, load_function, short_name
+from rank0rl.run.agents import absolute, load_agent, short_name
+from rank0rl.run.check_environment import check_environment
 from rank0rl.run.folder import lock, new_folder
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
@@ -87,9 +86,12 @@ def prepare(
         old, old_agent = read([], settings, str(source))
         _check_unchanged((options, agent), (old, old_agent))
         notes = tuple(_schedule_notes(options, old))
-    init = init_from.read(Path(options.init_from)) if options.init_from and not resume else {}
+    init = {}
+    if options.init_from and not resume:
+        file = checkpoint.latest(Path(options.init_from)).resolve()  # the run may go on meanwhile
+        options, init = dataclasses.replace(options, init_from=str(file)), init_from.read(file)
     if options.keep_batches:
-        _make_folder(Path(options.keep_batches))
+        _make_folder(Path(options.keep_batches), is_new=not resume)
     folder = resume or new_folder(options)
     unlock = lock(folder, 10 if restart else 0)  # the rank that died may take its time
     return Plan(options, agent, folder, str(source or "defaults"), notes, init, unlock)
@@ -166,9 +168,9 @@ def _check(
 ) -> None:
     """Check everything about the options that a run would find out too late."""
     options.check(nworkers)
-    spaces = _check_environment(options)
+    spaces = check_environment(options)
     memory.check(options, agent, spaces.obs)
-    load_agent(options.algo).check(spaces, agent)
+    load_agent(options.algo).check(spaces, agent, options)
     _check_device(options)
     for check in checks:
         check(options)
@@ -181,24 +183,16 @@ def _check(
         )
 
 
-def _make_folder(path: Path) -> None:
+def _make_folder(path: Path, is_new: bool) -> None:
+    """Make the folder of --keep-batches. That of a new run holds no other one's."""
+    if is_new and any(path.glob("*.npz")):
+        raise ValueError(
+            f"--keep-batches {path}: there are batches in it already; name another one"
+        )
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--keep-batches {path}: cannot be a folder: {error.strerror}") from None
-
-
-def _check_environment(options: RunOptions) -> Spaces:
-    for function in (options.curriculum, options.env_kwargs_of):
-        if function:
-            load_function(function)
-    env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
-    if options.curriculum_method:
-        ResetMethod(lambda: env, options.curriculum_method)
-    spaces = envs.describe(env)
-    envs.refuse_running_statistics(env)
-    env.close()
-    return spaces
 
 
 def _check_device(options: RunOptions) -> None:

@@ -113,7 +113,7 @@ class Recorder:
             },
             "episodes": columns.of_episodes(progress, batch.ended),
             "info": columns.of_infos(progress),
-            "curriculum": self.state.settings_columns(),
+            "curriculum": self.state.settings_columns(batch.settings),
             "evaluation": (
                 columns.of_evaluation(evaluated, [*progress.infos])
                 if self._options.eval_every

@@ -110,9 +110,9 @@ class State:
         if self._curriculum:
             self._curriculum.advance(self.share_over(), record)
 
-    def settings_columns(self) -> dict[str, float | str]:
-        """Return what a curriculum has chosen for the iteration that has just ended, for its record."""
-        return self._curriculum.columns() if self._curriculum else {}
+    def settings_columns(self, settings: str) -> dict[str, float | str]:
+        """Return a curriculum's settings of the batch, as JSON, for the record."""
+        return self._curriculum.columns(settings) if self._curriculum else {}
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy for a checkpoint; it takes a fraction of a millisecond."""

@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         f"{len(ret)} episodes: return {ret.mean():.6g} (standard deviation {ret.std():.4g}, from "
         f"{ret.min():.6g} to {ret.max():.6g}), length {length.mean():.4g}"
     )
-    for name in ended.keys() - {"return", "length"}:
+    for name in (name for name in ended if name not in ("return", "length")):
         print(f"{name} {known_mean(ended[name]):.6g}")
     return 0
 

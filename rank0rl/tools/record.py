@@ -5,10 +5,15 @@ Ranks play the episodes, and rank 0 writes them. The content is the same for eve
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import sys
+import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,7 +75,8 @@ def _record(given: Options) -> int:
     from rank0rl.tools.evaluate import last_agent
 
     set_threads(1)
-    _check_name(given.minari)
+    if refused := comm.bcast_obj(None if comm.get_rank() else _refused(given.minari)):
+        raise ValueError(refused)
     agent, options = last_agent(given.run, given.trust)
     seed = seeding.integer(options.seed if given.seed is None else given.seed, "record", 0, 0)
     counter, left = Counter(_ROUND), given.episodes
@@ -127,6 +133,15 @@ def _gathered(rollout: Any, fragments: Sequence[Any]) -> list[dict[str, Any]]:
     return [dict(zip(split, arrays, strict=True)) for arrays in zip(*split.values(), strict=True)]
 
 
+def _refused(name: str) -> str | None:
+    """Return why there can be no new dataset of this name; None if there can be one."""
+    try:
+        _check_name(name)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def _check_name(name: str) -> None:
     """Raise ValueError if there can be no new dataset of this name, before anything is played."""
     try:
@@ -140,13 +155,41 @@ def _check_name(name: str) -> None:
         parse_dataset_id(name)
     except Exception as error:  # whatever Minari raises for it
         raise ValueError(
-            f"--minari must be a name such as walker2d/ppo-v0: got {name!r} ({error})"
+            f"--minari must be a name and a version, such as walker2d/ppo-v0: got {name!r} ({error})"
         ) from None
-    if get_dataset_path(name).exists():
+    try:
+        is_there = get_dataset_path(name).exists()
+    except OSError as error:
+        raise ValueError(f"MINARI_DATASETS_PATH is no folder to write to: {error}") from None
+    if is_there:
         raise ValueError(
             f"there is a dataset {name!r} in {get_dataset_path()} already: choose another name or "
             f"version, or remove it with: minari delete {name}"
         )
+
+
+@contextlib.contextmanager
+def _complete_or_absent(name: str) -> Iterator[None]:
+    """Let Minari write into a folder beside its datasets; move what it has written when it is done."""
+    from minari.storage import get_dataset_path
+
+    variable = "MINARI_DATASETS_PATH"
+    root, before = Path(get_dataset_path()), os.environ.get(variable)
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root, prefix=".rank0rl-") as folder:
+        os.environ[variable] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop(variable)
+            if before is not None:
+                os.environ[variable] = before
+        made, dataset = Path(folder, name), root / name
+        dataset.parent.mkdir(parents=True, exist_ok=True)
+        for about in made.parent.glob("*.json"):  # of the namespace
+            if not (dataset.parent / about.name).exists():
+                shutil.copy(about, dataset.parent)
+        made.rename(dataset)
 
 
 def _write(
@@ -174,7 +217,7 @@ def _write(
         for one in episodes
     ]
     is_known = ":" not in options.env_id and not options.env_kwargs and not options.wrappers
-    with warnings.catch_warnings():
+    with _complete_or_absent(name), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # Minari asks for an author and the like
         minari.create_dataset_from_buffers(
             name,

@@ -23,6 +23,7 @@ from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.cuda import check_device
 from rank0rl.run import checkpoint, init_from, plan
 from rank0rl.run.agents import make_agent
+from rank0rl.run.curriculum import Curriculum
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.state import State
@@ -104,7 +105,7 @@ def replay(
     settings = curriculum.texts if curriculum else None
     _refuse(alone.block.restore(collector.state()["envs"], settings))
     if curriculum:
-        alone.block.settings = curriculum.broadcast()
+        alone.block.settings = curriculum.broadcast(iteration)
     [fragment], ended = alone.collect(state.agent, iteration)
     alone_rows = state.agent.process(fragment)
     returns = ", ".join(f"{value:.6g}" for value in ended["return"]) or "none"
@@ -188,10 +189,29 @@ def _check_iteration(start: _Start, iteration: int, made: int) -> None:
         )
 
 
-def _follow(collector: Collector, rows: list[dict[str, str]], iteration: int) -> None:
-    """Take over the settings of a curriculum with which the run began an iteration."""
-    if collector.curriculum and iteration <= len(rows):
-        collector.curriculum.follow(rows[iteration - 1]["settings"])
+class _Recorded(Curriculum):
+    """The settings of a curriculum as a run has recorded them.
+
+    Args:
+        curriculum: the run's own, as it is at the checkpoint.
+        rows: the run's record.
+        last: the iteration whose settings the checkpoint holds, if the record does not.
+    """
+
+    def __init__(self, curriculum: Curriculum, rows: list[dict[str, str]], last: int) -> None:
+        vars(self).update(vars(curriculum))
+        self._rows, self._last = rows, last
+
+    def broadcast(self, iteration: int) -> tuple[int, str]:
+        """Return the version and text of the settings of an iteration's batch."""
+        if iteration <= len(self._rows):
+            self.follow(self._rows[iteration - 1]["settings"])
+        elif iteration != self._last:
+            raise CannotReplayError(
+                f"the settings of iteration {iteration} are not recorded, and the last checkpoint is "
+                f"from before iteration {self._last}: resume the run, which makes it again"
+            )
+        return super().broadcast(iteration)
 
 
 def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[Collector, State]:
@@ -213,6 +233,9 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
         except (ValueError, KeyError) as error:
             raise CannotReplayError(f"this run began with another one's weights: {error}") from None
     first = state.progress.iteration + 1
+    if collector.curriculum:
+        last = first + options.overlap * bool(start.file)
+        collector.curriculum = _Recorded(collector.curriculum, rows, last)
     print(
         f"from {start.file or 'the beginning of the run'}: training "
         f"{start.boundary + 1 - first} iterations again"
@@ -223,11 +246,9 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
     if first <= start.boundary:
         alone.prepare()
     for number in range(first, start.boundary + 1):
-        _follow(collector, rows, number)
         batch = collector.batch(number)
         learner.update(batch, number)
         state.progress.add(batch.steps, batch.ended)
-    _follow(collector, rows, start.boundary + 1)
     if start.boundary < iteration - 1 and not collector.state()["ahead"]:
         collector.batch(iteration - 1)  # with the same weights as the iteration itself
     return collector, state

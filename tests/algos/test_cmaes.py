@@ -9,6 +9,7 @@ from algos.cmaes import CMAES, CMAESOptions
 from rank0rl.agent import Space, Spaces
 from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
+from rank0rl.run.options import RunOptions
 
 SPACES = Spaces(Space("box", (2,), "float32"), Space("discrete", (), "int64", choices=(2,)))
 
@@ -37,8 +38,12 @@ def test_several_episodes_of_a_candidate_count_by_their_mean():
     agent = make()
     agent.update(batch([*range(6), *range(10, 16)]), np.random.default_rng(0), 0.0)
     assert agent.told[0].tolist() == [5.0, 6.0, 7.0, 8.0, 9.0, 10.0]
-    with pytest.raises(ValueError, match="--episodes-per-batch 6"):
-        agent.update(batch([1.0, 2.0]), np.random.default_rng(0), 0.0)
+    for run, said in (({"episodes_per_batch": 8}, "a multiple"), ({}, "to 6 or more")):
+        with pytest.raises(OptionError, match=said):
+            CMAES.check(SPACES, agent.options, RunOptions(**run))
+    CMAES.check(SPACES, agent.options, RunOptions(episodes_per_batch=12))
+    with pytest.raises(OptionError, match="at most 3,000: got 4,4"):
+        make(hidden=(64, 64))
 
 
 def test_what_was_told_is_told_again():

@@ -8,6 +8,8 @@ from in_process import mean_return, train_here
 from algos.es import ES, ESOptions
 from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.nets.normalize import ObsNormalizer
+from rank0rl.options import OptionError
+from rank0rl.run.options import RunOptions
 
 BOX = Spaces(Space("box", (3,), "float32"), Space("box", (2,), "float32"))
 
@@ -95,13 +97,31 @@ def test_statistics_of_observations_are_those_of_all_rows():
     assert together["ret"].tolist() == [4.0, 1.0, 7.0]
 
 
-def test_it_learns_and_refuses_what_are_not_whole_episodes(tmp_path):
+def test_it_learns(tmp_path):
     kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4}
     (tmp_path / "a").mkdir()
     _, run = train_here(
         ES, ESOptions(lr=0.1), tmp_path / "a", **kwargs, total_steps=20000, episodes_per_batch=20
     )
     assert mean_return(run) > 8  # of 10; chance is 2.5
-    (tmp_path / "b").mkdir()
-    with pytest.raises(ValueError, match="set --episodes-per-batch"):
-        train_here(ES, ESOptions(), tmp_path / "b", **kwargs, total_steps=900, steps_per_batch=36)
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        ({"steps_per_batch": 64}, "set --episodes-per-batch to 2 or more"),
+        ({"episodes_per_batch": 1}, "got episodes_per_batch=1"),
+        ({"episodes_per_batch": 8, "overlap": True}, "leave it out"),
+    ],
+)
+def test_batches_that_compare_nothing_are_refused(run, said):
+    with pytest.raises(OptionError, match=said):
+        ES.check(BOX, ESOptions(), RunOptions(**run))
+
+
+def test_a_run_that_begins_with_another_one_has_noise_of_its_own():
+    es = make()
+    before = es.noise_of(0)
+    es.update(batch([1.0, 2.0]), np.random.default_rng(0), 0.0)
+    es.modules_loaded()
+    assert es.noise_of(0).tolist() == before.tolist()

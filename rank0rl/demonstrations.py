@@ -108,5 +108,5 @@ def _fits(array: Array, space: Space) -> bool:
         if cast.dtype.kind == "f":
             return bool(np.isfinite(cast).all())
         return array.dtype.kind in "iu" and bool((cast == array).all())
-    numbers = array.reshape(len(array), -1)
+    numbers = array.reshape(len(array), len(space.choices))
     return array.dtype.kind in "iu" and bool(((numbers >= 0) & (numbers < space.choices)).all())

@@ -163,8 +163,8 @@ def test_figures_are_everywhere_that_returns_are(tmp_path):
     done = warm.run("-m", "rank0rl", "plot", str(tmp_path / "r"), *curve_of)
     assert done.returncode == 0, done.stderr
     assert f"seeds: 1) at {rows[-1]['steps']}" in done.stdout.replace(",", "")
-    done = warm.run("-m", "rank0rl", "plot", str(tmp_path / "r"), "--y", "succes")
-    assert "no column 'succes': choose one of" in done.stderr
+    done = warm.run("-m", "rank0rl", "plot", str(tmp_path / "r"), "--y", "nothing")
+    assert "no column 'nothing': choose one of" in done.stderr
 
 
 def test_arguments_by_index_and_a_method_that_takes_the_settings(tmp_path, monkeypatch):

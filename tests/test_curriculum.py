@@ -115,7 +115,7 @@ def test_settings_are_plain_data_and_only_those_in_use_are_kept():
 
 CASES = [
     pytest.param([*STEPS, "--overlap"], id="steps, overlap"),
-    pytest.param(EPISODES, id="episodes"),
+    pytest.param(EPISODES, id="episodes", marks=SLOW),
     pytest.param([*STEPS, "--env-processes", "--env-retries", "1"], id="processes", marks=SLOW),
     pytest.param([*STEPS, "--recurrent", "gru"], id="memory", marks=SLOW),
 ]

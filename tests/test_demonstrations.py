@@ -105,7 +105,11 @@ def test_a_run_begins_with_all_weights_of_another_and_nothing_else(tmp_path):
             ["--hidden", "8"],
             "'policy.mlp.weights.0' is of shape (4, 64) there and of shape (4, 8) here",
         ),
-        (["--algo", "cem", "--population", "5"], "is absent there and of shape (5, 4, 2) here"),
+        pytest.param(
+            ["--algo", "cem", "--population", "5"],
+            "is absent there and of shape (5, 4, 2) here",
+            marks=pytest.mark.slow,
+        ),
         (["--init-from", "nowhere"], "there is none in"),
     ],
 )
@@ -119,6 +123,7 @@ def test_weights_that_do_not_fit_are_refused_on_every_rank(args, said, tmp_path)
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.slow
 def test_cmaes_begins_around_the_center_of_another_run(tmp_path):
     args = ["CartPole", "--algo", "cmaes", "--population", "4", "--episodes-per-batch", "4", "-n"]
     train(tmp_path / "a", *args, "8")

@@ -28,7 +28,6 @@ SIZES = {
 }
 BATCHES = {"steps": ["--steps-per-batch", "60"], "episodes": ["--episodes-per-batch", "6"]}
 FAST = {("trpo", "CartPole", "episodes"), ("es", "Hopper", "episodes")}
-FAST |= {("cmaes", "CartPole", "episodes")}
 CASES = [
     pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow)
     for case in itertools.product(SIZES, ("CartPole", "Hopper"), BATCHES)

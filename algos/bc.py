@@ -98,7 +98,7 @@ class BC(Agent):
         """Make steps on the data, then epochs of the value function on the batch."""
         opt, lr = self.options, at(self.options.lr, progress)
         if not self.begun:
-            self.norm.moments.count.zero_()  # those of --init-from count no more
+            self.norm.forget()  # what --init-from brought
             self.norm.merge(self.data["obs"])
             self.begun = True
         losses: list[float] = []

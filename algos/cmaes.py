@@ -1,4 +1,4 @@
-"""CMA-ES, by the package cma: for policies with up to a few hundred weights.
+"""CMA-ES, by the package cma: for policies with at most 3,000 weights.
 
 Source: Hansen 2016, arXiv:1604.00772; https://github.com/CMA-ES/pycma.
 """
@@ -17,10 +17,10 @@ from rank0rl.batch import Batch
 from rank0rl.nets.candidates import Candidates, check
 from rank0rl.options import CheckedOptions, OptionError, option
 
-MOST = 3000  # weights: a covariance of 72 MB
-
 with contextlib.suppress(ModuleNotFoundError):
     import cma
+
+MOST = 3000  # weights: their covariance takes 72 MB
 
 
 @dataclass(frozen=True)

@@ -247,8 +247,8 @@ class Rollout:
             self._finished["fragment_id"].append(env.fragment_id)
             self._finished["return"].append(block.ret[env.row])
             self._finished["length"].append(block.length[env.row])
+            figures = env.info.get(EPISODE, {}) if self._info and env.info else {}
             for name in self._info:
-                figures = env.info.get(EPISODE, {}) if env.info else {}
                 self._finished[name].append(figures.get(name, np.nan))
         self._buffer.write(at, rew=rew, terminated=terminated, truncated=truncated)
         return ended

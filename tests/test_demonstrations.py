@@ -237,3 +237,13 @@ def test_what_bc_cannot_do_is_refused(tmp_path):
         done = train(tmp_path / "r", "Pendulum", "--algo", "bc", *data, nprocs=2, expect=2)
         assert said in done.stderr
         assert not (tmp_path / "r").exists()
+
+
+def test_images_are_cloned_too(tmp_path):
+    obs = np.random.default_rng(0).integers(256, size=(8, 40, 40, 1), dtype=np.uint8)
+    data = write(tmp_path / "images.npz", obs=obs, act=np.arange(8) % 3)
+    spaces = Spaces(Space("box", (40, 40, 1), "uint8"), CHOICES.act)
+    agent = BC(spaces, BCOptions(data=data, steps=2, hidden=(8,)), np.random.default_rng(0))
+    agent.prepare()
+    batch = {"obs": obs, "val": np.zeros(8, np.float32), "ret": np.arange(8, dtype=np.float32)}
+    assert np.isfinite(agent.update(batch, np.random.default_rng(0), 0.0)["loss"])

@@ -111,6 +111,10 @@ class ObsNormalizer(nn.Module):
         self.moments.merge(obs.reshape(len(obs), -1))
         self._follow()
 
+    def forget(self) -> None:
+        """Let the next rows be the first ones. Rank 0 only."""
+        self.moments.count.zero_()
+
     def merge_groups(self, count: Array, mean: Array, var: Array) -> None:
         """Add groups of observations, of which only these figures are known, to the statistics.
 
@@ -145,6 +149,9 @@ class PixelScale(nn.Module):
         return obs.reshape(len(obs), -1) * np.float32(1 / 255)  # type: ignore[no-any-return]
 
     def merge(self, obs: Array) -> None:
+        """Do nothing: the scale is fixed."""
+
+    def forget(self) -> None:
         """Do nothing: the scale is fixed."""
 
 

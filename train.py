@@ -1,8 +1,6 @@
-"""Train a reference agent: python train.py Walker2d --nprocs 8."""
-
-from pathlib import Path
+"""Train an agent: python train.py Walker2d --nprocs 8. From anywhere else: python -m rank0rl train."""
 
 from rank0rl.cli import main
 
 if __name__ == "__main__":
-    main(configs=Path(__file__).parent / "configs")
+    main()

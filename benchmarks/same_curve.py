@@ -59,7 +59,7 @@ import numpy as np
 from torch import nn
 
 import rank0rl
-from algos.{module} import {agent}
+from rank0rl.algos.{module} import {agent}
 
 
 def arrays(thing):

@@ -135,7 +135,7 @@ def agent_and_batch(rows: int, name: str = "ppo", threads: int = 1, **options):
     from rank0rl.agent import Space, Spaces
     from rank0rl.mpi.threads import set_threads
 
-    module, kind = importlib.import_module(f"algos.{name}"), name.upper()
+    module, kind = importlib.import_module(f"rank0rl.algos.{name}"), name.upper()
     box = Space("box", (6,), "float32", low=-np.ones(6, "f"), high=np.ones(6, "f"))
     rng = np.random.default_rng(0)
     spaces = Spaces(Space("box", (17,), "float32"), box)

@@ -6,7 +6,14 @@ Names are imported when they are first used: ``import rank0rl`` loads neither mp
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
+
+__version__ = "0.2.0"
+
+_folder = Path(__file__).parent
+if not (_folder / "algos").exists():  # in a checkout, algos/ and configs/ lie beside this folder
+    __path__.append(str(_folder.parent))
 
 _HOME = {
     "mpi_fork": "mpi.launch",

@@ -1,13 +1,16 @@
-"""The tools beside training, such as `python -m rank0rl check Walker2d`."""
+"""Training and the tools beside it: `python -m rank0rl train Walker2d`, `python -m rank0rl plot RUN`."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
+from rank0rl import cli
 from rank0rl.mpi.streams import outlast_readers
 
 _TOOLS = {
+    "train": "train an agent on N ranks",
     "doctor": "check that ranks can start here, and say what to fix",
     "check": "test that an environment gives the same curve for every number of ranks",
     "evaluate": "print the mean return of a run's policy over new episodes",
@@ -22,9 +25,16 @@ _TOOLS = {
 
 
 def main() -> int:
-    """Run the tool named on the command line; return its exit code, or 2 if there is no such tool."""
+    """Run the tool named on the command line; return its exit code, or 2 if there is no such tool.
+
+    Modules of the user's are found in the working folder too, after those that are installed.
+    """
     outlast_readers()
+    here = os.getcwd()
+    sys.path[:] = [path for path in sys.path if path not in ("", here)] + [here]
     name, *argv = sys.argv[1:] or ["--help"]
+    if name == "train":
+        cli.main(argv)
     if name in _TOOLS:
         folder = "scaling" if name == "speedup" else "tools"
         return int(importlib.import_module(f"rank0rl.{folder}.{name}").main(argv))
@@ -32,7 +42,7 @@ def main() -> int:
     out = sys.stdout if is_help else sys.stderr
     if not is_help:
         print(f"error: unknown tool {name!r}: expected one of {', '.join(_TOOLS)}", file=out)
-    print("usage: python -m rank0rl TOOL ...   (python -m rank0rl TOOL --help for more)", file=out)
+    print("usage: rank0rl TOOL ...   (rank0rl TOOL --help for more; python -m rank0rl is the same)", file=out)
     for tool, purpose in _TOOLS.items():
         print(f"  {tool:8} {purpose}", file=out)
     return 0 if is_help else 2

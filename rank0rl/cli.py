@@ -1,4 +1,4 @@
-"""The command line: `python train.py Walker2d --nprocs 8`."""
+"""The command line of training: `python -m rank0rl train Walker2d --nprocs 8`, or train.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import gc
 import os
 import sys
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 
+from rank0rl import algos
 from rank0rl.mpi import job, launch
 from rank0rl.mpi.hosts import count_ranks, read_hosts
 from rank0rl.mpi.streams import outlast_readers
@@ -15,19 +17,23 @@ from rank0rl.run import launch_options
 from rank0rl.run.files import read_text
 from rank0rl.run.launch_options import LaunchOptions
 
+CONFIGS = Path(algos.__path__[0]).with_name("configs")
+"""TOML files of settings, one of which is loaded by itself: see `config.find`."""
 
-def main(configs: Path | None = None) -> None:
+
+def main(argv: Sequence[str] | None = None) -> None:
     """Train, as the command line says; end with exit code 0, 2 for a wrong use, or the job's.
 
     In the process that the user started, with more than one rank, this only supervises: neither
     mpi4py nor torch is imported there.
 
     Args:
-        configs: folder of TOML files, one of which may be loaded by itself.
+        argv: the options; by default those of this process.
     """
+    argv = sys.argv[1:] if argv is None else [*argv]
     outlast_readers()
     try:
-        given = _given(sys.argv[1:], configs)
+        given = _given(argv)
         if launch.mpi_fork(given.nprocs, **given.how()) == "parent":
             return
     except ValueError as error:
@@ -40,7 +46,7 @@ def main(configs: Path | None = None) -> None:
         from rank0rl.mpi import comm
         from rank0rl.tools import video
 
-        code = start.start(sys.argv[1:], configs, video.check, video.hooks)
+        code = start.start(argv, CONFIGS, video.check, video.hooks)
     except ModuleNotFoundError as error:
         if not job.world_rank():
             print(
@@ -59,7 +65,7 @@ def main(configs: Path | None = None) -> None:
     sys.exit(code)
 
 
-def _given(argv: list[str], configs: Path | None) -> LaunchOptions:
+def _given(argv: list[str]) -> LaunchOptions:
     """Return how the command line says that ranks are started; one rank for --help.
 
     Raises:
@@ -79,7 +85,7 @@ def _given(argv: list[str], configs: Path | None) -> LaunchOptions:
     else:  # rank 0 finds out which file it is; this is what any of them allows
         run = options.resume
         named = options.config or (Path(run, "config.toml") if run else None)
-        files = [Path(named)] if named else (configs.glob("*.toml") if configs else [])
+        files = [Path(named)] if named else CONFIGS.glob("*.toml")
         most = max([options.num_envs, *map(_num_envs, files)])
     if nprocs > most:
         raise ValueError(launch_options.too_many_ranks(nprocs, most))

@@ -2,7 +2,7 @@
 
 import sys
 
-from algos.ppo import PPO
+from rank0rl.algos.ppo import PPO
 
 
 class MpiSeen(PPO):

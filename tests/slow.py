@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from algos.ppo import PPO
+from rank0rl.algos.ppo import PPO
 
 
 class SlowPPO(PPO):

@@ -1,10 +1,10 @@
 """The reference agents with networks small enough for tests."""
 
-from algos.cem import CEM, CEMOptions
-from algos.klppo import KLPPO, KLPPOOptions
-from algos.ppo import PPO, PPOOptions
-from algos.reinforce import Reinforce, ReinforceOptions
-from algos.trpo import TRPO, TRPOOptions
+from rank0rl.algos.cem import CEM, CEMOptions
+from rank0rl.algos.klppo import KLPPO, KLPPOOptions
+from rank0rl.algos.ppo import PPO, PPOOptions
+from rank0rl.algos.reinforce import Reinforce, ReinforceOptions
+from rank0rl.algos.trpo import TRPO, TRPOOptions
 
 AGENTS = {
     "ppo": (PPO, PPOOptions(hidden=(8,), epochs=1)),

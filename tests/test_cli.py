@@ -80,7 +80,7 @@ def test_file_and_command_line_are_recorded(tmp_path):
     assert "holds a run already" in again.stderr
 
 
-@pytest.mark.parametrize("algo", ["ppo", "algos.ppo:PPO"])
+@pytest.mark.parametrize("algo", ["ppo", "rank0rl.algos.ppo:PPO"])
 def test_the_configs_file_of_an_environment_is_loaded_by_itself(tmp_path, algo):
     """And the command line's kind of batch is over the file's."""
     args = ["Walker2d", "--total-steps", "1", "--run-dir", str(tmp_path), "--algo", algo]

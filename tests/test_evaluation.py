@@ -89,7 +89,7 @@ def test_the_best_model_is_kept_over_a_resume(tmp_path, monkeypatch):
 
 def test_acting_that_changes_weights_is_found_out(tmp_path):
     (tmp_path / "a.py").write_text(
-        "from algos.ppo import PPO\n"
+        "from rank0rl.algos.ppo import PPO\n"
         "class Drifts(PPO):\n"
         "    def act(self, obs, noise, fragment_id):\n"
         "        if (noise == 0).all():\n"

@@ -7,8 +7,8 @@ import torch
 from in_process import train_here
 from runs import curve, resume, sha, train
 
-from algos.ppo import PPO, PPOOptions
-from algos.trpo import TRPO, TRPOOptions
+from rank0rl.algos.ppo import PPO, PPOOptions
+from rank0rl.algos.trpo import TRPO, TRPOOptions
 from rank0rl import envs
 from rank0rl.nets.own import OwnNetwork
 from rank0rl.options import OptionError

@@ -44,8 +44,8 @@ LAYERS = {
     "scaling": {"rank0rl.scaling."},
     "compat": {"rank0rl.compat."},
     "cli": {"rank0rl.cli", "rank0rl.__main__"},
-    "api": {"rank0rl"},  # its names are imported when they are first used
-    "algos": {"algos."},
+    "api": {"rank0rl", "rank0rl.api"},  # the first imports names when they are first used
+    "algos": {"rank0rl.algos."},
 }
 
 TRAINING = {"launch", "mpi", "base", "nets", "rollout", "run", "loop", "start"}
@@ -78,8 +78,8 @@ TABLE = {
     ),
     "scaling": (TRAINING | {"tools", "compat"}, {"numpy", "tyro", "matplotlib", "gymnasium"}),
     "compat": ({"launch", "mpi"}, {"numpy", "torch"}),
-    "cli": (TRAINING | {"tools", "scaling"}, set()),
-    "api": (TRAINING | {"tools", "scaling", "compat"}, set()),
+    "cli": (TRAINING | {"tools", "scaling", "rank0rl.algos"}, set()),
+    "api": (TRAINING | {"cli", "tools", "scaling", "compat"}, {"numpy", "gymnasium", "pandas"}),
     "algos": (
         {
             *("rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"),
@@ -98,8 +98,9 @@ MORE_OUTSIDE = {
 
 
 def module_of(path):
-    """Return the dotted name of a file: rank0rl/nets/__init__.py -> rank0rl.nets."""
-    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    """Return the dotted name of a file: rank0rl/nets/__init__.py -> rank0rl.nets, algos/ppo.py -> rank0rl.algos.ppo."""
+    of = ["rank0rl"] * (path.parts[0] == "algos")
+    return ".".join([*of, *path.with_suffix("").parts]).removesuffix(".__init__")
 
 
 def read_tree(root):
@@ -131,7 +132,7 @@ def imports_of(tree, modules):
             continue
         for name in names:
             top = name.partition(".")[0]
-            if top in ("rank0rl", "algos"):
+            if top == "rank0rl":
                 yield node.lineno, name
             elif top not in sys.stdlib_module_names:
                 yield node.lineno, top

@@ -36,7 +36,7 @@ CASES = [
 
 OWN = """
 from torch import nn
-from algos.ppo import PPO
+from rank0rl.algos.ppo import PPO
 
 class Own(PPO):
     @staticmethod

@@ -11,7 +11,7 @@ from on_ranks import HERE, on_ranks
 from runs import SMALL, curve, resume_on_ranks, sha, table, train, train_on_ranks
 from toy_envs import NoiseAgent
 
-from algos.ppo import PPO, PPOOptions
+from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.batch import Gathered
 from rank0rl.collector import make_rollout
 from rank0rl.learner import Learner
@@ -150,7 +150,7 @@ def test_as_many_parts_as_asked_for_on_every_rank(n, options, parts):
 
 
 DRIFTS = """
-from algos.ppo import PPO
+from rank0rl.algos.ppo import PPO
 from rank0rl.mpi import comm
 class Drifts(PPO):
     calls = 0
@@ -231,7 +231,7 @@ def test_torch_has_one_thread_and_the_agent_as_many_as_it_is_given(tmp_path):
     agent = tmp_path / "agent.py"
     agent.write_text(
         "import torch\n"
-        "from algos.ppo import PPO\n"
+        "from rank0rl.algos.ppo import PPO\n"
         "torch.set_num_threads(2)\n"  # as an import of the user's may do
         "class Threads(PPO):\n"
         "    def update(self, *args):\n"
@@ -244,7 +244,7 @@ def test_torch_has_one_thread_and_the_agent_as_many_as_it_is_given(tmp_path):
 
 
 BAD = """
-from algos.ppo import PPO
+from rank0rl.algos.ppo import PPO
 from rank0rl.mpi import comm
 class Bad(PPO):
     calls = 0

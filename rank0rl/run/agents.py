@@ -18,9 +18,8 @@ from rank0rl.options import OptionError
 from rank0rl.run import files
 from rank0rl.run.options import RunOptions
 
-_ALGOS = Path(__file__).parents[2] / "algos"
 _MOST = 1 << 24  # bytes of an agent's file
-_AGENT = "a name in algos/, file.py:Class or package.module:Class"
+_ALGOS = "rank0rl.algos"
 
 # The methods that an agent must have, as its author writes them.
 _METHODS = {
@@ -102,7 +101,7 @@ def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent
     return agent
 
 
-def _import(where: str, algo: str, what: str = "agent", expected: str = _AGENT) -> ModuleType:
+def _import(where: str, algo: str, what: str = "agent", expected: str = "") -> ModuleType:
     """Return the module of an agent or a function, from a file, a package or algos/.
 
     Raises:
@@ -111,39 +110,29 @@ def _import(where: str, algo: str, what: str = "agent", expected: str = _AGENT) 
     if where.endswith(".py") and Path(where).exists():
         files.read(Path(where), what, _MOST)  # a FIFO would keep the import waiting
     try:
-        if is_reference(algo):
-            _make_algos_ours()
         if where.endswith(".py"):
             return _import_file(where)
-        return importlib.import_module(where if ":" in algo else f"algos.{where}")
+        return importlib.import_module(where if ":" in algo else f"{_ALGOS}.{where}")
     except (Exception, SystemExit) as error:
-        names = (where, "algos", f"algos.{where}")
+        names = (where, f"{_ALGOS}.{where}")
         is_missing = isinstance(error, ImportError) and error.name in names
         if is_missing or (where.endswith(".py") and not Path(where).exists()):
+            expected = expected or f"{', '.join(references())}, file.py:Class or package.module:Class"
             raise ValueError(f"no {what} {algo!r} ({error}); expected {expected}") from None
         raise ValueError(f"the {what}'s file {where} cannot be imported: {why(error)}") from error
 
 
-def _make_algos_ours() -> None:
-    """Let "algos" be the folder beside rank0rl, also if the working folder has another one."""
-    known = sys.modules.get("algos")
-    if [*getattr(known, "__path__", ())] == [str(_ALGOS)]:
-        return
-    spec = importlib.util.spec_from_file_location(
-        "algos", _ALGOS / "__init__.py", submodule_search_locations=[str(_ALGOS)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules["algos"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules["algos"])
+def references() -> list[str]:
+    """Return the names of the agents in algos/."""
+    folder = Path(importlib.import_module(_ALGOS).__path__[0])
+    return sorted(path.stem for path in folder.glob("[a-z]*.py"))
 
 
 def is_reference(algo: str) -> bool:
-    """Return True if a name is that of an agent in algos/: "ppo" or "algos.ppo:PPO"."""
+    """Return True if a name is that of an agent in algos/: "ppo" or "rank0rl.algos.ppo:PPO"."""
     where, colon, _ = algo.partition(":")
-    module = where if colon else f"algos.{where}"
-    name = module.removeprefix("algos.")
-    return name != module and name.isidentifier() and (_ALGOS / f"{name}.py").is_file()
+    module = where if colon else f"{_ALGOS}.{where}"
+    return module.removeprefix(f"{_ALGOS}.") in {*references()} - {module}
 
 
 def absolute(algo: str) -> str:
@@ -163,6 +152,6 @@ def _import_file(path: str) -> ModuleType:
 
 
 def short_name(algo: str) -> str:
-    """Return an agent's name for files, the last part of its module: "algos.ppo:PPO" -> "ppo"."""
+    """Return an agent's name for files, the last part of its module: "rank0rl.algos.ppo:PPO" -> "ppo"."""
     where = algo.partition(":")[0]
     return Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]

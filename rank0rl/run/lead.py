@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rank0rl.mpi import comm, job
@@ -74,7 +75,10 @@ def lead(
 
 def _resume_command(plan: Plan, nworkers: int, code: str) -> str:
     where = _where(plan.options, nworkers)
-    resume = shlex.join(["python", sys.argv[0], "--resume", str(plan.folder)])
+    script = Path(sys.argv[0])
+    is_tool = script.name in ("__main__.py", "rank0rl")
+    program = ["-m", "rank0rl", "train"] if is_tool else [str(script)]
+    resume = shlex.join(["python", *program, "--resume", str(plan.folder)])
     return f"{resume}{code}{where}"
 
 

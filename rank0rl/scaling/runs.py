@@ -68,7 +68,8 @@ def train(given: Options, rest: Sequence[str], nprocs: int, folder: Path, *more:
     stop = ["--stop-after-iterations", str(given.iterations + 1)]
     if given.seconds is not None:
         stop = ["--stop-after-seconds", str(given.seconds)]
-    command = [sys.executable, str(given.script), *rest, *more, "--nprocs", str(nprocs)]
+    program = [str(given.script)] if given.script else ["-m", "rank0rl", "train"]
+    command = [sys.executable, *program, *rest, *more, "--nprocs", str(nprocs)]
     command += [*stop, "--keep-checkpoints", "1", "--run-dir", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -51,10 +51,8 @@ def main(argv: list[str]) -> int:
 def _check(given: Options, rest: Sequence[str]) -> None:
     """Raise ValueError for wrong options, or if the script or the environment is missing."""
     check(given)
-    if not given.script.is_file():
-        raise ValueError(
-            f"no training script {given.script}: run this in the folder of train.py, or set --script"
-        )
+    if given.script and not given.script.is_file():
+        raise ValueError(f"no training script {given.script}: set --script, or leave it out")
     if not rest or rest[0].startswith("-"):
         raise ValueError(
             "name an environment first, such as: python -m rank0rl speedup Walker2d --nprocs 1 2"
@@ -75,7 +73,6 @@ def _predict(given: Options, rows: Sequence[Row], settings: Mapping[str, Any], o
         cores=given.node_cores,
     )
     run = out / "runs" / f"{rows[0].nprocs}-1"
-    path = given.script.resolve().parent
-    found = prediction.predict(given.predict, rows, settings, run, machines, path)
+    found = prediction.predict(given.predict, rows, settings, run, machines, given.folder)
     title = f"{settings['env_id']}, {settings['algo']}, {given.nodes} node{'s' * (given.nodes > 1)}"
     prediction_table.write(out, found, rows, title)

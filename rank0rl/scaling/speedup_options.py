@@ -21,8 +21,8 @@ class Options:
     """Iterations of each run that are timed. One more iteration comes first and is not timed."""
     seconds: float | None = option(None, "(0, inf)")
     """Length of each run in seconds, instead of --iterations. What is timed ends with the last iteration that all runs have made."""
-    script: Path = Path("train.py")
-    """Training script. Your own script works too if it calls rank0rl.cli.main."""
+    script: Path | None = None
+    """Training script of your own, which calls rank0rl.cli.main. None: rank0rl's."""
     out: Path | None = None
     """Folder of the study: speedup.md, .csv, .json, .png and its runs. None: a new folder under runs/."""
     predict: tuple[int, ...] = option((), "[1, inf)")
@@ -35,6 +35,11 @@ class Options:
     """Prediction: bandwidth of a node's link each way, in Gbit/s."""
     latency_us: float = option(50.0, "[0, inf)")
     """Prediction: latency between nodes, in microseconds."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder in which modules of the user's are found."""
+        return self.script.resolve().parent if self.script else Path.cwd()
 
 
 def check(given: Options) -> None:

@@ -51,7 +51,7 @@ def study(given: Options, rest: Sequence[str], out: Path) -> Iterator[tuple[list
         ):  # a wrong use often fails with the most ranks only: find it first
             run = train(given, rest, n, out / "runs" / f"{n}-{repeat}")
             runs[n].append(run)
-            bare[n].append(_bare.rate(run.settings, n, _BARE_S, given.script.resolve().parent))
+            bare[n].append(_bare.rate(run.settings, n, _BARE_S, given.folder))
             print(
                 f"round {repeat} of {given.repeats}, {n} rank{'s' * (n > 1)}: "
                 f"{run.steps_per_s:,.0f} steps/s, bare env.step {bare[n][-1]:,.0f}",

@@ -6,7 +6,7 @@ import torch
 from in_process import mean_return, train_here
 from torch import nn
 
-from algos.klppo import KLPPO, KLPPOOptions
+from rank0rl.algos.klppo import KLPPO, KLPPOOptions
 from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.run import checkpoint
 

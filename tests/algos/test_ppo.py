@@ -5,7 +5,7 @@ import pytest
 import torch
 from in_process import mean_return, train_here
 
-from algos.ppo import PPO, PPOOptions
+from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.run import checkpoint
 

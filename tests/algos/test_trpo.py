@@ -6,7 +6,7 @@ import torch
 from in_process import mean_return, train_here
 from torch import nn
 
-from algos.trpo import TRPO, TRPOOptions, conjugate_gradient
+from rank0rl.algos.trpo import TRPO, TRPOOptions, conjugate_gradient
 from rank0rl.agent import Space, Spaces
 from rank0rl.run import checkpoint
 

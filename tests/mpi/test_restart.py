@@ -14,7 +14,7 @@ from rank0rl.run import plan
 DIES = """
 import os, signal
 from pathlib import Path
-from algos.ppo import PPO
+from rank0rl.algos.ppo import PPO
 from rank0rl.mpi import comm
 class Dies(PPO):
     calls = 0

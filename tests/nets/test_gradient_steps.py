@@ -18,7 +18,7 @@ from some_policies import (
 )
 from torch import nn
 
-from algos.ppo import clipped_loss
+from rank0rl.algos.ppo import clipped_loss
 from rank0rl.agent import Space
 from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.compiled import CompiledFit, CompiledSteps

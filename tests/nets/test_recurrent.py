@@ -7,7 +7,7 @@ import pytest
 import torch
 from some_policies import rng
 
-from algos.ppo import clipped_loss
+from rank0rl.algos.ppo import clipped_loss
 from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.nets.chunks import chunked, firsts
 from rank0rl.nets.recurrent import Recurrent

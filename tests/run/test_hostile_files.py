@@ -139,7 +139,7 @@ CODE = [
     {"algo": "evil.py"},
     {"algo": "evil:PPO"},
     {"algo": "evil"},
-    {"algo": "algos.evil:PPO"},
+    {"algo": "rank0rl.algos.evil:PPO"},
     {"algo": str(Path("evil.py:PPO"))},
     {"wrappers": ["os:system"]},
     {"wrappers": ["evil:Wrapper(x=1)"]},

@@ -11,7 +11,7 @@ from on_ranks import HERE, run
 from runs import SMALL, resume_on_ranks, table, train
 from toy_envs import NoiseAgent, NoOptions
 
-from algos.ppo import PPO, PPOOptions
+from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.run import memory, recorder
 from rank0rl.run.recorder import Recorder, _clock
 from rank0rl.run.state import Progress
@@ -133,7 +133,7 @@ def test_memory_counts_what_is_new_and_keeps_the_peak():
 
 LEAN = """
 import os, resource
-from algos.ppo import PPO
+from rank0rl.algos.ppo import PPO
 from rank0rl.mpi import comm
 class Lean(PPO):
     calls = 0

@@ -96,7 +96,7 @@ def test_nothing_is_lost_by_a_signal_between_boundary_and_row(tmp_path):
     agent = tmp_path / "signals.py"
     agent.write_text(
         "import os, signal\n"
-        "from algos.ppo import PPO\n"
+        "from rank0rl.algos.ppo import PPO\n"
         "class Signals(PPO):\n"
         "    calls = 0\n"
         "    def state(self):\n"
@@ -120,7 +120,7 @@ def test_a_row_that_cannot_be_written_is_no_boundary(tmp_path):
     agent = tmp_path / "names.py"
     agent.write_text(
         "from pathlib import Path\n"
-        "from algos.ppo import PPO\n"
+        "from rank0rl.algos.ppo import PPO\n"
         "class Names(PPO):\n"
         "    def update(self, *args):\n"
         "        metrics = super().update(*args)\n"
@@ -143,7 +143,7 @@ def test_settings_come_from_the_checkpoint_none_included(tmp_path):
     agent = tmp_path / "optional.py"
     agent.write_text(
         "from dataclasses import dataclass\n"
-        "from algos.ppo import PPO, PPOOptions\n"
+        "from rank0rl.algos.ppo import PPO, PPOOptions\n"
         "@dataclass(frozen=True)\n"
         "class Options(PPOOptions):\n"
         "    target_kl: float | None = 1e-9\n"
@@ -163,7 +163,7 @@ def test_settings_come_from_the_checkpoint_none_included(tmp_path):
 def test_an_agent_that_does_not_take_its_state_back_is_found_out(tmp_path):
     agent = tmp_path / "forgets.py"
     agent.write_text(
-        "from algos.ppo import PPO\nclass Forgets(PPO):\n    def load(self, state): pass\n"
+        "from rank0rl.algos.ppo import PPO\nclass Forgets(PPO):\n    def load(self, state): pass\n"
     )
     args = [*SMALL, "--total-steps", "640", "--algo", f"{agent}:Forgets"]
     train(tmp_path, *args, "--stop-after-iterations", "2")
@@ -223,7 +223,7 @@ def test_envs_that_cannot_be_repeated_are_named(tmp_path, monkeypatch):
 
 FILLS_UP = """
 import os, resource
-from algos.ppo import PPO
+from rank0rl.algos.ppo import PPO
 class FillsUp(PPO):
     calls = 0
     def update(self, *args):
@@ -274,7 +274,7 @@ def test_a_failing_update_keeps_the_last_boundary(tmp_path):
     agent = tmp_path / "bad.py"
     agent.write_text(
         "from pathlib import Path\n"
-        "from algos.ppo import PPO\n"
+        "from rank0rl.algos.ppo import PPO\n"
         "class Bad(PPO):\n"
         "    calls = 0\n"
         "    def update(self, *args):\n"

@@ -8,15 +8,15 @@ from rank0rl.run import agents
 from rank0rl.run.agents import load_agent, short_name
 
 
-@pytest.mark.parametrize("algo", ["ppo", "algos.ppo:PPO", "some/where/ppo.py:PPO"])
+@pytest.mark.parametrize("algo", ["ppo", "rank0rl.algos.ppo:PPO", "some/where/ppo.py:PPO"])
 def test_an_agent_has_one_name_for_files(algo):
     assert short_name(algo) == "ppo"
 
 
 def test_a_name_in_algos_and_a_module_and_a_file_give_the_agent(tmp_path):
     file = tmp_path / "mine.py"
-    file.write_text("from algos.ppo import PPO\nclass Mine(PPO): pass\n")
-    assert load_agent("ppo") is load_agent("algos.ppo:PPO")
+    file.write_text("from rank0rl.algos.ppo import PPO\nclass Mine(PPO): pass\n")
+    assert load_agent("ppo") is load_agent("rank0rl.algos.ppo:PPO")
     assert load_agent(str(file)) is load_agent(str(file))  # loaded once
     assert load_agent(str(file)).__name__ == load_agent(f"{file}:Mine").__name__ == "Mine"
     assert load_agent(f"{file}:PPO").__name__ == "PPO"
@@ -29,14 +29,10 @@ def test_an_agent_of_ones_own_has_the_algos_of_its_project(tmp_path, monkeypatch
     util.write_text("from rank0rl import Agent as Base\n")
     methods = "; ".join(f"{name} = print" for name in agents._METHODS)
     file.write_text(f"from algos.util import Base\nclass Mine(Base): {methods}\n")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "algos"]:
-        monkeypatch.delitem(sys.modules, name)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(
-        agents, "_ALGOS", tmp_path / "not there"
-    )  # as where only rank0rl/ was copied
     assert load_agent(f"{file}:Mine").__name__ == "Mine"
-    del sys.modules["algos.util"]
+    assert load_agent("cem").__module__ == "rank0rl.algos.cem"
+    del sys.modules["algos"], sys.modules["algos.util"]
 
 
 @pytest.mark.parametrize(
@@ -45,8 +41,8 @@ def test_an_agent_of_ones_own_has_the_algos_of_its_project(tmp_path, monkeypatch
         ("no_such_agent", "", "no agent 'no_such_agent'"),
         ("none.py", "", "no agent 'none.py'"),
         ("mine.py", "import no_such_module", "no_such_module"),
-        ("mine.py", "from algos.ppo import PPO", "does not name one agent"),
-        ("mine.py:Other", "from algos.ppo import PPO", "PPO"),
+        ("mine.py", "from rank0rl.algos.ppo import PPO", "does not name one agent"),
+        ("mine.py:Other", "from rank0rl.algos.ppo import PPO", "PPO"),
         ("mine.py", "from rank0rl import Agent\nclass A(Agent): pass", "update"),
     ],
 )

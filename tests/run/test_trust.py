@@ -31,7 +31,7 @@ def key(tmp_path, monkeypatch):
     "settings",
     [
         {"env_id": "Walker2d-v5", "algo": "ppo"},
-        {"env_id": "CartPole", "algo": "algos.trpo:TRPO", "env_kwargs": {"x": 1, "map": "4x4"}},
+        {"env_id": "CartPole", "algo": "rank0rl.algos.trpo:TRPO", "env_kwargs": {"x": 1, "map": "4x4"}},
         {
             "env_id": "NoSuch-v0",
             "wrappers": ["TimeLimit(max_episode_steps=5)", "ClipReward (x=':')"],
@@ -55,9 +55,10 @@ def test_what_gymnasium_and_rank0rl_bring_is_imported_for_anybody(settings):
         {"algo": "evil.py"},
         {"algo": "evil:ppo"},
         {"algo": "ppo:PPO"},
-        {"algo": "algos.evil:PPO"},
+        {"algo": "rank0rl.algos.evil:PPO"},
+        {"algo": "algos.ppo:PPO"},
         {"algo": "../algos/ppo"},
-        {"algo": "algos.ppo.evil:PPO"},
+        {"algo": "rank0rl.algos.ppo.evil:PPO"},
         {"wrappers": ["ClipAction", "os:system"]},
         {"wrappers": ["RecordVideo(video_folder='/')"]},
         {"wrappers": [" os:system (x=1)"]},
@@ -202,22 +203,20 @@ def test_without_a_key_the_line_to_go_on_with_names_the_code(home, monkeypatch):
     assert trust.words_to_go_on({"env_id": "CartPole-v1"}) == ""
 
 
-def test_reference_agents_come_from_beside_rank0rl(tmp_path, monkeypatch):
-    (tmp_path / "cem.py").write_text("raise SystemExit('evil')")
-    other = types.ModuleType("algos")
-    other.__path__ = [str(tmp_path)]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "algos"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "algos", other)
+def test_reference_agents_are_ours_whatever_else_is_called_algos(tmp_path, monkeypatch):
+    (tmp_path / "algos").mkdir()
+    (tmp_path / "algos" / "cem.py").write_text("raise SystemExit('evil')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "rank0rl.algos.cem", raising=False)
     agents.load_agent.cache_clear()
     module = sys.modules[agents.load_agent("cem").__module__]
-    assert module.__file__ == str(agents._ALGOS / "cem.py")
+    assert Path(module.__file__).resolve() == ROOT / "algos" / "cem.py"
     agents.load_agent.cache_clear()
 
 
 AGENT = """
 from pathlib import Path
-from algos.ppo import PPO
+from rank0rl.algos.ppo import PPO
 Path(__file__).with_name("imported").touch()
 class Mine(PPO): pass
 """

@@ -11,7 +11,7 @@ from runs import SMALL, train
 from small_agents import AGENTS
 from toy_envs import ACT_SPACES
 
-from algos.ppo import PPO, PPOOptions
+from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl import envs
 from rank0rl.tools.evaluate import last_agent
 from rank0rl.tools.export import export, exported, main

@@ -32,7 +32,7 @@ def test_other_settings_are_another_agent_in_the_same_environment_alone(tmp_path
         write_run(tmp_path / "a", [1, 2], lr=0.001, seed=1),
         write_run(tmp_path / "b", [1, 2], lr=0.002, seed=1, hidden=[8]),
         write_run(tmp_path / "c", [1, 2], lr=0.003, env_id="Hopper-v5"),
-        write_run(tmp_path / "d", [1, 2], lr=0.004, algo="algos.trpo:TRPO"),
+        write_run(tmp_path / "d", [1, 2], lr=0.004, algo="rank0rl.algos.trpo:TRPO"),
     ]
     assert list(plot.group(folders)) == [
         ("Hopper-v5", "ppo"),

@@ -57,7 +57,7 @@ def test_a_failure_says_how_to_repeat_it_and_is_repeated(tmp_path, monkeypatch):
 def test_an_error_of_the_run_keeps_its_traceback(tmp_path):
     agent = tmp_path / "mine.py"
     agent.write_text(
-        "from algos.ppo import PPO\n"
+        "from rank0rl.algos.ppo import PPO\n"
         "class Mine(PPO):\n"
         "    def process(self, fragment):\n"
         "        raise ValueError('of my own')\n"

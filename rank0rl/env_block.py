@@ -20,6 +20,7 @@ from rank0rl.envs import (
     name_of,
     refuse_other_spaces,
     spaces_in_words,
+    to_env,
 )
 
 Array = npt.NDArray[Any]
@@ -92,8 +93,7 @@ class EnvBlock:
         """Index of each env -> its spaces in words, to compare with those of other ranks."""
         refuse_other_spaces(self.words)
         self._choice_starts = [columns.start for columns in self.spaces.act.choice_slices()]
-        first = first_choice(env)
-        self._first_choice = first if np.any(first) else None
+        self._first_choice = first_choice(env)
         if not indices:
             env.close()
         self._seed = seed
@@ -270,13 +270,8 @@ class EnvBlock:
             env.gym.close()
 
     def to_env(self, act: Array) -> Any:
-        """Return actions as environments take them: clipped to their bounds, or with their numbers."""
-        space = self.spaces.act
-        if space.kind == "discrete":
-            return act if self._first_choice is None else act + self._first_choice
-        assert space.low is not None
-        assert space.high is not None
-        return np.minimum(np.maximum(act, space.low), space.high)  # half the time of np.clip
+        """Return actions as environments take them."""
+        return to_env(act, self.spaces.act, self._first_choice)
 
 
 def _make(

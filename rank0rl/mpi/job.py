@@ -39,6 +39,7 @@ TERMINAL = "RANK0RL_TERMINAL"  # columns of the supervisor's terminal, or empty
 TIMEOUT = "RANK0RL_COLLECTIVE_TIMEOUT"  # seconds that a rank may wait in a collective, if limited
 GPU_PCT = "RANK0RL_GPU_PCT"  # share of a GPU's memory for each rank, if limited
 RESUME = "RANK0RL_RESUME"  # folder of the run with which a restarted job continues
+TOLD = "RANK0RL_TOLD"  # file for the run's folder, if a Python program waits for the run
 HOSTS = "RANK0RL_HOSTS"  # hosts of a restarted job, once one is lost
 _REPORT_S = 2.0  # time for another rank to print its report
 
@@ -122,6 +123,8 @@ def mark_ended() -> None:
 
 def resumable(run: Path) -> None:
     """Let a restarted job continue with this run from now on. Rank 0 only."""
+    if TOLD in os.environ:
+        Path(os.environ[TOLD]).write_text(str(run))
     job = folder()
     if job:
         (job / "resume").write_text(str(run.resolve()))

@@ -124,7 +124,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=partial(_end_with_parent, os.getpid()),  # noqa: PLW1509
+                preexec_fn=partial(end_with_parent, os.getpid()),  # noqa: PLW1509
             )
             (self._folder / "launcher").write_text(str(self._process.pid))
             relay = Relay(self._process.stdout)
@@ -213,8 +213,8 @@ class Supervisor:
             pass
 
 
-def _end_with_parent(parent: int) -> None:
-    """Let Linux end the launcher, and so the ranks, when the supervisor is killed."""
+def end_with_parent(parent: int) -> None:
+    """Let Linux end this process, such as the launcher, when its parent is killed."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:

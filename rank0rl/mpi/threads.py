@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from threadpoolctl import ThreadpoolController
 
@@ -11,3 +14,15 @@ def set_threads(n: int) -> None:
     torch.set_num_threads(n)
     # A new controller each time, because imports of the user's code may have loaded another BLAS.
     ThreadpoolController().limit(limits=n)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let them use one thread within the `with` block, and as many as before after it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadpoolController().limit(limits=1):
+            yield
+    finally:
+        torch.set_num_threads(before)

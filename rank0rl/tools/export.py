@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from rank0rl import envs
 from rank0rl.agent import Agent, Space, Spaces
 from rank0rl.mpi.threads import set_threads
-from rank0rl.tools.evaluate import RunToLoad, last_agent
+from rank0rl.policy import load
+from rank0rl.tools.evaluate import RunToLoad
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,12 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
 
     Raises:
         ValueError: if the agent has nothing to export, or the file cannot be written; else as
-            `last_agent`.
+            `policy.load`.
     """
     if out.suffix != ".pt2":
         raise ValueError(f"the name of the file must end in .pt2: got {out}")
-    agent, options = last_agent(run, trust)
+    policy = load(run, trust)
+    agent, options = policy.agent, policy.options
     env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
     try:
         masked = "mask" in inspect.signature(agent.act).parameters and _gives_masks(env)

@@ -16,6 +16,7 @@ from rank0rl.batch import Batch
 from rank0rl.evaluation import whole_episodes
 from rank0rl.mpi.threads import set_threads
 from rank0rl.options import check, option
+from rank0rl.policy import load
 from rank0rl.tools import evaluate
 from rank0rl.tools.video import film, has_display
 
@@ -69,14 +70,15 @@ def play(
         "return" and "length" of each episode, shape (episodes,).
 
     Raises:
-        ValueError: if there is no display for a window; else as `last_agent` and `film`.
+        ValueError: if there is no display for a window; else as `policy.load` and `film`.
     """
     if video is None and not has_display():
         raise ValueError(
             "a window needs a display, and $DISPLAY and $WAYLAND_DISPLAY are not set: write a file "
             "with --video out.mp4"
         )
-    agent, options = evaluate.last_agent(run, trust)
+    policy = load(run, trust)
+    agent, options = policy.agent, policy.options
     agent = evaluation.deterministic(agent) if deterministic else agent
     seed = options.seed if seed is None else seed
     if video is not None:

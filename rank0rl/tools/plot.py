@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
             raise ValueError(f"out must end in {' or '.join(_KINDS)}: got {given.out}")
         groups = group(given.runs, given.x, given.y)
         means = interquartile_means(groups) if given.y == _RETURN else {}
-        draw(groups, given.out, given.x, means, given.y)
+        draw(groups, given.x, means, given.y).savefig(given.out, dpi=120)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -196,16 +196,14 @@ def _middle_mean(scores: Array) -> Any:
 
 def draw(
     groups: Groups,
-    out: Path,
     x: str = "steps",
     means: Mapping[str, tuple[float, float, float]] | None = None,
     y: str = _RETURN,
-) -> None:
-    """Draw the curves, and the interquartile means beside them.
+) -> Any:
+    """Draw the curves, and the interquartile means beside them; return the matplotlib figure.
 
     Args:
         groups: curves from `group`.
-        out: file to write.
         x: label of the horizontal axis.
         means: results of `interquartile_means`.
         y: column that the curves show.
@@ -241,7 +239,7 @@ def draw(
             ncols=max(1, 50 * columns // (max(map(len, agents)) + 6)),  # about 50 letters per axis
             title="line: mean over seeds; band: lowest to highest seed" if several else None,
         )
-        figure.savefig(out, dpi=120)
+    return figure
 
 
 def _draw_curves(axis: Any, curves: Curves, color: str) -> Any:

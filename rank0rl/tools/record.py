@@ -72,12 +72,13 @@ def _record(given: Options) -> int:
     from rank0rl.mpi.counter import Counter
     from rank0rl.mpi.threads import set_threads
     from rank0rl.rollout import Rollout
-    from rank0rl.tools.evaluate import last_agent
+    from rank0rl.policy import load
 
     set_threads(1)
     if refused := comm.bcast_obj(None if comm.get_rank() else _refused(given.minari)):
         raise ValueError(refused)
-    agent, options = last_agent(given.run, given.trust)
+    policy = load(given.run, given.trust)
+    agent, options = policy.agent, policy.options
     seed = seeding.integer(options.seed if given.seed is None else given.seed, "record", 0, 0)
     counter, left = Counter(_ROUND), given.episodes
 

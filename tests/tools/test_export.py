@@ -13,7 +13,7 @@ from toy_envs import ACT_SPACES
 
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl import envs
-from rank0rl.tools.evaluate import last_agent
+from rank0rl.policy import load
 from rank0rl.tools.export import export, exported, main
 
 
@@ -154,7 +154,8 @@ def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monk
     ]
     loaded = run([sys.executable, "-c", "\n".join(code)], cwd=tmp_path)
     assert loaded.returncode == 0, loaded.stderr
-    agent, options = last_agent(tmp_path / "r")
+    policy = load(tmp_path / "r")
+    agent, options = policy.agent, policy.options
     env = envs.make(options.env_id, **options.env_kwargs)
     for n, got in zip((1, 7), loaded.stdout.splitlines(), strict=True):
         obs = np.random.default_rng(n).normal(size=(n, 5)).astype(np.float32)

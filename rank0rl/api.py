@@ -1,0 +1,260 @@
+"""rank0rl from Python: train, load and evaluate, in a script, a notebook or a test."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from rank0rl.mpi import job
+from rank0rl.mpi.supervisor import end_with_parent
+from rank0rl.options import flag
+from rank0rl.policy import Policy, load
+from rank0rl.run import files, run_data
+
+_WRONG_USE = ("error: ", "\u256d", "\u2502", "\u2570")  # tyro draws a box around what is wrong
+
+
+class Run:
+    """The folder of a run, and what is in it.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """Keep the folder. It is read whenever something of it is asked for."""
+        self.folder = Path(folder)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the run, by the names of its options."""
+        return run_data.read(self.folder).settings
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The contents of summary.json: steps, seconds, mean return, hash of the weights, and so on."""
+        return dict(files.read_json(self.folder / "summary.json", "summary"))
+
+    @property
+    def progress(self) -> Any:
+        """The rows of progress.csv: a pandas DataFrame if there is pandas, else column -> array."""
+        rows = run_data.read(self.folder).rows
+        try:
+            import pandas as pd
+        except ModuleNotFoundError:
+            return {name: _column([row[name] for row in rows]) for name in rows[0]}
+        return pd.read_csv(self.folder / "progress.csv", nrows=len(rows))
+
+    def policy(self, trust: bool = False) -> Policy:
+        """Load the policy of the last checkpoint, as `rank0rl.load` does."""
+        return load(self.folder, trust)
+
+    def plot(self, y: str = "return_mean", x: str = "steps") -> Any:
+        """Draw a column of the record; return the matplotlib figure, which a notebook shows.
+
+        Args:
+            y: a column of progress.csv.
+            x: "steps" or "hours".
+
+        Raises:
+            ValueError: if there is no such column, or no matplotlib.
+        """
+        from rank0rl.tools import plot
+
+        return plot.draw(plot.group([self.folder], x, y), x, {}, y)
+
+    def report(self) -> Path:
+        """Write report.html into the folder; return its path."""
+        from rank0rl.tools import report
+
+        out = self.folder / "report.html"
+        out.write_text(report.of_run(self.folder), encoding="utf-8")
+        return out
+
+
+def train(env_id: str | Callable[..., Any] | None = None, **options: Any) -> Run:
+    """Train an agent on N ranks, which are started underneath, and wait for the end.
+
+    The options are those of the command line, with the same names and checks: ``train("Walker2d",
+    algo="ppo", nprocs=2, total_steps=1_000_000)``. What a run prints is printed here. An interrupt
+    (Ctrl-C, or that of a notebook) saves the run first; ``train(resume=folder)`` goes on with it.
+
+    In a script, call this under ``if __name__ == "__main__":`` if the agent or the environment is in
+    the same file, because ranks import it.
+
+    Args:
+        env_id: the environment, if the run is not resumed: an id, or a function in a file that makes
+            one.
+        options: options of the run and of its agent. Classes and functions can be given for names of
+            them, such as algo=MyAgent, if ranks can import them from a file.
+
+    Returns:
+        The run.
+
+    Raises:
+        ValueError: for a wrong use, with the message of the command line.
+        RuntimeError: if a rank has failed; its traceback has been printed.
+        KeyboardInterrupt: after an interrupt, once the run is saved.
+    """
+    if job.world_rank() is not None or job.supervised():
+        raise RuntimeError(
+            "rank0rl.train was called while a rank imported this file: call it under "
+            'if __name__ == "__main__":'
+        )
+    command = [sys.executable, "-m", "rank0rl", "train", *_words(env_id, options)]
+    with tempfile.TemporaryDirectory(prefix="rank0rl-") as folder:
+        told = Path(folder, "run")
+        code, errors = _relayed(command, {**_environment(), job.TOLD: str(told)})
+        run = Run(told.read_text()) if told.exists() else None
+    if code == 2 and errors:
+        raise ValueError(errors)
+    if code in (130, -signal.SIGINT):
+        raise KeyboardInterrupt(
+            f"go on with rank0rl.train(resume={str(run.folder)!r})" if run else ""
+        )
+    if code or run is None:
+        raise RuntimeError(f"training ended with exit code {code}: see what was printed above")
+    return run
+
+
+def evaluate(
+    run: Policy | Run | str | Path,
+    episodes: int = 100,
+    seed: int | None = None,
+    deterministic: bool = False,
+    trust: bool = False,
+) -> Mapping[str, Any]:
+    """Run whole episodes of a run's environment with its policy.
+
+    Args:
+        run: a policy, or what `rank0rl.load` takes.
+        episodes: number of episodes.
+        seed: seed of the episodes. None: the run's seed.
+        deterministic: choose the most probable actions, and draw none at random.
+        trust: as in `rank0rl.load`.
+
+    Returns:
+        "return", "length" and what the run's `info` named, (episodes,) each.
+
+    Raises:
+        ValueError: as `rank0rl.load`, and for less than one episode.
+    """
+    if isinstance(run, Run):
+        run = run.folder
+    of = run if isinstance(run, Policy) else load(run, trust)
+    return of.evaluate(episodes, seed, deterministic)
+
+
+def _words(env_id: Any, options: Mapping[str, Any]) -> list[str]:
+    """Return the command line of these options."""
+    words = [] if env_id is None else [_name("env_id", env_id)]
+    for name, value in options.items():
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            words.append(flag(name if value else f"no_{name}"))
+        elif isinstance(value, Mapping):
+            words += [flag(name), *(f"{key}={json.dumps(item)}" for key, item in value.items())]
+        else:
+            items = value if isinstance(value, list | tuple) else [value]
+            words += [flag(name), *(_name(name, item) for item in items)]
+    return words
+
+
+def _name(option: str, value: Any) -> str:
+    """Return a value as a word of the command line: of a class or a function, where ranks find it.
+
+    Raises:
+        ValueError: if they cannot, because it is in no file.
+    """
+    if not (inspect.isclass(value) or inspect.isfunction(value)):
+        return str(value)
+    path = getattr(sys.modules.get(value.__module__), "__file__", None)
+    if path is None or value.__qualname__ != value.__name__:
+        where = "inside another one" if path else "in no file"
+        raise ValueError(
+            f"{option}: ranks cannot import {value.__name__}, because it is defined {where}: write it "
+            f"to a file, in a notebook by a cell that begins with %%writefile mine.py, and give "
+            f'{option}="mine{"" if option == "env_id" else ".py"}:{value.__name__}"'
+        )
+    return f"{Path(path).stem if option == 'env_id' else path}:{value.__name__}"
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the ranks, which import what this process can."""
+    own = [path for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else ""
+    paths = os.pathsep.join(path or os.getcwd() for path in own)
+    return {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", job.TERMINAL: str(columns)}
+
+
+def _relayed(command: list[str], env: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command, print what it prints, and pass interrupts on to it.
+
+    Returns:
+        Its exit code; and what it has said to be wrong with its use, which is not printed.
+    """
+    lines: queue.Queue[tuple[str, str]] = queue.Queue()
+    process = subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C comes from here only
+        preexec_fn=functools.partial(end_with_parent, os.getpid()),  # noqa: PLW1509
+    )
+    for name in ("stdout", "stderr"):
+        threading.Thread(target=_read, args=(getattr(process, name), name, lines), daemon=True).start()
+    refused: list[str] = []
+    open_ends = 2
+    while open_ends:
+        try:
+            name, text = lines.get()
+            if not text:
+                open_ends -= 1
+            elif name == "stderr" and text.startswith(_WRONG_USE):
+                refused.append(text)
+            else:
+                print(text, end="", file=getattr(sys, name), flush=True)
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+    code = process.wait()
+    if code != 2:  # noqa: PLR2004
+        print("".join(refused), end="", file=sys.stderr)
+    words = "".join(line.strip("\u2500\u2502\u256d\u256e\u256f\u2570 \n").ljust(1) + "\n" for line in refused)
+    return code, words.strip().removeprefix("error: ")
+
+
+def _read(pipe: IO[bytes], name: str, lines: queue.Queue[tuple[str, str]]) -> None:
+    """Put what comes out of a pipe into a queue; at its end, an empty text."""
+    text = io.TextIOWrapper(pipe, errors="replace", newline="")
+    for line in iter(lambda: text.readline(), ""):
+        lines.put((name, line))
+    lines.put((name, ""))
+
+
+def _column(values: list[str]) -> Any:
+    """Return a column of progress.csv as numbers, nan where there is none; as text if it is no number."""
+    try:
+        return np.array([float(value or "nan") for value in values])
+    except ValueError:
+        return np.array(values)

@@ -1,0 +1,154 @@
+"""The policy of a run, outside of training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rank0rl import envs, evaluation
+from rank0rl.acting import draws
+from rank0rl.agent import Agent
+from rank0rl.batch import Batch
+from rank0rl.collector import env_maker
+from rank0rl.env_answers import mask_of
+from rank0rl.mpi.threads import one_thread
+from rank0rl.run import checkpoint, plan
+from rank0rl.run.agents import make_agent
+from rank0rl.run.options import RunOptions
+from rank0rl.run.state import load_weights
+
+Array = npt.NDArray[Any]
+
+
+class Policy:
+    """A function from observations to actions.
+
+    Args:
+        agent: acts; it learns nothing here.
+        options: options of its run.
+        seed: of its random numbers. None: the run's seed.
+    """
+
+    def __init__(self, agent: Agent, options: RunOptions, seed: int | None = None) -> None:
+        """Make one environment, to see its spaces."""
+        self.agent, self.options = agent, options
+        env = self.make_env()
+        self.spaces = envs.describe(env)
+        """Spaces as the agent has them, flattened."""
+        self.observation_space = env.env.observation_space if envs.is_flattened(env) else env.observation_space
+        """Space of the observations that `__call__` takes, besides flattened ones."""
+        self._first = envs.first_choice(env)
+        env.close()
+        self._noise = draws(agent, options.seed if seed is None else seed, 0, 0)
+        self._best = evaluation.deterministic(agent)
+
+    def __call__(
+        self,
+        obs: Any,
+        deterministic: bool = False,
+        mask: Any = None,
+        memory: Array | None = None,
+    ) -> Any:
+        """Choose actions, as the environment takes them.
+
+        Args:
+            obs: one observation of the environment, or many of them, (B, *obs). Those of a Dict or
+                Tuple space come one at a time, or flattened.
+            deterministic: choose the most probable actions, and draw none at random.
+            mask: choices that may be taken, (choices,) or (B, choices), as in info["action_mask"].
+            memory: of an agent that has one: what it returned in the step before, (m,) or (B, m).
+                None where an episode begins.
+
+        Returns:
+            One action, or (B, *act); and for an agent with a memory, the next memory too.
+
+        Raises:
+            ValueError: if observations have another shape.
+        """
+        rows, is_one = self._rows(obs)
+        more: dict[str, Any] = {}
+        if mask is not None:
+            given = [mask] if is_one else mask
+            more["mask"] = np.stack([mask_of({"action_mask": one}, self.spaces.act.size) for one in given])
+        if self.agent.memory:
+            zeros = np.zeros((len(rows), self.agent.memory), np.float32)
+            more["memory"] = zeros if memory is None else np.reshape(memory, zeros.shape).copy()
+        agent = self._best if deterministic else self.agent
+        act, extras = agent.act(rows, self._noise(len(rows)), np.zeros(len(rows), np.int64), **more)
+        act = envs.to_env(act, self.spaces.act, self._first)
+        if not self.agent.memory:
+            return act[0] if is_one else act
+        memory = extras["memory"]
+        return (act[0], memory[0]) if is_one else (act, memory)
+
+    def make_env(self, **kwargs: Any) -> Any:
+        """Make an environment as the run's, with its wrappers.
+
+        Args:
+            kwargs: more arguments, such as render_mode="human".
+        """
+        return envs.make(self.options.env_id, self.options.wrappers, **{**self.options.env_kwargs, **kwargs})
+
+    def evaluate(self, episodes: int = 100, seed: int | None = None, deterministic: bool = False) -> Batch:
+        """Run whole episodes, the same ones for the same seed. Training never sees any of them.
+
+        Args:
+            episodes: number of episodes, at least 1.
+            seed: seed of the episodes. None: the run's seed, which gives the episodes of the run's own
+                evaluations.
+            deterministic: choose the most probable actions, and draw none at random.
+
+        Returns:
+            "return", "length" and what --info named, (episodes,) each.
+        """
+        with one_thread():
+            return evaluation.whole_episodes(
+                self._best if deterministic else self.agent,
+                env_maker(self.options),
+                episodes,
+                self.options.seed if seed is None else seed,
+                info=self.options.info,
+            )
+
+    def _rows(self, obs: Any) -> tuple[Array, bool]:
+        """Return observations as the agent takes them, (B, *obs), and True if it was a single one."""
+        shape, dtype = self.spaces.obs.shape, self.spaces.obs.dtype
+        if not isinstance(obs, dict | tuple):
+            rows = np.asarray(obs)
+            if rows.shape == shape:
+                return rows.astype(dtype)[None], True
+            if rows.shape[1:] == shape:
+                return rows.astype(dtype), False
+        space = self.observation_space
+        if not isinstance(space, gym.spaces.Box) and space.contains(obs):
+            return np.asarray(gym.spaces.flatten(space, obs), dtype)[None], True
+        got = f"{type(obs).__name__} {np.shape(obs)}" if not isinstance(obs, dict | tuple) else f"{obs!r:.100}"
+        raise ValueError(
+            f"observations of {self.options.env_id} must be of shape {shape}, or (B, *{shape}) for "
+            f"many, or of {space}: got {got}"
+        )
+
+
+def load(run: str | Path, trust: bool = False) -> Policy:
+    """Load the policy of a run's last checkpoint.
+
+    Args:
+        run: the run's folder, or one of its checkpoints, such as checkpoints/best.pt.
+        trust: import all code that the run names. Without it, code that is not part of Gymnasium or
+            rank0rl is only imported for runs of your own.
+
+    Raises:
+        ValueError: if there is no such run, its checkpoint is damaged, or it names code that is not
+            trusted.
+    """
+    saved = plan.read_saved(checkpoint.latest(Path(run)), trust=trust)
+    options, agent_options = plan.read([], saved["settings"], str(run))
+    env = env_maker(options)()
+    agent = make_agent(options, agent_options, envs.describe(env))
+    env.close()
+    load_weights(agent, saved)
+    return Policy(agent, options)

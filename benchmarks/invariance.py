@@ -17,8 +17,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the folder of algos/
 
-from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl import envs, seeding
+from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.env_block import Env, EnvBlock
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.categorical import CategoricalPolicy

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.agent import Fragment
+from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.batch import Batch
 from rank0rl.options import option
 

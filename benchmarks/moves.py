@@ -43,8 +43,8 @@ def calls(args: argparse.Namespace) -> list[tuple[str, Callable[[], Any], int]]:
     """Return names, calls, and the bytes that have to cross the first host's link."""
     import numpy as np
 
-    from rank0rl.algos.ppo import PPO, PPOOptions
     from rank0rl.agent import Space, Spaces
+    from rank0rl.algos.ppo import PPO, PPOOptions
     from rank0rl.mpi import comm
     from rank0rl.mpi.weights import named_tensors
 

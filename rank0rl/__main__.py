@@ -35,6 +35,7 @@ def main() -> int:
     name, *argv = sys.argv[1:] or ["--help"]
     if name == "train":
         cli.main(argv)
+        return 0
     if name in _TOOLS:
         folder = "scaling" if name == "speedup" else "tools"
         return int(importlib.import_module(f"rank0rl.{folder}.{name}").main(argv))
@@ -42,7 +43,10 @@ def main() -> int:
     out = sys.stdout if is_help else sys.stderr
     if not is_help:
         print(f"error: unknown tool {name!r}: expected one of {', '.join(_TOOLS)}", file=out)
-    print("usage: rank0rl TOOL ...   (rank0rl TOOL --help for more; python -m rank0rl is the same)", file=out)
+    print(
+        "usage: rank0rl TOOL ...   (rank0rl TOOL --help for more; python -m rank0rl is the same)",
+        file=out,
+    )
     for tool, purpose in _TOOLS.items():
         print(f"  {tool:8} {purpose}", file=out)
     return 0 if is_help else 2

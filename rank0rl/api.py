@@ -77,9 +77,11 @@ class Run:
         Raises:
             ValueError: if there is no such column, or no matplotlib.
         """
-        from rank0rl.tools import plot
+        from rank0rl.tools import figures, plot
 
-        return plot.draw(plot.group([self.folder], x, y), x, {}, y)
+        figure = plot.draw(plot.group([self.folder], x, y), x, {}, y)
+        figure._repr_png_ = functools.partial(figures.png, figure)  # a notebook asks for it
+        return figure
 
     def report(self) -> Path:
         """Write report.html into the folder; return its path."""
@@ -223,7 +225,9 @@ def _relayed(command: list[str], env: Mapping[str, str]) -> tuple[int, str]:
         preexec_fn=functools.partial(end_with_parent, os.getpid()),  # noqa: PLW1509
     )
     for name in ("stdout", "stderr"):
-        threading.Thread(target=_read, args=(getattr(process, name), name, lines), daemon=True).start()
+        threading.Thread(
+            target=_read, args=(getattr(process, name), name, lines), daemon=True
+        ).start()
     refused: list[str] = []
     open_ends = 2
     while open_ends:
@@ -238,16 +242,18 @@ def _relayed(command: list[str], env: Mapping[str, str]) -> tuple[int, str]:
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
     code = process.wait()
-    if code != 2:  # noqa: PLR2004
+    if code != 2:
         print("".join(refused), end="", file=sys.stderr)
-    words = "".join(line.strip("\u2500\u2502\u256d\u256e\u256f\u2570 \n").ljust(1) + "\n" for line in refused)
+    words = "".join(
+        line.strip("\u2500\u2502\u256d\u256e\u256f\u2570 \n").ljust(1) + "\n" for line in refused
+    )
     return code, words.strip().removeprefix("error: ")
 
 
 def _read(pipe: IO[bytes], name: str, lines: queue.Queue[tuple[str, str]]) -> None:
     """Put what comes out of a pipe into a queue; at its end, an empty text."""
     text = io.TextIOWrapper(pipe, errors="replace", newline="")
-    for line in iter(lambda: text.readline(), ""):
+    for line in iter(text.readline, ""):
         lines.put((name, line))
     lines.put((name, ""))
 

@@ -39,7 +39,9 @@ class Policy:
         env = self.make_env()
         self.spaces = envs.describe(env)
         """Spaces as the agent has them, flattened."""
-        self.observation_space = env.env.observation_space if envs.is_flattened(env) else env.observation_space
+        self.observation_space = (
+            env.env.observation_space if envs.is_flattened(env) else env.observation_space
+        )
         """Space of the observations that `__call__` takes, besides flattened ones."""
         self._first = envs.first_choice(env)
         env.close()
@@ -73,7 +75,9 @@ class Policy:
         more: dict[str, Any] = {}
         if mask is not None:
             given = [mask] if is_one else mask
-            more["mask"] = np.stack([mask_of({"action_mask": one}, self.spaces.act.size) for one in given])
+            more["mask"] = np.stack(
+                [mask_of({"action_mask": one}, self.spaces.act.size) for one in given]
+            )
         if self.agent.memory:
             zeros = np.zeros((len(rows), self.agent.memory), np.float32)
             more["memory"] = zeros if memory is None else np.reshape(memory, zeros.shape).copy()
@@ -91,9 +95,13 @@ class Policy:
         Args:
             kwargs: more arguments, such as render_mode="human".
         """
-        return envs.make(self.options.env_id, self.options.wrappers, **{**self.options.env_kwargs, **kwargs})
+        return envs.make(
+            self.options.env_id, self.options.wrappers, **{**self.options.env_kwargs, **kwargs}
+        )
 
-    def evaluate(self, episodes: int = 100, seed: int | None = None, deterministic: bool = False) -> Batch:
+    def evaluate(
+        self, episodes: int = 100, seed: int | None = None, deterministic: bool = False
+    ) -> Batch:
         """Run whole episodes, the same ones for the same seed. Training never sees any of them.
 
         Args:
@@ -126,7 +134,11 @@ class Policy:
         space = self.observation_space
         if not isinstance(space, gym.spaces.Box) and space.contains(obs):
             return np.asarray(gym.spaces.flatten(space, obs), dtype)[None], True
-        got = f"{type(obs).__name__} {np.shape(obs)}" if not isinstance(obs, dict | tuple) else f"{obs!r:.100}"
+        got = (
+            f"{type(obs).__name__} {np.shape(obs)}"
+            if not isinstance(obs, dict | tuple)
+            else f"{obs!r:.100}"
+        )
         raise ValueError(
             f"observations of {self.options.env_id} must be of shape {shape}, or (B, *{shape}) for "
             f"many, or of {space}: got {got}"

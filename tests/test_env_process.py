@@ -16,8 +16,8 @@ from in_process import train_here
 from jobs import wait_until
 from on_ranks import HERE, LIMIT_S
 
-from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl import env_process, env_server, envs
+from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.collector import env_maker
 from rank0rl.env_process import EnvProcess, EnvProcessError
 from rank0rl.evaluation import Evaluation

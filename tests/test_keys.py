@@ -7,9 +7,9 @@ import torch
 from in_process import train_here
 from runs import curve, resume, sha, train
 
+from rank0rl import envs
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.algos.trpo import TRPO, TRPOOptions
-from rank0rl import envs
 from rank0rl.nets.own import OwnNetwork
 from rank0rl.options import OptionError
 from rank0rl.tools.export import export, exported

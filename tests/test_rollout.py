@@ -6,8 +6,8 @@ import pytest
 import toy_envs
 from toy_envs import NoiseAgent
 
-from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl import seeding
+from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.env_block import envs_of
 from rank0rl.rollout import Rollout
 from rank0rl.run.unfinished import Unfinished

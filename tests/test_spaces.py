@@ -10,8 +10,8 @@ from runs import curve, resume_on_ranks, sha, table, train, train_on_ranks
 from small_agents import AGENTS
 from toy_envs import ACT_SPACES, OBS_SPACES, Spaced
 
-from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl import envs
+from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.tools import check
 
 MASKED = ("discrete", "multi", "multi2d")

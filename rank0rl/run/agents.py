@@ -117,7 +117,9 @@ def _import(where: str, algo: str, what: str = "agent", expected: str = "") -> M
         names = (where, f"{_ALGOS}.{where}")
         is_missing = isinstance(error, ImportError) and error.name in names
         if is_missing or (where.endswith(".py") and not Path(where).exists()):
-            expected = expected or f"{', '.join(references())}, file.py:Class or package.module:Class"
+            expected = (
+                expected or f"{', '.join(references())}, file.py:Class or package.module:Class"
+            )
             raise ValueError(f"no {what} {algo!r} ({error}); expected {expected}") from None
         raise ValueError(f"the {what}'s file {where} cannot be imported: {why(error)}") from error
 

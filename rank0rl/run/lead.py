@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rank0rl.mpi import comm, job
@@ -75,10 +73,7 @@ def lead(
 
 def _resume_command(plan: Plan, nworkers: int, code: str) -> str:
     where = _where(plan.options, nworkers)
-    script = Path(sys.argv[0])
-    is_tool = script.name in ("__main__.py", "rank0rl")
-    program = ["-m", "rank0rl", "train"] if is_tool else [str(script)]
-    resume = shlex.join(["python", *program, "--resume", str(plan.folder)])
+    resume = shlex.join([*provenance.program(), "--resume", str(plan.folder)])
     return f"{resume}{code}{where}"
 
 

@@ -14,7 +14,7 @@ import tyro
 from rank0rl import envs
 from rank0rl.nets.cuda import check_device
 from rank0rl.options import flag, names, read_some
-from rank0rl.run import checkpoint, config, init_from, memory, sinks
+from rank0rl.run import checkpoint, config, init_from, memory, provenance, sinks
 from rank0rl.run.agents import absolute, load_agent, short_name
 from rank0rl.run.check_environment import check_environment
 from rank0rl.run.folder import lock, new_folder
@@ -78,7 +78,9 @@ def prepare(
             settings = trusted(settings, str(source), argv, trust)
     options, agent = read(argv, settings, str(source))
     if not options.env_id:
-        raise ValueError("name an environment, such as: python train.py Walker2d (--help for more)")
+        raise ValueError(
+            f"name an environment, such as: {' '.join(provenance.program())} Walker2d (--help for more)"
+        )
     options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
     _check(options, agent, nworkers, made, checks)
     notes: tuple[str, ...] = ()
@@ -272,6 +274,7 @@ def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[Run
         both,
         args=argv,
         default=both(*defaults),
+        prog=" ".join(provenance.program()),
         description="Train an agent on N ranks. The defaults shown are those of the agent that --algo names.",
     )
     # The run may be resumed from another folder.

@@ -106,6 +106,14 @@ def cores() -> int:
     return max(1, min(len(found), int(limit)))
 
 
+def program() -> list[str]:
+    """Return the words with which training is called here: a script, or rank0rl's own command."""
+    script = Path(sys.argv[0])
+    if script.name in ("__main__.py", "rank0rl"):
+        return ["python", "-m", "rank0rl", "train"]
+    return ["python", str(script)]
+
+
 def _commit() -> str:
     """Return the commit of the running script, "-dirty" with uncommitted changes, "unknown" outside git."""
     where = Path(sys.argv[0]).resolve().parent

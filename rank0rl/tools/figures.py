@@ -57,6 +57,14 @@ def style() -> Iterator[type[Figure]]:
         yield Figure
 
 
+def png(figure: Figure) -> bytes:
+    """Return a figure as the bytes of a PNG file."""
+    file = io.BytesIO()
+    with style():
+        figure.savefig(file, format="png", dpi=120)
+    return file.getvalue()
+
+
 def short_numbers() -> Any:
     """Return a formatter of an axis that writes 20k and 1.5M."""
     from matplotlib.ticker import EngFormatter

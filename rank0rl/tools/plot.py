@@ -70,7 +70,8 @@ def main(argv: list[str]) -> int:
             raise ValueError(f"out must end in {' or '.join(_KINDS)}: got {given.out}")
         groups = group(given.runs, given.x, given.y)
         means = interquartile_means(groups) if given.y == _RETURN else {}
-        draw(groups, given.x, means, given.y).savefig(given.out, dpi=120)
+        with figures.style():
+            draw(groups, given.x, means, given.y).savefig(given.out, dpi=120)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

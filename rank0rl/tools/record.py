@@ -71,8 +71,8 @@ def _record(given: Options) -> int:
     from rank0rl.mpi import comm
     from rank0rl.mpi.counter import Counter
     from rank0rl.mpi.threads import set_threads
-    from rank0rl.rollout import Rollout
     from rank0rl.policy import load
+    from rank0rl.rollout import Rollout
 
     set_threads(1)
     if refused := comm.bcast_obj(None if comm.get_rank() else _refused(given.minari)):

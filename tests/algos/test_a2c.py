@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from in_process import mean_return, train_here
 
-from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.agent import Fragment, Space, Spaces
+from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.run import checkpoint
 
 SPACES = Spaces(Space("box", (2,), "float32"), Space("discrete", (), "int64", choices=(3,)))

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from in_process import mean_return, train_here
 
+from rank0rl.agent import Space, Spaces
 from rank0rl.algos import cmaes
 from rank0rl.algos.cmaes import CMAES, CMAESOptions
-from rank0rl.agent import Space, Spaces
 from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
 from rank0rl.run.options import RunOptions

@@ -5,8 +5,8 @@ import pytest
 import torch
 from in_process import mean_return, train_here
 
-from rank0rl.algos.es import ES, ESOptions
 from rank0rl.agent import Fragment, Space, Spaces
+from rank0rl.algos.es import ES, ESOptions
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.options import OptionError
 from rank0rl.run.options import RunOptions

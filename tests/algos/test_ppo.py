@@ -5,8 +5,8 @@ import pytest
 import torch
 from in_process import mean_return, train_here
 
-from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.agent import Fragment, Space, Spaces
+from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.run import checkpoint
 
 BOX = Space("box", (2,), "float32", low=-np.ones(2, "f"), high=np.ones(2, "f"))

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from in_process import mean_return, train_here
 
-from rank0rl.algos.reinforce import Reinforce, ReinforceOptions, inputs
 from rank0rl.agent import Space, Spaces
+from rank0rl.algos.reinforce import Reinforce, ReinforceOptions, inputs
 from rank0rl.run import checkpoint
 
 

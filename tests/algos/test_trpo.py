@@ -6,8 +6,8 @@ import torch
 from in_process import mean_return, train_here
 from torch import nn
 
-from rank0rl.algos.trpo import TRPO, TRPOOptions, conjugate_gradient
 from rank0rl.agent import Space, Spaces
+from rank0rl.algos.trpo import TRPO, TRPOOptions, conjugate_gradient
 from rank0rl.run import checkpoint
 
 BOX = Space("box", (2,), "float32", low=-np.ones(2), high=np.ones(2))

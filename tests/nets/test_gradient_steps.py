@@ -18,8 +18,8 @@ from some_policies import (
 )
 from torch import nn
 
-from rank0rl.algos.ppo import clipped_loss
 from rank0rl.agent import Space
+from rank0rl.algos.ppo import clipped_loss
 from rank0rl.nets.actor_critic import ActorCritic
 from rank0rl.nets.compiled import CompiledFit, CompiledSteps
 from rank0rl.nets.conv import network

@@ -6,9 +6,9 @@ import torch
 from some_policies import OBS, drawn_by, noise_for, rng
 from torch import nn
 
+from rank0rl.agent import Space, Spaces
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.algos.trpo import TRPO, TRPOOptions
-from rank0rl.agent import Space, Spaces
 from rank0rl.nets.activations import IN_NUMPY
 from rank0rl.nets.mlp import MLP, has_kernels
 from rank0rl.nets.networks import NetworkOptions

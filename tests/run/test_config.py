@@ -7,8 +7,8 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import pytest
 import tomli_w
 
-from rank0rl.algos.ppo import PPOOptions
 from rank0rl import options
+from rank0rl.algos.ppo import PPOOptions
 from rank0rl.run import config, launch_options, plan
 from rank0rl.run import options as run_options
 from rank0rl.run.options import RunOptions

@@ -11,8 +11,8 @@ from runs import SMALL, train
 from small_agents import AGENTS
 from toy_envs import ACT_SPACES
 
-from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl import envs
+from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.policy import load
 from rank0rl.tools.export import export, exported, main
 

@@ -56,8 +56,10 @@ class A2C(Agent):
         self.flat = flatten_(nn.ModuleList(self.modules().values()))
         self.adam = Adam(self.flat)
 
-    def act(self, obs: Array, noise: Array, fragment_id: Array) -> tuple[Array, Batch]:
-        return self.policy.act(self.norm.numpy(obs), noise)
+    def act(
+        self, obs: Array, noise: Array, fragment_id: Array, explore: bool = True
+    ) -> tuple[Array, Batch]:
+        return self.policy.act(self.norm.numpy(obs), noise, explore=explore)
 
     def process(self, fragment: Fragment) -> Batch:
         opt, steps = self.options, fragment.episodes()

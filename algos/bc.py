@@ -75,10 +75,15 @@ class BC(Agent):
         demonstrations.read(options.data, spaces)
 
     def act(
-        self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
+        self,
+        obs: Array,
+        noise: Array,
+        fragment_id: Array,
+        mask: Array | None = None,
+        explore: bool = True,
     ) -> tuple[Array, Batch]:
         """Sample actions."""
-        return self.nets.act(obs, noise, mask)
+        return self.nets.act(obs, noise, mask, explore=explore)
 
     def process(self, fragment: Fragment) -> Batch:
         """Compute what the value function learns from."""

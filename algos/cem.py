@@ -36,9 +36,12 @@ class CEM(Agent):
         self.candidates = np.zeros((options.population, *self.mean.shape), np.float32)
         self.draw(rng, 0.0)
 
-    def act(self, obs: Array, noise: Array, fragment_id: Array) -> tuple[Array, Batch]:
+    def act(
+        self, obs: Array, noise: Array, fragment_id: Array, explore: bool = True
+    ) -> tuple[Array, Batch]:
         weights = self.candidates[fragment_id % self.options.population]
-        weights[fragment_id < 0] = self.mean
+        if not explore:
+            weights[:] = self.mean
         out = (obs.reshape(len(obs), 1, -1).astype(np.float32) @ weights)[:, 0]
         return (out.argmax(1) if self.space.choices else out.reshape(-1, *self.space.shape)), {}
 

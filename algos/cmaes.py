@@ -94,9 +94,15 @@ class CMAES(Agent):
         return self.rng.standard_normal(shape)
 
     def act(
-        self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
+        self,
+        obs: Array,
+        noise: Array,
+        fragment_id: Array,
+        mask: Array | None = None,
+        explore: bool = True,
     ) -> tuple[Array, Batch]:
-        return self.nets.act(obs, fragment_id, mask, self.candidate, int(self.version[0])), {}
+        of = fragment_id if explore else None
+        return self.nets.act(obs, of, mask, self.candidate, int(self.version[0])), {}
 
     def candidate(self, fragment_id: int) -> Array:
         """Return the weights of a candidate, (n,)."""

@@ -55,9 +55,15 @@ class ES(Agent):
         check(run, "es", 2)
 
     def act(
-        self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
+        self,
+        obs: Array,
+        noise: Array,
+        fragment_id: Array,
+        mask: Array | None = None,
+        explore: bool = True,
     ) -> tuple[Array, Batch]:
-        return self.nets.act(obs, fragment_id, mask, self.candidate, int(self.key[0])), {}
+        of = fragment_id if explore else None
+        return self.nets.act(obs, of, mask, self.candidate, int(self.key[0])), {}
 
     def process(self, fragment: Fragment) -> Batch:
         obs = fragment.obs.reshape(len(fragment.obs), -1)

@@ -97,10 +97,15 @@ class KLPPO(Agent):
         self.previous: Batch = {}
 
     def act(
-        self, obs: Array, noise: Array, fragment_id: Array, mask: Array | None = None
+        self,
+        obs: Array,
+        noise: Array,
+        fragment_id: Array,
+        mask: Array | None = None,
+        explore: bool = True,
     ) -> tuple[Array, Batch]:
         """Sample actions."""
-        return self.nets.act(obs, noise, mask)
+        return self.nets.act(obs, noise, mask, explore=explore)
 
     def process(self, fragment: Fragment) -> Batch:
         """Compute log-probabilities, advantages and returns, of rewards times (1 - gamma)."""

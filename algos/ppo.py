@@ -82,9 +82,10 @@ class PPO(Agent):
         fragment_id: Array,
         mask: Array | None = None,
         memory: Array | None = None,
+        explore: bool = True,
     ) -> tuple[Array, Batch]:
         """Sample actions."""
-        return self.nets.act(obs, noise, mask, memory)
+        return self.nets.act(obs, noise, mask, memory, explore)
 
     def process(self, fragment: Fragment) -> Batch:
         """Compute log-probabilities, advantages and returns."""

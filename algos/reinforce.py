@@ -40,8 +40,10 @@ class Reinforce(Agent):
         self.flat = flatten_(self.policy)
         self.adam = Adam(self.flat)
 
-    def act(self, obs: Array, noise: Array, fragment_id: Array) -> tuple[Array, Batch]:
-        return self.policy.act(inputs(obs), noise)
+    def act(
+        self, obs: Array, noise: Array, fragment_id: Array, explore: bool = True
+    ) -> tuple[Array, Batch]:
+        return self.policy.act(inputs(obs), noise, explore=explore)
 
     def process(self, fragment: Fragment) -> Batch:
         gamma = self.options.gamma

@@ -144,21 +144,25 @@ class Agent:
         fragment_id: Array,
         mask: Array | None = None,
         memory: Array | None = None,
+        explore: bool = True,
     ) -> tuple[Array, Batch]:
         """Choose actions. Every rank. A row must not depend on how many rows there are.
 
         Nothing may be kept in the agent from one call to the next: rows come from any envs. An agent
-        that needs to remember has a memory.
+        that needs to remember has a memory. All random numbers are in `noise`: drawing others here, or
+        in `process`, ends the run.
 
         Args:
             obs: (B, *obs).
             noise: (B, k), float32, drawn as `noise` says.
-            fragment_id: (B,), the fragment of each row; -1 in an evaluation without exploration.
+            fragment_id: (B,), the fragment of each row.
             mask: True for choices that may be taken, (B, all choices), bool. It is given only if the
                 environment does, in info["action_mask"], and `act` has this argument; the fragment
                 then has it in its extras, as "action_mask".
             memory: (B, m), float32, if `memory` is not 0: what `act` returned in the step before; zeros
                 where an episode begins.
+            explore: False where the most probable actions are to be chosen, as in evaluations; normal
+                noise is then 0. It is given only then, and only if `act` has this argument.
 
         Returns:
             Actions (B, *act), int64 for choices; and extras, name -> (B, ...), kept in the fragment.
@@ -231,7 +235,9 @@ class Agent:
         )
 
 
-def choose(logits: Array, noise: Array, space: Space, mask: Array | None = None) -> Array:
+def choose(
+    logits: Array, noise: Array, space: Space, mask: Array | None = None, explore: bool = True
+) -> Array:
     """Draw choices whose probabilities are the softmax of logits. No row depends on the others.
 
     Args:
@@ -239,6 +245,7 @@ def choose(logits: Array, noise: Array, space: Space, mask: Array | None = None)
         noise: uniform on [0, 1), (B, number of choices at once).
         space: of the actions, discrete.
         mask: which may be taken, (B, all choices), bool; all of them by default.
+        explore: False to take the most probable ones instead.
 
     Returns:
         Choices, (B, *space.shape), int64.
@@ -248,6 +255,9 @@ def choose(logits: Array, noise: Array, space: Space, mask: Array | None = None)
     chosen = []
     for i, columns in enumerate(space.choice_slices()):
         some = logits[:, columns]
+        if not explore:
+            chosen.append(some.argmax(axis=1))
+            continue
         some -= np.maximum.reduce(some, axis=1, keepdims=True)
         cumulative = np.add.accumulate(np.exp(some), axis=1)
         below = noise[:, i : i + 1] * cumulative[:, -1:] >= cumulative[:, :-1]

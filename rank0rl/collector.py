@@ -24,11 +24,12 @@ from rank0rl.mpi.gather_thread import GatherThread
 from rank0rl.mpi.layout import check_layout
 from rank0rl.rollout import Rollout
 from rank0rl.run import memory
-from rank0rl.run.agents import load_function
+from rank0rl.run.agents import is_reference, load_function
 from rank0rl.run.curriculum import Curriculum
 from rank0rl.run.options import RunOptions
 from rank0rl.run.timing import Phases
 from rank0rl.run.unfinished import Unfinished
+from rank0rl.suspicion import Suspect
 
 _TURNS = 2  # in which a rank collects its episodes, for an even end; more give act too few rows
 
@@ -57,6 +58,7 @@ class Collector:
             self.curriculum = Curriculum(load_function(options.curriculum))
         self.rolled: dict[str, Batch] = {}
         """Arrays of this rank that are rolled out and not gathered, by kind and name."""
+        self._is_new = not is_reference(options.algo)  # of our own, tests say that they are honest
         self._took_s = 0.0
         self._ready: Gathered | None = None
 
@@ -87,12 +89,16 @@ class Collector:
         before = hashes.sha256_each(weights.named_tensors(self._agent.modules())) if check else None
         steps: list[int] = []
         rows: Batch = {}
-        parts = self.rollout.parts(self._agent, iteration)
+        agent = self._agent
+        if check:
+            agent = Suspect(agent, closely=self._is_new)
+            self._is_new = False
+        parts = self.rollout.parts(agent, iteration)
         for later in reversed(range(self.rollout.nparts)):
             with self._phases("collect"):
                 fragments = next(parts)
             with self._phases("process"):
-                rows = self._process(fragments, iteration)
+                rows = self._process(agent, fragments, iteration)
             steps += [len(fragment.rew) for fragment in fragments]
             if self._early and later:
                 self._early.begin(rows)
@@ -173,12 +179,12 @@ class Collector:
             self._ready = Gathered({}, {}, 0)
         return strays
 
-    def _process(self, fragments: list[Fragment], iteration: int) -> Batch:
+    def _process(self, agent: Agent, fragments: list[Fragment], iteration: int) -> Batch:
         """Return the rows of these fragments, and the fragment id of each."""
         rows = []
         for fragment in fragments:
             try:
-                processed = self._agent.process(fragment)
+                processed = agent.process(fragment)
                 check_processed(processed)
             except Exception as error:
                 self.rollout.failed_at = iteration, fragment.fragment_id

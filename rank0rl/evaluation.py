@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -119,19 +120,22 @@ class Evaluation:
 
 
 def deterministic(agent: Agent) -> Agent:
-    """Return the agent without exploration.
+    """Return the agent without exploration: it chooses the most probable actions.
 
-    It acts without the noise of normal actions, or as the center of its candidates. An agent that
-    draws choices stays as it is.
+    One whose `act` is not told whether it explores acts without normal noise, or as it does otherwise.
     """
-    return _Deterministic(agent) if agent.noise[0] == "normal" else agent
+    return _Deterministic(agent)
 
 
 class _Deterministic(Agent):
     def __init__(self, agent: Agent) -> None:
+        told = {"explore": False} if "explore" in inspect.signature(agent.act).parameters else {}
+        silent = agent.noise[0] == "normal"
+
         @functools.wraps(agent.act)  # its signature tells whether it takes a mask
         def act(obs: Array, noise: Array, fragment_id: Array, **more: Any) -> tuple[Array, Batch]:
-            return agent.act(obs, np.zeros_like(noise), np.full_like(fragment_id, -1), **more)
+            noise = np.zeros_like(noise) if silent else noise
+            return agent.act(obs, noise, fragment_id, **more, **told)
 
         self.noise, self.memory = agent.noise, agent.memory
         self.act = act  # type: ignore[assignment,method-assign]

@@ -17,6 +17,7 @@ from rank0rl.collector import Collector
 from rank0rl.mpi import comm, weights
 from rank0rl.mpi.threads import set_threads
 from rank0rl.run import provenance
+from rank0rl.run.agents import seed_globals
 from rank0rl.run.options import RunOptions
 from rank0rl.run.timing import Phases
 
@@ -75,6 +76,7 @@ class Learner:
         if comm.get_rank():
             return {}
         rng = seeding.stream(self._options.seed, "update", iteration)
+        seed_globals(self._options.seed, "update", iteration)
         try:
             self._finish_preparing()
             with self._phases("update"):

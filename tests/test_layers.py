@@ -38,7 +38,10 @@ LAYERS = {
         )
     },
     "run": {"rank0rl.run."},
-    "loop": {f"rank0rl.{name}" for name in ("trainer", "collector", "learner", "evaluation")},
+    "loop": {
+        f"rank0rl.{name}"
+        for name in ("trainer", "collector", "learner", "evaluation", "suspicion", "policy")
+    },
     "start": {"rank0rl.start"},
     "tools": {"rank0rl.tools."},
     "scaling": {"rank0rl.scaling."},
@@ -94,6 +97,8 @@ MORE_OUTSIDE = {
     "rank0rl.demonstrations": {"minari"},
     "rank0rl.tools.record": {"minari", "gymnasium"},
     "rank0rl.env_server": {"threadpoolctl"},
+    "rank0rl.suspicion": {"torch"},
+    "rank0rl.policy": {"gymnasium"},
 }
 
 

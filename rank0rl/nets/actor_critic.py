@@ -61,10 +61,15 @@ class ActorCritic:
         return Mode(policy, norm)
 
     def act(
-        self, obs: Array, noise: Array, mask: Array | None = None, memory: Array | None = None
+        self,
+        obs: Array,
+        noise: Array,
+        mask: Array | None = None,
+        memory: Array | None = None,
+        explore: bool = True,
     ) -> tuple[Array, Batch]:
         """Return actions and extras, for an agent's `act`."""
-        return self.policy.act(self.norm.numpy(obs), noise, mask)
+        return self.policy.act(self.norm.numpy(obs), noise, mask, explore)
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
         """Turn a fragment into rows, for an agent's `process`.

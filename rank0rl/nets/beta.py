@@ -54,7 +54,9 @@ class BetaPolicy(nn.Module):
         self.bounds = Bounds(space, "beta")
         self.mlp = network(inputs, hidden, 2 * space.size, rng, 0.01, **layers)
 
-    def act(self, x: Array, noise: Array, mask: Any = None) -> tuple[Array, Batch]:
+    def act(
+        self, x: Array, noise: Array, mask: Any = None, explore: bool = True
+    ) -> tuple[Array, Batch]:
         """Draw actions (B, *shape) with inputs (B, inputs) and noise (B, k). No row depends on B.
 
         The noise is taken to 0..1 by the normal distribution function, and to the draws by the

@@ -70,7 +70,7 @@ class Candidates:
     def act(
         self,
         obs: Array,
-        fragment_id: Array,
+        fragment_id: Array | None,
         mask: Array | None,
         weights_of: Callable[[int], Array],
         version: int,
@@ -79,13 +79,14 @@ class Candidates:
 
         Args:
             obs: (B, *obs).
-            fragment_id: the candidate of each row, (B,); -1 for the center.
+            fragment_id: the candidate of each row, (B,). None: the center.
             mask: choices that may be taken, (B, all choices), or None.
             weights_of: returns the weights, (n,), of a candidate.
             version: changes whenever the weights of candidates do.
         """
         x = self.norm.numpy(obs)[:, None]
-        *hidden, last = self._layers_of(fragment_id, weights_of, version)
+        of = (-1,) * len(obs) if fragment_id is None else tuple(fragment_id.tolist())
+        *hidden, last = self._layers_of(of, weights_of, version)
         for weight, bias in hidden:
             x = np.tanh(x @ weight + bias)
         out: Array = (x @ last[0] + last[1])[:, 0]
@@ -101,13 +102,13 @@ class Candidates:
         return Mode(self.policy, self.norm)
 
     def _layers_of(
-        self, fragment_id: Array, weights_of: Callable[[int], Array], version: int
+        self, candidates: tuple[int, ...], weights_of: Callable[[int], Array], version: int
     ) -> list[tuple[Array, Array]]:
         """Return weights (B, inputs, outputs) and biases (B, 1, outputs) of each layer.
 
         They are kept until another candidate has its turn.
         """
-        of = (version, *fragment_id.tolist())
+        of = (version, *candidates)
         if of != self._of:
             rows = np.stack([self.theta if i < 0 else weights_of(i) for i in of[1:]])
             self._layers = [

@@ -48,9 +48,14 @@ class CategoricalPolicy(nn.Module):
         self.mlp = network(inputs, hidden, space.size, rng, 0.01, **layers)
         self._choices = space.choice_slices()
 
-    def act(self, x: Array, noise: Array, mask: Array | None = None) -> tuple[Array, Batch]:
-        """Draw choices (B, *shape), int64, from inputs (B, inputs) and noise (B, k). No row depends on B."""
-        return choose(self.mlp.numpy(x[:, None, :])[:, 0], noise, self.space, mask), {}
+    def act(
+        self, x: Array, noise: Array, mask: Array | None = None, explore: bool = True
+    ) -> tuple[Array, Batch]:
+        """Draw choices (B, *shape), int64, from inputs (B, inputs) and noise (B, k). No row depends on B.
+
+        Without `explore`, take the most probable ones.
+        """
+        return choose(self.mlp.numpy(x[:, None, :])[:, 0], noise, self.space, mask, explore), {}
 
     def distribution(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
         """Return log-probabilities for inputs (N, inputs): (N, n) for each of the choices at once."""

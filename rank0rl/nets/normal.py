@@ -72,7 +72,9 @@ class GaussianPolicy(nn.Module):
         self.log_std = nn.Parameter(one if rows == 1 else one.repeat(rows, 1) / rows)
         self._view = View(self._parameters, "log_std")
 
-    def act(self, x: Array, noise: Array, mask: Any = None) -> tuple[Array, Batch]:
+    def act(
+        self, x: Array, noise: Array, mask: Any = None, explore: bool = True
+    ) -> tuple[Array, Batch]:
         """Draw actions (B, *shape) with inputs (B, inputs) and noise (B, k). No row depends on B.
 
         Returns:

@@ -105,13 +105,18 @@ class RecurrentActorCritic(ActorCritic):
         return _RecurrentMode(self.policy, self.norm, self.layer)
 
     def act(
-        self, obs: Array, noise: Array, mask: Array | None = None, memory: Array | None = None
+        self,
+        obs: Array,
+        noise: Array,
+        mask: Array | None = None,
+        memory: Array | None = None,
+        explore: bool = True,
     ) -> tuple[Array, Batch]:
         """Return actions, and the next memory among the extras, for an agent's `act`."""
         assert memory is not None
         now = self.layer.numpy(self.norm.numpy(obs), memory)
         features = np.ascontiguousarray(now[:, : self.layer.size])
-        act, extras = self.policy.act(features, noise, mask)
+        act, extras = self.policy.act(features, noise, mask, explore)
         return act, {**extras, "memory": now}
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:

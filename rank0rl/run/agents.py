@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import random
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+import numpy as np
+import torch
 
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
@@ -91,6 +95,7 @@ def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent
         OptionError: if its options do not fit the spaces or the device.
     """
     rng = seeding.stream(options.seed, "init")
+    seed_globals(options.seed, "init", 1)
     agent = load_agent(options.algo)(spaces, agent_options, rng)
     agent.device = options.device
     if options.device.partition(":")[0] not in agent.devices:
@@ -99,6 +104,20 @@ def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent
             f"out --device {options.device}"
         )
     return agent
+
+
+def seed_globals(seed: int, purpose: str, key: int) -> None:
+    """Seed the global generators of torch, NumPy and Python, for agents that draw from them.
+
+    Args:
+        seed: the run's seed.
+        purpose: as `seeding.stream` has it.
+        key: likewise.
+    """
+    number = seeding.integer(seed, purpose, key, 0)
+    torch.manual_seed(number)
+    np.random.seed(number)  # noqa: NPY002
+    random.seed(number)
 
 
 def _import(where: str, algo: str, what: str = "agent", expected: str = "") -> ModuleType:

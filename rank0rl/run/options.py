@@ -96,7 +96,7 @@ class RunOptions(LaunchOptions):
     eval_episodes: int = setting(10, "[1, inf)", changes_curve=False, resume=False)
     """Episodes per evaluation, over all ranks. A rank runs at most 16 of them at once."""
     eval_deterministic: bool = setting(True, changes_curve=False, resume=False)
-    """Evaluate with the mean of normal actions. Discrete choices are still drawn."""
+    """Evaluate the most probable actions, and draw none at random."""
     checkpoint_every: int = setting(10, "[1, inf)", changes_curve=False, resume=True)
     """Iterations between checkpoints on disk. One is always written at the end."""
     keep_checkpoints: int = setting(3, "[1, inf)", changes_curve=False, resume=True)

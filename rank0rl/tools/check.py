@@ -1,15 +1,19 @@
 """python -m rank0rl check ENV: test that an environment gives the same curve for every number of ranks.
 
 One environment takes random actions. The same steps are repeated under conditions that must not
-matter. The first condition that makes a difference shows what is wrong.
+matter. The first condition that makes a difference shows what is wrong. With --algo, short runs of the
+agent do the same.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +27,7 @@ from rank0rl.options import check as check_options
 from rank0rl.options import option
 from rank0rl.rollout import Rollout
 from rank0rl.run.options import Pairs
+from rank0rl.tools.check_agent import check_agent
 
 Array = npt.NDArray[Any]
 
@@ -43,13 +48,19 @@ class Options:
     """Wrappers of the environment, as in training."""
     env_kwargs: Pairs = option({})
     """Arguments of the environment, such as healthy_reward=0.5. Values are JSON."""
+    algo: str | None = None
+    """Test this agent too, with short runs: a name in algos/, file.py:Class, or package.module:Class. Options of training may follow."""
 
 
 def main(argv: list[str]) -> int:
     """Run the tool; return its exit code: 0 if no condition matters, 1 if one does, 2 for a wrong use."""
-    given = tyro.cli(Options, args=argv, prog="python -m rank0rl check")
+    given, rest = tyro.cli(
+        Options, args=argv, prog="python -m rank0rl check", return_unknown_args=True
+    )
     try:
         check_options(given)
+        if rest and not given.algo:
+            raise ValueError(f"unknown options {' '.join(rest)}: options of training need --algo")
         env_id = envs.resolve(given.env_id)
         findings = check(
             lambda: envs.make(env_id, given.wrappers, **given.env_kwargs),
@@ -61,11 +72,30 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(f"{env_id}: one environment, {given.steps} steps with random actions")
-    for condition, finding in findings.items():
-        print(f"  {condition:34} {finding or 'the same'}")
+    _print(findings)
+    if given.algo:
+        print(f"{given.algo}: runs of a few iterations")
+        with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
+            of_agent = check_agent(_words(given, rest), Path(folder))
+        _print(of_agent)
+        findings |= of_agent
     good = not any(findings.values())
     print(f"the same curve for every number of ranks: {'yes' if good else 'NO'}")
     return 0 if good else 1
+
+
+def _print(findings: Mapping[str, str]) -> None:
+    for condition, finding in findings.items():
+        print(f"  {condition:34} {finding or 'the same'}")
+
+
+def _words(given: Options, rest: Sequence[str]) -> list[str]:
+    """Return the command line of training with the agent in this environment."""
+    words = [given.env_id, "--algo", str(given.algo), "--seed", str(given.seed), *rest]
+    if given.wrappers:
+        words += ["--wrappers", *given.wrappers]
+    kwargs = [f"{name}={json.dumps(value)}" for name, value in given.env_kwargs.items()]
+    return [*words, "--env-kwargs", *kwargs] if kwargs else words
 
 
 def check(

@@ -35,7 +35,7 @@ class Options(RunToLoad):
     seed: int | None = option(None, "[0, inf)")
     """Seed of the episodes, >= 0. None: the run's seed, which gives the episodes of the run's own evaluations. Training never sees any of these episodes."""
     deterministic: bool = False
-    """Act with the mean of normally distributed actions. Discrete actions are still drawn at random."""
+    """Choose the most probable actions, and draw none at random."""
 
 
 def main(argv: list[str]) -> int:

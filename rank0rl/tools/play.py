@@ -62,7 +62,7 @@ def play(
         run: the run's folder, or one of its checkpoints.
         episodes: number of episodes.
         seed: seed of the episodes; None means the run's seed.
-        deterministic: act with the mean of normally distributed actions.
+        deterministic: choose the most probable actions, and draw none at random.
         video: MP4 file to write; None opens a window.
         trust: import all code that the run names.
 

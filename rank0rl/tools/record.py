@@ -38,7 +38,7 @@ class Options(RunToLoad):
     seed: int | None = option(None, "[0, inf)")
     """Seed of the episodes, >= 0. None: the run's seed. Training and evaluation see none of these episodes."""
     deterministic: bool = False
-    """Act with the mean of normally distributed actions. Discrete actions are still drawn at random."""
+    """Choose the most probable actions, and draw none at random."""
     nprocs: int = option(1, "[1, inf)")
     """Number of ranks that play."""
 

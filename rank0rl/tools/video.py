@@ -31,7 +31,7 @@ class Video:
     Args:
         options: the run's options; video_every is not None.
         folder: the run's folder on rank 0, None on the other ranks.
-        deterministic: act with the mean of normally distributed actions.
+        deterministic: choose the most probable actions, and draw none at random.
     """
 
     name = "video"

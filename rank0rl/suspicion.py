@@ -1,0 +1,167 @@
+"""Find out agents whose `act` or `process` depends on more than what it is given.
+
+Their curve would not be the same for every number of ranks, with evaluations or after a resume.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pickle
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from rank0rl.agent import Agent, Fragment
+from rank0rl.batch import Batch
+
+Array = npt.NDArray[Any]
+
+_CALLS = 4  # of `act` and of `process` that are looked at closely
+_GENERATORS: Mapping[str, Callable[[], Any]] = {
+    "torch's": lambda: torch.get_rng_state().numpy().tobytes(),
+    "NumPy's": lambda: pickle.dumps(np.random.get_state()),  # noqa: NPY002
+    "Python's": random.getstate,
+}
+
+
+class Suspect(Agent):
+    """An agent that is watched while it acts and processes, in one iteration.
+
+    Args:
+        agent: the agent.
+        closely: repeat its first calls too, with all rows and with one.
+    """
+
+    def __init__(self, agent: Agent, closely: bool) -> None:
+        """Watch from now on."""
+        self._agent, self._closely = agent, closely
+        self.noise, self.memory = agent.noise, agent.memory
+        self._calls = {"act": 0, "process": 0}
+        self._changed: dict[str, set[str]] = {"act": set(), "process": set()}
+
+        @functools.wraps(agent.act)  # its signature tells what it takes
+        def act(*args: Array, **more: Array) -> Any:
+            first = self._watched("act", agent.act, *args, **more)
+            if self._closely and self._calls["act"] <= _CALLS:
+                self._repeat_act(args, more, first)
+            return first
+
+        self.act = act  # type: ignore[method-assign]
+
+    def process(self, fragment: Fragment) -> Batch:
+        """Process, and say so if it depends on more than the fragment."""
+        rows: Any = self._watched("process", self._agent.process, fragment)
+        if self._closely and self._calls["process"] <= _CALLS and isinstance(rows, Mapping):
+            kept = {name: np.array(x) for name, x in rows.items()}
+            again = self._agent.process(fragment)
+            if name := _first_difference(kept, again):
+                raise ValueError(
+                    f"process gave other {name!r} for the same fragment the second time: its rows must "
+                    f"depend on the fragment and on modules() alone"
+                )
+            return kept
+        return rows  # type: ignore[no-any-return]
+
+    def _repeat_act(self, args: Sequence[Array], more: Mapping[str, Array], first: Any) -> None:
+        """Compare what `act` returned with what it returns again, and for each row alone."""
+        kept, act = _flat(first), self._agent.act
+        if name := _first_difference(kept, _flat(act(*args, **more))):
+            raise ValueError(
+                f"act returned other {name} for the same arguments the second time: draw from `noise` "
+                f"only, and keep nothing from one call to the next"
+            )
+        count = len(args[0])
+        for i in range(count if count > 1 else 0):
+            row = slice(i, i + 1)
+            alone = act(*(x[row] for x in args), **{name: x[row] for name, x in more.items()})
+            if name := _first_difference({n: x[row] for n, x in kept.items()}, _flat(alone)):
+                raise ValueError(
+                    f"act returned other {name} for an observation alone than among {count}: "
+                    f"a product of several rows rounds differently from that of one; use the layers of "
+                    f"rank0rl.nets.layers, or a stack of rows: x[:, None, :] @ W in NumPy"
+                )
+
+    def _watched(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a method; raise ValueError if it draws global random numbers or changes the agent."""
+        self._calls[name] += 1
+        look = self._calls[name] <= _CALLS
+        before = {of: state() for of, state in _GENERATORS.items()}
+        attributes = _attributes(self._agent) if look else {}
+        result = method(*args, **kwargs)
+        for of, state in _GENERATORS.items():
+            if state() != before[of]:
+                raise ValueError(
+                    f"{name} has drawn from {of} global random numbers, which differ with the number of "
+                    f"ranks: draw from the argument `noise` of act (Agent.noise says how much)"
+                )
+        if look:
+            after = _attributes(self._agent)
+            changed = {key for key in after if attributes.get(key) != after[key]}
+            # What is set once is a cache, or comes from `prepare` in another thread.
+            if twice := sorted(changed & self._changed[name]):
+                raise ValueError(
+                    f"{name} changes the agent's attribute {twice[0]!r}, so what it returns depends on "
+                    f"earlier calls: keep what an env must remember in its memory (Agent.memory), and "
+                    f"change the agent in update only"
+                )
+            self._changed[name] |= changed
+        return result
+
+
+def _flat(acted: Any) -> Batch:
+    """Return copies of actions and extras by name."""
+    act, extras = acted
+    return {"actions": np.array(act), **{repr(name): np.array(x) for name, x in extras.items()}}
+
+
+def _first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
+    """Return the name of the first array that is not the same, bit for bit; "" if there is none."""
+    for name in {**a, **b}:
+        x, y = (np.asarray(rows.get(name)) for rows in (a, b))
+        if (x.dtype, x.shape) != (y.dtype, y.shape) or x.tobytes() != y.tobytes():
+            return name
+    return ""
+
+
+def _attributes(agent: Agent) -> dict[str, Any]:
+    """Return the hash of each attribute that holds numbers, texts or tensors, nested in containers or modules."""
+    found = {}
+    for name, value in [*vars(agent).items()]:
+        digest = hashlib.blake2b(digest_size=16)
+        if _add(digest, value, 0):
+            found[name] = digest.digest()
+    return found
+
+
+def _add(digest: Any, value: Any, depth: int) -> bool:
+    """Add a value to a digest; return False if it is of another kind than those."""
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().numpy() if value.dtype != torch.bfloat16 else repr(value)
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        digest.update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, bool | int | float | str | bytes | np.generic | None):
+        digest.update(repr(value).encode())
+    elif isinstance(value, dict | list | tuple | set) and depth < 3:  # noqa: PLR2004
+        items = [*value.items()] if isinstance(value, dict) else [*value]
+        digest.update(f"{len(items)}".encode())
+        return all([_add(digest, item, depth + 1) for item in items])
+    elif isinstance(value, nn.Module):
+        return _add(digest, [*_of_module(value)], 0)
+    else:
+        return False
+    return True
+
+
+def _of_module(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors of a module, those in plain attributes too."""
+    yield from module.state_dict(keep_vars=True).items()
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{path}.{name}", value

@@ -12,7 +12,7 @@ from typing import Any
 __version__ = "0.2.0"
 
 _folder = Path(__file__).parent
-if not (_folder / "algos").exists():  # in a checkout, algos/ and configs/ lie beside this folder
+if not (_folder / "configs").exists():  # in a checkout, algos/ and configs/ lie beside this folder
     __path__.append(str(_folder.parent))
 
 _HOME = {

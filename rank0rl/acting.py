@@ -1,16 +1,16 @@
-"""Draw noise for an agent, and let it act with masks and with a memory."""
+"""Draw noise for an agent, let it act with masks and with a memory, and check what it returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from rank0rl import seeding
-from rank0rl.agent import Agent
-from rank0rl.batch import Batch
+from rank0rl.agent import Agent, Space
+from rank0rl.batch import Batch, count
 from rank0rl.env_block import Env, EnvBlock
 
 Array = npt.NDArray[Any]
@@ -57,7 +57,7 @@ def act_with_more(
     Raises:
         ValueError: if it gives no new memory.
     """
-    given: Batch = {}
+    given: dict[str, Any] = {}
     if masked:
         given["mask"] = block.allowed(envs, rows, agent)
     if agent.memory:
@@ -76,3 +76,45 @@ def act_with_more(
             )
         block.memory[rows], kept["memory"] = new, old
     return act, kept
+
+
+def check_acted(name: str, value: Any, rows: int, space: Space) -> None:
+    """Make sure that an agent's `act` returned an array with a row for each observation.
+
+    Args:
+        name: "act", or the name of an extra.
+        value: what it returned as this.
+        rows: number of observations.
+        space: of the actions.
+
+    Raises:
+        ValueError: if it returned something else.
+    """
+    row = space.shape if name == "act" else np.shape(value)[1:]
+    is_array = isinstance(value, np.ndarray)
+    if not is_array or value.shape != (rows, *row) or value.dtype.hasobject:
+        kind = f"{value.dtype} {value.shape}" if is_array else type(value)
+        raise ValueError(
+            f"act must return {'actions' if name == 'act' else repr(name)} as an array of shape "
+            f"{(rows, *row)}, a row for each observation: got {kind}"
+        )
+
+
+def check_processed(rows: Any) -> None:
+    """Make sure that an agent's `process` returned rows.
+
+    Raises:
+        TypeError: if it returned something else.
+        ValueError: if its arrays disagree on the number of rows.
+    """
+    wrong = rows if not isinstance(rows, Mapping) else None
+    for name, array in {} if wrong is not None else rows.items():
+        if not isinstance(array, np.ndarray) or array.ndim == 0:
+            wrong = {name: array}
+            break
+    if wrong is not None:
+        raise TypeError(
+            f"process must return a dict of name -> array with rows along its first axis: got "
+            f"{wrong!r:.100}"
+        )
+    count(rows)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.batch import Batch, count
+from rank0rl.batch import Batch
 
 Array = npt.NDArray[Any]
 
@@ -266,45 +266,3 @@ def choose(
             choice = np.minimum(choice, below.shape[1] - mask[:, columns][:, ::-1].argmax(axis=1))
         chosen.append(choice)
     return np.stack(chosen, axis=1).reshape(-1, *space.shape) if space.shape else chosen[0]
-
-
-def check_acted(name: str, value: Any, rows: int, space: Space) -> None:
-    """Make sure that an agent's `act` returned an array with a row for each observation.
-
-    Args:
-        name: "act", or the name of an extra.
-        value: what it returned as this.
-        rows: number of observations.
-        space: of the actions.
-
-    Raises:
-        ValueError: if it returned something else.
-    """
-    row = space.shape if name == "act" else np.shape(value)[1:]
-    is_array = isinstance(value, np.ndarray)
-    if not is_array or value.shape != (rows, *row) or value.dtype.hasobject:
-        kind = f"{value.dtype} {value.shape}" if is_array else type(value)
-        raise ValueError(
-            f"act must return {'actions' if name == 'act' else repr(name)} as an array of shape "
-            f"{(rows, *row)}, a row for each observation: got {kind}"
-        )
-
-
-def check_processed(rows: Any) -> None:
-    """Make sure that an agent's `process` returned rows.
-
-    Raises:
-        TypeError: if it returned something else.
-        ValueError: if its arrays disagree on the number of rows.
-    """
-    wrong = rows if not isinstance(rows, Mapping) else None
-    for name, array in {} if wrong is not None else rows.items():
-        if not isinstance(array, np.ndarray) or array.ndim == 0:
-            wrong = {name: array}
-            break
-    if wrong is not None:
-        raise TypeError(
-            f"process must return a dict of name -> array with rows along its first axis: got "
-            f"{wrong!r:.100}"
-        )
-    count(rows)

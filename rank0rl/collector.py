@@ -11,7 +11,8 @@ import numpy as np
 
 from rank0rl import batch as batches
 from rank0rl import envs
-from rank0rl.agent import Agent, Fragment, check_processed
+from rank0rl.acting import check_processed
+from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch, Gathered
 from rank0rl.env_block import envs_of
 from rank0rl.env_process import EnvProcess

@@ -14,7 +14,7 @@ from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
 from rank0rl.batch import Batch
 from rank0rl.env_answers import FLAGS, check_reset, check_step, mask_of, some_allowed
-from rank0rl.envs import (
+from rank0rl.env_spaces import (
     describe,
     first_choice,
     name_of,

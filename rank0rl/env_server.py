@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
+from rank0rl.env_spaces import name_of
 from rank0rl.env_wrappers import EPISODE
-from rank0rl.envs import name_of
 
 Array = npt.NDArray[Any]
 

@@ -129,7 +129,9 @@ def deterministic(agent: Agent) -> Agent:
 
 class _Deterministic(Agent):
     def __init__(self, agent: Agent) -> None:
-        told = {"explore": False} if "explore" in inspect.signature(agent.act).parameters else {}
+        told: dict[str, Any] = (
+            {"explore": False} if "explore" in inspect.signature(agent.act).parameters else {}
+        )
         silent = agent.noise[0] == "normal"
 
         @functools.wraps(agent.act)  # its signature tells whether it takes a mask

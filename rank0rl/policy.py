@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl import envs, evaluation
+from rank0rl import env_spaces, envs, evaluation
 from rank0rl.acting import draws
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
@@ -37,13 +37,13 @@ class Policy:
         """Make one environment, to see its spaces."""
         self.agent, self.options = agent, options
         env = self.make_env()
-        self.spaces = envs.describe(env)
+        self.spaces = env_spaces.describe(env)
         """Spaces as the agent has them, flattened."""
         self.observation_space = (
             env.env.observation_space if envs.is_flattened(env) else env.observation_space
         )
         """Space of the observations that `__call__` takes, besides flattened ones."""
-        self._first = envs.first_choice(env)
+        self._first = env_spaces.first_choice(env)
         env.close()
         self._noise = draws(agent, options.seed if seed is None else seed, 0, 0)
         self._best = evaluation.deterministic(agent)
@@ -83,7 +83,7 @@ class Policy:
             more["memory"] = zeros if memory is None else np.reshape(memory, zeros.shape).copy()
         agent = self._best if deterministic else self.agent
         act, extras = agent.act(rows, self._noise(len(rows)), np.zeros(len(rows), np.int64), **more)
-        act = envs.to_env(act, self.spaces.act, self._first)
+        act = env_spaces.to_env(act, self.spaces.act, self._first)
         if not self.agent.memory:
             return act[0] if is_one else act
         memory = extras["memory"]
@@ -160,7 +160,7 @@ def load(run: str | Path, trust: bool = False) -> Policy:
     saved = plan.read_saved(checkpoint.latest(Path(run)), trust=trust)
     options, agent_options = plan.read([], saved["settings"], str(run))
     env = env_maker(options)()
-    agent = make_agent(options, agent_options, envs.describe(env))
+    agent = make_agent(options, agent_options, env_spaces.describe(env))
     env.close()
     load_weights(agent, saved)
     return Policy(agent, options)

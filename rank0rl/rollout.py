@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import seeding
-from rank0rl.acting import act_with_more, draws
-from rank0rl.agent import Agent, Fragment, Spaces, check_acted
+from rank0rl.acting import act_with_more, check_acted, draws
+from rank0rl.agent import Agent, Fragment, Spaces
 from rank0rl.batch import Batch, Buffer
 from rank0rl.env_block import Env, EnvBlock
 from rank0rl.env_wrappers import EPISODE

@@ -52,7 +52,7 @@ class Suspect(Agent):
                 self._repeat_act(args, more, first)
             return first
 
-        self.act = act  # type: ignore[method-assign]
+        self.act = act  # type: ignore[method-assign,assignment]
 
     def process(self, fragment: Fragment) -> Batch:
         """Process, and say so if it depends on more than the fragment."""
@@ -68,9 +68,10 @@ class Suspect(Agent):
             return kept
         return rows  # type: ignore[no-any-return]
 
-    def _repeat_act(self, args: Sequence[Array], more: Mapping[str, Array], first: Any) -> None:
+    def _repeat_act(self, args: Sequence[Array], more: Mapping[str, Any], first: Any) -> None:
         """Compare what `act` returned with what it returns again, and for each row alone."""
-        kept, act = _flat(first), self._agent.act
+        kept = _flat(first)
+        act: Callable[..., Any] = self._agent.act
         if name := _first_difference(kept, _flat(act(*args, **more))):
             raise ValueError(
                 f"act returned other {name} for the same arguments the second time: draw from `noise` "
@@ -147,10 +148,10 @@ def _add(digest: Any, value: Any, depth: int) -> bool:
         digest.update(np.ascontiguousarray(value).tobytes())
     elif isinstance(value, bool | int | float | str | bytes | np.generic | None):
         digest.update(repr(value).encode())
-    elif isinstance(value, dict | list | tuple | set) and depth < 3:  # noqa: PLR2004
+    elif isinstance(value, dict | list | tuple | set) and depth < 3:
         items = [*value.items()] if isinstance(value, dict) else [*value]
         digest.update(f"{len(items)}".encode())
-        return all([_add(digest, item, depth + 1) for item in items])
+        return all(_add(digest, item, depth + 1) for item in items)
     elif isinstance(value, nn.Module):
         return _add(digest, [*_of_module(value)], 0)
     else:

@@ -97,7 +97,7 @@ def test_the_supervisor_and_the_ranks_read_the_same():
     """Both parsers take the fields of `LaunchOptions`, and no other value of them."""
     argv = ["CartPole", "--nprocs", "2", "--num_envs=3", "--max-restarts", "1", "--bind-to-core"]
     argv += ["--hosts", "None", "--collective-timeout", "1.5", "--lr", "1", "--hidden", "8", "8"]
-    given = cli._given(argv, None)
+    given = cli._given(argv)
     run, _ = plan.read(argv, {}, "")
     assert given == LaunchOptions(**{name: getattr(run, name) for name in vars(given)})
     assert (given.nprocs, given.num_envs, given.max_restarts) == (2, 3, 1)
@@ -106,7 +106,7 @@ def test_the_supervisor_and_the_ranks_read_the_same():
 
 
 def test_help_starts_no_ranks():
-    assert cli._given(["--nprocs", "8", "--hosts", "a:8", "--help"], None).how()["hosts"] is None
+    assert cli._given(["--nprocs", "8", "--hosts", "a:8", "--help"]).how()["hosts"] is None
 
 
 @pytest.mark.parametrize(
@@ -120,16 +120,20 @@ def test_help_starts_no_ranks():
         ("--hosts localhost:33", ""),
     ],
 )
-def test_ranks_without_an_environment_are_refused_before_they_start(tmp_path, argv, text):
+def test_ranks_without_an_environment_are_refused_before_they_start(
+    tmp_path, monkeypatch, argv, text
+):
     (tmp_path / "c.toml").write_text(text)
+    monkeypatch.setattr(cli, "CONFIGS", tmp_path)
     with pytest.raises(ValueError, match="--num-envs"):
-        cli._given(argv.split(), tmp_path)
+        cli._given(argv.split())
     with pytest.raises(ValueError, match="--num-envs"):
-        cli._given([*argv.split(), "--config", str(tmp_path / "c.toml")], None)
+        cli._given([*argv.split(), "--config", str(tmp_path / "c.toml")])
 
 
-def test_a_file_may_have_environments_for_more_ranks(tmp_path):
+def test_a_file_may_have_environments_for_more_ranks(tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "CONFIGS", tmp_path)
     (tmp_path / "c.toml").write_text("num_envs = 40")
-    assert cli._given(["--nprocs", "40"], tmp_path).nprocs == 40
+    assert cli._given(["--nprocs", "40"]).nprocs == 40
     (tmp_path / "config.toml").write_text("num_envs = 41")
-    assert cli._given(["--nprocs", "41", "--resume", str(tmp_path)], None).nprocs == 41
+    assert cli._given(["--nprocs", "41", "--resume", str(tmp_path)]).nprocs == 41

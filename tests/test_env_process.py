@@ -16,7 +16,7 @@ from in_process import train_here
 from jobs import wait_until
 from on_ranks import HERE, LIMIT_S
 
-from rank0rl import env_process, env_server, envs
+from rank0rl import env_process, env_server, env_spaces, envs
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.collector import env_maker
 from rank0rl.env_process import EnvProcess, EnvProcessError
@@ -63,7 +63,7 @@ def test_spaces_and_the_name_are_the_environments_own():
         (toy_envs.Count, "Count"),
     ):
         env = EnvProcess(make)
-        assert envs.name_of(env) == name
+        assert env_spaces.name_of(env) == name
         assert env.observation_space == make().observation_space
         env.close()
         env.close()  # twice is no error

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import toy_envs  # noqa: F401 - registers
 
-from rank0rl import envs
+from rank0rl import env_spaces, envs
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def test_an_unknown_name_is_an_error_with_the_nearest_ones(name, message):
 
 
 def test_double_precision_is_kept_as_single():
-    spaces = envs.describe(envs.make("Walker2d-v5"))
+    spaces = env_spaces.describe(envs.make("Walker2d-v5"))
     assert (spaces.obs.kind, spaces.obs.shape, spaces.obs.dtype) == ("box", (17,), "float32")
     assert (spaces.act.kind, spaces.act.size) == ("box", 6)
     assert spaces.act.low.tolist() == [-1.0] * 6
-    spaces = envs.describe(envs.make("CartPole-v1"))
+    spaces = env_spaces.describe(envs.make("CartPole-v1"))
     assert (spaces.act.kind, spaces.act.choices, spaces.act.size) == ("discrete", (2,), 2)
 
 
@@ -62,7 +62,7 @@ def test_a_space_that_no_agent_can_use_is_named(obs, act, message):
     env = gym.Env()
     env.observation_space, env.action_space = obs, act
     with pytest.raises(ValueError, match=message):
-        envs.describe(env)
+        env_spaces.describe(env)
 
 
 def test_what_cannot_be_made_gives_the_reason():

@@ -9,9 +9,9 @@ from on_ranks import HERE
 from runs import SMALL, curve, resume, sha, table, train, train_on_ranks
 from toy_envs import NoiseAgent
 
+from rank0rl.api import evaluate
 from rank0rl.evaluation import deterministic
 from rank0rl.run import checkpoint
-from rank0rl.tools.evaluate import evaluate
 
 EVAL = ["--eval-every", "2", "--eval-episodes", "5"]
 LENGTH = ["--total-steps", "320"]

@@ -7,7 +7,7 @@ import torch
 from in_process import train_here
 from runs import curve, resume, sha, train
 
-from rank0rl import envs
+from rank0rl import env_spaces, envs
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.algos.trpo import TRPO, TRPOOptions
 from rank0rl.nets.own import OwnNetwork
@@ -21,7 +21,7 @@ WORLD = "examples.partly_seen:cartpole_keys"
 
 def spaces():
     env = envs.make(WORLD)
-    return env, envs.describe(env)
+    return env, env_spaces.describe(env)
 
 
 def test_the_columns_of_each_key():
@@ -31,7 +31,7 @@ def test_the_columns_of_each_key():
     assert {*known.obs.parts} == {"seen", "hidden"}
     np.testing.assert_array_equal(obs[known.obs.parts["seen"]], raw[[0, 2]])
     np.testing.assert_array_equal(obs[known.obs.parts["hidden"]], raw[[1, 3]])
-    assert envs.describe(gym.make("CartPole-v1")).obs.parts == {}
+    assert env_spaces.describe(gym.make("CartPole-v1")).obs.parts == {}
 
 
 @pytest.mark.parametrize(("kind", "options"), [(PPO, PPOOptions), (TRPO, TRPOOptions)])
@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_refused(options, said):
 
 
 def test_an_observation_without_keys_is_refused():
-    known = envs.describe(gym.make("CartPole-v1"))
+    known = env_spaces.describe(gym.make("CartPole-v1"))
     with pytest.raises(OptionError, match="--policy-obs must name keys .* no keys: it is no Dict"):
         PPO(known, PPOOptions(policy_obs=("obs",)), np.random.default_rng(0))
 

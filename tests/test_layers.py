@@ -33,7 +33,15 @@ LAYERS = {
     "rollout": {
         f"rank0rl.{name}"
         for name in (
-            *("acting", "envs", "env_answers", "env_block", "env_process", "env_server"),
+            *(
+                "acting",
+                "envs",
+                "env_answers",
+                "env_block",
+                "env_process",
+                "env_server",
+                "env_spaces",
+            ),
             *("env_retry", "env_wrappers", "fragments", "rollout"),
         )
     },
@@ -94,6 +102,7 @@ TABLE = {
 # File -> what it alone of its layer may import.
 MORE_OUTSIDE = {
     "rank0rl.envs": {"gymnasium"},
+    "rank0rl.env_spaces": {"gymnasium"},
     "rank0rl.demonstrations": {"minari"},
     "rank0rl.tools.record": {"minari", "gymnasium"},
     "rank0rl.env_server": {"threadpoolctl"},

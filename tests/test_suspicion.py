@@ -17,7 +17,7 @@ class Liar(Agent):
     noise = ("uniform", 1)
 
     def __init__(self, spaces, options, rng):
-        self.policy = {layer}(4, 2)
+        self.policy = nn.Sequential({layer}(4, 64), nn.Tanh(), {layer}(64, 2))
         self.optimizer = torch.optim.SGD(self.policy.parameters(), 0.01)
         self.hidden, self.cache = 0, None
 
@@ -26,7 +26,7 @@ class Liar(Agent):
             p = torch.softmax(self.policy(torch.from_numpy(obs)), 1).numpy()
         act = (noise[:, 0] > p[:, 0]).astype(np.int64)
         {act}
-        return act, {{}}
+        return act, {{"p": p}}
 
     def process(self, fragment):
         {process}

@@ -2,7 +2,8 @@
 
 torch rounds a product of several rows otherwise than that of one, so an agent with `nn.Linear` in
 `act` has another curve for every number of ranks. Without gradients, these compute a stack of one-row
-products, whose bits do not depend on their number; with gradients they are torch's own.
+products, whose bits do not depend on their number; with gradients they are torch's own. Of torch's activations, tanh and ReLU do not depend on the number
+of rows; sigmoid does.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ class GRU(nn.Module):
         """Return the next memory."""
         r, z, n = self.of_inputs(x).chunk(3, dim=-1)
         r_h, z_h, n_h = self.of_memory(memory).chunk(3, dim=-1)
-        keep = torch.sigmoid(z + z_h)
-        new = torch.tanh(n + torch.sigmoid(r + r_h) * n_h)
+        keep = _sigmoid(z + z_h)
+        new = torch.tanh(n + _sigmoid(r + r_h) * n_h)
         return new + keep * (memory - new)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    """Compute torch.sigmoid, whose last few numbers of many have other bits, from tanh."""
+    return 0.5 + 0.5 * torch.tanh(0.5 * x)

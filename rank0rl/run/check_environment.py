@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from rank0rl import envs
+from rank0rl import env_spaces, envs
 from rank0rl.agent import Spaces
 from rank0rl.env_wrappers import ResetMethod
 from rank0rl.run.agents import load_function
@@ -30,7 +30,7 @@ def check_environment(options: RunOptions) -> Spaces:
     env = envs.make(options.env_id, options.wrappers, **kwargs)
     if options.curriculum:
         _check_curriculum(options, env)
-    spaces = envs.describe(env)
+    spaces = env_spaces.describe(env)
     envs.refuse_running_statistics(env)
     env.close()
     return spaces

@@ -155,6 +155,7 @@ class RandomAgent(Agent):
         fragment_id: Array,
         mask: Array | None = None,
         memory: Array | None = None,
+        explore: bool = True,
     ) -> tuple[Array, Batch]:
         """Return uniform actions between the bounds, or on [-1, 1] where there are none."""
         if self.space.choices:

@@ -41,7 +41,9 @@ def check_agent(words: Sequence[str], folder: Path) -> dict[str, str]:
         run = folder / condition.replace(" ", "-")
         found[condition] = _trained([*words, *more], run) or _difference(folder / "first", run)
     run = folder / "resumed"
-    half = _trained(words, run, _ITERATIONS // 2) or _trained(["--resume", str(run), "--trust"], run)
+    half = _trained(words, run, _ITERATIONS // 2) or _trained(
+        ["--resume", str(run), "--trust"], run
+    )
     found["stopped and resumed"] = half or _difference(folder / "first", run)
     return found
 

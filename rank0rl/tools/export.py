@@ -20,7 +20,7 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from rank0rl import envs
+from rank0rl import env_spaces, envs
 from rank0rl.agent import Agent, Space, Spaces
 from rank0rl.mpi.threads import set_threads
 from rank0rl.policy import load
@@ -76,7 +76,7 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
         torch.export.save(program, out)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a missing folder
         raise ValueError(f"cannot write {out}: {error}") from None
-    spaces = envs.describe(env)
+    spaces = env_spaces.describe(env)
     size, keys = _seen(agent, spaces)
     seen = f" of the keys {', '.join(keys)}" if keys else ""
     shape = _shape(dataclasses.replace(spaces.obs, shape=(size,)) if keys else spaces.obs)
@@ -122,7 +122,7 @@ def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.Expor
     Raises:
         ValueError: if the agent's `mode` is missing or returns another shape.
     """
-    spaces = envs.describe(env)
+    spaces = env_spaces.describe(env)
     mode = _copy(agent.mode())
     more = {}
     if agent.memory:
@@ -139,7 +139,7 @@ def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.Expor
         )
     rows_of = (size,) if keys else spaces.obs.shape
     obs = torch.zeros(2, *rows_of, dtype=getattr(torch, spaces.obs.dtype))
-    module = _ForEnvironment(mode, spaces.act, envs.first_choice(env))
+    module = _ForEnvironment(mode, spaces.act, env_spaces.first_choice(env))
     rows = {0: torch.export.Dim("N")}
     shapes: dict[str, Any] = {"obs": rows}
     if more:
@@ -173,7 +173,9 @@ class _ForEnvironment(nn.Module):
             self.register_buffer("low", torch.from_numpy(space.low))
             self.register_buffer("high", torch.from_numpy(space.high))
         else:
-            self.register_buffer("first", torch.from_numpy(np.asarray(first, np.int64)))
+            self.register_buffer(
+                "first", torch.from_numpy(np.asarray(0 if first is None else first, np.int64))
+            )
 
     def forward(self, obs: Tensor, *more: Tensor) -> Any:
         """Return actions, (N, *act); and memory, if the agent has one."""
@@ -195,7 +197,7 @@ def _copy(module: nn.Module) -> nn.Module:
 def _gives_masks(env: Any) -> bool:
     """Return True if an environment's info says which choices are allowed."""
     _, info = env.reset(seed=0)
-    return bool(envs.describe(env).act.choices) and "action_mask" in info
+    return bool(env_spaces.describe(env).act.choices) and "action_mask" in info
 
 
 def _shape(space: Space) -> str:

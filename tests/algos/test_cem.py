@@ -14,9 +14,11 @@ def test_an_episode_is_acted_by_one_candidate():
     cem = CEM(spaces, CEMOptions(population=5), np.random.default_rng(0))
     obs = np.random.default_rng(1).standard_normal((4, 3), dtype=np.float32)
     cem.mean[:] = 7.0
-    act, _ = cem.act(obs, np.zeros((4, 0)), np.array([3, 0, -1, 4]))
-    for i, weights in enumerate((*cem.candidates[[3, 0]], cem.mean, cem.candidates[4])):
+    act, _ = cem.act(obs, np.zeros((4, 0)), np.array([3, 0, 1, 4]))
+    for i, weights in enumerate(cem.candidates[[3, 0, 1, 4]]):
         np.testing.assert_allclose(act[i], obs[i] @ weights, rtol=1e-5)
+    act, _ = cem.act(obs, np.zeros((4, 0)), np.arange(4), explore=False)
+    np.testing.assert_allclose(act, obs @ cem.mean, rtol=1e-5)
 
 
 def test_the_next_candidates_are_drawn_around_the_best():

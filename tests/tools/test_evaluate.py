@@ -7,7 +7,8 @@ import warm
 from on_ranks import HERE
 from runs import SMALL, train
 
-from rank0rl.tools.evaluate import evaluate, main
+from rank0rl.api import evaluate
+from rank0rl.tools.evaluate import main
 
 PATH = {"PYTHONPATH": str(HERE)}
 

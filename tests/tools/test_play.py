@@ -14,9 +14,9 @@ from toy_envs import Drawn, NoiseAgent
 
 from rank0rl import envs
 from rank0rl.agent import Space
+from rank0rl.api import evaluate
 from rank0rl.run.options import RunOptions
 from rank0rl.tools import play, video
-from rank0rl.tools.evaluate import evaluate
 
 DRAWN = "toy_envs:Drawn-v0"
 

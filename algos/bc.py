@@ -52,6 +52,7 @@ class BC(Agent):
     """
 
     Options = BCOptions
+    coefficients = ("lr", "gamma", "lam")
 
     def __init__(self, spaces: Spaces, options: BCOptions, rng: np.random.Generator) -> None:
         """Build policy and value function with an optimizer each."""

@@ -42,6 +42,7 @@ class ES(Agent):
     """
 
     Options = ESOptions
+    coefficients = ("lr", "std", "weight_decay")
 
     def __init__(self, spaces: Spaces, options: ESOptions, rng: np.random.Generator) -> None:
         self.options = options

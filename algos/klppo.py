@@ -71,6 +71,7 @@ class KLPPO(Agent):
     """PPO with an adaptive KL penalty, for box and discrete actions."""
 
     Options = KLPPOOptions
+    coefficients = ("gamma", "lam", "target_kl", "eta")
 
     def __init__(self, spaces: Spaces, options: KLPPOOptions, rng: np.random.Generator) -> None:
         """Build policy, value function and their optimizers."""

@@ -58,6 +58,7 @@ class PPO(Agent):
     """Clipped PPO for box and discrete actions."""
 
     Options = PPOOptions
+    coefficients = ("lr", "gamma", "lam", "clip_ratio", "value_coef", "target_kl")
     make_networks: MakeNetworks | None = None
     """A static method that makes the networks, in a class of one's own."""
     devices = ("cpu", "cuda")
@@ -71,6 +72,8 @@ class PPO(Agent):
         self.noise, self.memory = self.nets.noise, self.nets.memory
         if self.memory:
             self.devices = ("cpu",)
+        if opt.entropy_coef:  # else gradient steps are compiled without the bonus
+            self.coefficients = (*self.coefficients, "entropy_coef")
         self.flat = flatten_(nn.ModuleList(self.nets.modules().values()))
         self.adam = Adam(self.flat, eps=1e-5)
         self.objective = self.objective_at(0.0)
@@ -105,8 +108,7 @@ class PPO(Agent):
         """Make epochs of minibatch gradient steps on the clipped objective and the value loss."""
         opt, size = self.options, self.nets.rows_of(self.options.minibatch_size)
         lr = at(opt.lr, progress)
-        if changing(progress, clip_ratio=opt.clip_ratio, entropy_coef=opt.entropy_coef):
-            self.objective = self.objective_at(progress)
+        self.objective = self.objective_at(progress)
         steps = self.nets.each_step(batch)
         ev = explained_variance(steps["val"], steps["ret"])
         self.value.merge(steps["ret"])

@@ -32,6 +32,7 @@ class Reinforce(Agent):
     """Policy gradient with the batch's mean return as baseline."""
 
     Options = ReinforceOptions
+    coefficients = ("lr", "gamma")
 
     def __init__(self, spaces: Spaces, options: ReinforceOptions, rng: np.random.Generator) -> None:
         self.options = options

@@ -57,6 +57,7 @@ class TRPO(Agent):
     """TRPO for box and discrete actions."""
 
     Options = TRPOOptions
+    coefficients = ("gamma", "lam", "target_kl", "value_lr")
     make_networks: MakeNetworks | None = None
     """A static method that makes the networks, in a class of one's own."""
 

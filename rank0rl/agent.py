@@ -114,6 +114,9 @@ class Agent:
     memory: int = 0
     """Numbers in the memory of each env, m. 0: what `act` does depends on the observation alone."""
 
+    coefficients: tuple[str, ...] = ()
+    """Names of options that a callback may change, because `self.options` is read whenever they are used."""
+
     devices: tuple[str, ...] = ("cpu",)
     """Kinds of devices that `update` can compute on: "cpu", "cuda"."""
 

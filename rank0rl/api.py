@@ -92,7 +92,11 @@ class Run:
         return out
 
 
-def train(env_id: str | Callable[..., Any] | None = None, **options: Any) -> Run:
+def train(
+    env_id: str | Callable[..., Any] | None = None,
+    on_iteration: str | Callable[..., Any] | None = None,
+    **options: Any,
+) -> Run:
     """Train an agent on N ranks, which are started underneath, and wait for the end.
 
     The options are those of the command line, with the same names and checks: ``train("Walker2d",
@@ -105,6 +109,7 @@ def train(env_id: str | Callable[..., Any] | None = None, **options: Any) -> Run
     Args:
         env_id: the environment, if the run is not resumed: an id, or a function in a file that makes
             one.
+        on_iteration: function in a file that rank 0 calls after every iteration: the option callback.
         options: options of the run and of its agent. Classes and functions can be given for names of
             them, such as algo=MyAgent, if ranks can import them from a file.
 
@@ -121,6 +126,8 @@ def train(env_id: str | Callable[..., Any] | None = None, **options: Any) -> Run
             "rank0rl.train was called while a rank imported this file: call it under "
             'if __name__ == "__main__":'
         )
+    if on_iteration is not None:
+        options = {**options, "callback": on_iteration}
     command = [sys.executable, "-m", "rank0rl", "train", *_words(env_id, options)]
     with tempfile.TemporaryDirectory(prefix="rank0rl-") as folder:
         told = Path(folder, "run")

@@ -26,6 +26,7 @@ from rank0rl.mpi.layout import check_layout
 from rank0rl.rollout import Rollout
 from rank0rl.run import memory
 from rank0rl.run.agents import is_reference, load_function
+from rank0rl.run.callback import Callback
 from rank0rl.run.curriculum import Curriculum
 from rank0rl.run.options import RunOptions
 from rank0rl.run.timing import Phases
@@ -57,6 +58,10 @@ class Collector:
         """Chooses the reset options of episodes, if the run has one."""
         if options.curriculum:
             self.curriculum = Curriculum(load_function(options.curriculum))
+        self.callback: Callback | None = None
+        """Is called after every iteration, if the run has one."""
+        if options.callback:
+            self.callback = Callback(load_function(options.callback), agent)
         self.rolled: dict[str, Batch] = {}
         """Arrays of this rank that are rolled out and not gathered, by kind and name."""
         self._is_new = not is_reference(options.algo)  # of our own, tests say that they are honest
@@ -83,6 +88,8 @@ class Collector:
 
         Collective: every rank calls this, and `gather` after it.
         """
+        if self.callback:
+            self.callback.broadcast()
         if self.curriculum:
             self.rollout.block.settings = self.curriculum.broadcast(iteration)
         start = time.perf_counter()

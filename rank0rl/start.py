@@ -88,7 +88,7 @@ def start(
             hooks = [stack.enter_context(closing(evaluation)), *hooks]
         machines = comm.allgather_obj(provenance.machine(), "what every rank runs on")
         settings = config.settings(options, agent_options)
-        state = State(agent, collector, options, settings, collector.curriculum)
+        state = State(agent, collector, options, settings, collector.curriculum, collector.callback)
         recorder = _lead(plan, state, phases, machines) if isinstance(plan, Plan) else None
         run = Run(phases, recorder)
         learner = Learner(agent, options, phases, state.share_over)

@@ -113,6 +113,8 @@ class RunOptions(LaunchOptions):
     """Function, as file.py:name or module:name, that returns more arguments for the environment of an index, from 0: (index) -> dict. For batches of steps, in which an environment keeps its index."""
     curriculum: str | None = setting(None, changes_curve=True, resume=False)
     """Function, as file.py:name or module:name, that chooses reset options for the next episodes after every iteration: (progress, record) -> dict."""
+    callback: str | None = setting(None, changes_curve=True, resume=False)
+    """Function, as file.py:name or module:name, that rank 0 calls after every iteration: (iteration) -> bool | None. It may read iteration.record, save, and change coefficients of the agent; False ends the run."""
     curriculum_method: str | None = setting(None, changes_curve=True, resume=False)
     """Method of the environment that takes what --curriculum returns before every reset, in place of reset options."""
     info: tuple[str, ...] = setting((), changes_curve=False, resume=False)

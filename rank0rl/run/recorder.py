@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -75,6 +76,7 @@ class Recorder:
         iterations, seconds = self._options.stop_after_iterations, self._options.stop_after_seconds
         return (
             self.state.share_over() >= 1
+            or (self.state.callback is not None and self.state.callback.ends)
             or (iterations is not None and self.state.progress.iteration >= iterations)
             or (
                 seconds is not None
@@ -114,6 +116,7 @@ class Recorder:
             "episodes": columns.of_episodes(progress, batch.ended),
             "info": columns.of_infos(progress),
             "curriculum": self.state.settings_columns(batch.settings),
+            "callback": {},
             "evaluation": (
                 columns.of_evaluation(evaluated, [*progress.infos])
                 if self._options.eval_every
@@ -129,6 +132,10 @@ class Recorder:
             "update": metrics,
         }
         self.state.advance(_repeatable(groups))
+        save_now = False
+        if callback := self.state.callback:
+            save_now = callback(self._folder, _repeatable(groups))
+            groups["callback"] = {"coefficients": json.dumps(callback.values)}
         boundary = self.state.snapshot()
         weights_sha256 = hashes.sha256_tensors(boundary["weights"])[:_HASH]
         groups["hashes"] = {**groups["hashes"], "weights_sha256": weights_sha256}
@@ -144,7 +151,7 @@ class Recorder:
         self._boundary = boundary  # once its row is written: resume goes on after the last row
         if is_best:
             checkpoint.save_best(self._folder, boundary)
-        checkpoint_now = progress.iteration % self._options.checkpoint_every == 0
+        checkpoint_now = save_now or progress.iteration % self._options.checkpoint_every == 0
         line = self._line(seconds, steps_per_s, phases)
         self._say_what_never_came(batch.ended)
         if evaluated:

@@ -48,7 +48,14 @@ class RunData:
     def info_columns(self) -> list[str]:
         """Return the columns of --info and of a curriculum: what stands between episodes and speed."""
         names = [*self.rows[0]]
-        usual = {"eval_return", "eval_return_std", "eval_length", "settings", *FAILURES}
+        usual = {
+            "eval_return",
+            "eval_return_std",
+            "eval_length",
+            "settings",
+            "coefficients",
+            *FAILURES,
+        }
         first = names.index("longest") + 1 if "longest" in names else None
         return [n for n in names[first : names.index("steps_per_s")] if first and n not in usual]
 

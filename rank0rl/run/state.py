@@ -14,6 +14,7 @@ from rank0rl.batch import Batch
 from rank0rl.env_wrappers import label
 from rank0rl.mpi import weights
 from rank0rl.run import checkpoint
+from rank0rl.run.callback import Callback
 from rank0rl.run.curriculum import Curriculum
 from rank0rl.run.options import RunOptions
 
@@ -83,6 +84,7 @@ class State:
         options: options of the run.
         settings: all settings of the run and the agent, name -> value, to resume with.
         curriculum: the run's curriculum, if it has one.
+        callback: the run's callback, if it has one.
     """
 
     def __init__(
@@ -92,9 +94,10 @@ class State:
         options: RunOptions,
         settings: Mapping[str, Any],
         curriculum: Curriculum | None = None,
+        callback: Callback | None = None,
     ) -> None:
         """Begin before the first iteration."""
-        self.settings, self._curriculum = settings, curriculum
+        self.settings, self._curriculum, self.callback = settings, curriculum, callback
         self.agent, self._collector, self._options = agent, collector, options
         infos = {label(name): deque[float](maxlen=_LAST) for name in options.info}
         self.progress = Progress(infos=infos)
@@ -117,6 +120,7 @@ class State:
     def snapshot(self) -> dict[str, Any]:
         """Return a copy for a checkpoint; it takes a fraction of a millisecond."""
         more = {"curriculum": self._curriculum.state()} if self._curriculum else {}
+        more |= {"coefficients": self.callback.values} if self.callback else {}
         return checkpoint.snapshot(  # type: ignore[no-any-return]
             {
                 **more,
@@ -147,6 +151,8 @@ class State:
             self._collector.load(saved["collector"])
             if self._curriculum:
                 self._curriculum.load(saved["curriculum"])
+            if self.callback:
+                self.callback.values = dict(saved.get("coefficients", {}))
 
 
 def load_weights(agent: Agent, saved: Mapping[str, Any]) -> None:

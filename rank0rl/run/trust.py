@@ -27,7 +27,7 @@ from rank0rl.run import config
 from rank0rl.run.agents import absolute, is_reference
 from rank0rl.run.options import RunOptions
 
-FUNCTIONS = ("curriculum", "env_kwargs_of")
+FUNCTIONS = ("curriculum", "env_kwargs_of", "callback")
 """Settings that name a function of the user's."""
 _NAMES = (
     "algo",

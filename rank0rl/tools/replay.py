@@ -6,6 +6,7 @@ This is how an environment that fails on one of many ranks is brought under a de
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,6 +107,8 @@ def replay(
     _refuse(alone.block.restore(collector.state()["envs"], settings))
     if curriculum:
         alone.block.settings = curriculum.broadcast(iteration)
+    if collector.callback:
+        collector.callback.broadcast()
     [fragment], ended = alone.collect(state.agent, iteration)
     alone_rows = state.agent.process(fragment)
     returns = ", ".join(f"{value:.6g}" for value in ended["return"]) or "none"
@@ -220,7 +223,8 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
     rollout = make_rollout(options, 0, 1)
     agent = make_agent(options, start.agent_options, rollout.spaces)
     collector = Collector(agent, rollout, options, phases)
-    state = State(agent, collector, options, start.saved["settings"], collector.curriculum)
+    settings = start.saved["settings"]
+    state = State(agent, collector, options, settings, collector.curriculum, collector.callback)
     if start.file:
         try:
             state.load(start.saved)
@@ -249,6 +253,8 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
         batch = collector.batch(number)
         learner.update(batch, number)
         state.progress.add(batch.steps, batch.ended)
+        if collector.callback:
+            collector.callback.values = json.loads(rows[number - 1]["coefficients"])
     if start.boundary < iteration - 1 and not collector.state()["ahead"]:
         collector.batch(iteration - 1)  # with the same weights as the iteration itself
     return collector, state

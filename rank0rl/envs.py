@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
+import os
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,9 +96,12 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
     try:
         env = factory(**kwargs) if factory else gym.make(env_id, disable_env_checker=True, **kwargs)
     except Exception as error:  # whatever the environment's constructor raises
-        raise ValueError(
-            f"cannot make environment {env_id!r}: {type(error).__name__}: {error}"
-        ) from error
+        where = traceback.extract_tb(error.__traceback__)[-1].filename
+        its_own = not where.startswith(
+            (gym.__path__[0] + os.sep + "envs" + os.sep + "reg", __file__)
+        )
+        reason = why(error) if its_own else f"{type(error).__name__}: {error}"
+        raise ValueError(f"cannot make environment {env_id!r}: {reason}") from error
     if not isinstance(env, gym.Env):
         raise ValueError(f"{env_id} must return a gymnasium.Env: got {env!r:.100}")
     for wrapper in wrappers:

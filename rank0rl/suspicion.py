@@ -19,6 +19,7 @@ from torch import nn
 
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch
+from rank0rl.mpi import hashes, weights
 
 Array = npt.NDArray[Any]
 
@@ -94,6 +95,7 @@ class Suspect(Agent):
         look = self._calls[name] <= _CALLS
         before = {of: state() for of, state in _GENERATORS.items()}
         attributes = _attributes(self._agent) if look else {}
+        tensors = self._weights() if look else {}
         result = method(*args, **kwargs)
         for of, state in _GENERATORS.items():
             if state() != before[of]:
@@ -102,17 +104,25 @@ class Suspect(Agent):
                     f"ranks: draw from the argument `noise` of act (Agent.noise says how much)"
                 )
         if look:
+            if changed := [key for key, of in self._weights().items() if tensors[key] != of]:
+                raise ValueError(
+                    f"{changed[0]!r} has changed, and must not: {name} may read modules(), and update "
+                    f"alone may change them"
+                )
             after = _attributes(self._agent)
-            changed = {key for key in after if attributes.get(key) != after[key]}
+            others = {key for key in after if attributes.get(key) != after[key]}
             # What is set once is a cache, or comes from `prepare` in another thread.
-            if twice := sorted(changed & self._changed[name]):
+            if twice := sorted(others & self._changed[name]):
                 raise ValueError(
                     f"{name} changes the agent's attribute {twice[0]!r}, so what it returns depends on "
                     f"earlier calls: keep what an env must remember in its memory (Agent.memory), and "
                     f"change the agent in update only"
                 )
-            self._changed[name] |= changed
+            self._changed[name] |= others
         return result
+
+    def _weights(self) -> dict[str, str]:
+        return hashes.sha256_each(weights.named_tensors(self._agent.modules()))
 
 
 def _flat(acted: Any) -> Batch:

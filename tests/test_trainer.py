@@ -155,7 +155,7 @@ from rank0rl.mpi import comm
 class Drifts(PPO):
     calls = 0
     def process(self, fragment):
-        self.calls += 1
+        type(self).calls += 1
         if self.calls in (7, 12) and comm.rank == 1:
             self.value.mlp.biases[1].data[3] += 1e-6
         return super().process(fragment)
@@ -216,7 +216,7 @@ def test_the_seconds_of_a_run_are_those_of_its_iterations(a_run):
     assert seconds == pytest.approx(float(a_run[1][-1]["seconds"]), rel=1e-3)
 
 
-def test_the_summary_of_a_run_is_its_last_row_and_the_last_line_of_the_console(a_run):
+def test_the_summary_of_a_run_is_its_last_row_and_the_last_lines_of_the_console(a_run):
     folder, rows, out = a_run
     summary = json.loads((folder / "summary.json").read_text())
     about = {"env_id": "CartPole-v1", "algo": "ppo", "seed": 3, "nprocs": 2, "num_envs": 4}
@@ -224,7 +224,10 @@ def test_the_summary_of_a_run_is_its_last_row_and_the_last_line_of_the_console(a
     assert (summary["iterations"], summary["steps"]) == (10, 640)
     assert summary["episodes"] == int(rows[-1]["episodes"])
     assert summary["return_mean"] == pytest.approx(float(rows[-1]["return_mean"]), rel=1e-5)
-    assert summary["weights_sha256"] in out.splitlines()[-1]
+    last = {line[:16].strip(): line[16:] for line in out.splitlines()[-5:]}
+    assert [*last] == ["return", "steps", "time", "weights", "folder"]
+    assert last["weights"] == summary["weights_sha256"]
+    assert last["steps"] == f"640 in 10 iterations and {summary['episodes']} episodes"
 
 
 def test_torch_has_one_thread_and_the_agent_as_many_as_it_is_given(tmp_path):
@@ -249,7 +252,7 @@ from rank0rl.mpi import comm
 class Bad(PPO):
     calls = 0
     def process(self, fragment):
-        self.calls += 1
+        type(self).calls += 1
         if comm.rank == 1 and self.calls == 10:
             {what}
         return super().process(fragment)

@@ -10,6 +10,7 @@ from typing import Any
 from rank0rl.mpi import comm, job
 from rank0rl.mpi.hosts import count_ranks, read_hosts
 from rank0rl.nets.own import cost_notes
+from rank0rl.options import flag
 from rank0rl.run import checkpoint, config, init_from, provenance, trust
 from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
@@ -58,6 +59,12 @@ def lead(
         f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}; settings: "
         f"{plan.source}; run folder: {folder}"
     )
+    if options.resume and state.share_over() >= 1:
+        ends = "num_episodes" if options.num_episodes is not None else "total_steps"
+        logger.print(
+            f"this run has ended: it has made its {getattr(options, ends):,} {ends.partition('_')[2]}; to "
+            f"go on, raise {flag(ends)}"
+        )
     if options.gather_parts > 1 and not comm.has_threads():
         logger.print("note: --gather-parts has no effect: this MPI does not support threads")
     changes = provenance.differences(starts[-2], starts[-1]) if len(starts) > 1 else []

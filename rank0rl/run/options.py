@@ -131,6 +131,8 @@ class RunOptions(LaunchOptions):
     """Iterations between videos of one evaluation episode, in the run's folder. All other ranks wait meanwhile. None: no videos."""
     keep_batches: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
     """Folder for the rows of every batch, a file.npz an iteration: what the agent's process returned, and "fragment_id". Name it again to resume."""
+    phases: bool = setting(False, changes_curve=False, resume=True, in_file=False)
+    """Print the share of time that each phase of an iteration takes, too."""
     quiet: bool = setting(False, changes_curve=False, resume=True, in_file=False)
     """Print errors only."""
     tensorboard: bool = setting(False, changes_curve=False, resume=True)

@@ -72,7 +72,8 @@ def prepare(
     if resume:
         source, settings, made = _last_checkpoint(resume, argv, trust)
     else:
-        source, made = _file(argv, configs, given.get("config")), 0
+        without_help = [word for word in argv if word not in ("-h", "--help")]
+        source, made = _file(without_help, configs, given.get("config")), 0
         settings = config.load(source) if source else {}
         if given.get("config"):  # those in configs/ belong to the program
             settings = trusted(settings, str(source), argv, trust)
@@ -275,7 +276,7 @@ def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[Run
         args=argv,
         default=both(*defaults),
         prog=" ".join(provenance.program()),
-        description="Train an agent on N ranks. The defaults shown are those of the agent that --algo names.",
+        description="Train an agent on N ranks. The values shown are those that this run would have.",
     )
     # The run may be resumed from another folder.
     of = {name: getattr(parsed.run, name) for name in ("algo", *FUNCTIONS)}

@@ -21,6 +21,7 @@ from rank0rl.run.options import RunOptions
 from rank0rl.run.state import State
 from rank0rl.run.timing import PHASES, Phases
 
+_ON_CONSOLE = ("kl", "entropy")  # of what the update returns
 _HASH = 16  # digits of a hash in the CSV: 64 bits tell any two apart
 
 
@@ -152,7 +153,9 @@ class Recorder:
         if is_best:
             checkpoint.save_best(self._folder, boundary)
         checkpoint_now = save_now or progress.iteration % self._options.checkpoint_every == 0
-        line = self._line(seconds, steps_per_s, phases)
+        line = self._line(steps_per_s, metrics)
+        if self._options.phases:
+            line += _shares(seconds, phases)
         self._say_what_never_came(batch.ended)
         if evaluated:
             line += f"  evaluated: return {mean(evaluated['return']):.1f}"
@@ -213,8 +216,22 @@ class Recorder:
             self._logger.print(
                 f"stopped after iteration {self.saved}, as asked; go on with: {self._resume_command()}"
             )
-        summary = self.summary().items()
-        self._logger.print("  ".join(f"{name} {short(value)}" for name, value in summary))
+        self._logger.print(self._table())
+
+    def _table(self) -> str:
+        """Return the summary as a table, for the console."""
+        of = self.summary()
+        nprocs = of.get("nprocs", 1)
+        ranks = f"{nprocs} rank{'s' * (nprocs > 1)}"
+        rows = {
+            "return": f"{short(of['return_mean'])}  mean of the last {len(self.state.progress.returns)} episodes",
+            "best evaluation": short(of.get("best_eval")) if self._options.eval_every else "",
+            "steps": f"{of['steps']:,} in {of['iterations']:,} iterations and {of['episodes']:,} episodes",
+            "time": f"{_clock(of['seconds'])}, {of['steps_per_s']:,.0f} steps/s on {ranks}",
+            "weights": of["weights_sha256"],
+            "folder": str(self._folder),
+        }
+        return "\n".join(f"{name:16}{text}" for name, text in rows.items() if text)
 
     def _say_what_never_came(self, ended: Batch) -> None:
         """Say which figures of --info no episode of a run's first ones has had."""
@@ -237,19 +254,30 @@ class Recorder:
         progress.best_eval = ret if better else progress.best_eval
         return bool(better)
 
-    def _line(self, seconds: float, steps_per_s: float, phases: Mapping[str, float]) -> str:
-        """Return the state of the run, for the console."""
+    def _line(self, steps_per_s: float, metrics: Mapping[str, float]) -> str:
+        """Return the state of the run, for the console: 100 columns at most, without --info."""
         progress, over = self.state.progress, min(self.state.share_over(), 1.0)
-        shares = {phase: phases.get(phase, 0.0) / seconds for phase in PHASES}
         means = {name: columns.known_mean(values) for name, values in progress.infos.items()}
-        infos = "".join(f"{name} {value:.3g}  " for name, value in means.items())
+        figures = {
+            "return": f"{mean(progress.returns):.5g}",
+            "length": f"{mean(progress.lengths):.0f}",
+            **{name: f"{metrics[name]:.2g}" for name in _ON_CONSOLE if name in metrics},
+            **{name: f"{value:.3g}" for name, value in means.items()},
+        }
+        steps = f"{progress.steps:,}" if progress.steps < 1e7 else f"{progress.steps / 1e6:.1f}M"
         pace = (time.monotonic() - self._begun) / (over - self._share_begun or 1.0)
         return (
-            f"{progress.iteration}: {progress.steps:,} steps ({over:.0%}, "
-            f"{_clock((1 - over) * pace)} left)  return {mean(progress.returns):.1f}  {infos}"
-            f"{steps_per_s:,.0f} steps/s  "
-            + " ".join(f"{phase} {share:.0%}" for phase, share in shares.items() if share >= 0.005)
+            f"{progress.iteration}: {steps} steps ({over:.0%}, "
+            f"{_clock((1 - over) * pace)} left)  "
+            + "".join(f"{name} {figure}  " for name, figure in figures.items())
+            + f"{steps_per_s:,.0f}/s"
         )
+
+
+def _shares(seconds: float, phases: Mapping[str, float]) -> str:
+    """Return the share of an iteration's time that each phase took, for the console."""
+    shares = {phase: phases.get(phase, 0.0) / seconds for phase in PHASES}
+    return "".join(f"  {phase} {share:.0%}" for phase, share in shares.items() if share >= 0.005)
 
 
 def _repeatable(groups: Mapping[str, Mapping[str, float | str]]) -> dict[str, float | str]:

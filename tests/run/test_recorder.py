@@ -1,6 +1,7 @@
 """The record of a run: what a row says of episodes, ranks and memory, and what the console shows."""
 
 import json
+import re
 import sys
 from types import SimpleNamespace
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 from in_process import train_here
 from on_ranks import HERE, run
-from runs import SMALL, resume_on_ranks, table, train
+from runs import SMALL, resume, resume_on_ranks, table, train
 from toy_envs import NoiseAgent, NoOptions
 
 from rank0rl.algos.ppo import PPO, PPOOptions
@@ -110,7 +111,40 @@ def test_the_time_that_is_left(tmp_path, monkeypatch):
     )
     kept._begun = 0.0
     monkeypatch.setattr(recorder.time, "monotonic", lambda: 10.0)  # for a tenth of the run
-    assert " 1:30 left)" in kept._line(1.0, 32.0, {})
+    assert " 1:30 left)" in kept._line(32.0, {})
+
+
+def test_the_console_shows_return_length_kl_and_entropy_and_phases_if_asked_for(tmp_path):
+    args = [*SMALL, "--total-steps", "128"]
+    plain = train(tmp_path / "a", *args).stdout.splitlines()[1]
+    assert re.fullmatch(
+        r"1: 64 steps \(50%, \d:\d\d left\)  return \S+  length \d+  kl \S+  entropy \S+  \S+/s",
+        plain,
+    )
+    asked = train(tmp_path / "b", *args, "--phases").stdout.splitlines()[1]
+    assert re.search(r"/s  collect \d+%  ", asked)
+
+
+def test_the_line_of_a_long_run_fits_the_console(tmp_path, monkeypatch):
+    _, kept = train_here(
+        *(PPO, PPOOptions(hidden=(8,)), tmp_path),
+        env_id="CartPole",
+        num_envs=2,
+        steps_per_batch=32,
+        total_steps=32,
+    )
+    progress = kept.state.progress
+    progress.iteration, progress.steps = 48830, 100_000_000
+    monkeypatch.setattr(progress, "returns", [12345.6])
+    monkeypatch.setattr(progress, "lengths", [1000])
+    kept._begun = -1e4
+    assert len(kept._line(12345.0, {"kl": 0.0123456, "entropy": -12.3456})) <= 100
+
+
+def test_a_run_that_has_ended_says_so_when_it_is_resumed(tmp_path):
+    train(tmp_path / "r", *SMALL, "--total-steps", "64")
+    said = resume(tmp_path / "r").stdout
+    assert "has ended: it has made its 64 steps; to go on, raise --total-steps" in said
 
 
 GROWS = """
@@ -138,7 +172,7 @@ from rank0rl.mpi import comm
 class Lean(PPO):
     calls = 0
     def act(self, obs, noise, fragment_id):
-        self.calls += 1
+        type(self).calls += 1
         if self.calls % 1600 == 0:  # after every 100 iterations
             with open(os.environ["GROWTH"] + str(comm.rank), "a") as file:
                 print(open("/proc/self/statm").read().split()[1], file=file)

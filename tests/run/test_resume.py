@@ -100,7 +100,7 @@ def test_nothing_is_lost_by_a_signal_between_boundary_and_row(tmp_path):
         "class Signals(PPO):\n"
         "    calls = 0\n"
         "    def state(self):\n"
-        "        self.calls += 1\n"
+        "        type(self).calls += 1\n"
         "        if self.calls == 6 and os.environ.get('SIGNAL'):\n"
         "            os.kill(os.getpid(), signal.SIGTERM)\n"
         "        return super().state()\n"
@@ -227,7 +227,7 @@ from rank0rl.algos.ppo import PPO
 class FillsUp(PPO):
     calls = 0
     def update(self, *args):
-        self.calls += 1
+        type(self).calls += 1
         if self.calls == 4:
             size = int(os.environ["SIZE"])
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -278,7 +278,7 @@ def test_a_failing_update_keeps_the_last_boundary(tmp_path):
         "class Bad(PPO):\n"
         "    calls = 0\n"
         "    def update(self, *args):\n"
-        "        self.calls += 1\n"
+        "        type(self).calls += 1\n"
         "        metrics = super().update(*args)\n"
         "        if self.calls == 4 and not Path(__file__ + '.once').exists():\n"
         "            Path(__file__ + '.once').touch()\n"

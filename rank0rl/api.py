@@ -197,8 +197,8 @@ def _name(option: str, value: Any) -> str:
     if not (inspect.isclass(value) or inspect.isfunction(value)):
         return str(value)
     path = getattr(sys.modules.get(value.__module__), "__file__", None)
-    if path is None or value.__qualname__ != value.__name__:
-        where = "inside another one" if path else "in no file"
+    if path is None or value.__qualname__ != value.__name__ or not value.__name__.isidentifier():
+        where = "inside another one, or without a name" if path else "in no file"
         raise ValueError(
             f"{option}: ranks cannot import {value.__name__}, because it is defined {where}: write it "
             f"to a file, in a notebook by a cell that begins with %%writefile mine.py, and give "

@@ -15,7 +15,7 @@ from rank0rl import envs
 from rank0rl.nets.cuda import check_device
 from rank0rl.options import flag, names, read_some
 from rank0rl.run import checkpoint, config, init_from, memory, provenance, sinks
-from rank0rl.run.agents import absolute, load_agent, short_name
+from rank0rl.run.agents import absolute, load_agent, load_function, short_name
 from rank0rl.run.check_environment import check_environment
 from rank0rl.run.folder import lock, new_folder
 from rank0rl.run.logger import check_rows
@@ -171,6 +171,9 @@ def _check(
 ) -> None:
     """Check everything about the options that a run would find out too late."""
     options.check(nworkers)
+    for name in FUNCTIONS:
+        if function := getattr(options, name):
+            load_function(function)
     spaces = check_environment(options)
     memory.check(options, agent, spaces.obs)
     load_agent(options.algo).check(spaces, agent, options)

@@ -1,0 +1,203 @@
+"""rank0rl from Python: a script, a notebook, and what is refused."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+
+import nbformat
+import numpy as np
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from on_ranks import HERE, run
+from runs import resume, table, train
+
+import rank0rl
+
+SMALL = {"num_envs": 4, "steps_per_batch": 64, "minibatch_size": 32}
+BOOK = HERE.parent / "examples" / "notebook.ipynb"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run") / "r"
+    return rank0rl.train("CartPole", nprocs=2, total_steps=320, run_dir=folder, **SMALL)
+
+
+def test_the_run_is_that_of_the_command_line(small, tmp_path):
+    words = ["--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32"]
+    train(tmp_path / "r", "CartPole", "--total-steps", "320", *words)
+    assert small.summary["weights_sha256"].startswith(table(tmp_path / "r")[-1]["weights_sha256"])
+    assert small.settings["env_id"] == "CartPole-v1"
+    assert rank0rl.Run(small.folder).summary == small.summary
+
+
+def test_the_record_is_a_frame_or_arrays(small, monkeypatch):
+    frame = small.progress
+    assert frame["steps"].tolist() == [64, 128, 192, 256, 320]
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    arrays = small.progress
+    assert list(arrays) == list(frame.columns)
+    assert arrays["steps"].tolist() == [64, 128, 192, 256, 320]
+    assert arrays["weights_sha256"].tolist() == frame["weights_sha256"].tolist()
+
+
+def test_a_figure_and_a_page(small):
+    assert small.plot()._repr_png_().startswith(b"\x89PNG")
+    assert small.report().read_text().startswith("<!DOCTYPE html>")
+
+
+def test_a_policy_acts_on_one_observation_and_on_many(small):
+    policy = rank0rl.load(small.folder)
+    obs, _ = policy.make_env().reset(seed=0)
+    one, many = policy(obs, deterministic=True), policy(np.stack([obs] * 5), deterministic=True)
+    assert np.shape(one) == ()
+    assert many.tolist() == [one] * 5
+    assert {*policy(np.stack([obs] * 100)).tolist()} == {0, 1}
+    assert rank0rl.load(small.folder)(obs) == rank0rl.load(small.folder)(obs)
+    with pytest.raises(ValueError, match=r"must be of shape \(4,\).*: got ndarray \(3,\)"):
+        policy(obs[:3])
+
+
+def test_a_policy_of_a_dict_space_with_masks_and_starts(tmp_path):
+    options = {"env_kwargs": {"obs": "dict", "act": "discrete", "masked": True}, "total_steps": 64}
+    made = rank0rl.train(
+        "toy_envs:Spaced-v0", run_dir=tmp_path / "r", quiet=True, **options, **SMALL
+    )
+    policy = made.policy(trust=True)
+    obs = policy.observation_space.sample()
+    assert policy(obs, mask=[False, True, False]) == 0  # choices begin with -1
+    assert policy(obs, deterministic=True, mask=[True, False, False]) == -1
+
+
+def test_a_policy_with_a_memory_is_given_it(tmp_path):
+    made = rank0rl.train(
+        "CartPole", recurrent="gru", total_steps=64, run_dir=tmp_path / "r", **SMALL
+    )
+    policy = made.policy()
+    obs = np.ones(4, np.float32)
+    _act, memory = policy(obs)
+    assert memory.shape == (64,)
+    _, later = policy(obs, memory=memory)
+    assert (later != memory).any()
+    acts, memories = policy(np.stack([obs, obs]), memory=np.stack([memory, 0 * memory]))
+    assert acts.shape == (2,)
+    assert np.array_equal(memories, np.stack([later, memory]))
+
+
+def test_episodes_are_those_of_the_tool(small, capsys):
+    from rank0rl.tools.evaluate import main
+
+    main([str(small.folder), "--episodes", "5", "--deterministic"])
+    ended = rank0rl.evaluate(small, 5, deterministic=True)
+    assert f"return {ended['return'].mean():.6g} " in capsys.readouterr().out
+    assert len(ended["length"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"gamma": 2.0}, "gamma must be in"),
+        ({"gama": 0.9}, "--gama"),
+        ({"nprocs": 40}, "num_envs=32, nprocs=40"),
+        ({"algo": "pop"}, "no agent 'pop'"),
+        (
+            {"algo": type("Cell", (rank0rl.Agent,), {"__module__": "__none__"})},
+            "%%writefile mine.py",
+        ),
+        ({"on_iteration": lambda iteration: None}, "inside another one"),
+    ],
+)
+def test_a_wrong_use_is_a_value_error(options, text, capfd):
+    with pytest.raises(ValueError, match="") as refused:
+        rank0rl.train("CartPole", **options)
+    assert text in str(refused.value)
+    assert capfd.readouterr().err == ""
+
+
+SCRIPT = """
+import rank0rl
+from rank0rl.algos.reinforce import Reinforce
+
+class Mine(Reinforce):
+    pass
+
+def stop(iteration):
+    return iteration.record["iteration"] < 2
+
+def main():
+    return rank0rl.train(
+        "CartPole", algo=Mine, nprocs=2, on_iteration=stop, num_envs=2, steps_per_batch=64, run_dir="r"
+    )
+"""
+
+
+def script(tmp_path, end):
+    (tmp_path / "script.py").write_text(SCRIPT + end)
+    env = {"PYTHONPATH": str(HERE.parent)}
+    return run([sys.executable, "script.py"], cwd=tmp_path, env=env)
+
+
+def test_an_agent_and_a_callback_of_the_script(tmp_path):
+    done = script(tmp_path, "if __name__ == '__main__':\n    print(len(main().progress))\n")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "2"
+
+
+def test_a_script_that_trains_when_it_is_imported_is_told_so(tmp_path):
+    done = script(tmp_path, "main()\n")
+    assert done.returncode == 1
+    assert "call it under" in done.stdout + done.stderr
+
+
+def test_a_rank_that_fails_is_a_runtime_error(tmp_path):
+    done = script(tmp_path, "Mine.act = None\nif __name__ == '__main__':\n    main()\n")
+    assert "RuntimeError: training ended with exit code 1" in done.stderr
+
+
+def cells(*texts):
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in texts])
+
+
+def client(book, folder):
+    return NotebookClient(
+        book, timeout=300, kernel_name="python3", resources={"metadata": {"path": folder}}
+    )
+
+
+def test_the_notebook(tmp_path):
+    book = nbformat.read(BOOK, as_version=4)
+    for cell in book.cells:
+        cell.source = cell.source.replace("40_000", "8_192").replace("=10,", "=2,")
+    client(book, tmp_path).execute()
+    outputs = [cell.outputs for cell in book.cells if cell.cell_type == "code"]
+    assert "run folder: runs/notebook" in outputs[0][0].text
+    assert any("image/png" in output.get("data", {}) for output in outputs[2])
+    train(tmp_path / "one", "CartPole", "--total-steps", "8192")
+    sha256 = json.loads((tmp_path / "one" / "summary.json").read_text())["weights_sha256"]
+    assert outputs[-1][-1].data["text/plain"] == repr(sha256)
+
+
+def test_a_notebook_that_is_interrupted_has_saved_its_run(tmp_path):
+    book = cells(
+        "import rank0rl\n"
+        "rank0rl.train('CartPole', nprocs=2, num_envs=4, steps_per_batch=64, run_dir='r', total_steps=10**7)"
+    )
+    kernel = client(book, tmp_path)
+
+    def interrupt():
+        while not (tmp_path / "r" / "progress.csv").exists():
+            time.sleep(0.1)
+        time.sleep(1)
+        os.kill(kernel.km.provisioner.process.pid, signal.SIGINT)  # as Jupyter does
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(CellExecutionError, match="KeyboardInterrupt"):
+        kernel.execute()
+    rows = len(table(tmp_path / "r"))
+    assert rows > 0
+    resume(tmp_path / "r", "--stop-after-iterations", str(rows + 1))
+    assert len(table(tmp_path / "r")) == rows + 1

@@ -32,7 +32,13 @@ def use(python, folder, env=None):
         command = [python, "-m", "rank0rl", *words]
         env_of = {**os.environ, **(env or {})}
         done = subprocess.run(
-            command, cwd=folder, env=env_of, capture_output=True, text=True, timeout=LIMIT_S
+            command,
+            cwd=folder,
+            env=env_of,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
@@ -70,6 +76,6 @@ def test_it_is_installed_in_an_empty_environment(wheel, tmp_path):
     command = [tmp_path / "venv" / "bin" / "rank0rl", "train", "CartPole", "--total-steps", "64"]
     more = ["--run-dir", "s", "--num-envs", "2", "--steps-per-batch", "64"]
     done = subprocess.run(
-        [*command, *more], cwd=tmp_path / "empty", capture_output=True, timeout=LIMIT_S
+        [*command, *more], cwd=tmp_path / "empty", capture_output=True, timeout=LIMIT_S, check=False
     )
     assert done.returncode == 0, done.stderr

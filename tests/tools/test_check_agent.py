@@ -1,0 +1,56 @@
+"""`check ENV --algo AGENT` passes for the agents here, and says what is wrong with others."""
+
+import pytest
+from test_suspicion import liar
+
+from rank0rl.run.agents import references
+from rank0rl.tools import check
+
+SMALL = ["--num-envs", "6", "--steps", "50", "--others", "1"]
+CONDITIONS = ["repeated", "with evaluations", "on 2 ranks", "on 3 ranks", "stopped and resumed"]
+
+
+def checked(capsys, *words):
+    """Return the exit code, and condition -> finding of the agent."""
+    code = check.main(["CartPole", *SMALL, *words])
+    lines = capsys.readouterr().out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.endswith("runs of a few iterations"))
+    return code, {line[:36].strip(): line[36:].strip() for line in lines[start + 1 : -1]}
+
+
+@pytest.mark.parametrize(
+    "algo",
+    [
+        algo if algo == "reinforce" else pytest.param(algo, marks=pytest.mark.slow)
+        for algo in references()
+        if algo != "bc"  # it needs data
+    ],
+)
+def test_the_agents_here_are_honest(capsys, algo):
+    batch = [] if algo in ("es", "cmaes") else ["--steps-per-batch", "96"]
+    code, found = checked(capsys, "--algo", algo, *batch)
+    assert found == dict.fromkeys(CONDITIONS, "the same")
+    assert code == 0
+
+
+def test_an_update_that_cannot_be_repeated_is_found(capsys, tmp_path):
+    words = liar(tmp_path, process="self.cache = 1")
+    file = tmp_path / "liar.py"
+    file.write_text(
+        file.read_text().replace("torch.randperm(", "np.random.default_rng().permutation(")
+    )
+    code, found = checked(capsys, "--algo", words[2], "--steps-per-batch", "96")
+    assert code == 1
+    assert "weights differ from iteration 1 on, after the same rows" in found["repeated"]
+
+
+def test_an_agent_that_fails_says_why(capsys, tmp_path):
+    words = liar(tmp_path, act="np.random.random()")
+    code, found = checked(capsys, "--algo", words[2], "--steps-per-batch", "96")
+    assert (code, [*found]) == (1, ["trained"])
+    assert "act has drawn from NumPy's global random numbers" in found["trained"]
+
+
+def test_options_of_training_need_an_agent(capsys):
+    assert check.main(["CartPole", "--lr", "1"]) == 2
+    assert "unknown options --lr 1: options of training need --algo" in capsys.readouterr().err

@@ -36,14 +36,14 @@ LEARNS = "--iterations 16 --seed 3"
 LINE = r"iteration (\d+)  return (\S+)  steps/s \d+"
 
 
-def typed(command, **kwargs):
+def typed(command, cwd=ROOT, more=None, **kwargs):
     """Run a command as at a prompt, where `python`, `mpiexec` and rank0rl are found."""
     env = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "",  # else a line is written in parts, between those of other ranks
     }
-    done = run(shlex.split(command), env=env, cwd=ROOT, **kwargs)
+    done = run(shlex.split(command), env={**env, **(more or {})}, cwd=cwd, **kwargs)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 

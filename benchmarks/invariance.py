@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # the folder of algos/
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from rank0rl import envs, seeding
 from rank0rl.algos.ppo import PPO, PPOOptions

@@ -1,14 +1,14 @@
 """Every command of README.md and docs/ runs: made shorter, or NOT_RUN says why it cannot be run here.
 
-They run in a copy of the checkout, so whatever they write is out of the way.
+They run in a copy of the checkout, so whatever they write is out of the way. rank0rl alone is that of
+the checkout itself: compiled code is kept for a path.
 """
 
+import os
 import re
 import shlex
 import shutil
 import tomllib
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import warm
@@ -16,7 +16,17 @@ from test_examples import ROOT, SHORT, typed
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = {
-    *("python", "python3", "rank0rl", "make", "pip", "pre-commit", "mpiexec", "srun", "tensorboard"),
+    *(
+        "python",
+        "python3",
+        "rank0rl",
+        "make",
+        "pip",
+        "pre-commit",
+        "mpiexec",
+        "srun",
+        "tensorboard",
+    ),
     *("apt", "cd", "cp", "diff", "getent", "git", "rsync", "ssh", "sudo", "sysctl", "."),
 }
 
@@ -49,6 +59,10 @@ SHORTER = {
     r"\b(DIR|OLD|NEW)\b": str(ROOT),
     r"walker2d/ppo-v0 --nprocs": "batches --nprocs",
     r"--seed N": "--seed 0",
+    r"--episodes-per-batch \d+": "--episodes-per-batch 4",
+    r"^python (train\.py|-m rank0rl train) (?!.*(--help|--resume|episodes|-n |klppo)).*": (
+        r"\g<0> --steps-per-batch 256"
+    ),
     r"--nprocs 1 2 4 8": "--nprocs 1 2",
     r"^(python (?!benchmarks).*)--nprocs (?!1 2)\d+": r"\1--nprocs 1",
     r"--iteration 90": "--iteration 1",
@@ -56,7 +70,7 @@ SHORTER = {
     r"--evaluate \d+": "--evaluate 2",
     r"^make .*": r"\g<0> --dry-run",
     r"^mpiexec -n 4": "mpiexec -n 2",
-    r"^(mpiexec.* )?python train\.py (?!--help).*": r"\g<0> --stop-after-iterations 1",
+    r"^(mpiexec.* )?python (train\.py|-m rank0rl train) (?!--help).*": r"\g<0> --stop-after-iterations 1",
     r"^python -m rank0rl (?!doctor)\w+$": r"\g<0> --help",  # the name of a tool
     r"^python -m rank0rl speedup .*--nprocs.*": r"\g<0> --iterations 1 --repeats 1",
     r"^python examples/.*": rf"\g<0> {SHORT}",
@@ -71,7 +85,10 @@ SHORTER = {
     r"^python benchmarks/chaos\.py": r"\g<0> --runs 1",
     r"^python benchmarks/same_curve\.py.*": r"\g<0> --only reinforce --nprocs 1",
 }
-SLOW = r"mpiexec .*|python -m rank0rl speedup .*--nprocs.*|python benchmarks/.*"
+SLOW = (
+    r"mpiexec .*|python -m rank0rl speedup .*--nprocs.*|python (benchmarks|examples)/.*"
+    r"|python train\.py (HalfCheetah|Hopper|InvertedDoublePendulum|Swimmer) .*"
+)
 
 
 def commands(page):
@@ -84,7 +101,7 @@ def commands(page):
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
     lines += re.findall(r"`([^`]+)`", re.sub(fence, "", page, flags=re.M | re.S))
     parts = [part for line in lines for part in re.sub(r"(^|\s)#.*", "", line).split(" && ")]
-    words = [part.removeprefix("$ ").split() for part in parts]
+    words = [part.strip().removeprefix("$ ").split() for part in parts]
     return [
         " ".join(each)
         for each in words
@@ -150,7 +167,6 @@ def checkout(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name)
     for name in ("train.py", "Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder / name)
-    (folder / "rank0rl").symlink_to(ROOT / "rank0rl")
     page = (ROOT / "docs" / "policies.md").read_text()
     [own] = re.findall(r"^```python\n(.*?class MyPPO.*?)^```$", page, re.M | re.S)
     (folder / "my_file.py").write_text(MY_FILE.format(docs_policies=own))
@@ -166,7 +182,10 @@ def checkout(tmp_path_factory):
 
 def run(line, folder):
     """Run a command: in a fork that has imported torch, if it is Python in one process."""
-    env = {"PYTHONPATH": str(folder), "MINARI_DATASETS_PATH": str(folder / "minari")}
+    env = {
+        "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+        "MINARI_DATASETS_PATH": str(folder / "minari"),
+    }
     program, *words = shlex.split(line)
     if program != "python" or re.fullmatch(SLOW, line):
         return typed(line, cwd=folder, more=env)
@@ -178,3 +197,52 @@ def run(line, folder):
 @pytest.mark.parametrize("line", CASES)
 def test_a_documented_command_runs(line, checkout):
     run(line, checkout)
+
+
+def test_every_entry_of_the_tables_is_of_use():
+    """A command that no page has any more needs no entry, and none has two."""
+    found = [matches(line) for line in DOCUMENTED]
+    assert [line for line, each in zip(DOCUMENTED, found, strict=True) if len(each) > 1] == []
+    assert {each for group in NOT_RUN.values() for each in group} == {
+        each for group in found for each in group
+    }
+    assert {*SHORTER} == {each for line in TO_RUN for each in shorter(line)[1]}
+
+
+def test_what_is_a_command_on_a_page():
+    page = """Text has `python a.py --x`, `python -m rank0rl ...`, `make`, `lr = 1` and `make
+    test`.
+
+    ```sh
+    $ python b.py \\
+        --y        # why
+    cd c && pip install "d[e]"
+    printed
+    ```
+    ```diff
+    python f.py
+    ```
+    """
+    expected = ["python b.py --y", "cd c", 'pip install "d[e]"', "python a.py --x", "make test"]
+    assert commands(page) == expected
+
+
+def test_every_extra_that_a_page_installs_exists():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"-e \"\.\[(.*?)\]\"", "\n".join(DOCUMENTED))
+    extras = {extra for names in named for extra in names.split(",")}
+    assert extras
+    assert extras - {*project["optional-dependencies"]} == set()
+
+
+SCRIPTS = [
+    path for path in sorted((ROOT / "benchmarks").glob("*.py")) if "__main__" in path.read_text()
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_benchmark_starts_in_any_folder(script, tmp_path):
+    done = warm.run(str(script), "--help", env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+    assert list(tmp_path.iterdir()) == []

@@ -12,8 +12,9 @@ import tomllib
 
 import pytest
 import warm
-from test_examples import ROOT, SHORT, typed
+from on_ranks import HERE, typed
 
+ROOT = HERE.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = {
     *(
@@ -73,7 +74,7 @@ SHORTER = {
     r"^(mpiexec.* )?python (train\.py|-m rank0rl train) (?!--help).*": r"\g<0> --stop-after-iterations 1",
     r"^python -m rank0rl (?!doctor)\w+$": r"\g<0> --help",  # the name of a tool
     r"^python -m rank0rl speedup .*--nprocs.*": r"\g<0> --iterations 1 --repeats 1",
-    r"^python examples/.*": rf"\g<0> {SHORT}",
+    r"^python examples/.*": r"\g<0> --iterations 2 --steps-per-batch 256",
     r"^python benchmarks/(?!learning|table|es_scaling|chaos|same).*": r"\g<0> --repeats 1",
     r"^python benchmarks/(scaling_model|eight_steps|train)\.py.*": r"\g<0> --iterations 2",
     r"^python benchmarks/train\.py.*": r"\g<0> --sb3 --single-file --steps-per-batch 512",
@@ -188,7 +189,7 @@ def run(line, folder):
     }
     program, *words = shlex.split(line)
     if program != "python" or re.fullmatch(SLOW, line):
-        return typed(line, cwd=folder, more=env)
+        return typed(line, cwd=folder, env=env)
     done = warm.run(*words, env=env, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()

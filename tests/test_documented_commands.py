@@ -82,7 +82,7 @@ SHORTER = {
     r"^python benchmarks/(rollout|limits|env_process)\.py.*": r"\g<0> --steps 32",
     r"^python benchmarks/comm\.py.* --sizes": r"\g<0> 1",
     r"^python benchmarks/invariance\.py.*": r"\g<0> --num-envs 2 --steps-per-batch 64",
-    r"^python benchmarks/learning\.py.*": r"\g<0> --seeds 0 --total-steps 2048",
+    r"^python benchmarks/learning\.py.*": r"\g<0> --seeds 0 --total-steps 20000",
     r"^python benchmarks/chaos\.py": r"\g<0> --runs 1",
     r"^python benchmarks/same_curve\.py.*": r"\g<0> --only reinforce --nprocs 1",
 }

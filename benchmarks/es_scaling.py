@@ -9,8 +9,8 @@ OpenAI's figures: 3D humanoid to a score of 6,000 in 657 minutes on 18 cores and
 score; what can be compared is how the time falls with the number of cores.
 """
 
+import argparse
 import csv
-import sys
 from pathlib import Path
 
 from rank0rl.tools import figures
@@ -19,7 +19,10 @@ OPENAI = {18: 657.0, 1440: 10.0}  # cores -> minutes
 OUT = Path(__file__).parent.parent / "docs" / "es-scaling.png"
 
 
-def main(study: Path) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("study", type=Path, help="folder that speedup --predict wrote")
+    study = parser.parse_args().study
     with (study / "predicted.csv").open(newline="") as file:
         rows = [
             row for row in csv.DictReader(file) if row["experiment"] != "same batch, one env a rank"
@@ -56,4 +59,4 @@ def main(study: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()

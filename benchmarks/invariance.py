@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent))  # the folder of algos/
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from rank0rl import envs, seeding
 from rank0rl.algos.ppo import PPO, PPOOptions
@@ -31,13 +31,11 @@ class FreePPO(PPO):
     def act(self, obs, noise, fragment_id):
         x = self.norm.numpy(obs)
         if isinstance(self.policy, CategoricalPolicy):
-            logits = self.policy.mlp.numpy(x)[-1]
+            logits = self.policy.mlp.numpy(x)
             logits -= np.maximum.reduce(logits, axis=1, keepdims=True)
             cumulative = np.add.accumulate(np.exp(logits), axis=1)
             return np.add.reduce(noise * cumulative[:, -1:] >= cumulative[:, :-1], axis=1), {}
-        return self.policy.mlp.numpy(x)[-1] + np.exp(
-            self.policy.log_std.detach().numpy()
-        ) * noise, {}
+        return self.policy.mlp.numpy(x) + np.exp(self.policy.log_std.detach().numpy()) * noise, {}
 
 
 class FreeBlock(EnvBlock):

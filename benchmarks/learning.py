@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+import rank0rl
 from rank0rl.tools import plot
-from rank0rl.tools.evaluate import evaluate
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "learning"
@@ -69,7 +69,7 @@ def train(args: argparse.Namespace, env_id: str, seed: int) -> None:
             writer.writerows(rows)
         summary = {**json.loads(Path(folder, "summary.json").read_text()), "algo": label}
         if args.evaluate:
-            ended = evaluate(Path(folder), args.evaluate, deterministic=True)
+            ended = rank0rl.evaluate(folder, args.evaluate, deterministic=True)
             summary["evaluation"] = float(ended["return"].mean())
         (RESULTS / f"{name}.json").write_text(json.dumps(summary, indent=1) + "\n")
     print(name, summary["return_mean"], flush=True)

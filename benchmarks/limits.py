@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 
 from table import alternate, ratio, show
 
+FOLDERS = [str(folder) for folder in Path(__file__).resolve().parents[:2]]
 STEP = """
 import gymnasium as gym, sys, time
-sys.path.insert(0, "benchmarks")
+sys.path[:0] = {folders}
 from rank0rl import envs
 from rollout import draw
 env = envs.make(envs.resolve("{env}"))
@@ -60,7 +62,7 @@ def main() -> None:
     args = parser.parse_args()
     ways = {
         f"{env}, processes: {n}, env.step/s": lambda n=n, env=env: total(
-            n, STEP.format(env=env, count=args.steps)
+            n, STEP.format(env=env, count=args.steps, folders=FOLDERS)
         )
         for env in args.env_ids
         for n in args.processes

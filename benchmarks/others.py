@@ -8,7 +8,7 @@ autograd and torch's Adam.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 
 import gymnasium as gym
@@ -20,13 +20,16 @@ EPOCHS = 10
 
 
 def main() -> None:
-    which, *sizes = sys.argv[1:]
+    ways = {"stable-baselines3": stable_baselines, "single-file": single_file}
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("which", choices=ways)
+    for name in ("envs", "batch", "minibatch", "iterations"):
+        parser.add_argument(name, type=int)
+    args = parser.parse_args()
     torch.set_num_threads(1)
-    begins = {"stable-baselines3": stable_baselines, "single-file": single_file}[which](
-        *map(int, sizes)
-    )
+    begins = ways[args.which](args.envs, args.batch, args.minibatch, args.iterations)
     each = (begins[-1] - begins[0]) / (len(begins) - 1)
-    print(int(sizes[1]) / each)
+    print(args.batch / each)
 
 
 def stable_baselines(envs: int, batch: int, minibatch: int, iterations: int) -> list[float]:

@@ -5,11 +5,11 @@ limit a rate but cannot delay. Frames keep the header that tells what the kernel
 segments, so a frame of 64 KB passes as one.
 """
 
+import argparse
 import contextlib
 import os
 import select
 import socket
-import sys
 import time
 from collections import deque
 
@@ -55,4 +55,8 @@ def _port(name: str) -> socket.socket:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), sys.argv[2:])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("delay_s", type=float)
+    parser.add_argument("interfaces", nargs="*")
+    args = parser.parse_args()
+    main(args.delay_s, args.interfaces)

@@ -55,7 +55,8 @@ def main() -> None:
     def first_step(command: list[str], name: str) -> float:
         with tempfile.TemporaryDirectory() as folder:
             first = Path(folder, "first")
-            env = {**os.environ, FIRST: str(first), "PYTHONPATH": str(ROOT)}
+            paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+            env = {**os.environ, FIRST: str(first), "PYTHONPATH": paths}
             start = time.perf_counter()
             process = subprocess.Popen(
                 [

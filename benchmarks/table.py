@@ -6,6 +6,7 @@ take turns, and print and record medians.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import platform
@@ -84,4 +85,6 @@ def machine() -> str:
 
 
 if __name__ == "__main__":
-    markdown(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("csv", help="file in benchmarks/results")
+    markdown(parser.parse_args().csv)

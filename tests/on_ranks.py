@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import socket
@@ -128,6 +129,20 @@ def run(
         out, err = process.communicate(timeout=60)
         raise AssertionError(f"no end after {limit_s} s: {command}\n{out}\n{err}") from None
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def typed(
+    command: str, cwd: Path = HERE.parent, env: dict[str, str] | None = None, **kwargs: Any
+) -> list[str]:
+    """Run a command as at a prompt, where `python`, `mpiexec` and rank0rl are found; return its lines."""
+    found = {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(HERE.parent),
+        "PYTHONUNBUFFERED": "",  # else a line is written in parts, between those of other ranks
+    }
+    done = run(shlex.split(command), env={**found, **(env or {})}, cwd=cwd, **kwargs)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
 
 
 def _main(address: str) -> None:

@@ -3,17 +3,15 @@
 import ast
 import difflib
 import importlib.util
-import os
 import re
 import shlex
 import sys
-from pathlib import Path
 from textwrap import dedent
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from on_ranks import HERE, on_ranks, run
+from on_ranks import HERE, on_ranks, typed
 
 import rank0rl
 
@@ -34,18 +32,6 @@ RANKS = {
 SHORT = "--iterations 2 --steps-per-batch 256 --epochs 2"
 LEARNS = "--iterations 16 --seed 3"
 LINE = r"iteration (\d+)  return (\S+)  steps/s \d+"
-
-
-def typed(command, **kwargs):
-    """Run a command as at a prompt, where `python`, `mpiexec` and rank0rl are found."""
-    env = {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
-        "PYTHONUNBUFFERED": "",  # else a line is written in parts, between those of other ranks
-    }
-    done = run(shlex.split(command), env=env, cwd=ROOT, **kwargs)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
 
 
 def shown(name):

@@ -25,11 +25,13 @@ LIMIT_S = 300
 HERE = Path(__file__).parent
 
 
-def run(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    *args: str, env: dict[str, str] | None = None, cwd: Path = HERE.parent
+) -> subprocess.CompletedProcess[str]:
     """Run "python script args" or "python -m module args"; return its exit code and output."""
     server = _server()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        asked = json.dumps({"args": args, "env": {**os.environ, **(env or {})}})
+        asked = json.dumps({"args": args, "env": {**os.environ, **(env or {})}, "cwd": str(cwd)})
         socket.send_fds(server, [asked.encode()], [out.fileno(), err.fileno()])
         process_id = int(server.recv(100))
         late = threading.Timer(LIMIT_S, os.killpg, [process_id, signal.SIGKILL])
@@ -71,8 +73,9 @@ def _serve(server: socket.socket) -> dict[str, Any]:
         server.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1]))
 
 
-def _become(args: list[str], env: dict[str, str]) -> None:
-    """Be as a Python that was started with these arguments and this environment."""
+def _become(args: list[str], env: dict[str, str], cwd: str) -> None:
+    """Be as a Python that was started with these arguments and this environment in this folder."""
+    os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     sys.orig_argv = [sys.executable, *args]

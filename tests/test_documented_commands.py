@@ -1,0 +1,249 @@
+"""Every command of README.md and docs/ runs: made shorter, or NOT_RUN says why it cannot be run here.
+
+They run in a copy of the checkout, so whatever they write is out of the way. rank0rl alone is that of
+the checkout itself: compiled code is kept for a path.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import tomllib
+
+import pytest
+import warm
+from on_ranks import HERE, typed
+
+ROOT = HERE.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = {
+    *(
+        "python",
+        "python3",
+        "rank0rl",
+        "make",
+        "pip",
+        "pre-commit",
+        "mpiexec",
+        "srun",
+        "tensorboard",
+    ),
+    *("apt", "cd", "cp", "diff", "getent", "git", "rsync", "ssh", "sudo", "sysctl", "."),
+}
+
+# Reason -> regular expressions of whole commands, as the pages show them.
+NOT_RUN = {
+    "needs a network": [r"pip install .*", r"pre-commit install", r"apt install .*"],
+    "is for a folder of the reader's": [r"python3 -m venv .*", r"\. \S+/activate", r"cd .*"],
+    "needs other hosts": [
+        *(r"python .* --hosts .*", r"python .* --hostfile .*"),
+        *(r"ssh .*", r"getent .*", r"rsync .*"),
+    ],
+    "needs a second network": [r".* --mpiexec \"mpiexec -iface eth1\""],
+    "needs a batch system": [r"srun .*", r"mpiexec python .*"],
+    "needs root": [r"sysctl .*", r"python benchmarks/links\.py .*"],
+    "needs Windows": [r"mpiexec .* examples\\mpi\\.*"],
+    "needs a display": [r"python -m rank0rl play \S+ --seed 3"],
+    "needs an account": [r".* --wandb .*"],
+    "needs a package that `make test` does not install": [
+        *(r".* ale_py:.*", r".* minigrid:.*", r".* LunarLander .*"),
+        r"python benchmarks/update\.py --beside DIR",  # measures stable-baselines3 too
+    ],
+    "runs in test_examples.py": [
+        *(r"mpiexec .* examples/mpi/\w+\.py", r"python examples/mpi/.*", r"diff .*"),
+    ],
+}
+
+# Regular expression -> replacement, in this order. The last value of an option counts.
+SHORTER = {
+    r"\bruns/\S+": "runs/done",  # this and other files are those of the fixture
+    r"\b(DIR|OLD|NEW)\b": str(ROOT),
+    r"walker2d/ppo-v0 --nprocs": "batches --nprocs",
+    r"--seed N": "--seed 0",
+    r"--episodes-per-batch \d+": "--episodes-per-batch 4",
+    r"^python (train\.py|-m rank0rl train) (?!.*(--help|--resume|episodes|-n |klppo)).*": (
+        r"\g<0> --steps-per-batch 256"
+    ),
+    r"--nprocs 1 2 4 8": "--nprocs 1 2",
+    r"^(python (?!benchmarks).*)--nprocs (?!1 2)\d+": r"\1--nprocs 1",
+    r"--iteration 90": "--iteration 1",
+    r"--episodes \d+": "--episodes 2",
+    r"--evaluate \d+": "--evaluate 2",
+    r"^make .*": r"\g<0> --dry-run",
+    r"^mpiexec -n 4": "mpiexec -n 2",
+    r"^(mpiexec.* )?python (train\.py|-m rank0rl train) (?!--help).*": r"\g<0> --stop-after-iterations 1",
+    r"^python -m rank0rl (?!doctor)\w+$": r"\g<0> --help",  # the name of a tool
+    r"^python -m rank0rl speedup .*--nprocs.*": r"\g<0> --iterations 1 --repeats 1",
+    r"^python examples/.*": r"\g<0> --iterations 2 --steps-per-batch 256",
+    r"^python benchmarks/(?!learning|table|es_scaling|chaos|same).*": r"\g<0> --repeats 1",
+    r"^python benchmarks/(scaling_model|eight_steps|train)\.py.*": r"\g<0> --iterations 2",
+    r"^python benchmarks/train\.py.*": r"\g<0> --sb3 --single-file --steps-per-batch 512",
+    r"^python benchmarks/scaling_model\.py.*": r"\g<0> --cases a",
+    r"^python benchmarks/(rollout|limits|env_process)\.py.*": r"\g<0> --steps 32",
+    r"^python benchmarks/comm\.py.* --sizes": r"\g<0> 1",
+    r"^python benchmarks/invariance\.py.*": r"\g<0> --num-envs 2 --steps-per-batch 64",
+    r"^python benchmarks/learning\.py.*": r"\g<0> --seeds 0 --total-steps 20000",
+    r"^python benchmarks/chaos\.py": r"\g<0> --runs 1",
+    r"^python benchmarks/same_curve\.py.*": r"\g<0> --only reinforce --nprocs 1",
+}
+SLOW = (
+    r"mpiexec .*|python -m rank0rl speedup .*--nprocs.*|python (benchmarks|examples)/.*"
+    r"|python train\.py (HalfCheetah|Hopper|InvertedDoublePendulum|Swimmer) .*"
+)
+
+
+def commands(page):
+    """Return what a page tells to type: lines of blocks, and code that begins with a program's name.
+
+    What has "..." for a word is no whole command.
+    """
+    fence = r"^ *```(\w*)\n(.*?)^ *```$"
+    blocks = [body for kind, body in re.findall(fence, page, re.M | re.S) if kind in SHELLS]
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    lines += re.findall(r"`([^`]+)`", re.sub(fence, "", page, flags=re.M | re.S))
+    parts = [part for line in lines for part in re.sub(r"(^|\s)#.*", "", line).split(" && ")]
+    words = [part.strip().removeprefix("$ ").split() for part in parts]
+    return [
+        " ".join(each)
+        for each in words
+        if len(each) > 1 and each[0] in PROGRAMS and "..." not in each
+    ]
+
+
+SHELLS = ("", "sh", "bash", "console")
+DOCUMENTED = [line for page in PAGES for line in commands(page.read_text())]
+
+
+def matches(line):
+    """Return the entries of NOT_RUN that a command matches."""
+    return [each for group in NOT_RUN.values() for each in group if re.fullmatch(each, line)]
+
+
+def shorter(line):
+    """Return a command with all replacements, and the replacements that changed it."""
+    used = []
+    for pattern, replacement in SHORTER.items():
+        line, count = re.subn(pattern, replacement, line)
+        used += [pattern] * bool(count)
+    return line, used
+
+
+TO_RUN = [line for line in DOCUMENTED if not matches(line)]
+CASES = [
+    pytest.param(line, marks=pytest.mark.slow if re.fullmatch(SLOW, line) else (), id=line)
+    for line in dict.fromkeys(shorter(line)[0] for line in TO_RUN)
+]
+
+MY_FILE = """
+from rank0rl.algos.reinforce import Reinforce
+
+{docs_policies}
+
+class MyAgent(Reinforce):
+    pass
+"""
+MY_MODULE = """
+import gymnasium as gym
+from examples.harder import Corridor
+
+class MyEnv(Corridor):
+    def step(self, action):
+        *rest, info = super().step(action)
+        return *rest, {**info, "success": True, "distance": 1.0, "cost": 2.0, "force": 3.0}
+
+make_env = MyEnv
+gym.register("MyEnv-v0", MyEnv)
+"""
+STUDY = {
+    "predicted.csv": "experiment,nprocs,speedup\nsame,2,1.9\nsame,64,40\n",
+    "speedup.csv": "nprocs,speedup\n1,1\n2,1.8\n",
+}
+
+
+@pytest.fixture(scope="session")
+def checkout(tmp_path_factory):
+    """A copy of the checkout, with the files of a reader who has done what the pages say."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("algos", "benchmarks", "configs", "docs", "examples"):
+        shutil.copytree(ROOT / name, folder / name)
+    for name in ("train.py", "Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder / name)
+    page = (ROOT / "docs" / "policies.md").read_text()
+    [own] = re.findall(r"^```python\n(.*?class MyPPO.*?)^```$", page, re.M | re.S)
+    (folder / "my_file.py").write_text(MY_FILE.format(docs_policies=own))
+    (folder / "my_module.py").write_text(MY_MODULE)
+    shutil.copy(folder / "algos" / "a2c.py", folder / "mine.py")
+    (folder / "STUDY").mkdir()
+    for name, text in STUDY.items():
+        (folder / "STUDY" / name).write_text(text)
+    done = "Walker2d --run-dir runs/done --keep-batches batches --stop-after-iterations 1"
+    run(f"python train.py {done}", folder)
+    return folder
+
+
+def run(line, folder):
+    """Run a command: in a fork that has imported torch, if it is Python in one process."""
+    env = {
+        "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+        "MINARI_DATASETS_PATH": str(folder / "minari"),
+    }
+    program, *words = shlex.split(line)
+    if program != "python" or re.fullmatch(SLOW, line):
+        return typed(line, cwd=folder, env=env)
+    done = warm.run(*words, env=env, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("line", CASES)
+def test_a_documented_command_runs(line, checkout):
+    run(line, checkout)
+
+
+def test_every_entry_of_the_tables_is_of_use():
+    """A command that no page has any more needs no entry, and none has two."""
+    found = [matches(line) for line in DOCUMENTED]
+    assert [line for line, each in zip(DOCUMENTED, found, strict=True) if len(each) > 1] == []
+    assert {each for group in NOT_RUN.values() for each in group} == {
+        each for group in found for each in group
+    }
+    assert {*SHORTER} == {each for line in TO_RUN for each in shorter(line)[1]}
+
+
+def test_what_is_a_command_on_a_page():
+    page = """Text has `python a.py --x`, `python -m rank0rl ...`, `make`, `lr = 1` and `make
+    test`.
+
+    ```sh
+    $ python b.py \\
+        --y        # why
+    cd c && pip install "d[e]"
+    printed
+    ```
+    ```diff
+    python f.py
+    ```
+    """
+    expected = ["python b.py --y", "cd c", 'pip install "d[e]"', "python a.py --x", "make test"]
+    assert commands(page) == expected
+
+
+def test_every_extra_that_a_page_installs_exists():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = re.findall(r"-e \"\.\[(.*?)\]\"", "\n".join(DOCUMENTED))
+    extras = {extra for names in named for extra in names.split(",")}
+    assert extras
+    assert extras - {*project["optional-dependencies"]} == set()
+
+
+SCRIPTS = [
+    path for path in sorted((ROOT / "benchmarks").glob("*.py")) if "__main__" in path.read_text()
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_benchmark_starts_in_any_folder(script, tmp_path):
+    done = warm.run(str(script), "--help", env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: ")
+    assert list(tmp_path.iterdir()) == []

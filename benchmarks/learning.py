@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from rank0rl.tools import plot
+from rank0rl.tools.curves import on_grid
 from rank0rl.tools.evaluate import evaluate
 
 ROOT = Path(__file__).parent.parent
@@ -108,7 +109,7 @@ def after(curve: list[dict[str, str]], steps: int) -> float:
 
 def draw() -> None:
     groups = {
-        (env_id, algo.replace("--", ", ")): plot.on_grid([curve(run) for run in runs])
+        (env_id, algo.replace("--", ", ")): on_grid([curve(run) for run in runs])
         for (env_id, algo), runs in results().items()
     }
     plot.draw(groups, ROOT / "docs" / "learning.png")

@@ -128,8 +128,8 @@ def _read(folders: Sequence[Path]) -> list[RunData]:
             without.append(error)
     if not runs:
         raise without[0]
-    for error in without:
-        print(f"left out: {error}", file=sys.stderr)
+    for reason in without:
+        print(f"left out: {reason}", file=sys.stderr)
     return runs
 
 

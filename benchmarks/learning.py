@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 
 import rank0rl
-from rank0rl.tools import plot
+from rank0rl.tools import figures, plot
+from rank0rl.tools.curves import on_grid
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "learning"
@@ -108,10 +109,11 @@ def after(curve: list[dict[str, str]], steps: int) -> float:
 
 def draw() -> None:
     groups = {
-        (env_id, algo.replace("--", ", ")): plot.on_grid([curve(run) for run in runs])
+        (env_id, algo.replace("--", ", ")): on_grid([curve(run) for run in runs])
         for (env_id, algo), runs in results().items()
     }
-    plot.draw(groups, ROOT / "docs" / "learning.png")
+    with figures.style():
+        plot.draw(groups).savefig(ROOT / "docs" / "learning.png", dpi=120)
 
 
 def curve(run: dict) -> tuple[np.ndarray, np.ndarray]:

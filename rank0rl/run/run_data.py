@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ Array = npt.NDArray[np.float64]
 
 _NEEDED = {"iteration", "steps", "episodes", "seconds", "return_mean", "steps_per_s"}
 _NEEDED |= {"weights_sha256"}
+
+
+class NoRowsError(ValueError):
+    """A folder holds no run, or one that has not finished an iteration yet."""
 
 
 @dataclass(frozen=True)
@@ -64,17 +69,20 @@ def read(folder: Path) -> RunData:
     """Read what a run has written so far.
 
     Raises:
-        ValueError: if the folder holds no run with at least one iteration.
+        NoRowsError: if the folder holds no run with at least one iteration.
+        ValueError: if there is no such folder, or its files are not those of a run.
     """
     path = folder / "progress.csv"
+    if not folder.exists():
+        raise ValueError(f"there is no folder {folder}, and so no {path}: check the name")
     if not path.exists():
-        raise ValueError(
+        raise NoRowsError(
             f"{folder} is not a run's folder: it has no progress.csv; name a folder such as "
             f"runs/Walker2d-v5-ppo-seed0-..."
         )
     rows = read_rows(folder)
     if not rows:
-        raise ValueError(f"{path} has no rows: the run has not finished an iteration yet")
+        raise NoRowsError(f"{path} has no rows: the run has not finished an iteration yet")
     if missing := _NEEDED - rows[0].keys():
         raise ValueError(
             f"{path} was not written by rank0rl: it has no column {', '.join(sorted(missing))}"
@@ -88,3 +96,13 @@ def read(folder: Path) -> RunData:
     own = names(RunOptions, in_file=True)
     config.apply({k: v for k, v in settings.items() if k in own}, RunOptions(), source=str(file))
     return RunData(folder, settings, config.starts(file), rows)
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return, for each run, the settings that are not the same in all runs."""
+    names = [
+        name
+        for name in sorted(set().union(*settings))
+        if any(one.get(name) != settings[0].get(name) for one in settings)
+    ]
+    return [{name: one[name] for name in names if name in one} for one in settings]

@@ -1,8 +1,9 @@
-"""Files of a prediction: a table in speedup.md, predicted.csv and predicted.png."""
+"""Files of a prediction: a table in speedup.md, predicted.csv, .json and .png."""
 
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -22,7 +23,7 @@ _LABELS = {
 
 
 def write(out: Path, prediction: Prediction, rows: Sequence[Row], title: str) -> None:
-    """Append the table to speedup.md; make predicted.csv and predicted.png.
+    """Append the table to speedup.md; make predicted.csv, .json and .png.
 
     Args:
         out: folder of the study.
@@ -37,6 +38,8 @@ def write(out: Path, prediction: Prediction, rows: Sequence[Row], title: str) ->
         writer = csv.DictWriter(file, list(table[0]))
         writer.writeheader()
         writer.writerows(table)
+    notes = {"title": title, "notes": prediction.notes}
+    (out / "predicted.json").write_text(json.dumps(notes, indent=1) + "\n")
     draw(out / "predicted.png", prediction, rows, title)
 
 

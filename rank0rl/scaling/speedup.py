@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print(f"interrupted: the complete rounds are in {out}", file=sys.stderr)
         return 130
-    files = "speedup.md, .csv, .json, .png" + ", predicted.csv, .png" * bool(given.predict)
+    files = "speedup.md, .csv, .json, .png" + ", predicted.csv, .json, .png" * bool(given.predict)
     print(f"{(out / 'speedup.md').read_text()}\nin {out}: {files}")
     return 0
 

@@ -6,7 +6,7 @@ import contextlib
 import html
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -73,21 +73,24 @@ def short_numbers() -> Any:
 
 
 def label_decades(axis: Any) -> None:
-    """Label a logarithmic axis at 1, 2 and 5 of every decade, and nowhere else."""
+    """Label a logarithmic axis at 1, 2 and 5 of every decade; at more places if it has less than one."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axis.get_view_interval()
+    subs = (1.0, 2.0, 5.0) if high > 10 * low else (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+    axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(short_numbers())
     axis.set_minor_formatter(NullFormatter())
 
 
-def inline_svg(figure: Figure, name: str, alt: str) -> str:
+def inline_svg(figure: Figure, name: str, alt: str, over: Callable[[], str]) -> str:
     """Return a figure as an SVG element for an HTML page, in the page's colors.
 
     Args:
         figure: the drawn figure.
         name: name that no other figure on the page has; it begins every id in the SVG.
         alt: text that tells a screen reader what the figure shows.
+        over: function that returns further elements, once the figure is laid out.
     """
     file = io.StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -96,4 +99,5 @@ def inline_svg(figure: Figure, name: str, alt: str) -> str:
     svg = svg[svg.index("<svg ") :]
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
     svg = re.sub("|".join(_COLORS), lambda found: _COLORS[found[0]], svg)
+    svg = f"{svg[: svg.rindex('</svg>')]}{over()}</svg>"
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(alt)}" ', 1)

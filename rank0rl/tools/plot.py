@@ -22,9 +22,8 @@ from rank0rl.run.agents import short_name
 from rank0rl.run.options import RunOptions
 from rank0rl.run.run_data import Array, RunData
 from rank0rl.tools import figures
+from rank0rl.tools.curves import Curves, Groups, interquartile_means, on_grid
 
-_POINTS = 500  # points of a curve: more than the width of an axis in pixels
-_RESAMPLES = 2000  # bootstrap samples of an interval
 _RETURN = "return_mean"
 _KINDS = (".png", ".svg", ".pdf")
 # Runs that differ only in these settings form one curve, or are told apart by other means.
@@ -46,20 +45,6 @@ class Options:
     """Vertical axis: a column of progress.csv, such as success_mean in a run with --info success."""
     out: Path = Path("learning.png")
     """File to write. Its suffix chooses the format: .png, .svg or .pdf."""
-
-
-@dataclass(frozen=True)
-class Curves:
-    """The curves of all seeds of one agent in one environment, up to where every seed has come."""
-
-    x: Array
-    """Steps or hours, shape (P,)."""
-    ret: Array
-    """Mean returns at these points, shape (seeds, P)."""
-
-
-Groups = Mapping[tuple[str, str], Curves]
-"""Curves by environment and agent."""
 
 
 def main(argv: list[str]) -> int:
@@ -92,6 +77,8 @@ def group(
 ) -> dict[tuple[str, str], Curves]:
     """Group the curves of runs by environment and agent, sorted.
 
+    A folder without a row is left out, with a note on stderr.
+
     An agent is named by its algorithm and by the settings in which the runs of this algorithm in
     this environment differ. With x="hours", the number of ranks is one of these settings.
 
@@ -104,95 +91,59 @@ def group(
         (environment, agent) -> curves.
 
     Raises:
-        ValueError: if a folder holds no run with a return, or two runs have the same seed and
-            settings.
+        ValueError: if no folder holds a run with a row, a run has no return, or two runs have the
+            same seed and settings.
     """
     if not folders:
         raise ValueError("name at least one run's folder, such as runs/Walker2d-v5-ppo-seed0-...")
     named: dict[tuple[str, str], list[RunData]] = {}
-    for run in map(run_data.read, folders):
+    for run in _read(folders):
         name = run.settings["env_id"], short_name(run.settings["algo"])
         named.setdefault(name, []).append(run)
-    seeds: dict[tuple[str, str], dict[int, RunData]] = {}
+    seeds: dict[tuple[str, str], dict[int, list[RunData]]] = {}
     for (env_id, algo), runs in named.items():
         settings = [_curve_settings(run, x) for run in runs]
-        for run, differing in zip(runs, _differing(settings), strict=True):
+        for run, differing in zip(runs, run_data.differing(settings), strict=True):
             agent = " ".join([algo, *(f"{name}={value}" for name, value in differing.items())])
-            other = seeds.setdefault((env_id, agent), {}).setdefault(run.settings["seed"], run)
-            if other is not run:
-                raise ValueError(
-                    f"{other.folder} and {run.folder} have the same seed and the same settings: "
-                    f"leave one of them out"
-                )
+            of_agent = seeds.setdefault((env_id, agent), {})
+            of_agent.setdefault(run.settings["seed"], []).append(run)
+    _refuse_equal([runs for of_agent in seeds.values() for runs in of_agent.values()])
     return {
-        key: on_grid([_curve(run, x, y) for run in runs.values()])
-        for key, runs in sorted(seeds.items())
+        key: on_grid([_curve(run, x, y) for (run,) in of_agent.values()])
+        for key, of_agent in sorted(seeds.items())
     }
 
 
-def on_grid(curves: Sequence[tuple[Array, Array]]) -> Curves:
-    """Interpolate curves at common points, spread evenly over the range that all curves cover.
-
-    Args:
-        curves: for each seed, steps or hours in increasing order and the returns at these points,
-            shape (n,) each; n can differ between seeds.
+def _read(folders: Sequence[Path]) -> list[RunData]:
+    """Read runs, but for those without a row, which are named on stderr.
 
     Raises:
-        ValueError: if no range is covered by all curves.
+        ValueError: if no run has a row.
     """
-    low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
-    if low > high:
-        raise ValueError(
-            f"the seeds of one agent must overlap: one curve begins at {low:,.6g}, another ends at "
-            f"{high:,.6g}; leave one out, or wait until the shorter run has come further"
-        )
-    x = np.linspace(low, high, _POINTS)
-    return Curves(x, np.stack([np.interp(x, *curve) for curve in curves]))
+    runs, without = [], []
+    for folder in folders:
+        try:
+            runs.append(run_data.read(folder))
+        except run_data.NoRowsError as error:
+            without.append(error)
+    if not runs:
+        raise without[0]
+    for reason in without:
+        print(f"left out: {reason}", file=sys.stderr)
+    return runs
 
 
-def interquartile_means(groups: Groups) -> dict[str, tuple[float, float, float]]:
-    """Compute each agent's interquartile mean of normalized scores, with a 95 % interval.
+def _refuse_equal(groups: Sequence[Sequence[RunData]]) -> None:
+    """Raise ValueError if runs have the same seed and settings.
 
-    The score of one seed in one environment is (final - start) / (best - start). "final" is the
-    return at the end of its curve, "start" is the mean return at the beginning of all curves, and
-    "best" is the highest mean of "final" over the agents. The interquartile mean is the mean of the
-    middle half of all scores. Its interval comes from a bootstrap that draws seeds within each
-    environment.
-
-    An environment counts if every agent has two or more seeds there and the best agent has
-    improved.
-
-    Returns:
-        Agent -> (mean, low end, high end); {} if fewer than two environments count.
-
-    Source: Agarwal et al. 2021, arXiv:2108.13264, sections 4.1 and 4.3.
+    Args:
+        groups: runs by agent and seed.
     """
-    agents = sorted({agent for _, agent in groups})
-    scores: dict[str, list[Array]] = {agent: [] for agent in agents}
-    for env_id in sorted({env_id for env_id, _ in groups}):
-        rets = {agent: groups[env_id, agent].ret for agent in agents if (env_id, agent) in groups}
-        start = np.concatenate([ret[:, 0] for ret in rets.values()]).mean()
-        gain = max(ret[:, -1].mean() for ret in rets.values()) - start
-        if len(rets) == len(agents) and min(map(len, rets.values())) > 1 and gain > 0:
-            for agent, ret in rets.items():
-                scores[agent].append((ret[:, -1] - start) / gain)
-    if len(scores[agents[0]]) < 2:
-        return {}
-    return {agent: _with_interval(of_agent) for agent, of_agent in scores.items()}
-
-
-def _with_interval(scores: Sequence[Array]) -> tuple[float, float, float]:
-    """Compute the interquartile mean and its 95 % interval of scores, shape (seeds,) per environment."""
-    rng = np.random.default_rng(0)
-    drawn = [s[rng.integers(len(s), size=(_RESAMPLES, len(s)))] for s in scores]
-    low, high = np.percentile(_middle_mean(np.concatenate(drawn, axis=1)), [2.5, 97.5])
-    return float(_middle_mean(np.concatenate(scores))), float(low), float(high)
-
-
-def _middle_mean(scores: Array) -> Any:
-    """Average the last axis without the lowest and the highest quarter, each rounded down."""
-    cut = scores.shape[-1] // 4
-    return np.sort(scores)[..., cut : scores.shape[-1] - cut].mean(-1)
+    equal = [[str(run.folder) for run in runs] for runs in groups if len(runs) > 1]
+    if equal:
+        which = "; ".join(" and ".join(folders) for folders in equal)
+        out = ", ".join(folder for folders in equal for folder in folders[1:])
+        raise ValueError(f"{which} have the same seed and the same settings: leave out {out}")
 
 
 def draw(
@@ -268,16 +219,6 @@ def _curve_settings(run: RunData, x: str) -> dict[str, Any]:
     """Return the settings that tell this run's curve from the curves of other agents."""
     settings = {name: v for name, v in run.settings.items() if name not in _SAME_CURVE}
     return settings | ({"nprocs": run.starts[-1]["nprocs"]} if x == "hours" else {})
-
-
-def _differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each run, the settings that are not the same in all runs."""
-    names = [
-        name
-        for name in sorted(set().union(*settings))
-        if any(one.get(name) != settings[0].get(name) for one in settings)
-    ]
-    return [{name: one[name] for name in names if name in one} for one in settings]
 
 
 def _curve(run: RunData, x: str, y: str) -> tuple[Array, Array]:

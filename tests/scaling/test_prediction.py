@@ -1,6 +1,7 @@
 """Predictions: what is measured for them, their rows and notes, and their files."""
 
 import csv
+import json
 from dataclasses import replace
 
 import pytest
@@ -64,6 +65,7 @@ def test_rows_notes_and_files(tmp_path, nobody_sleeps):
     assert float(table[0]["speedup"]) == pytest.approx(1)
     assert [each["nodes"] for each in table[:3]] == ["1", "1", "2"]  # 1 and 2 were measured on one
     assert (tmp_path / "predicted.png").read_bytes().startswith(b"\x89PNG")
+    assert json.loads((tmp_path / "predicted.json").read_text())["notes"] == found.notes
     few = prediction.from_costs([2], PLAIN, FREE, rows)
     assert "up to 2 ranks" in few.notes[0]
 

@@ -8,8 +8,9 @@ import pytest
 import warm
 from runs import write_run
 
+from rank0rl.tools import curves as learning
 from rank0rl.tools import plot
-from rank0rl.tools.plot import Curves
+from rank0rl.tools.curves import Curves
 
 
 def curves(*seeds):
@@ -59,15 +60,15 @@ def test_interquartile_means_by_hand():
         ("B", "good"): curves([0, 2], [0, 4]),
         ("B", "bad"): curves([0, 0], [0, 1]),
     }
-    means = plot.interquartile_means(groups)
+    means = learning.interquartile_means(groups)
     # A: start 10, the best ends at 120: scores 90/110, 130/110; 0, 0.5. B: 0, 3: 2/3, 4/3; 0, 1/3.
     assert means["good"][0] == pytest.approx((90 / 110 + 130 / 110) / 2)
     assert means["bad"][0] == pytest.approx((0 + 1 / 3) / 2)
     for mean, low, high in means.values():
         assert low < mean < high
-    assert means == plot.interquartile_means(groups)
+    assert means == learning.interquartile_means(groups)
     # Neither with seeds of one agent alone, nor in another order.
-    assert means == plot.interquartile_means({("C", "good"): curves([0, 5], [0, 6]), **groups})
+    assert means == learning.interquartile_means({("C", "good"): curves([0, 5], [0, 6]), **groups})
 
 
 def test_the_interval_is_that_of_a_plain_loop():
@@ -77,7 +78,7 @@ def test_the_interval_is_that_of_a_plain_loop():
     for _ in range(4000):
         every = sorted([rng.choice(s) for s in scores for _ in s])  # within each environment
         drawn.append(np.mean(every[1:4]))  # of 5, a quarter rounded down is 1
-    mean, low, high = plot._with_interval(scores)
+    mean, low, high = learning._with_interval(scores)
     assert mean == pytest.approx((1 + 5 + 10) / 3)
     np.testing.assert_allclose([low, high], np.percentile(drawn, [2.5, 97.5]), atol=0.35)
 
@@ -92,8 +93,8 @@ def test_the_interval_is_that_of_a_plain_loop():
 )
 def test_no_interquartile_mean_of_one_environment(without):
     both = {("A", "ppo"): curves([0, 1], [0, 2])}
-    assert plot.interquartile_means({**both, ("B", "ppo"): curves([0, 1], [0, 1])})
-    assert plot.interquartile_means({**both, **without}) == {}
+    assert learning.interquartile_means({**both, ("B", "ppo"): curves([0, 1], [0, 1])})
+    assert learning.interquartile_means({**both, **without}) == {}
 
 
 def test_the_picture_and_the_table(tmp_path, capsys):
@@ -144,7 +145,8 @@ def test_wrong_use(tmp_path, capsys, monkeypatch):
     late = write_run(tmp_path / "late", ["nan", 3], seed=2)
     for args, facts in (
         ([tmp_path / "nowhere"], ("nowhere", "progress.csv")),
-        ([good, write_run(tmp_path / "empty", [])], ("empty/progress.csv",)),
+        ([write_run(tmp_path / "empty", [])], ("empty/progress.csv", "no rows")),
+        ([good, tmp_path / "nowhere"], ("nowhere", "check the name")),
         ([tmp_path / "other"], ("other/progress.csv", "episodes")),
         ([text], ("text/progress.csv", "return_mean", "'x'")),
         ([bare], ("bare/config.toml",)),
@@ -162,6 +164,26 @@ def test_wrong_use(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert plot.main([str(good), "--out", str(tmp_path / "x.png")]) == 2
     assert "pip install -e '.[plot]'" in capsys.readouterr().err
+
+
+def test_folders_without_a_row_are_left_out_and_named(tmp_path, capsys):
+    good = write_run(tmp_path / "good", [1, 2])
+    (tmp_path / "study").mkdir()
+    folders = [write_run(tmp_path / "empty", []), good, tmp_path / "study"]
+    assert plot.main([*map(str, folders), "--out", str(tmp_path / "x.png")]) == 0
+    empty, other = capsys.readouterr().err.splitlines()
+    assert empty.startswith(f"left out: {tmp_path / 'empty'}")
+    assert other.startswith(f"left out: {tmp_path / 'study'} ")
+
+
+def test_all_runs_with_equal_seeds_are_named_at_once(tmp_path):
+    a, b, c, d, e, f = (
+        write_run(tmp_path / name, [1, 2], seed=seed)
+        for name, seed in (("a", 0), ("b", 1), ("c", 0), ("d", 0), ("e", 1), ("f", 2))
+    )
+    which = f"{a} and {c} and {d}; {b} and {e} have the same seed and the same settings"
+    with pytest.raises(ValueError, match=re.escape(f"{which}: leave out {c}, {d}, {e}") + "$"):
+        plot.group([a, b, c, d, e, f])
 
 
 def test_a_row_that_is_being_written_is_left_out(tmp_path):

@@ -1,6 +1,5 @@
 """The page about a run or a study: it has the numbers, loads nothing, and escapes what users wrote."""
 
-import base64
 import csv
 import json
 import re
@@ -10,7 +9,7 @@ from html.parser import HTMLParser
 import warm
 from runs import SMALL, train, write_run
 
-from rank0rl.tools import report
+from rank0rl.tools import figures, report, report_run
 
 EVIL = '<script>alert("x")</script>'
 
@@ -49,7 +48,9 @@ def page(folder, *args):
     html = (folder / "report.html").read_text()
     found = Page(html)
     assert "var(--c0)" in html or "svg" not in found.tags
-    assert not {"#1f77b4", "#000000", "#ffffff"} & set(re.findall("#[0-9a-f]{6}", html[5000:]))
+    assert not {"#1f77b4", "#000000", "#ffffff"} & set(
+        re.findall("#[0-9a-f]{6}", html.partition("</style>")[2])
+    )
     assert not re.findall(r"https?://(?!www\.w3\.org/)", html)  # names of SVG's own
     assert not {"script", "link", "iframe", "object"} & set(found.tags)
     assert not [name for name, _ in found.attributes if name.startswith("on")]
@@ -108,7 +109,7 @@ def test_episodes_one_iteration_and_no_return_yet(tmp_path):
 
 
 def test_one_iteration_is_a_dot(tmp_path):
-    for returns, dots in (([3], 4), ([3, 4], 0)):  # return, length, speed, kl
+    for returns, dots in (([3], 5), ([3, 4], 0)):  # return twice, length, speed, kl
         run = write_run(tmp_path / str(dots), returns)
         page(run)
         html = (run / "report.html").read_text()
@@ -118,11 +119,11 @@ def test_one_iteration_is_a_dot(tmp_path):
 def test_a_share_of_time_is_drawn_over_the_steps_that_it_was_of(tmp_path, monkeypatch):
     drawn = {}
     monkeypatch.setattr(
-        report.figures, "inline_svg", lambda f, name, alt: drawn.setdefault(name, f) and alt
+        figures, "inline_svg", lambda f, name, alt, over: drawn.setdefault(name, f) and alt
     )
     columns = {"collect_s": [50, 25], "update_s": [50, 50]}
-    report.of_run(write_run(tmp_path / "r", [1, 2], seconds=100, columns=columns))
-    (axis,) = drawn["phases"].axes
+    report_run.of_run(write_run(tmp_path / "r", [1, 2], seconds=100, columns=columns))
+    (axis,) = drawn["phases-wide"].axes
     collect, update = (
         {tuple(point) for point in patch.get_paths()[0].vertices.round(6).tolist()}
         for patch in axis.collections
@@ -136,6 +137,61 @@ def test_a_share_of_time_is_drawn_over_the_steps_that_it_was_of(tmp_path, monkey
         *((1000, 0.75), (2000, 0.75)),
     }
     assert all(figure.axes[0].get_xlim() == (0, 2000) for figure in drawn.values())
+
+
+def test_the_slowest_and_the_fastest_rank_are_no_phases(tmp_path):
+    columns = {"collect_s": [50, 50], "slowest_s": [60, 70], "fastest_s": [50, 40]}
+    found = page(write_run(tmp_path / "r", [1, 2], seconds=100, columns=columns))
+    labels = found.of("aria-label")
+    assert "Share of time: collect 50%, update 50%" in labels
+    assert (
+        "seconds of the slowest rank by steps: first 60, last 70, lowest 60, highest 70" in labels
+    )
+    assert "2,000 steps \N{BLACK CIRCLE} slowest 70 \N{BLACK CIRCLE} fastest 40" in found.text
+
+
+def test_values_are_under_the_pointer(tmp_path):
+    columns = {"eval_return": ["", 17, ""], "return_min": [1, 2, 3], "return_max": [40, 50, 60]}
+    found = page(write_run(tmp_path / "r", [10, 20, 35.5], columns=columns))
+    bullet = "\N{BLACK CIRCLE}"
+    assert f"1,000 steps {bullet} lowest to highest 1 to 40 {bullet} mean 10" in found.text
+    second = f"2,000 steps {bullet} lowest to highest 2 to 50 {bullet} mean 20"
+    assert found.text.count(f"{second} {bullet} evaluation 17") == 2  # wide and narrow
+    assert f"3,000 steps {bullet} collect 25% {bullet} update 50%" in found.text
+    assert f"3,000 steps {bullet} kl 0.04167" in found.text
+    assert found.tags.count("li") == 3 + 2  # legends of the returns and of the phases
+    assert found.of("class").count("at") == 3 * (2 + 2 + 3)
+
+
+def test_runs_are_laid_over_each_other(tmp_path):
+    columns = {"eval_return": [3, 4], "return_std": [1, 1]}
+    one = write_run(tmp_path / "one", [1, 2], columns=columns, lr=0.001)
+    more = {"value_loss": [8, 9, 9], "length_mean": [5, 6, 7]}
+    two = write_run(
+        tmp_path / "two", [5, 6, 7], seed=1, nprocs=3, columns=more, lr=0.002, hidden=[8]
+    )
+    found = page(one, two)
+    bullet = "\N{BLACK CIRCLE}"
+    assert "standard deviation" not in found.text
+    assert f"1,000 steps {bullet} one 1 {bullet} one, evaluation 3 {bullet} two 5" in found.text
+    assert f"3,000 steps {bullet} two 7" in found.text  # one had ended
+    assert f"2,000 steps {bullet} one 0.0625 {bullet} two 0.0625" in found.text  # kl
+    assert f"2,000 steps {bullet} one 5 {bullet} two 6" in found.text  # length
+    assert "value loss" not in found.text  # the first run has none
+    table = "run return mean steps episodes time ranks lr seed hidden"
+    rows = "one 2 2,000 20 2 h 1 0.001 0 two 7 3,000 30 3 h 3 0.002 1 [8]"
+    assert f"{table} {rows}" in found.text
+    assert "Settings, first run" in found.text
+    assert not re.search(r"total_steps.*total_steps", found.text)
+    assert "Runs" not in page(one).text
+
+
+def test_runs_of_equal_names_are_told_apart(tmp_path):
+    one = write_run(tmp_path / "x" / "run", [1, 2])
+    two = write_run(tmp_path / "y" / "run", [1, 2])
+    found = page(one, two)
+    assert f"{one} 2 2,000" in found.text
+    assert f"{two} 2 2,000" in found.text
 
 
 def test_what_users_write_is_text(tmp_path):
@@ -166,8 +222,8 @@ def test_long_runs_are_thinned_to_means(tmp_path):
     assert "mean of 3 iterations" in found.text
     label = "Mean return by steps: first 1, last 898, lowest 1, highest 898"
     assert label in found.of("aria-label")
-    run = report.run_data.read(tmp_path / "r")
-    columns = report._thinned(run, ["steps", "seconds", "return_mean"])
+    run = report_run.run_data.read(tmp_path / "r")
+    columns = report_run._thinned(run, ["steps", "seconds", "return_mean"])
     assert columns["steps"][:2].tolist() == [3000, 6000]
     assert columns["steps"][-1] == 900_000
     assert set(columns["seconds"]) == {3600}
@@ -202,29 +258,58 @@ def test_a_study(tmp_path):
     folder = study(tmp_path / "s")
     about = {"command": f"speedup {EVIL}", "machine": {"cpu": EVIL, "cores": 2}, "notes": [EVIL]}
     (folder / "speedup.json").write_text(json.dumps(about))
-    (folder / "speedup.png").write_bytes(b"\x89PNG picture")
     table = folder / "speedup.csv"
-    table.write_text(
-        table.read_text().replace("True", "<b>True</b>").replace("1.337", '"""1.337"""')
-    )
+    table.write_text(table.read_text().replace("True", "<b>True</b>"))
     found = page(folder)
-    assert (
-        'nprocs steps / s speedup oversubscribed 1 2,787 1 False 2 3,726 "1.337" <b>True</b>'
-        in found.text
-    )
-    assert "Seconds of an iteration nprocs collect 1 0.5 2 0.25" in found.text
+    assert "ranks 1 2 steps / s 2,787 3,726 speedup 1 1.337" in found.text
+    assert "oversubscribed False <b>True</b>" in found.text
+    assert "ranks 1 2 collect 500 250" in found.text  # milliseconds
     assert f"Advice {EVIL} Speedup" in found.text
     assert f"cpu {EVIL} cores 2" in found.text
     assert f"speedup {EVIL}" in found.text
-    (source,) = found.of("src")
-    assert base64.b64decode(source.removeprefix("data:image/png;base64,")) == b"\x89PNG picture"
-    assert found.of("alt") == ['Speedup by number of ranks: 1 with 1, "1.337" with 2']
+    labels = found.of("aria-label")
+    assert "Speedup by number of ranks: 1 with 1, 1.337 with 2" in labels
+    assert "Milliseconds of an iteration by number of ranks: 500 with 1, 250 with 2" in labels
+    for word in ("slowest to fastest", "ceiling", "Prediction"):
+        assert word not in found.text
+
+
+def test_a_study_with_ceilings_repeats_and_a_prediction(tmp_path):
+    folder = study(tmp_path / "s")
+    head = "nprocs,speedup,ceiling,expected,steps_per_s,steps_per_s_min,steps_per_s_max,slowest_s"
+    (folder / "speedup.csv").write_text(
+        f"{head}\n1,1,1,1,100,90,110,9\n4,3,3.5,3.25,300,200,400,9\n"
+    )
+    (folder / "predicted.csv").write_text(
+        "nprocs,nodes,experiment,predicted,measured,helps,seconds\n"
+        "1,1,same,101,100,,1\n8,2,same,700,,overlap (1.3),1\n64,2,larger,5000,,<i>,1\n"
+    )
+    (folder / "predicted.json").write_text(json.dumps({"notes": [EVIL]}))
+    found = page(folder)
+    assert "4 ranks \N{BLACK CIRCLE} ideal 4 \N{BLACK CIRCLE} ceiling 3.5" in found.text
+    assert "slowest to fastest repeat 2 to 4 \N{BLACK CIRCLE} measured 3" in found.text
+    head = "ranks nodes steps / s measured experiment what helps"
+    assert f"{head} 1 1 101 100 same 8 2 700 same overlap (1.3) 64 2 5,000 larger <i>" in found.text
+    assert "1 rank \N{BLACK CIRCLE} predicted, same 101 \N{BLACK CIRCLE} measured 100" in found.text
+    assert "64 ranks \N{BLACK CIRCLE} predicted, larger 5,000" in found.text
+    assert f"{EVIL} " in found.text + " "
+    assert (
+        "Milliseconds of an iteration ranks 1 4 slowest rank 9,000 9,000" in found.text
+    )  # no chart
+
+
+def test_a_study_of_text_is_refused(tmp_path, capsys):
+    folder = study(tmp_path / "s")
+    table = folder / "speedup.csv"
+    table.write_text(table.read_text().replace("1.337", "fast"))
+    assert report.main([str(folder)]) == 2
+    assert "column speedup of the study must hold numbers" in capsys.readouterr().err
 
 
 def test_a_study_that_is_under_way(tmp_path):
     found = page(study(tmp_path / "s"))
     assert "Advice" not in found.text
-    assert "img" not in found.tags
+    assert "Machine" not in found.text
 
 
 def test_where_the_page_goes(tmp_path, capsys):
@@ -244,6 +329,9 @@ def test_wrong_use(tmp_path, capsys, monkeypatch):
         ([tmp_path / "nowhere"], "nowhere"),
         ([write_run(tmp_path / "empty", [])], "empty/progress.csv"),
         ([empty], "speedup.csv"),
+        ([run, tmp_path / "nowhere"], "nowhere"),
+        ([run, empty], "study is a speedup study"),
+        ([empty, run], "study is a speedup study"),
         ([run, "--out", tmp_path / "none" / "x.html"], "none/x.html"),
     ):
         assert report.main([*map(str, args)]) == 2
@@ -251,6 +339,16 @@ def test_wrong_use(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert report.main([str(run)]) == 2
     assert "pip install -e '.[plot]'" in capsys.readouterr().err
+
+
+def test_a_phone_gets_figures_of_its_own(tmp_path):
+    found = page(write_run(tmp_path / "r", [1, 2]))
+    assert [kind for kind in found.of("class") if kind in ("wide", "narrow")] == [
+        "wide",
+        "narrow",
+    ] * 2
+    sizes = [box.split()[2:] for box in found.of("viewbox")]
+    assert sizes[:2] == [["691.2", "252"], ["280.8", "194.4"]]
 
 
 def test_it_is_one_of_the_tools():

@@ -31,8 +31,9 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
         isinstance(act, choices) or (isinstance(act, gym.spaces.Box) and act.dtype.kind == "f")
     ):
         raise ValueError(
-            f"actions must be a Box of floats, Discrete, MultiDiscrete or MultiBinary: {name_of(env)} "
-            f"has {act}; wrap it with gymnasium.wrappers.TransformAction"
+            f"actions must be floats (a Box), or choices (Discrete, MultiDiscrete, MultiBinary, a Box "
+            f"of integers with at most 256 values each), or a Tuple or Dict of only one of these "
+            f"kinds: {name_of(env)} has {act}; wrap it with gymnasium.wrappers.TransformAction"
         )
     return Spaces(
         dataclasses.replace(_describe(obs), parts=getattr(env, "rank0rl_parts", {})), _describe(act)

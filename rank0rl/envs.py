@@ -11,6 +11,7 @@ from typing import Any
 
 import gymnasium as gym
 
+from rank0rl.env_actions import FlatActions, flatten_actions
 from rank0rl.env_spaces import name_of, parts
 from rank0rl.imports import why
 
@@ -80,7 +81,8 @@ def is_gymnasiums_wrapper(wrapper: str) -> bool:
 def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env[Any, Any]:
     """Make an environment with its time limit and without the checks that cost time every step.
 
-    Observations that are a dict, a tuple or choices are flattened: choices become one-hot.
+    Observations that are a dict, a tuple or choices are flattened: choices become one-hot. So are
+    actions that are a dict, a tuple or integers: to choices or to floats.
 
     Args:
         env_id: full id, as `resolve` returns it.
@@ -101,6 +103,7 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
         raise ValueError(f"{env_id} must return a gymnasium.Env: got {env!r:.100}")
     for wrapper in wrappers:
         env = wrap(env, wrapper)
+    env = flatten_actions(env)
     space = env.observation_space
     if isinstance(space, gym.spaces.Box) or not _flattens(space):
         return env
@@ -166,6 +169,12 @@ class Watched(gym.Wrapper[Any, Any, Any, Any]):
 def is_flattened(env: gym.Env[Any, Any]) -> bool:
     """Return True if `make` has flattened the observations."""
     return isinstance(env, gym.wrappers.FlattenObservation)
+
+
+def nested_actions(env: gym.Env[Any, Any]) -> Callable[[Any], Any] | None:
+    """Return the function from a row of numbers to the environment's own action, if `make` has flattened these."""
+    inner = env.env if isinstance(env, gym.wrappers.FlattenObservation) else env
+    return inner.action if isinstance(inner, FlatActions) else None
 
 
 def _flattens(space: gym.Space[Any]) -> bool:

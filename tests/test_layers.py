@@ -36,6 +36,7 @@ LAYERS = {
             *(
                 "acting",
                 "envs",
+                "env_actions",
                 "env_answers",
                 "env_block",
                 "env_process",
@@ -102,6 +103,7 @@ TABLE = {
 # File -> what it alone of its layer may import.
 MORE_OUTSIDE = {
     "rank0rl.envs": {"gymnasium"},
+    "rank0rl.env_actions": {"gymnasium"},
     "rank0rl.env_spaces": {"gymnasium"},
     "rank0rl.demonstrations": {"minari"},
     "rank0rl.tools.record": {"minari", "gymnasium"},

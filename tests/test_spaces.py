@@ -12,6 +12,8 @@ from toy_envs import ACT_SPACES, OBS_SPACES, Spaced
 
 from rank0rl import env_spaces, envs
 from rank0rl.algos.ppo import PPO, PPOOptions
+from rank0rl.policy import Policy
+from rank0rl.run.options import RunOptions
 from rank0rl.tools import check
 
 MASKED = ("discrete", "multi", "multi2d")
@@ -116,8 +118,25 @@ def test_flattened_observations_are_gymnasiums():
     assert set(space.spaces) == {"a", "b"}
 
 
-@pytest.mark.parametrize("kwargs", [["obs=dict", "act=multi", "masked=true"]])
-def test_a_dict_with_masks_is_the_same_for_every_number_of_ranks_and_resumed(
+@pytest.mark.parametrize("act", ["integers", "choices", "floats"])
+def test_a_policy_gives_actions_as_the_environment_takes_them(act, tmp_path):
+    agent = two_iterations("ppo", tmp_path, obs="dict", act=act)
+    kwargs = {"obs": "dict", "act": act}
+    policy = Policy(agent, RunOptions(env_id="toy_envs:Spaced-v0", env_kwargs=kwargs))
+    env = Spaced("dict", act)
+    obs, _ = env.reset(seed=0)
+    assert env.action_space.contains(policy(obs))
+    both = [policy.make_env().reset(seed=seed)[0] for seed in (0, 1)]
+    assert all(map(env.action_space.contains, policy(np.stack(both))))
+    env = policy.make_env()
+    obs, _ = env.reset(seed=0)
+    env.step(policy(obs))  # the environment asserts that it is an action
+
+
+@pytest.mark.parametrize(
+    "kwargs", [["obs=dict", "act=multi", "masked=true"], ["obs=tuple", "act=choices"]]
+)
+def test_dicts_and_masks_are_the_same_for_every_number_of_ranks_and_resumed(
     kwargs, tmp_path, monkeypatch
 ):
     args = ["toy_envs:Spaced-v0", "--env-kwargs", *kwargs, "--num-envs", "6", "--hidden", "8"]

@@ -246,6 +246,15 @@ ACT_SPACES = {
     "multi": gym.spaces.MultiDiscrete([3, 2], start=[1, 0]),
     "multi2d": gym.spaces.MultiDiscrete([[3, 2], [2, 2]]),
     "binary": gym.spaces.MultiBinary(3),
+    "integers": gym.spaces.Box(np.array([[1, 0]]), np.array([[3, 1]]), dtype=np.uint8),
+    "choices": gym.spaces.Dict(
+        a=gym.spaces.Discrete(2, start=5),
+        b=gym.spaces.Tuple((gym.spaces.MultiBinary(2), gym.spaces.MultiDiscrete([[3], [2]]))),
+        c=gym.spaces.Box(-2, 2, (), np.int8),
+    ),
+    "floats": gym.spaces.Tuple(
+        (gym.spaces.Box(-1, 1, ()), gym.spaces.Box(0, 2, (2, 1), np.float64))
+    ),
 }
 
 

@@ -15,6 +15,11 @@ from rank0rl.env_actions import FlatActions, flatten_actions
 from rank0rl.env_spaces import name_of, parts
 from rank0rl.imports import why
 
+_VECTOR = (
+    "{} {} a vector environment: here every environment is stepped by itself, because its episodes must "
+    "repeat from their seeds; name the single gymnasium.Env, and --num-envs says how many there are"
+)
+
 
 def resolve(env_id: str) -> str:
     """Return the full id of an environment.
@@ -96,11 +101,13 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
     try:
         env = factory(**kwargs) if factory else gym.make(env_id, disable_env_checker=True, **kwargs)
     except Exception as error:  # whatever the environment's constructor raises
+        spec = gym.registry.get(env_id.rpartition(":")[2])
+        if spec and not spec.entry_point and spec.vector_entry_point:
+            raise ValueError(_VECTOR.format(env_id, "is registered as")) from None
         raise ValueError(
             f"cannot make environment {env_id!r}: {type(error).__name__}: {error}"
         ) from error
-    if not isinstance(env, gym.Env):
-        raise ValueError(f"{env_id} must return a gymnasium.Env: got {env!r:.100}")
+    _check_single(env_id, env)
     for wrapper in wrappers:
         env = wrap(env, wrapper)
     env = flatten_actions(env)
@@ -164,6 +171,21 @@ class Watched(gym.Wrapper[Any, Any, Any, Any]):
         result = self.env.step(action)
         self._look(self.env)
         return result
+
+
+def _check_single(env_id: str, env: Any) -> None:
+    """Raise ValueError unless a function has made one environment, of one agent."""
+    if isinstance(env, gym.vector.VectorEnv):  # EnvPool's are of both classes
+        raise ValueError(_VECTOR.format(env_id, "makes"))
+    if isinstance(env, gym.Env):
+        return
+    if hasattr(env, "possible_agents"):
+        raise ValueError(
+            f"{env_id} makes a PettingZoo environment, of several agents: an environment here is a "
+            f"gymnasium.Env, of one agent; name a function that makes one in which the policy moves all "
+            f"agents, its observations and actions a Dict of theirs, as in docs/environments.md"
+        )
+    raise ValueError(f"{env_id} must return a gymnasium.Env: got {env!r:.100}")
 
 
 def is_flattened(env: gym.Env[Any, Any]) -> bool:

@@ -199,6 +199,20 @@ def test_an_environment_that_a_function_makes():
     assert envs.resolve("toy_envs:Count") == "toy_envs:Count-v0"  # registered, before its class
 
 
+@pytest.mark.parametrize(
+    ("env_id", "said"),
+    [
+        ("toy_envs:make_vector", "make_vector makes a vector environment.*name the single"),
+        ("toy_envs:BothKinds", "BothKinds makes a vector environment"),
+        ("toy_envs:VectorOnly-v0", "VectorOnly-v0 is registered as a vector environment"),
+        ("toy_envs:Parallel", "makes a PettingZoo environment.*docs/environments.md"),
+    ],
+)
+def test_what_is_no_single_environment_is_named(env_id, said):
+    with pytest.raises(ValueError, match=said):
+        envs.make(envs.resolve(env_id))
+
+
 SCRIPT = """
 import gymnasium as gym
 from rank0rl.cli import main

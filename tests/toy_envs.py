@@ -302,6 +302,23 @@ def noise_of(agent):
     return (agent, "no environment")
 
 
+def make_vector():
+    return gym.vector.SyncVectorEnv([Count, Count])
+
+
+class BothKinds(gym.vector.SyncVectorEnv, gym.Env):
+    """Is an environment too by its class, as EnvPool's are."""
+
+    def __init__(self):
+        super().__init__([Count])
+
+
+class Parallel:
+    """Is of several agents, as PettingZoo's are."""
+
+    possible_agents = ("a", "b")
+
+
 def make_count(length=3):
     return Count(length)
 
@@ -326,6 +343,7 @@ _ALL = (
 for env in _ALL:
     gym.register(f"{env.__name__}-v0", f"toy_envs:{env.__name__}")
 gym.register("Normalized-v0", normalized)
+gym.register("VectorOnly-v0", vector_entry_point=make_vector)
 
 
 @dataclass(frozen=True)

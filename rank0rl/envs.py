@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium as gym
 
 from rank0rl.env_actions import FlatActions, flatten_actions
+from rank0rl.env_rewards import RawReward
 from rank0rl.env_spaces import name_of, parts
 from rank0rl.imports import why
 
@@ -77,10 +78,11 @@ def own_module(env_id: str) -> str:
     return module if module.startswith("gymnasium.") else "gymnasium"
 
 
-def is_gymnasiums_wrapper(wrapper: str) -> bool:
-    """Return True if a wrapper imports nothing but Gymnasium, and writes no files."""
+def is_known_wrapper(wrapper: str) -> bool:
+    """Return True if a wrapper imports nothing but Gymnasium and rank0rl, and writes no files."""
     name = wrapper.partition("(")[0].strip()
-    return name in gym.wrappers.__all__ and name != "RecordVideo"
+    known = name in gym.wrappers.__all__ and name != "RecordVideo"
+    return known or name == f"{RawReward.__module__}:{RawReward.__name__}"
 
 
 def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env[Any, Any]:

@@ -40,6 +40,7 @@ LAYERS = {
                 "env_answers",
                 "env_block",
                 "env_process",
+                "env_rewards",
                 "env_server",
                 "env_spaces",
             ),
@@ -104,6 +105,7 @@ TABLE = {
 MORE_OUTSIDE = {
     "rank0rl.envs": {"gymnasium"},
     "rank0rl.env_actions": {"gymnasium"},
+    "rank0rl.env_rewards": {"gymnasium"},
     "rank0rl.env_spaces": {"gymnasium"},
     "rank0rl.demonstrations": {"minari"},
     "rank0rl.tools.record": {"minari", "gymnasium"},

@@ -13,6 +13,7 @@ from toy_envs import ACT_SPACES, OBS_SPACES, Spaced
 from rank0rl import env_spaces, envs
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.policy import Policy
+from rank0rl.run import config
 from rank0rl.run.options import RunOptions
 from rank0rl.tools import check
 
@@ -157,6 +158,29 @@ def test_ranks_with_other_spaces_end_with_one_error(tmp_path, monkeypatch):
     done = train(tmp_path / "r", "toy_envs:Ranked-v0", *size, nprocs=2, expect=1)
     assert "env 0 has actions Discrete(2)" in done.stderr
     assert "env 2 has actions Discrete(3)" in done.stderr
+
+
+def test_a_run_on_images_notes_that_updates_are_slow(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    words = ["toy_envs:Spaced-v0", "--env-kwargs", "obs=image", "--num-envs", "2"]
+    words += ["--steps-per-batch", "8", "--total-steps", "8", "--stop-after-iterations", "1"]
+    done = train(tmp_path, *words)
+    assert "note: updates on images are slow on a CPU" in done.stdout
+
+
+def test_clipped_rewards_are_learned_from_and_raw_returns_recorded(tmp_path, monkeypatch):
+    """As the file for Atari games has it; Count rewards 1, 2 and 3."""
+    atari = config.load(HERE.parent / "configs" / "ppo-ALE-Pong.toml")
+    assert atari["epochs"] == 4
+    wrappers = atari["wrappers"][1:3]
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    assert envs.is_known_wrapper(wrappers[0])
+    words = ["toy_envs:Count-v0", "--wrappers", *wrappers, "--info", *atari["info"]]
+    words += ["--num-envs", "2", "--steps-per-batch", "16", "--total-steps", "16"]
+    train(tmp_path, *words)
+    [row] = table(tmp_path)
+    assert float(row["return_mean"]) == 3.0
+    assert float(row["raw_reward_sum_mean"]) == 6.0
 
 
 def test_wrappers_by_name(tmp_path):

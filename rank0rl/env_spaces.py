@@ -24,7 +24,8 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
     if not isinstance(obs, gym.spaces.Box):
         raise ValueError(
             f"observations must be of fixed size, a Box or what can be flattened to one: "
-            f"{name_of(env)} has {obs}; wrap it with gymnasium.wrappers.TransformObservation"
+            f"{name_of(env)} has {obs}; wrap it with gymnasium.wrappers.TransformObservation, or leave "
+            f"keys of a Dict out with FilterObservation(filter_keys=[...])"
         )
     choices = gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
     if not (

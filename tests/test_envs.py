@@ -55,7 +55,7 @@ def test_double_precision_is_kept_as_single():
         (
             gym.spaces.Sequence(gym.spaces.Discrete(3)),
             gym.spaces.Discrete(2),
-            "observations must be of fixed size, .*Sequence.*TransformObservation",
+            "observations must be of fixed size, .*Sequence.*TransformObservation.*FilterObservation",
         ),
         (gym.spaces.Box(0, 1), gym.spaces.Text(2), "actions must be .*Text.*TransformAction"),
         (gym.spaces.Box(0, 1), gym.spaces.Box(0, 256, (2,), np.int64), "actions must be floats"),

@@ -1,6 +1,6 @@
 """Train two iterations in environments of other projects, and write what happens: docs/environments.md.
 
-    pip install minigrid highway-env gymnasium-robotics "gymnasium[box2d,toy-text]" ale-py shimmy dm_control \
+    pip install minigrid highway-env gymnasium-robotics "gymnasium[box2d,toy-text]" ale-py shimmy dm_control "mujoco<4" \
         "pettingzoo[sisl]" envpool opencv-python-headless
     python benchmarks/foreign_environments.py               # the table in docs/environments.md
     python benchmarks/foreign_environments.py Taxi Pong     # some rows, printed only
@@ -22,9 +22,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "environments.md"
-SIZE = (
-    "--num-envs 2 --steps-per-batch 64 --total-steps 128 --epochs 2 --minibatch-size 32 --hidden 16"
-)
+SIZE = "--config configs/ppo.toml --num-envs 2 --steps-per-batch 64 --total-steps 128 --epochs 2 --minibatch-size 32 --hidden 16"
 LIMIT_S = 240
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
@@ -40,6 +38,11 @@ class Case(NamedTuple):
 
 CASES = [
     Case("MiniGrid", "minigrid:MiniGrid-Empty-5x5-v0"),
+    Case(
+        "MiniGrid",
+        "minigrid:MiniGrid-Empty-5x5-v0",
+        "--wrappers FilterObservation(filter_keys=['direction','image'])",
+    ),
     Case(
         "MiniGrid", "minigrid:MiniGrid-Empty-5x5-v0", "--wrappers minigrid.wrappers:FlatObsWrapper"
     ),
@@ -124,8 +127,9 @@ def spaces(case: Case) -> str:
     option, *words = case.options.split() or [""]
     kwargs = dict(word.split("=") for word in words) if option == "--env-kwargs" else {}
     wrappers = words if option == "--wrappers" else []
-    code, text = run(["-c", SPACES, case.words, repr(kwargs), repr(wrappers)])
-    return cell(text.strip().splitlines()[-1]) if not code and text.strip() else "-"
+    _, text = run(["-c", SPACES, case.words, repr(kwargs), repr(wrappers)])
+    found = re.findall(r"^spaces: (.*)$", text, re.M)
+    return found[0] if found else "-"
 
 
 SPACES = """
@@ -146,7 +150,7 @@ env = envs.make(envs.resolve(env_id), wrappers, **kwargs)
 obs = env.env.observation_space if envs.is_flattened(env) else env.observation_space
 nested = envs.nested_actions(env)
 act = nested.__self__.env.action_space if nested else env.action_space
-print(f"{words(obs)}; {words(act)}")
+print(f"spaces: {words(obs)}; {words(act)}")
 """
 
 

@@ -6,6 +6,7 @@ import ast
 import difflib
 import importlib
 import re
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -106,8 +107,10 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
         spec = gym.registry.get(env_id.rpartition(":")[2])
         if spec and not spec.entry_point and spec.vector_entry_point:
             raise ValueError(_VECTOR.format(env_id, "is registered as")) from None
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        reason = str(error) or f"in line {place.lineno} of {place.filename}: {place.line}"
         raise ValueError(
-            f"cannot make environment {env_id!r}: {type(error).__name__}: {error}"
+            f"cannot make environment {env_id!r}: {type(error).__name__}: {reason}"
         ) from error
     _check_single(env_id, env)
     for wrapper in wrappers:

@@ -74,6 +74,11 @@ def test_what_cannot_be_made_gives_the_reason():
     with pytest.raises(ValueError, match="unexpected keyword argument 'speed'"):
         envs.make("CartPole-v1", speed=3)
 
+    with pytest.raises(
+        ValueError, match=r"AssertionError: in line \d+ of .*toy_envs.py: assert 1 > 2"
+    ):
+        envs.make("toy_envs:make_silent")
+
 
 @pytest.mark.parametrize(
     ("env_id", "base"),

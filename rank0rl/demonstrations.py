@@ -72,7 +72,10 @@ def _minari(name: str) -> Iterator[tuple[Any, Any]]:
             f"--data {name}: there is no such file, and no such Minari dataset here ({error}); "
             f"minari list local shows those that there are"
         ) from None
-    first = getattr(dataset.action_space, "start", 0)  # choices are numbered from 0 here
+    space = dataset.action_space
+    first = getattr(space, "start", 0)  # choices are numbered from 0 here
+    if getattr(space, "low", None) is not None and space.dtype.kind in "iu":
+        first = space.low  # a Box of integers: these are choices too
     try:
         episodes = [(episode.observations, episode.actions) for episode in dataset]
     except Exception as error:  # whatever h5py raises for it

@@ -24,15 +24,17 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
     if not isinstance(obs, gym.spaces.Box):
         raise ValueError(
             f"observations must be of fixed size, a Box or what can be flattened to one: "
-            f"{name_of(env)} has {obs}; wrap it with gymnasium.wrappers.TransformObservation"
+            f"{name_of(env)} has {obs}; wrap it with gymnasium.wrappers.TransformObservation, or leave "
+            f"keys of a Dict out with FilterObservation(filter_keys=[...])"
         )
     choices = gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
     if not (
         isinstance(act, choices) or (isinstance(act, gym.spaces.Box) and act.dtype.kind == "f")
     ):
         raise ValueError(
-            f"actions must be a Box of floats, Discrete, MultiDiscrete or MultiBinary: {name_of(env)} "
-            f"has {act}; wrap it with gymnasium.wrappers.TransformAction"
+            f"actions must be floats (a Box), or choices (Discrete, MultiDiscrete, MultiBinary, a Box "
+            f"of integers with at most 256 values each), or a Tuple or Dict of only one of these "
+            f"kinds: {name_of(env)} has {act}; wrap it with gymnasium.wrappers.TransformAction"
         )
     return Spaces(
         dataclasses.replace(_describe(obs), parts=getattr(env, "rank0rl_parts", {})), _describe(act)

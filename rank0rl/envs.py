@@ -5,16 +5,23 @@ from __future__ import annotations
 import ast
 import difflib
 import importlib
-import os
 import re
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 
+from rank0rl.env_actions import FlatActions, flatten_actions
+from rank0rl.env_rewards import RawReward
 from rank0rl.env_spaces import name_of, parts
 from rank0rl.imports import why
+
+_VECTOR = (
+    "{} {} a vector environment: here every environment is stepped by itself, because its episodes must "
+    "repeat from their seeds; name the single gymnasium.Env, and --num-envs says how many there are"
+)
 
 
 def resolve(env_id: str) -> str:
@@ -73,16 +80,18 @@ def own_module(env_id: str) -> str:
     return module if module.startswith("gymnasium.") else "gymnasium"
 
 
-def is_gymnasiums_wrapper(wrapper: str) -> bool:
-    """Return True if a wrapper imports nothing but Gymnasium, and writes no files."""
+def is_known_wrapper(wrapper: str) -> bool:
+    """Return True if a wrapper imports nothing but Gymnasium and rank0rl, and writes no files."""
     name = wrapper.partition("(")[0].strip()
-    return name in gym.wrappers.__all__ and name != "RecordVideo"
+    known = name in gym.wrappers.__all__ and name != "RecordVideo"
+    return known or name == f"{RawReward.__module__}:{RawReward.__name__}"
 
 
 def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env[Any, Any]:
     """Make an environment with its time limit and without the checks that cost time every step.
 
-    Observations that are a dict, a tuple or choices are flattened: choices become one-hot.
+    Observations that are a dict, a tuple or choices are flattened: choices become one-hot. So are
+    actions that are a dict, a tuple or integers: to choices or to floats.
 
     Args:
         env_id: full id, as `resolve` returns it.
@@ -96,16 +105,14 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
     try:
         env = factory(**kwargs) if factory else gym.make(env_id, disable_env_checker=True, **kwargs)
     except Exception as error:  # whatever the environment's constructor raises
-        where = traceback.extract_tb(error.__traceback__)[-1].filename
-        its_own = not where.startswith(
-            (gym.__path__[0] + os.sep + "envs" + os.sep + "reg", __file__)
-        )
-        reason = why(error) if its_own else f"{type(error).__name__}: {error}"
-        raise ValueError(f"cannot make environment {env_id!r}: {reason}") from error
-    if not isinstance(env, gym.Env):
-        raise ValueError(f"{env_id} must return a gymnasium.Env: got {env!r:.100}")
+        spec = gym.registry.get(env_id.rpartition(":")[2])
+        if spec and not spec.entry_point and spec.vector_entry_point:
+            raise ValueError(_VECTOR.format(env_id, "is registered as")) from None
+        raise ValueError(f"cannot make environment {env_id!r}: {_reason(error)}") from error
+    _check_single(env_id, env)
     for wrapper in wrappers:
         env = wrap(env, wrapper)
+    env = flatten_actions(env)
     space = env.observation_space
     if isinstance(space, gym.spaces.Box) or not _flattens(space):
         return env
@@ -168,9 +175,37 @@ class Watched(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
 
+def _reason(error: Exception) -> str:
+    """Return what a constructor has raised, with its place in the environment's own code."""
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    outside = (str(Path(gym.__path__[0], "envs", "registration.py")), __file__)
+    return f"{type(error).__name__}: {error}" if last in outside else why(error)
+
+
+def _check_single(env_id: str, env: Any) -> None:
+    """Raise ValueError unless a function has made one environment, of one agent."""
+    if isinstance(env, gym.vector.VectorEnv):  # EnvPool's are of both classes
+        raise ValueError(_VECTOR.format(env_id, "makes"))
+    if isinstance(env, gym.Env):
+        return
+    if hasattr(env, "possible_agents"):
+        raise ValueError(
+            f"{env_id} makes a PettingZoo environment, of several agents: an environment here is a "
+            f"gymnasium.Env, of one agent; name a function that makes one in which the policy moves all "
+            f"agents, its observations and actions a Dict of theirs, as in docs/environments.md"
+        )
+    raise ValueError(f"{env_id} must return a gymnasium.Env: got {env!r:.100}")
+
+
 def is_flattened(env: gym.Env[Any, Any]) -> bool:
     """Return True if `make` has flattened the observations."""
     return isinstance(env, gym.wrappers.FlattenObservation)
+
+
+def nested_actions(env: gym.Env[Any, Any]) -> Callable[[Any], Any] | None:
+    """Return the function from a row of numbers to the environment's own action, if `make` has flattened these."""
+    inner = env.env if isinstance(env, gym.wrappers.FlattenObservation) else env
+    return inner.action if isinstance(inner, FlatActions) else None
 
 
 def _flattens(space: gym.Space[Any]) -> bool:

@@ -44,6 +44,7 @@ class Policy:
         )
         """Space of the observations that `__call__` takes, besides flattened ones."""
         self._first = env_spaces.first_choice(env)
+        self._nested = envs.nested_actions(env)
         env.close()
         self._noise = draws(agent, options.seed if seed is None else seed, 0, 0)
         self._best = evaluation.deterministic(agent)
@@ -66,7 +67,8 @@ class Policy:
                 None where an episode begins.
 
         Returns:
-            One action, or (B, *act); and for an agent with a memory, the next memory too.
+            One action, or (B, *act); and for an agent with a memory, the next memory too. Many actions
+            of a Dict or Tuple space, or of integers, are a list.
 
         Raises:
             ValueError: if observations have another shape.
@@ -83,11 +85,12 @@ class Policy:
             more["memory"] = zeros if memory is None else np.reshape(memory, zeros.shape).copy()
         agent = self._best if deterministic else self.agent
         act, extras = agent.act(rows, self._noise(len(rows)), np.zeros(len(rows), np.int64), **more)
-        act = env_spaces.to_env(act, self.spaces.act, self._first)
+        rows_of = env_spaces.to_env(act, self.spaces.act, self._first)
+        many = [*map(self._nested, rows_of)] if self._nested else rows_of
         if not self.agent.memory:
-            return act[0] if is_one else act
+            return many[0] if is_one else many
         memory = extras["memory"]
-        return (act[0], memory[0]) if is_one else (act, memory)
+        return (many[0], memory[0]) if is_one else (many, memory)
 
     def make_env(self, **kwargs: Any) -> Any:
         """Make an environment as the run's, with its wrappers.

@@ -1,7 +1,9 @@
 """From a run to a dataset, from a dataset to a clone, from the clone to a run; and batches that are kept."""
 
 import os
+from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ import warm
 from in_process import mean_return, train_here
 from runs import SMALL, curve, replay, resume, sha, table, train
 
-from rank0rl import demonstrations
+from rank0rl import demonstrations, env_spaces
 from rank0rl.agent import Space, Spaces
 from rank0rl.algos.bc import BC, BCOptions
+from rank0rl.env_actions import flatten_actions
 from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
 
@@ -247,3 +250,17 @@ def test_images_are_cloned_too(tmp_path):
     agent.prepare()
     batch = {"obs": obs, "val": np.zeros(8, np.float32), "ret": np.arange(8, dtype=np.float32)}
     assert np.isfinite(agent.update(batch, np.random.default_rng(0), 0.0)["loss"])
+
+
+def test_a_dataset_of_integers_is_one_of_choices(monkeypatch):
+    """Choices are numbered from 0 here, and an environment's integers from their lowest."""
+    minari = pytest.importorskip("minari")
+    env = gym.Env()
+    env.observation_space = gym.spaces.Box(-1, 1, (2,))
+    env.action_space = gym.spaces.Box(2, 4, (1,), np.uint8)
+    episode = SimpleNamespace(observations=np.ones((3, 2)), actions=np.array([[2], [4]], np.uint8))
+    dataset = type("Dataset", (), {"__iter__": lambda self: iter([episode])})()
+    dataset.action_space = env.action_space
+    monkeypatch.setattr(minari, "load_dataset", lambda name: dataset)
+    rows = demonstrations.read("some/data-v0", env_spaces.describe(flatten_actions(env)))
+    assert rows["act"].tolist() == [[0], [2]]

@@ -6,6 +6,9 @@ import pytest
 import toy_envs  # noqa: F401 - registers
 
 from rank0rl import env_spaces, envs
+from rank0rl.env_actions import flat_space, flatten_actions
+
+MIXED = gym.spaces.Discrete(2)
 
 
 @pytest.mark.parametrize(
@@ -52,22 +55,29 @@ def test_double_precision_is_kept_as_single():
         (
             gym.spaces.Sequence(gym.spaces.Discrete(3)),
             gym.spaces.Discrete(2),
-            "observations must be of fixed size, .*Sequence.*TransformObservation",
+            "observations must be of fixed size, .*Sequence.*TransformObservation.*FilterObservation",
         ),
         (gym.spaces.Box(0, 1), gym.spaces.Text(2), "actions must be .*Text.*TransformAction"),
-        (gym.spaces.Box(0, 1), gym.spaces.Box(0, 3, (2,), np.int64), "actions must be a Box of fl"),
+        (gym.spaces.Box(0, 1), gym.spaces.Box(0, 256, (2,), np.int64), "actions must be floats"),
+        (gym.spaces.Box(0, 1), gym.spaces.Tuple((MIXED, gym.spaces.Box(0, 1))), "of only one of"),
+        (gym.spaces.Box(0, 1), gym.spaces.Tuple(()), "actions must be floats"),
     ],
 )
 def test_a_space_that_no_agent_can_use_is_named(obs, act, message):
     env = gym.Env()
     env.observation_space, env.action_space = obs, act
     with pytest.raises(ValueError, match=message):
-        env_spaces.describe(env)
+        env_spaces.describe(flatten_actions(env))
 
 
 def test_what_cannot_be_made_gives_the_reason():
     with pytest.raises(ValueError, match="unexpected keyword argument 'speed'"):
         envs.make("CartPole-v1", speed=3)
+
+    with pytest.raises(
+        ValueError, match=r"toy_envs.py\", line \d+, in make_silent\n    assert 1 > 2"
+    ):
+        envs.make("toy_envs:make_silent")
 
 
 @pytest.mark.parametrize(
@@ -104,3 +114,35 @@ def test_a_module_that_cannot_be_imported_is_one_short_error(text, said, tmp_pat
     (tmp_path / "own_env.py").write_text(text)
     with pytest.raises(ValueError, match=said):
         envs.resolve("own_env:Env-v0")
+
+
+def test_integers_are_choices_with_the_numbers_of_their_bounds():
+    space = gym.spaces.Box(-128, 127, (1, 2), np.int8)
+    flat = flat_space(space)
+    assert (flat.nvec.tolist(), flat.start.tolist()) == ([256, 256], [-128, -128])
+    wide = gym.spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (1,), np.int64)
+    assert flat_space(wide) is None  # 2 ** 64 values: numpy's difference would be -1
+
+
+def test_rows_of_numbers_become_the_environments_actions():
+    env = envs.make("toy_envs:Spaced-v0", obs="dict", act="choices")
+    assert env.action_space == gym.spaces.MultiDiscrete(
+        [2, 2, 2, 3, 2, 5], start=[5, 0, 0, 0, 0, -2]
+    )
+    nested = envs.nested_actions(env)
+    act = nested(np.array([6, 1, 0, 2, 1, -2]))
+    assert env.unwrapped.action_space.contains(act)
+    binary, multi = act["b"]
+    assert (act["a"], binary.tolist(), multi.tolist(), act["c"]) == (6, [1, 0], [[2], [1]], -2)
+    assert nested(act) is act
+    env = envs.make("toy_envs:Spaced-v0", act="floats")
+    assert env.action_space.low.tolist() == [-1, 0, 0]
+    assert env.action_space.high.tolist() == [1, 2, 2]
+    one, two = envs.nested_actions(env)(np.array([0.5, 1, 2], np.float32))
+    assert (one.shape, one.dtype, two.tolist(), two.dtype) == (
+        (),
+        np.float32,
+        [[1], [2]],
+        np.float64,
+    )
+    assert envs.nested_actions(envs.make("CartPole-v1")) is None

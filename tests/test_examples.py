@@ -4,16 +4,20 @@ import ast
 import difflib
 import importlib.util
 import re
+import runpy
 import shlex
 import sys
 from textwrap import dedent
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
+from in_process import mean_return, train_here
 from on_ranks import HERE, on_ranks, typed
 
 import rank0rl
+from rank0rl.algos.ppo import PPO, PPOOptions
 
 ROOT = HERE.parent
 EXAMPLES = ROOT / "examples"
@@ -299,3 +303,50 @@ def test_what_is_cut_off_has_a_value_and_what_terminates_has_none(serial):
 def test_ppo_in_one_file_learns(command):
     returns = iterations(typed(f"python examples/{command} {LEARNS}"))
     assert max(returns) > 450, returns
+
+
+class Two:
+    """A parallel environment as PettingZoo's are: agent a is gone after one step, b is cut off after three."""
+
+    possible_agents = ("a", "b")
+
+    def observation_space(self, agent):
+        return gym.spaces.Box(-9, 9, (2,), np.float32)
+
+    def action_space(self, agent):
+        return gym.spaces.Discrete(3, start=4)
+
+    def reset(self, seed=None, options=None):
+        self.t, self.agents = 0, ["a", "b"]
+        return {agent: np.full(2, seed % 7, np.float32) for agent in self.agents}, {}
+
+    def step(self, actions):
+        assert set(actions) == set(self.agents)
+        assert all(4 <= action <= 6 for action in actions.values())
+        self.t += 1
+        moved, self.agents = self.agents, ["b"] if self.t < 3 else []
+        obs = {agent: np.full(2, self.t, np.float32) for agent in moved}
+        over = {agent: agent == "a" for agent in moved}
+        cut = {agent: agent == "b" and self.t == 3 for agent in moved}
+        return obs, dict.fromkeys(moved, 1.5), over, cut, {}
+
+    def close(self):
+        pass
+
+
+parallel_env = Two
+
+
+def test_one_policy_moves_all_agents(tmp_path):
+    env = runpy.run_path("examples/all_agents.py")["make"]("test_examples")
+    env.reset(seed=3)
+    act = {"a": 5, "b": 4}
+    got = [env.step(act) for _ in range(3)]
+    assert [rew for _, rew, *_ in got] == [3.0, 1.5, 1.5]
+    assert [(over, cut) for _, _, over, cut, _ in got] == [(False, False)] * 2 + [(False, True)]
+    assert [obs["a"].tolist() for obs, *_ in got] == [[1, 1], [0, 0], [0, 0]]
+    size = {"num_envs": 2, "steps_per_batch": 16, "total_steps": 32}
+    kwargs = {"env_id": "examples.all_agents:make", "env_kwargs": {"module": "test_examples"}}
+    _, recorder = train_here(PPO, PPOOptions(hidden=(8,)), tmp_path, **kwargs, **size)
+    assert recorder.state.progress.iteration == 2
+    assert mean_return(recorder) == 6.0

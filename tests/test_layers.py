@@ -36,9 +36,11 @@ LAYERS = {
             *(
                 "acting",
                 "envs",
+                "env_actions",
                 "env_answers",
                 "env_block",
                 "env_process",
+                "env_rewards",
                 "env_server",
                 "env_spaces",
             ),
@@ -102,6 +104,8 @@ TABLE = {
 # File -> what it alone of its layer may import.
 MORE_OUTSIDE = {
     "rank0rl.envs": {"gymnasium"},
+    "rank0rl.env_actions": {"gymnasium"},
+    "rank0rl.env_rewards": {"gymnasium"},
     "rank0rl.env_spaces": {"gymnasium"},
     "rank0rl.demonstrations": {"minari"},
     "rank0rl.tools.record": {"minari", "gymnasium"},

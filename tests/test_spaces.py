@@ -12,6 +12,9 @@ from toy_envs import ACT_SPACES, OBS_SPACES, Spaced
 
 from rank0rl import env_spaces, envs
 from rank0rl.algos.ppo import PPO, PPOOptions
+from rank0rl.policy import Policy
+from rank0rl.run import config
+from rank0rl.run.options import RunOptions
 from rank0rl.tools import check
 
 MASKED = ("discrete", "multi", "multi2d")
@@ -116,8 +119,25 @@ def test_flattened_observations_are_gymnasiums():
     assert set(space.spaces) == {"a", "b"}
 
 
-@pytest.mark.parametrize("kwargs", [["obs=dict", "act=multi", "masked=true"]])
-def test_a_dict_with_masks_is_the_same_for_every_number_of_ranks_and_resumed(
+@pytest.mark.parametrize("act", ["integers", "choices", "floats"])
+def test_a_policy_gives_actions_as_the_environment_takes_them(act, tmp_path):
+    agent = two_iterations("ppo", tmp_path, obs="dict", act=act)
+    kwargs = {"obs": "dict", "act": act}
+    policy = Policy(agent, RunOptions(env_id="toy_envs:Spaced-v0", env_kwargs=kwargs))
+    env = Spaced("dict", act)
+    obs, _ = env.reset(seed=0)
+    assert env.action_space.contains(policy(obs))
+    both = [policy.make_env().reset(seed=seed)[0] for seed in (0, 1)]
+    assert all(map(env.action_space.contains, policy(np.stack(both))))
+    env = policy.make_env()
+    obs, _ = env.reset(seed=0)
+    env.step(policy(obs))  # the environment asserts that it is an action
+
+
+@pytest.mark.parametrize(
+    "kwargs", [["obs=dict", "act=multi", "masked=true"], ["obs=tuple", "act=choices"]]
+)
+def test_dicts_and_masks_are_the_same_for_every_number_of_ranks_and_resumed(
     kwargs, tmp_path, monkeypatch
 ):
     args = ["toy_envs:Spaced-v0", "--env-kwargs", *kwargs, "--num-envs", "6", "--hidden", "8"]
@@ -138,6 +158,29 @@ def test_ranks_with_other_spaces_end_with_one_error(tmp_path, monkeypatch):
     done = train(tmp_path / "r", "toy_envs:Ranked-v0", *size, nprocs=2, expect=1)
     assert "env 0 has actions Discrete(2)" in done.stderr
     assert "env 2 has actions Discrete(3)" in done.stderr
+
+
+def test_a_run_on_images_notes_that_updates_are_slow(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    words = ["toy_envs:Spaced-v0", "--env-kwargs", "obs=image", "--num-envs", "2"]
+    words += ["--steps-per-batch", "8", "--total-steps", "8", "--stop-after-iterations", "1"]
+    done = train(tmp_path, *words)
+    assert "note: updates on images are slow on a CPU" in done.stdout
+
+
+def test_clipped_rewards_are_learned_from_and_raw_returns_recorded(tmp_path, monkeypatch):
+    """As the file for Atari games has it; Count rewards 1, 2 and 3."""
+    atari = config.load(HERE.parent / "configs" / "ppo-ALE-Pong.toml")
+    assert atari["epochs"] == 4
+    wrappers = atari["wrappers"][1:3]
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    assert envs.is_known_wrapper(wrappers[0])
+    words = ["toy_envs:Count-v0", "--wrappers", *wrappers, "--info", *atari["info"]]
+    words += ["--num-envs", "2", "--steps-per-batch", "16", "--total-steps", "16"]
+    train(tmp_path, *words)
+    [row] = table(tmp_path)
+    assert float(row["return_mean"]) == 3.0
+    assert float(row["raw_reward_sum_mean"]) == 6.0
 
 
 def test_wrappers_by_name(tmp_path):
@@ -178,6 +221,20 @@ def test_an_environment_that_a_function_makes():
     with pytest.raises(ValueError, match=r"must return a gymnasium.Env: got \("):
         envs.make("toy_envs:noise_of", agent=check)
     assert envs.resolve("toy_envs:Count") == "toy_envs:Count-v0"  # registered, before its class
+
+
+@pytest.mark.parametrize(
+    ("env_id", "said"),
+    [
+        ("toy_envs:make_vector", "make_vector makes a vector environment.*name the single"),
+        ("toy_envs:BothKinds", "BothKinds makes a vector environment"),
+        ("toy_envs:VectorOnly-v0", "VectorOnly-v0 is registered as a vector environment"),
+        ("toy_envs:Parallel", "makes a PettingZoo environment.*docs/environments.md"),
+    ],
+)
+def test_what_is_no_single_environment_is_named(env_id, said):
+    with pytest.raises(ValueError, match=said):
+        envs.make(envs.resolve(env_id))
 
 
 SCRIPT = """

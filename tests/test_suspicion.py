@@ -1,49 +1,9 @@
 """An agent whose `act` or `process` depends on more than its arguments is found out, or repaired."""
 
 import pytest
+from liars import liar
 from runs import table, train
 
-LIAR = """
-import numpy as np
-import random
-import torch
-from torch import nn
-from torch.distributions import Categorical
-from rank0rl import Agent
-from rank0rl.nets.layers import Linear
-
-
-class Liar(Agent):
-    noise = ("uniform", 1)
-
-    def __init__(self, spaces, options, rng):
-        self.policy = nn.Sequential({layer}(4, 64), nn.Tanh(), {layer}(64, 2))
-        self.optimizer = torch.optim.SGD(self.policy.parameters(), 0.01)
-        self.hidden, self.cache = 0, None
-
-    def act(self, obs, noise, fragment_id):
-        with torch.no_grad():
-            p = torch.softmax(self.policy(torch.from_numpy(obs)), 1).numpy()
-        act = (noise[:, 0] > p[:, 0]).astype(np.int64)
-        {act}
-        return act, {{"p": p}}
-
-    def process(self, fragment):
-        {process}
-        return {{"obs": fragment.obs, "act": fragment.act, "rew": fragment.rew}}
-
-    def update(self, batch, rng, progress):
-        logits = self.policy(torch.from_numpy(batch["obs"]))
-        order = torch.randperm(len(logits))[:64]  # from the global generator, which is seeded
-        loss = nn.functional.cross_entropy(logits[order], torch.from_numpy(batch["act"])[order])
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        return {{"loss": loss.item()}}
-
-    def modules(self):
-        return {{"policy": self.policy}}
-"""
 LIES = {
     "a product of rows": ({"layer": "nn.Linear"}, "for an observation alone"),
     "drawn by torch": (
@@ -65,12 +25,6 @@ LIES = {
         "process changes the agent's attribute 'hidden'",
     ),
 }
-
-
-def liar(tmp_path, layer="Linear", act="pass", process="pass"):
-    file = tmp_path / "liar.py"
-    file.write_text(LIAR.format(layer=layer, act=act, process=process))
-    return ["CartPole", "--algo", f"{file}:Liar", "--num-envs", "4", "--total-steps", "768"]
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -246,6 +246,15 @@ ACT_SPACES = {
     "multi": gym.spaces.MultiDiscrete([3, 2], start=[1, 0]),
     "multi2d": gym.spaces.MultiDiscrete([[3, 2], [2, 2]]),
     "binary": gym.spaces.MultiBinary(3),
+    "integers": gym.spaces.Box(np.array([[1, 0]]), np.array([[3, 1]]), dtype=np.uint8),
+    "choices": gym.spaces.Dict(
+        a=gym.spaces.Discrete(2, start=5),
+        b=gym.spaces.Tuple((gym.spaces.MultiBinary(2), gym.spaces.MultiDiscrete([[3], [2]]))),
+        c=gym.spaces.Box(-2, 2, (), np.int8),
+    ),
+    "floats": gym.spaces.Tuple(
+        (gym.spaces.Box(-1, 1, ()), gym.spaces.Box(0, 2, (2, 1), np.float64))
+    ),
 }
 
 
@@ -293,6 +302,27 @@ def noise_of(agent):
     return (agent, "no environment")
 
 
+def make_silent():
+    assert 1 > 2
+
+
+def make_vector():
+    return gym.vector.SyncVectorEnv([Count, Count])
+
+
+class BothKinds(gym.vector.SyncVectorEnv, gym.Env):
+    """Is an environment too by its class, as EnvPool's are."""
+
+    def __init__(self):
+        super().__init__([Count])
+
+
+class Parallel:
+    """Is of several agents, as PettingZoo's are."""
+
+    possible_agents = ("a", "b")
+
+
 def make_count(length=3):
     return Count(length)
 
@@ -317,6 +347,7 @@ _ALL = (
 for env in _ALL:
     gym.register(f"{env.__name__}-v0", f"toy_envs:{env.__name__}")
 gym.register("Normalized-v0", normalized)
+gym.register("VectorOnly-v0", vector_entry_point=make_vector)
 
 
 @dataclass(frozen=True)

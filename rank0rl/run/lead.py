@@ -9,6 +9,7 @@ from typing import Any
 
 from rank0rl.mpi import comm, job
 from rank0rl.mpi.hosts import count_ranks, read_hosts
+from rank0rl.nets.conv import image_notes
 from rank0rl.nets.own import cost_notes
 from rank0rl.options import flag
 from rank0rl.run import checkpoint, config, init_from, provenance, trust
@@ -69,9 +70,11 @@ def lead(
         logger.print("note: --gather-parts has no effect: this MPI does not support threads")
     changes = provenance.differences(starts[-2], starts[-1]) if len(starts) > 1 else []
     differences = [*changes, *provenance.host_differences(machines)]
+    modules = state.agent.modules().values()
     for note in [
         *plan.notes,
-        *cost_notes(state.agent.modules().values()),
+        *cost_notes(modules),
+        *image_notes(modules, getattr(plan.agent, "epochs", 1), options.device),
         *(f"{d}: the last bits of the curve may differ" for d in differences),
     ]:
         logger.print(f"note: {note}")

@@ -104,7 +104,7 @@ def _foreign(options: RunOptions) -> dict[str, list[str]]:
         found["env_id"] = [options.env_id]
     if kwargs and ("env_id" in found or _names_a_file(kwargs)):
         found["env_kwargs"] = [_pair(name, value) for name, value in kwargs.items()]
-    if not all(map(envs.is_gymnasiums_wrapper, options.wrappers)):
+    if not all(map(envs.is_known_wrapper, options.wrappers)):
         found["wrappers"] = [*options.wrappers]
     if not is_reference(options.algo):
         found["algo"] = [options.algo]

@@ -94,6 +94,11 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
         notes.append(
             "flatten each observation: gymnasium.spaces.flatten(env.observation_space, obs)"
         )
+    if envs.nested_actions(env):
+        notes.append(
+            "each action is a row of numbers: those of all parts of env.action_space, one behind the "
+            "other, in its order"
+        )
     act, more, end = ("act, memory", ", memory", "") if agent.memory else ("act", "", ".numpy()")
     if masked:
         more += ", torch.as_tensor(mask, dtype=torch.bool)"

@@ -6,7 +6,7 @@ import torch
 from some_policies import rng
 from torch import nn
 
-from rank0rl.nets.conv import is_image, network
+from rank0rl.nets.conv import image_notes, is_image, network
 from rank0rl.nets.normalize import normalizer
 
 
@@ -38,3 +38,17 @@ def test_what_is_an_image():
     assert inputs == (8, 8, 1)
     pixels = np.array([0, 51, 255] + [0] * 61, np.uint8).reshape(1, 8, 8, 1)
     np.testing.assert_allclose(norm.numpy(pixels)[0, :3], [0, 0.2, 1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "epochs", "device", "notes"),
+    [
+        ((12, 10, 3), 5, "cpu", 1),
+        ((12, 10, 3), 4, "cpu", 0),
+        ((12, 10, 3), 5, "cuda:1", 0),
+        ((5,), 5, "cpu", 0),
+    ],
+)
+def test_many_passes_over_images_on_a_cpu_are_noted(shape, epochs, device, notes):
+    net = network(shape, (8,), 3, rng(), 1.0)
+    assert len(image_notes([nn.Sequential(net), np.zeros(1)], epochs, device)) == notes

@@ -38,7 +38,11 @@ def key(tmp_path, monkeypatch):
         },
         {
             "env_id": "NoSuch-v0",
-            "wrappers": ["TimeLimit(max_episode_steps=5)", "ClipReward (x=':')"],
+            "wrappers": [
+                "TimeLimit(max_episode_steps=5)",
+                "ClipReward (x=':')",
+                "rank0rl.env_rewards:RawReward",
+            ],
         },
         {},
     ],

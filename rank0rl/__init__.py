@@ -6,14 +6,29 @@ Names are imported when they are first used: ``import rank0rl`` loads neither mp
 from __future__ import annotations
 
 import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 __version__ = "0.2.0"
 
-_folder = Path(__file__).parent
-if not (_folder / "configs").exists():  # in a checkout, algos/ and configs/ lie beside this folder
-    __path__.append(str(_folder.parent))
+
+class _Checkout:
+    """Finds rank0rl.algos in a checkout, where it lies beside this folder. In the wheel it lies within."""
+
+    file = Path(__file__).parents[1] / "algos/__init__.py"
+
+    @classmethod
+    def find_spec(cls, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        folder = cls.file.parent
+        if name != f"{__name__}.{folder.name}" or not (folder / "ppo.py").exists():
+            return None
+        return spec_from_file_location(name, cls.file, submodule_search_locations=[str(folder)])
+
+
+sys.meta_path.insert(0, _Checkout)  # type: ignore[arg-type] # before that of another checkout
 
 _HOME = {
     "mpi_fork": "mpi.launch",

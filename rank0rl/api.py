@@ -26,6 +26,7 @@ from rank0rl.options import flag
 from rank0rl.policy import Policy, load
 from rank0rl.run import files, run_data
 
+_BOX = "\u2500\u2502\u256d\u256e\u256f\u2570 \n"
 _WRONG_USE = ("error: ", "\u256d", "\u2502", "\u2570")  # tyro draws a box around what is wrong
 
 
@@ -110,7 +111,7 @@ def train(
         env_id: the environment, if the run is not resumed: an id, or a function in a file that makes
             one.
         on_iteration: function in a file that rank 0 calls after every iteration: the option callback.
-        options: options of the run and of its agent. Classes and functions can be given for names of
+        options: options of the run and of its agent. None means that one is not given. Classes and functions can be given for names of
             them, such as algo=MyAgent, if ranks can import them from a file.
 
     Returns:
@@ -128,10 +129,11 @@ def train(
         )
     if on_iteration is not None:
         options = {**options, "callback": on_iteration}
-    command = [sys.executable, "-m", "rank0rl", "train", *_words(env_id, options)]
+    # -P: modules of the working folder come last
+    command = [sys.executable, "-P", "-m", "rank0rl", "train", *_words(env_id, options)]
     with tempfile.TemporaryDirectory(prefix="rank0rl-") as folder:
         told = Path(folder, "run")
-        code, errors = _relayed(command, {**_environment(), job.TOLD: str(told)})
+        code, errors = _relayed(command, _environment(), told)
         run = Run(told.read_text()) if told.exists() else None
     if code == 2 and errors:
         raise ValueError(errors)
@@ -181,11 +183,21 @@ def _words(env_id: Any, options: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(flag(name if value else f"no_{name}"))
         elif isinstance(value, Mapping):
-            words += [flag(name), *(f"{key}={json.dumps(item)}" for key, item in value.items())]
+            words += [
+                flag(name),
+                *(f"{key}={json.dumps(item, default=_plain)}" for key, item in value.items()),
+            ]
         else:
             items = value if isinstance(value, list | tuple) else [value]
             words += [flag(name), *(_name(name, item) for item in items)]
     return words
+
+
+def _plain(value: Any) -> Any:
+    """Return a number or an array of NumPy as JSON knows it."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise ValueError(f"options are numbers, texts and lists: got {value!r:.100}")
 
 
 def _name(option: str, value: Any) -> str:
@@ -194,6 +206,8 @@ def _name(option: str, value: Any) -> str:
     Raises:
         ValueError: if they cannot, because it is in no file.
     """
+    if isinstance(value, Run):
+        return str(value.folder)
     if not (inspect.isclass(value) or inspect.isfunction(value)):
         return str(value)
     path = getattr(sys.modules.get(value.__module__), "__file__", None)
@@ -204,19 +218,27 @@ def _name(option: str, value: Any) -> str:
             f"to a file, in a notebook by a cell that begins with %%writefile mine.py, and give "
             f'{option}="mine{"" if option == "env_id" else ".py"}:{value.__name__}"'
         )
+    if value.__module__ != "__main__":
+        return f"{value.__module__}:{value.__name__}"
     return f"{Path(path).stem if option == 'env_id' else path}:{value.__name__}"
 
 
 def _environment() -> dict[str, str]:
     """Return the environment of the ranks, which import what this process can."""
-    own = [path for path in sys.path if not path.startswith((sys.prefix, sys.base_prefix))]
+    python = (sys.prefix, sys.base_prefix)
+    own = [path for path in sys.path if not any(map(Path(path).is_relative_to, python))]
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else ""
     paths = os.pathsep.join(path or os.getcwd() for path in own)
     return {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", job.TERMINAL: str(columns)}
 
 
-def _relayed(command: list[str], env: Mapping[str, str]) -> tuple[int, str]:
+def _relayed(command: list[str], env: Mapping[str, str], told: Path) -> tuple[int, str]:
     """Run a command, print what it prints, and pass interrupts on to it.
+
+    Args:
+        command: the command.
+        env: its environment.
+        told: the file that the run's folder is written to, when the run has begun.
 
     Returns:
         Its exit code; and what it has said to be wrong with its use, which is not printed.
@@ -224,45 +246,46 @@ def _relayed(command: list[str], env: Mapping[str, str]) -> tuple[int, str]:
     lines: queue.Queue[tuple[str, str]] = queue.Queue()
     process = subprocess.Popen(
         command,
-        env=env,
+        env={**env, job.TOLD: str(told)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,  # Ctrl-C comes from here only
         preexec_fn=functools.partial(end_with_parent, os.getpid()),  # noqa: PLW1509
     )
-    for name in ("stdout", "stderr"):
-        threading.Thread(
-            target=_read, args=(getattr(process, name), name, lines), daemon=True
-        ).start()
     refused: list[str] = []
-    open_ends = 2
-    while open_ends:
-        try:
-            name, text = lines.get()
-            if not text:
-                open_ends -= 1
-            elif name == "stderr" and text.startswith(_WRONG_USE):
-                refused.append(text)
-            else:
-                print(text, end="", file=getattr(sys, name), flush=True)
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
-    code = process.wait()
-    if code != 2:
+    try:
+        for name in ("stdout", "stderr"):
+            threading.Thread(
+                target=_read, args=(getattr(process, name), name, lines), daemon=True
+            ).start()
+        while True:
+            try:
+                name, text = lines.get(timeout=0.2)
+                if name == "stderr" and text.startswith(_WRONG_USE) and not told.exists():
+                    refused.append(text)
+                else:
+                    print(text, end="", file=getattr(sys, name), flush=True)
+            except queue.Empty:
+                if process.poll() is not None:  # what it has left behind may keep the pipes open
+                    break
+            except KeyboardInterrupt:
+                process.send_signal(signal.SIGINT)
+    finally:
+        if process.poll() is None:
+            process.terminate()  # it saves, and ends its ranks
+            process.wait()
+    if process.returncode != 2:
         print("".join(refused), end="", file=sys.stderr)
-    words = "".join(
-        line.strip("\u2500\u2502\u256d\u256e\u256f\u2570 \n").ljust(1) + "\n" for line in refused
-    )
-    return code, words.strip().removeprefix("error: ")
+    words = "".join(line.strip(_BOX).ljust(1) + "\n" for line in refused)
+    return process.returncode, words.strip().removeprefix("error: ")
 
 
 def _read(pipe: IO[bytes], name: str, lines: queue.Queue[tuple[str, str]]) -> None:
-    """Put what comes out of a pipe into a queue; at its end, an empty text."""
+    """Put what comes out of a pipe into a queue, until its end."""
     text = io.TextIOWrapper(pipe, errors="replace", newline="")
     for line in iter(text.readline, ""):
         lines.put((name, line))
-    lines.put((name, ""))
 
 
 def _column(values: list[str]) -> Any:

@@ -76,6 +76,8 @@ class Collector:
         Returns:
             On rank 0 the rows of all ranks, in order of fragment ids; no rows elsewhere.
         """
+        if self.callback:
+            self.callback.broadcast()
         if self._ready is None:
             self.roll(iteration)
             self.gather()
@@ -88,8 +90,6 @@ class Collector:
 
         Collective: every rank calls this, and `gather` after it.
         """
-        if self.callback:
-            self.callback.broadcast()
         if self.curriculum:
             self.rollout.block.settings = self.curriculum.broadcast(iteration)
         start = time.perf_counter()

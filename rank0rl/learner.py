@@ -21,6 +21,8 @@ from rank0rl.run.agents import seed_globals
 from rank0rl.run.options import RunOptions
 from rank0rl.run.timing import Phases
 
+PREPARING = "rank0rl-prepare"
+"""Name of the thread in which an agent prepares."""
 _MOST_THREADS = 8  # a minibatch rarely has more tasks
 
 
@@ -55,7 +57,7 @@ class Learner:
     def prepare(self) -> None:
         """Let rank 0's agent prepare its first update, in a thread. Call it once, if there is to be one."""
         if comm.get_rank() == 0:
-            pool = ThreadPoolExecutor(1, "rank0rl-prepare")
+            pool = ThreadPoolExecutor(1, PREPARING)
             self._preparing = pool.submit(_prepare, self._agent)
             pool.shutdown(wait=False)
 
@@ -76,9 +78,9 @@ class Learner:
         if comm.get_rank():
             return {}
         rng = seeding.stream(self._options.seed, "update", iteration)
-        seed_globals(self._options.seed, "update", iteration)
         try:
             self._finish_preparing()
+            seed_globals(self._options.seed, "update", iteration)
             with self._phases("update"):
                 metrics = self._agent.update(batch.rows, rng, self._share_over())
             _check_metrics(metrics)

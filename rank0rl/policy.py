@@ -59,8 +59,8 @@ class Policy:
         """Choose actions, as the environment takes them.
 
         Args:
-            obs: one observation of the environment, or many of them, (B, *obs). Those of a Dict or
-                Tuple space come one at a time, or flattened.
+            obs: one observation of the environment, or many of them, (B, *obs). Many of a Dict or Tuple
+                space are a list, or flattened.
             deterministic: choose the most probable actions, and draw none at random.
             mask: choices that may be taken, (choices,) or (B, choices), as in info["action_mask"].
             memory: of an agent that has one: what it returned in the step before, (m,) or (B, m).
@@ -77,9 +77,8 @@ class Policy:
         more: dict[str, Any] = {}
         if mask is not None:
             given = [mask] if is_one else mask
-            more["mask"] = np.stack(
-                [mask_of({"action_mask": one}, self.spaces.act.size) for one in given]
-            )
+            masks = [mask_of({"action_mask": one}, self.spaces.act.size) for one in given]
+            more["mask"] = np.stack(masks).astype(bool)  # Gymnasium's are int8
         if self.agent.memory:
             zeros = np.zeros((len(rows), self.agent.memory), np.float32)
             more["memory"] = zeros if memory is None else np.reshape(memory, zeros.shape).copy()
@@ -115,7 +114,12 @@ class Policy:
 
         Returns:
             "return", "length" and what --info named, (episodes,) each.
+
+        Raises:
+            ValueError: for less than one episode.
         """
+        if episodes < 1:
+            raise ValueError(f"episodes must be at least 1: got {episodes}")
         with one_thread():
             return evaluation.whole_episodes(
                 self._best if deterministic else self.agent,
@@ -127,16 +131,24 @@ class Policy:
 
     def _rows(self, obs: Any) -> tuple[Array, bool]:
         """Return observations as the agent takes them, (B, *obs), and True if it was a single one."""
-        shape, dtype = self.spaces.obs.shape, self.spaces.obs.dtype
+        shape, dtype, space = self.spaces.obs.shape, self.spaces.obs.dtype, self.observation_space
+        if not isinstance(space, gym.spaces.Box):
+            each = (
+                [obs]
+                if space.contains(obs)
+                else [*obs]
+                if isinstance(obs, list | np.ndarray)
+                else []
+            )
+            if each and all(map(space.contains, each)):
+                flat = [gym.spaces.flatten(space, one) for one in each]
+                return np.asarray(flat, dtype), each[0] is obs
         if not isinstance(obs, dict | tuple):
             rows = np.asarray(obs)
             if rows.shape == shape:
                 return rows.astype(dtype)[None], True
             if rows.shape[1:] == shape:
                 return rows.astype(dtype), False
-        space = self.observation_space
-        if not isinstance(space, gym.spaces.Box) and space.contains(obs):
-            return np.asarray(gym.spaces.flatten(space, obs), dtype)[None], True
         got = (
             f"{type(obs).__name__} {np.shape(obs)}"
             if not isinstance(obs, dict | tuple)

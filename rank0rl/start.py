@@ -22,7 +22,7 @@ from rank0rl.mpi import comm, job
 from rank0rl.mpi.threads import set_threads
 from rank0rl.options import OptionError
 from rank0rl.run import config, init_from, provenance
-from rank0rl.run.agents import load_agent, make_agent
+from rank0rl.run.agents import load_agent, make_agent, seed_globals
 from rank0rl.run.folder import discard
 from rank0rl.run.lead import lead
 from rank0rl.run.options import RunOptions
@@ -74,6 +74,7 @@ def start(
         words = comm.allgather_obj(rollout.block.words, "the spaces of every rank's environments")
         env_spaces.refuse_other_spaces({env: its for rank in words for env, its in rank.items()})
         try:
+            seed_globals(options.seed, "init", 1)
             agent = make_agent(options, agent_options, rollout.spaces)
             if told["init"]:
                 init_from.check(agent, told["init"], str(options.init_from))

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import pickle
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -94,11 +95,12 @@ class Suspect(Agent):
         self._calls[name] += 1
         look = self._calls[name] <= _CALLS
         before = {of: state() for of, state in _GENERATORS.items()}
+        is_alone = threading.active_count() == 1  # `prepare`, in its thread, may draw
         attributes = _attributes(self._agent) if look else {}
         tensors = self._weights() if look else {}
         result = method(*args, **kwargs)
         for of, state in _GENERATORS.items():
-            if state() != before[of]:
+            if is_alone and state() != before[of]:
                 raise ValueError(
                     f"{name} has drawn from {of} global random numbers, which differ with the number of "
                     f"ranks: draw from the argument `noise` of act (Agent.noise says how much)"
@@ -114,8 +116,8 @@ class Suspect(Agent):
             # What is set once is a cache, or comes from `prepare` in another thread.
             if twice := sorted(others & self._changed[name]):
                 raise ValueError(
-                    f"{name} changes the agent's attribute {twice[0]!r}, so what it returns depends on "
-                    f"earlier calls: keep what an env must remember in its memory (Agent.memory), and "
+                    f"{name} changes the agent's attribute {twice[0]!r}, so what it returns may depend "
+                    f"on earlier calls: keep what an env must remember in its memory (Agent.memory), and "
                     f"change the agent in update only"
                 )
             self._changed[name] |= others
@@ -153,7 +155,10 @@ def _attributes(agent: Agent) -> dict[str, Any]:
 def _add(digest: Any, value: Any, depth: int) -> bool:
     """Add a value to a digest; return False if it is of another kind than those."""
     if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().numpy() if value.dtype != torch.bfloat16 else repr(value)
+        try:
+            value = value.detach().cpu().numpy()
+        except (TypeError, RuntimeError):  # sparse, or of a dtype that NumPy does not have
+            return False
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         digest.update(np.ascontiguousarray(value).tobytes())
     elif isinstance(value, bool | int | float | str | bytes | np.generic | None):

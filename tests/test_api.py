@@ -201,3 +201,76 @@ def test_a_notebook_that_is_interrupted_has_saved_its_run(tmp_path):
     assert rows > 0
     resume(tmp_path / "r", "--stop-after-iterations", str(rows + 1))
     assert len(table(tmp_path / "r")) == rows + 1
+
+
+def test_a_mask_may_be_of_integers(small):
+    policy = rank0rl.load(small.folder)
+    obs = np.zeros((50, 4), np.float32)
+    assert policy(obs, mask=np.tile(np.array([[0, 1]], np.int8), (50, 1))).tolist() == [1] * 50
+    assert policy(obs[0], mask=np.array([1, 0], np.int8)) == 0
+
+
+def test_loading_leaves_the_callers_random_numbers_alone(small):
+    np.random.seed(1)
+    expected = np.random.random(3)
+    np.random.seed(1)
+    rank0rl.load(small.folder)
+    assert np.random.random(3).tolist() == expected.tolist()
+
+
+def test_episodes_are_at_least_one(small):
+    with pytest.raises(ValueError, match="episodes must be at least 1: got 0"):
+        rank0rl.evaluate(small, 0)
+
+
+def test_many_choices_as_observations_are_many(tmp_path):
+    made = rank0rl.train("FrozenLake", total_steps=64, run_dir=tmp_path / "r", quiet=True, **SMALL)
+    policy = made.policy()
+    each = [policy(i, deterministic=True) for i in range(16)]
+    assert policy(np.arange(16), deterministic=True).tolist() == each
+    assert policy(np.eye(16), deterministic=True).tolist() == each
+
+
+def test_a_process_that_an_environment_leaves_behind_keeps_nobody_waiting(tmp_path):
+    (tmp_path / "leaves.py").write_text(
+        "import subprocess, gymnasium\n"
+        "def make():\n"
+        "    subprocess.Popen(['sleep', '60'])\n"
+        "    return gymnasium.make('CartPole-v1')\n"
+    )
+    (tmp_path / "script.py").write_text(
+        "import time, rank0rl, leaves\n"
+        "if __name__ == '__main__':\n"
+        "    rank0rl.train(leaves.make, num_envs=1, steps_per_batch=64, total_steps=64)\n"
+    )
+    start = time.monotonic()
+    done = run([sys.executable, "script.py"], cwd=tmp_path, env={"PYTHONPATH": str(HERE.parent)})
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - start < 50
+
+
+def test_an_exception_in_the_caller_ends_the_job(tmp_path):
+    """A signal's handler raises while the ranks train, as that of a time limit does."""
+    folder = tmp_path / "r"
+
+    def late(signum, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR1, late)
+
+    def raise_soon():
+        while not (folder / "progress.csv").exists():
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    threading.Thread(target=raise_soon).start()
+    try:
+        with pytest.raises(TimeoutError):
+            rank0rl.train(
+                "CartPole", nprocs=2, total_steps=10**7, run_dir=folder, quiet=True, **SMALL
+            )
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    rows = len(table(folder))
+    time.sleep(1)
+    assert len(table(folder)) == rows

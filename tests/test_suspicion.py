@@ -34,6 +34,19 @@ def test_a_lie_ends_the_run_with_a_line_that_says_why(tmp_path, lie):
     assert words in done.stderr
 
 
+def test_what_is_prepared_may_draw_and_does_not_change_the_curve(tmp_path):
+    words = liar(tmp_path)
+    file = tmp_path / "liar.py"
+    draws = "import time; [(torch.randn(4), time.sleep(0.001)) for _ in range({})]"
+    kept = {}
+    for number in (0, 300):
+        prepare = f"    def prepare(self):\n        {draws.format(number)}\n\n    def modules"
+        file.write_text(file.read_text().replace("    def modules", prepare, 1))
+        train(tmp_path / f"{number}", *words)
+        kept[number] = [row["weights_sha256"] for row in table(tmp_path / f"{number}")]
+    assert kept[0] == kept[300]
+
+
 def test_weights_and_updates_of_global_generators_are_those_of_the_seed(tmp_path):
     words = liar(tmp_path, act="self.cache = 1")  # set once, it changes nothing
     runs = {}

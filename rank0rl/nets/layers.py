@@ -2,8 +2,8 @@
 
 torch rounds a product of several rows otherwise than that of one, so an agent with `nn.Linear` in
 `act` has another curve for every number of ranks. Without gradients, these compute a stack of one-row
-products, whose bits do not depend on their number; with gradients they are torch's own. Of torch's activations, tanh and ReLU do not depend on the number
-of rows; sigmoid does.
+products, whose bits do not depend on their number; with gradients they are torch's own. Of torch's activations, Tanh, ReLU, LeakyReLU and GELU do not depend
+on the number of rows; Sigmoid, SiLU, ELU, Softplus and Mish do.
 """
 
 from __future__ import annotations

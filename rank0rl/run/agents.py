@@ -95,7 +95,6 @@ def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent
         OptionError: if its options do not fit the spaces or the device.
     """
     rng = seeding.stream(options.seed, "init")
-    seed_globals(options.seed, "init", 1)
     agent = load_agent(options.algo)(spaces, agent_options, rng)
     agent.device = options.device
     if options.device.partition(":")[0] not in agent.devices:

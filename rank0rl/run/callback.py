@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rank0rl.agent import Agent
 from rank0rl.mpi import comm
 from rank0rl.run import config
@@ -53,6 +55,7 @@ class Iteration:
             ValueError: for any other option, and for a value that is not allowed.
         """
         may = self._agent.coefficients
+        values = {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
         if unknown := values.keys() - {*may}:
             raise ValueError(
                 f"{type(self._agent).__name__} reads {', '.join(sorted(unknown))} only at the "
@@ -83,10 +86,11 @@ class Callback:
         """Call the function after an iteration, on rank 0; return True if it asks for a checkpoint."""
         of = Iteration(folder, record, self._agent, self.values)
         try:
-            self.ends = self._function(of) is False
+            answer = self._function(of)
         except Exception as error:
             error.add_note(f"In the function of --callback, after iteration {record['iteration']}.")
             raise
+        self.ends = answer is not None and not answer
         self.values = of.values
         return of.saves
 

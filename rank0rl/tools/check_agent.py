@@ -62,7 +62,10 @@ def _trained(words: Sequence[str], run: Path, iterations: int = _ITERATIONS) -> 
 
 def _difference(a: Path, b: Path) -> str:
     """Return what differs first in the records of two runs; "" if nothing does."""
-    for i, (mine, other) in enumerate(zip(read_rows(a), read_rows(b), strict=False), 1):
+    rows, others = read_rows(a), read_rows(b)
+    if len(rows) != len(others):
+        return f"{len(others)} iterations, not {len(rows)}"
+    for i, (mine, other) in enumerate(zip(rows, others, strict=True), 1):
         for column, words in _HASHES.items():
             if mine[column] != other[column]:
                 return words.format(i)

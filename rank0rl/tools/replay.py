@@ -23,7 +23,7 @@ from rank0rl.mpi import hashes
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.cuda import check_device
 from rank0rl.run import checkpoint, init_from, plan
-from rank0rl.run.agents import make_agent
+from rank0rl.run.agents import make_agent, seed_globals
 from rank0rl.run.curriculum import Curriculum
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
@@ -221,6 +221,7 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
     """Train to where the iteration was collected; return what collects it."""
     options, phases = start.options, Phases()
     rollout = make_rollout(options, 0, 1)
+    seed_globals(options.seed, "init", 1)
     agent = make_agent(options, start.agent_options, rollout.spaces)
     collector = Collector(agent, rollout, options, phases)
     settings = start.saved["settings"]

@@ -6,13 +6,18 @@ from runs import SMALL, resume, table, train
 from rank0rl.tools import replay
 
 CALLBACK = """
+import numpy as np
+
 def schedule(iteration):
     record = iteration.record
     assert "steps_per_s" not in record
     if record["iteration"] == 2:
-        iteration.set(lr=1e-4, gamma=0.9)
+        iteration.set(lr=np.float64(1e-4), gamma=0.9)
         iteration.save()
-    return record["iteration"] < 5
+    return np.bool_(record["iteration"] < 5)
+
+def each(iteration):
+    iteration.set(lr=1e-3 / iteration.record["iteration"])
 
 def hidden(iteration):
     iteration.set(hidden=(8,))
@@ -72,6 +77,16 @@ def test_the_same_curve_for_every_nprocs_and_after_a_resume(tmp_path, words, mor
 def test_what_is_wrong_is_said(tmp_path, words, name, text):
     done = train(tmp_path / "r", *words(name), expect=1)
     assert text in done.stderr
+
+
+@pytest.mark.parametrize("more", [[], ["--overlap"]], ids=["", "overlap"])
+def test_the_last_update_has_what_was_set_after_a_resume_too(tmp_path, words, more):
+    args = [*words("each"), *more]
+    train(tmp_path / "one", *args)
+    train(tmp_path / "two", *args, "--stop-after-iterations", "9")
+    resume(tmp_path / "two", nprocs=2)
+    assert hashes(tmp_path / "two") == hashes(tmp_path / "one")
+    assert float(table(tmp_path / "one")[-1]["lr"]) == pytest.approx(1e-3 / 9, rel=1e-5)
 
 
 def test_a_run_that_was_ended_goes_on_to_the_next_end(tmp_path, words):

@@ -11,6 +11,7 @@ are the same, else the line that the run ends with.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import subprocess
@@ -81,12 +82,13 @@ CASES = [
 
 
 def main() -> None:
-    chosen = [
-        case for case in CASES if not sys.argv[1:] or any(a in case.words for a in sys.argv[1:])
-    ]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("rows", nargs="*", help="parts of names; none: all, written to the page")
+    some = parser.parse_args().rows
+    chosen = [case for case in CASES if not some or any(a in case.words for a in some)]
     with ThreadPoolExecutor(2) as pool:
         rows = [*pool.map(row, chosen)]
-    if not sys.argv[1:]:
+    if not some:
         head = [
             "| project | environment | observations; actions | what happens |",
             "|---|---|---|---|",

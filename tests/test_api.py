@@ -101,8 +101,8 @@ def test_episodes_are_those_of_the_tool(small, capsys):
     ("options", "text"),
     [
         ({"gamma": 2.0}, "gamma must be in"),
-        ({"gama": 0.9}, "--gama"),
-        ({"nprocs": 40}, "num_envs=32, nprocs=40"),
+        pytest.param({"gama": 0.9}, "--gama", marks=pytest.mark.slow),
+        pytest.param({"nprocs": 40}, "num_envs=32, nprocs=40", marks=pytest.mark.slow),
         ({"algo": "pop"}, "no agent 'pop'"),
         (
             {"algo": type("Cell", (rank0rl.Agent,), {"__module__": "__none__"})},
@@ -168,9 +168,11 @@ def client(book, folder):
     )
 
 
-def test_the_notebook(tmp_path):
+@pytest.mark.parametrize("nprocs", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_the_notebook(tmp_path, nprocs):
     book = nbformat.read(BOOK, as_version=4)
     for cell in book.cells:
+        cell.source = cell.source.replace("nprocs=2", f"nprocs={nprocs}")
         cell.source = cell.source.replace("40_000", "8_192").replace("=10,", "=2,")
     client(book, tmp_path).execute()
     outputs = [cell.outputs for cell in book.cells if cell.cell_type == "code"]

@@ -114,8 +114,8 @@ def test_settings_are_plain_data_and_only_those_in_use_are_kept():
 
 
 CASES = [
-    pytest.param([*STEPS, "--overlap"], id="steps, overlap"),
-    pytest.param(EPISODES, id="episodes", marks=SLOW),
+    pytest.param([*STEPS, "--overlap"], id="steps, overlap", marks=SLOW),
+    pytest.param(EPISODES, id="episodes"),
     pytest.param([*STEPS, "--env-processes", "--env-retries", "1"], id="processes", marks=SLOW),
     pytest.param([*STEPS, "--recurrent", "gru"], id="memory", marks=SLOW),
 ]

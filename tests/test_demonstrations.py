@@ -37,6 +37,7 @@ def weights(run):
     return checkpoint.read(checkpoint.latest(run))["weights"]
 
 
+@pytest.mark.slow
 def test_from_a_run_to_a_dataset_to_a_clone_to_a_run(tmp_path):
     train(tmp_path / "r", *SMALL, "--total-steps", "128")
     names = ["toy/cartpole-v0", "toy/cartpole-v1"]

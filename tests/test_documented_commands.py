@@ -46,7 +46,8 @@ NOT_RUN = {
     "needs a display": [r"python -m rank0rl play \S+ --seed 3"],
     "needs an account": [r".* --wandb .*"],
     "needs a package that `make test` does not install": [
-        *(r".* ale_py:.*", r".* minigrid:.*", r".* LunarLander .*"),
+        *(r".* ale_py:.*", r".* minigrid:.*", r".* LunarLander .*", r"python .*pettingzoo.*"),
+        r"python benchmarks/foreign_environments\.py",
         r"python benchmarks/update\.py --beside DIR",  # measures stable-baselines3 too
     ],
     "runs in test_examples.py": [
@@ -60,6 +61,7 @@ SHORTER = {
     r"\b(DIR|OLD|NEW)\b": str(ROOT),
     r"walker2d/ppo-v0 --nprocs": "batches --nprocs",
     r"--seed N": "--seed 0",
+    r"\bENV\b": "CartPole",
     r"--episodes-per-batch \d+": "--episodes-per-batch 4",
     r"^python (train\.py|-m rank0rl train) (?!.*(--help|--resume|episodes|-n |klppo)).*": (
         r"\g<0> --steps-per-batch 256"
@@ -129,8 +131,13 @@ def shorter(line):
 
 
 TO_RUN = [line for line in DOCUMENTED if not matches(line)]
+FAST = {shorter(line)[0] for line in commands(PAGES[0].read_text())}  # those of the README
 CASES = [
-    pytest.param(line, marks=pytest.mark.slow if re.fullmatch(SLOW, line) else (), id=line)
+    pytest.param(
+        line,
+        marks=() if line in FAST and not re.fullmatch(SLOW, line) else pytest.mark.slow,
+        id=line,
+    )
     for line in dict.fromkeys(shorter(line)[0] for line in TO_RUN)
 ]
 

@@ -21,7 +21,7 @@ CASES = [
         id="layers",
         marks=SLOW,
     ),
-    pytest.param([*PENDULUM, "--algo", "OWN"], id="own networks"),
+    pytest.param([*PENDULUM, "--algo", "OWN"], id="own networks", marks=SLOW),
     pytest.param([*EPISODES, "--recurrent", "lstm", "--actions", "beta"], id="lstm", marks=SLOW),
     pytest.param([*PENDULUM, "--recurrent", "lstm", "--overlap"], id="ahead", marks=SLOW),
     pytest.param([*PENDULUM, "--algo", f"{EXAMPLES}/remember.py"], id="remember", marks=SLOW),

@@ -48,7 +48,9 @@ def hashes(run):
     return [(row["batch_sha256"], row["weights_sha256"], row["lr"]) for row in table(run)]
 
 
-@pytest.mark.parametrize("more", [[], ["--overlap"]], ids=["", "overlap"])
+@pytest.mark.parametrize(
+    "more", [pytest.param([], marks=pytest.mark.slow), ["--overlap"]], ids=["", "overlap"]
+)
 def test_the_same_curve_for_every_nprocs_and_after_a_resume(tmp_path, words, more):
     args = [*words("schedule"), *more]
     train(tmp_path / "one", *args)

@@ -122,7 +122,16 @@ def test_a_number_out_of_its_range_is_refused(name):
 def test_what_a_file_may_not_set_is_how_a_run_is_started():
     assert options.names(RunOptions, in_file=False) == {
         *("nprocs", "hosts", "hostfile", "mpiexec", "bind_to_core", "collective_timeout"),
-        *("start_timeout", "max_restarts", "config", "resume", "run_dir", "quiet", "pass_env"),
+        *(
+            "start_timeout",
+            "max_restarts",
+            "config",
+            "resume",
+            "run_dir",
+            "quiet",
+            "phases",
+            "pass_env",
+        ),
         *("stop_after_iterations", "stop_after_seconds", "trust", "keep_batches"),
     }
 

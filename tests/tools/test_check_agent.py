@@ -21,11 +21,12 @@ def checked(capsys, *words):
 @pytest.mark.parametrize(
     "algo",
     [
-        algo if algo == "reinforce" else pytest.param(algo, marks=pytest.mark.slow)
+        algo
         for algo in references()
         if algo != "bc"  # it needs data
     ],
 )
+@pytest.mark.slow
 def test_the_agents_here_are_honest(capsys, algo):
     batch = [] if algo in ("es", "cmaes") else ["--steps-per-batch", "96"]
     code, found = checked(capsys, "--algo", algo, *batch)

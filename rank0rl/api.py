@@ -111,8 +111,9 @@ def train(
         env_id: the environment, if the run is not resumed: an id, or a function in a file that makes
             one.
         on_iteration: function in a file that rank 0 calls after every iteration: the option callback.
-        options: options of the run and of its agent. None means that one is not given. Classes and functions can be given for names of
-            them, such as algo=MyAgent, if ranks can import them from a file.
+        options: options of the run and of its agent. None means that one is not given. Classes and
+            functions may stand for their names, as in algo=MyAgent, if ranks can import them from a
+            file.
 
     Returns:
         The run.

@@ -167,6 +167,7 @@ def test_figures_are_everywhere_that_returns_are(tmp_path):
     assert "no column 'nothing': choose one of" in done.stderr
 
 
+@SLOW
 def test_arguments_by_index_and_a_method_that_takes_the_settings(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.setenv("PYTHONPATH", f"{HERE.parent}:{tmp_path}")

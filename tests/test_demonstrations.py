@@ -138,6 +138,7 @@ def test_cmaes_begins_around_the_center_of_another_run(tmp_path):
     assert sha(tmp_path / "b") == sha(tmp_path / "c")
 
 
+@pytest.mark.slow
 def test_batches_are_kept_and_cloned(tmp_path):
     kept = tmp_path / "kept" / "here"
     args = [*SMALL, "--total-steps", "192", "--keep-batches", str(kept)]

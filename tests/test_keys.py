@@ -95,6 +95,7 @@ def test_an_observation_without_keys_is_refused():
         PPO(known, PPOOptions(policy_obs=("obs",)), np.random.default_rng(0))
 
 
+@pytest.mark.slow
 def test_the_same_curve_on_any_number_of_ranks_resumed_and_exported(tmp_path):
     args = [WORLD, *FLAGS, "--num-envs", "4", "--steps-per-batch", "64", "--total-steps", "256"]
     train(tmp_path / "whole", *args, "--env-processes")

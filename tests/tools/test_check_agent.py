@@ -34,6 +34,7 @@ def test_the_agents_here_are_honest(capsys, algo):
     assert code == 0
 
 
+@pytest.mark.slow
 def test_an_update_that_cannot_be_repeated_is_found(capsys, tmp_path):
     words = liar(tmp_path, process="self.cache = 1")
     file = tmp_path / "liar.py"

@@ -9,11 +9,12 @@ SLOW = pytest.mark.slow
 PENDULUM = ["Pendulum", "--steps-per-batch", "96"]
 EPISODES = ["Pendulum", "--episodes-per-batch", "3"]
 CASES = [
-    pytest.param([*PENDULUM, "--actions", "squashed"], id="squashed"),
+    pytest.param([*PENDULUM, "--actions", "squashed"], id="squashed", marks=SLOW),
     pytest.param([*PENDULUM, "--actions", "beta", "--overlap"], id="beta, overlap", marks=SLOW),
     pytest.param(
         [*PENDULUM, "--entropy-coef", "linear:0.01:0", "--clip-ratio", "cosine:0.3:0.1"],
         id="schedules",
+        marks=SLOW,
     ),
     pytest.param([*PENDULUM, "--recurrent", "gru", "--chunk-steps", "7"], id="gru"),
     pytest.param(

@@ -22,7 +22,13 @@ def batch(adv, ret=0.0):
     return {"obs": obs, "act": act, "adv": np.float32(adv), "ret": np.full(n, ret, np.float32)}
 
 
-@pytest.mark.parametrize("mode", [{"steps_per_batch": 100}, {"episodes_per_batch": 10}])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param({"steps_per_batch": 100}, marks=pytest.mark.slow),
+        {"episodes_per_batch": 10},
+    ],
+)
 def test_it_learns_in_both_batch_modes(tmp_path, mode):
     kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4, "total_steps": 40000}
     _, run = train_here(A2C, A2COptions(gamma=0.5), tmp_path, **kwargs, **mode)

@@ -20,9 +20,8 @@ from rank0rl.run import provenance
 from rank0rl.run.agents import seed_globals
 from rank0rl.run.options import RunOptions
 from rank0rl.run.timing import Phases
+from rank0rl.suspicion import PREPARING
 
-PREPARING = "rank0rl-prepare"
-"""Name of the thread in which an agent prepares."""
 _MOST_THREADS = 8  # a minibatch rarely has more tasks
 
 

@@ -24,6 +24,8 @@ from rank0rl.mpi import hashes, weights
 
 Array = npt.NDArray[Any]
 
+PREPARING = "rank0rl-prepare"
+"""Name of the thread in which an agent prepares, and may draw."""
 _CALLS = 4  # of `act` and of `process` that are looked at closely
 _GENERATORS: Mapping[str, Callable[[], Any]] = {
     "torch's": lambda: torch.get_rng_state().numpy().tobytes(),
@@ -95,12 +97,12 @@ class Suspect(Agent):
         self._calls[name] += 1
         look = self._calls[name] <= _CALLS
         before = {of: state() for of, state in _GENERATORS.items()}
-        is_alone = threading.active_count() == 1  # `prepare`, in its thread, may draw
+        prepares = any(thread.name.startswith(PREPARING) for thread in threading.enumerate())
         attributes = _attributes(self._agent) if look else {}
         tensors = self._weights() if look else {}
         result = method(*args, **kwargs)
         for of, state in _GENERATORS.items():
-            if is_alone and state() != before[of]:
+            if not prepares and state() != before[of]:
                 raise ValueError(
                     f"{name} has drawn from {of} global random numbers, which differ with the number of "
                     f"ranks: draw from the argument `noise` of act (Agent.noise says how much)"

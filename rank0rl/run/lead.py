@@ -60,11 +60,9 @@ def lead(
         f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}; settings: "
         f"{plan.source}; run folder: {folder}"
     )
-    if options.resume and state.share_over() >= 1:
-        ends = "num_episodes" if options.num_episodes is not None else "total_steps"
+    if options.resume and (by := state.ended()):
         logger.print(
-            f"this run has ended: it has made its {getattr(options, ends):,} {ends.partition('_')[2]}; to "
-            f"go on, raise {flag(ends)}"
+            f"this run has ended, by {by}: to go on, raise {flag(by.partition(' ')[0])}"
         )
     if options.gather_parts > 1 and not comm.has_threads():
         logger.print("note: --gather-parts has no effect: this MPI does not support threads")

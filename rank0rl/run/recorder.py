@@ -53,6 +53,7 @@ class Recorder:
         self._options, self._phases, self._about, self._logger = options, phases, about, logger
         self._folder, self._resume_command = logger.folder, resume_command
         self._boundary: dict[str, Any] = {}
+        self._ended = state.ended()
         self._steps_before = state.progress.steps
         self._begun, self._share_begun = time.monotonic(), state.share_over()
         logger.go_on_after(state.progress.iteration)
@@ -76,8 +77,7 @@ class Recorder:
         """Return True when all steps, episodes, iterations or seconds that were asked for are over."""
         iterations, seconds = self._options.stop_after_iterations, self._options.stop_after_seconds
         return (
-            self.state.share_over() >= 1
-            or (self.state.callback is not None and self.state.callback.ends)
+            bool(self.state.ended())
             or (iterations is not None and self.state.progress.iteration >= iterations)
             or (
                 seconds is not None
@@ -107,6 +107,7 @@ class Recorder:
         self._steps_before = progress.steps
         progress.seconds += seconds
         is_best = self._is_best(evaluated)
+        self.state.judge(evaluated)
         groups: dict[str, Mapping[str, float | str]] = {
             "run": {
                 "iteration": progress.iteration,
@@ -150,6 +151,7 @@ class Recorder:
             raise checkpoint.NotSaved(f"cannot write {writes}: {error.strerror}") from error
         boundary["rows_sha256"] = self._logger.rows_sha256
         self._boundary = boundary  # once its row is written: resume goes on after the last row
+        self._ended = self.state.ended()
         if is_best:
             checkpoint.save_best(self._folder, boundary)
         checkpoint_now = save_now or progress.iteration % self._options.checkpoint_every == 0
@@ -191,6 +193,7 @@ class Recorder:
             "return_mean": mean(progress["returns"]) if progress["returns"] else None,
             **({"best_eval": progress["best_eval"]} if self._options.eval_every else {}),
             "weights_sha256": hashes.sha256_tensors(self._boundary["weights"]),
+            "ended": self._ended,
         }
 
     @contextmanager
@@ -213,9 +216,9 @@ class Recorder:
             raise
         self._logger.close()
         if self.state.share_over() < 1:
-            self._logger.print(
-                f"stopped after iteration {self.saved}, as asked; go on with: {self._resume_command()}"
-            )
+            why = f" ({self._ended})" * bool(self._ended)
+            go_on = f"go on with: {self._resume_command()}"
+            self._logger.print(f"stopped after iteration {self.saved}, as asked{why}; {go_on}")
         self._logger.print(self._table())
 
     def _table(self) -> str:

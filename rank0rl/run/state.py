@@ -16,6 +16,7 @@ from rank0rl.mpi import weights
 from rank0rl.run import checkpoint
 from rank0rl.run.callback import Callback
 from rank0rl.run.curriculum import Curriculum
+from rank0rl.run.goal import goal_of
 from rank0rl.run.options import RunOptions
 
 _LAST = 100  # episodes in a mean return
@@ -101,12 +102,28 @@ class State:
         self.agent, self._collector, self._options = agent, collector, options
         infos = {label(name): deque[float](maxlen=_LAST) for name in options.info}
         self.progress = Progress(infos=infos)
+        self._goal = goal_of(options)
 
     def share_over(self, steps: int = 0, episodes: int = 0) -> float:
         """Return the share of the run that is over after so many more steps and episodes; 1 or more at its end."""
         if self._options.num_episodes is not None:
             return (self.progress.episodes + episodes) / self._options.num_episodes
         return (self.progress.steps + steps) / self._options.total_steps
+
+    def ended(self) -> str:
+        """Return the option by which the run has ended, with its value; "" if there is more to do."""
+        if self.share_over() >= 1:
+            name = "total_steps" if self._options.num_episodes is None else "num_episodes"
+            return f"{name} {getattr(self._options, name)}"
+        if self.callback and self.callback.ends:
+            return f"callback {self._options.callback}"
+        return self._goal.reached(self.progress.iteration) if self._goal else ""
+
+    def judge(self, evaluated: Batch | None) -> None:
+        """Let a run with a goal see what the iteration that was counted last has brought."""
+        if self._goal:
+            returns = None if evaluated is None else evaluated["return"]
+            self._goal.judge(self.progress.iteration, self.progress.returns, returns)
 
     def advance(self, record: Mapping[str, Any]) -> None:
         """Let a curriculum choose what the next episodes are like, from an iteration's record."""
@@ -121,6 +138,7 @@ class State:
         """Return a copy for a checkpoint; it takes a fraction of a millisecond."""
         more = {"curriculum": self._curriculum.state()} if self._curriculum else {}
         more |= {"coefficients": self.callback.values} if self.callback else {}
+        more |= {"goal": self._goal.state()} if self._goal else {}
         return checkpoint.snapshot(  # type: ignore[no-any-return]
             {
                 **more,
@@ -153,6 +171,8 @@ class State:
                 self._curriculum.load(saved["curriculum"])
             if self.callback:
                 self.callback.values = dict(saved.get("coefficients", {}))
+            if self._goal and "goal" in saved:  # a resume may set one
+                self._goal.load(saved["goal"])
 
 
 def load_weights(agent: Agent, saved: Mapping[str, Any]) -> None:

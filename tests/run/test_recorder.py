@@ -144,7 +144,7 @@ def test_the_line_of_a_long_run_fits_the_console(tmp_path, monkeypatch):
 def test_a_run_that_has_ended_says_so_when_it_is_resumed(tmp_path):
     train(tmp_path / "r", *SMALL, "--total-steps", "64")
     said = resume(tmp_path / "r").stdout
-    assert "has ended: it has made its 64 steps; to go on, raise --total-steps" in said
+    assert "has ended, by total_steps 64: to go on, raise --total-steps" in said
 
 
 GROWS = """

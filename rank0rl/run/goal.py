@@ -1,0 +1,69 @@
+"""The goal of a run: it ends before its last step if it is good enough, or gets no better."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rank0rl.run.options import RunOptions
+
+
+class Goal:
+    """Judges a run by its evaluations, or by its last episodes if there are no evaluations.
+
+    Args:
+        options: options of the run.
+    """
+
+    def __init__(self, options: RunOptions) -> None:
+        """Begin without a score."""
+        self._options = options
+        self._score: float | None = None
+        self._best: float | None = None
+        self._best_at = 0
+
+    def judge(
+        self, iteration: int, returns: deque[float], evaluated: npt.NDArray[Any] | None
+    ) -> None:
+        """Take in an iteration.
+
+        Args:
+            iteration: its number.
+            returns: returns of the last episodes of training. They count once there are `maxlen`.
+            evaluated: returns of an evaluation's episodes, if there was one.
+        """
+        if self._options.eval_every:
+            episodes = evaluated
+        else:
+            episodes = np.array(returns) if len(returns) == returns.maxlen else None
+        if episodes is None:
+            return
+        self._score = float(np.mean(episodes))
+        if self._best is None or self._score > self._best:
+            self._best, self._best_at = self._score, iteration
+
+    def reached(self, iteration: int) -> str:
+        """Return why the run ends after this iteration, "" if it goes on."""
+        enough, patience = self._options.stop_at_return, self._options.patience
+        if enough is not None and self._score is not None and self._score >= enough:
+            return f"stop_at_return {enough:g}"
+        if patience is not None and self._best is not None and iteration - self._best_at >= patience:
+            return f"patience {patience}"
+        return ""
+
+    def state(self) -> dict[str, Any]:
+        """Return plain data for a checkpoint."""
+        return {"score": self._score, "best": self._best, "best_at": self._best_at}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` returned."""
+        self._score, self._best, self._best_at = state["score"], state["best"], state["best_at"]
+
+
+def goal_of(options: RunOptions) -> Goal | None:
+    """Return the goal that the options set; None if the run has none."""
+    return None if options.stop_at_return is options.patience is None else Goal(options)

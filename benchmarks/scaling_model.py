@@ -28,7 +28,7 @@ import hosts
 import links
 from table import RESULTS, machine
 
-from rank0rl.run import provenance
+from rank0rl.run.cores import available_cores
 
 TABLE = RESULTS / "scaling_model.csv"
 ENVS = 16
@@ -164,10 +164,10 @@ def case(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
 def predicted(what: Case, options: list[str], args: argparse.Namespace) -> list[dict[str, str]]:
     """Return the rows of the model. On one node, they have the measured figures too."""
     counts = [str(n) for n in RANKS[what.nodes]]
-    cores = max(1, provenance.cores() // what.nodes)  # all nodes are this one
+    of_node = max(1, len(available_cores()) // what.nodes)  # all nodes are this one
     command = [sys.executable, "-m", "rank0rl", "speedup", *options, "--predict", *counts]
     command += ["--nprocs", *(counts if what.nodes == 1 else ["1"]), "--nodes", str(what.nodes)]
-    command += ["--node-cores", str(cores), "--latency-us", str(TCP_US + 1000 * what.delay_ms)]
+    command += ["--node-cores", str(of_node), "--latency-us", str(TCP_US + 1000 * what.delay_ms)]
     command += ["--link-gbit", str(what.link_gbit)] if what.link_gbit else []
     command += ["--repeats", str(args.repeats), "--iterations", str(args.iterations)]
     paths = [str(links.ROOT), os.environ.get("PYTHONPATH", "")]

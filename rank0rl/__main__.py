@@ -13,10 +13,11 @@ _TOOLS = {
     "train": "train an agent on N ranks",
     "doctor": "check that ranks can start here, and say what to fix",
     "check": "test that an environment gives the same curve for every number of ranks",
+    "study": "train many runs on all cores, and compare them",
     "evaluate": "print the mean return of a run's policy over new episodes",
     "speedup": "measure steps per second for several numbers of ranks, and what limits them",
     "plot": "draw the learning curves of runs",
-    "report": "write a run, or a speedup study, as one HTML page",
+    "report": "write a run or a study as one HTML page",
     "play": "show a run's policy in a window, or film it",
     "export": "write a run's policy to a file that PyTorch loads without rank0rl",
     "record": "write episodes of a run's policy as a Minari dataset",
@@ -37,7 +38,7 @@ def main() -> int:
         cli.main(argv)
         return 0
     if name in _TOOLS:
-        folder = "scaling" if name == "speedup" else "tools"
+        folder = {"speedup": "scaling", "study": "study"}.get(name, "tools")
         return int(importlib.import_module(f"rank0rl.{folder}.{name}").main(argv))
     is_help = name in ("-h", "--help")
     out = sys.stdout if is_help else sys.stderr

@@ -16,8 +16,8 @@ from rank0rl.batch import Gathered
 from rank0rl.collector import Collector
 from rank0rl.mpi import comm, weights
 from rank0rl.mpi.threads import set_threads
-from rank0rl.run import provenance
 from rank0rl.run.agents import seed_globals
+from rank0rl.run.cores import available_cores
 from rank0rl.run.options import RunOptions
 from rank0rl.run.timing import Phases
 from rank0rl.suspicion import PREPARING
@@ -169,7 +169,7 @@ def _free_cores(options: RunOptions) -> int:
 
     Collective with `--overlap`.
     """
-    free = provenance.cores()
+    free = len(available_cores())
     if options.overlap:
         hosts = comm.hosts()
         free -= hosts.count(hosts[0]) - 1

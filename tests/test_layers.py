@@ -55,6 +55,7 @@ LAYERS = {
     "start": {"rank0rl.start"},
     "tools": {"rank0rl.tools."},
     "scaling": {"rank0rl.scaling."},
+    "study": {"rank0rl.study."},
     "compat": {"rank0rl.compat."},
     "cli": {"rank0rl.cli", "rank0rl.__main__"},
     "api": {"rank0rl", "rank0rl.api"},  # the first imports names when they are first used
@@ -86,12 +87,13 @@ TABLE = {
     "loop": ({"launch", "mpi", "base", "nets", "rollout", "run"}, {"numpy"}),
     "start": (TRAINING, set()),
     "tools": (
-        TRAINING | {"scaling", "compat"},
+        TRAINING | {"scaling", "compat", "study"},
         {"numpy", "torch", "tyro", "matplotlib", "imageio_ffmpeg"},
     ),
     "scaling": (TRAINING | {"tools", "compat"}, {"numpy", "tyro", "matplotlib", "gymnasium"}),
+    "study": (TRAINING | {"tools", "rank0rl.cli"}, {"numpy", "tyro", "tomli_w", "rich", "optuna"}),
     "compat": ({"launch", "mpi"}, {"numpy", "torch"}),
-    "cli": (TRAINING | {"tools", "scaling", "rank0rl.algos"}, set()),
+    "cli": (TRAINING | {"tools", "scaling", "study", "rank0rl.algos"}, set()),
     "api": (TRAINING | {"cli", "tools", "scaling", "compat"}, {"numpy", "gymnasium", "pandas"}),
     "algos": (
         {

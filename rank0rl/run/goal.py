@@ -51,7 +51,11 @@ class Goal:
         enough, patience = self._options.stop_at_return, self._options.patience
         if enough is not None and self._score is not None and self._score >= enough:
             return f"stop_at_return {enough:g}"
-        if patience is not None and self._best is not None and iteration - self._best_at >= patience:
+        if (
+            patience is not None
+            and self._best is not None
+            and iteration - self._best_at >= patience
+        ):
             return f"patience {patience}"
         return ""
 

@@ -61,9 +61,7 @@ def lead(
         f"{plan.source}; run folder: {folder}"
     )
     if options.resume and (by := state.ended()):
-        logger.print(
-            f"this run has ended, by {by}: to go on, raise {flag(by.partition(' ')[0])}"
-        )
+        logger.print(f"this run has ended, by {by}: to go on, raise {flag(by.partition(' ')[0])}")
     if options.gather_parts > 1 and not comm.has_threads():
         logger.print("note: --gather-parts has no effect: this MPI does not support threads")
     changes = provenance.differences(starts[-2], starts[-1]) if len(starts) > 1 else []

@@ -162,6 +162,18 @@ def _file(argv: list[str], configs: Path | None, given: str | None) -> Path | No
     return config.find(configs, short_name(first.algo), envs.base(envs.resolve(first.env_id)))
 
 
+def options_of(argv: list[str], configs: Path | None) -> tuple[RunOptions, Any]:
+    """Return the options of a new run and of its agent, as a command line and its TOML file give them.
+
+    Raises:
+        ValueError: for a wrong setting, or an agent or an environment that does not exist.
+        SystemExit: for a wrong argument, after tyro has said what is wrong.
+    """
+    source = _file(argv, configs, read_some(argv, RunOptions, ("config",)).get("config"))
+    options, agent = read(argv, config.load(source) if source else {}, str(source))
+    return dataclasses.replace(options, env_id=envs.resolve(options.env_id)), agent
+
+
 def _check(
     options: RunOptions,
     agent: Any,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 import platform
 import shlex
 import subprocess
@@ -80,30 +79,6 @@ def host_differences(machines: Sequence[Mapping[str, Any]]) -> list[str]:
         for host, each in reversed(hosts.items())
         for line in differences(machines[0], each, f"{{name}} {{before}} is {{now}} on {host}")
     ]
-
-
-def cores() -> int:
-    """Count the physical cores that this process may use; threads of one core count once.
-
-    The affinity mask and a container's limit (cgroup version 2) count.
-    """
-    mine = (
-        os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    )
-    found = set()
-    for cpu in mine:
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-        try:
-            ids = [(topology / name).read_text() for name in ("physical_package_id", "core_id")]
-        except OSError:
-            ids = [str(cpu)]
-        found.add(tuple(ids))
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        limit = int(quota) / int(period)
-    except (OSError, ValueError):  # no such file, or "max" for no limit
-        return len(found)
-    return max(1, min(len(found), int(limit)))
 
 
 def program() -> list[str]:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rank0rl.run import provenance
+from rank0rl.run.cores import available_cores
 from rank0rl.scaling import ceiling, cost_model
 from rank0rl.scaling.cost_model import Costs, Machines
 from rank0rl.scaling.rows import Row, within_cores
@@ -105,7 +105,7 @@ def measure_machines(machines: Machines, rows: Sequence[Row], most: int) -> Mach
     )
     if cores is None or machines.ranks(most) <= cores:
         return machines
-    here = provenance.cores()
+    here = len(available_cores())
     crowd = _link(2 * max(2, here))
     further = 2 * max(2, here) / here - max(1, 2 / here)
     later = max(0.0, crowd["exchange_s"] - two["exchange_s"]) / further

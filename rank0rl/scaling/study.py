@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rank0rl.env_block import envs_of
-from rank0rl.run import provenance
+from rank0rl.run.cores import available_cores
 from rank0rl.run.timing import PHASES
 from rank0rl.scaling import _bare, advice, ceiling
 from rank0rl.scaling.rows import Row, Work, step_fractions
@@ -73,7 +73,7 @@ def _about(settings: dict[str, Any], notes: list[str]) -> About:
     machine = {name: record[name] for name in ("cpu", "machine", "mpi", "commit", "started")}
     return {
         "command": shlex.join(["python", "-m", "rank0rl", "speedup", *sys.argv[2:]]),
-        "machine": {**machine, "cores": provenance.cores(), **record["versions"]},
+        "machine": {**machine, "cores": len(available_cores()), **record["versions"]},
         "notes": notes,
         "settings": {k: v for k, v in settings.items() if k != "record"},
     }
@@ -118,7 +118,7 @@ def _row(runs: Sequence[TimedRun], bare: Sequence[float], last: int) -> Row:
         return_mean=float(run.rows[-1]["return_mean"]),
         memory_mb=run.most("memory_mb"),
         step_fractions=step_fractions(nprocs, envs, longest),
-        oversubscribed=nprocs > provenance.cores(),
+        oversubscribed=nprocs > len(available_cores()),
     )
 
 

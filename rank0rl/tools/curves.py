@@ -76,11 +76,15 @@ def interquartile_means(groups: Groups) -> dict[str, tuple[float, float, float]]
                 scores[agent].append((ret[:, -1] - start) / gain)
     if len(scores[agents[0]]) < 2:
         return {}
-    return {agent: _with_interval(of_agent) for agent, of_agent in scores.items()}
+    return {agent: interquartile_mean(of_agent) for agent, of_agent in scores.items()}
 
 
-def _with_interval(scores: Sequence[Array]) -> tuple[float, float, float]:
-    """Compute the interquartile mean and its 95 % interval of scores, shape (seeds,) per environment."""
+def interquartile_mean(scores: Sequence[Array]) -> tuple[float, float, float]:
+    """Compute the interquartile mean of scores, and its 95 % interval: (mean, low end, high end).
+
+    Args:
+        scores: for each environment, the scores of its seeds, shape (seeds,).
+    """
     rng = np.random.default_rng(0)
     drawn = [s[rng.integers(len(s), size=(_RESAMPLES, len(s)))] for s in scores]
     low, high = np.percentile(_middle_mean(np.concatenate(drawn, axis=1)), [2.5, 97.5])

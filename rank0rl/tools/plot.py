@@ -96,25 +96,54 @@ def group(
     """
     if not folders:
         raise ValueError("name at least one run's folder, such as runs/Walker2d-v5-ppo-seed0-...")
+    return curves_of(by_agent(read(folders), x), x, y)
+
+
+def curves_of(
+    agents: Mapping[tuple[str, str], Sequence[RunData]], x: str = "steps", y: str = _RETURN
+) -> dict[tuple[str, str], Curves]:
+    """Return the curves of runs that are grouped by environment and agent.
+
+    Args:
+        agents: runs from `by_agent`.
+        x: "steps" or "hours".
+        y: a column of their records.
+
+    Raises:
+        ValueError: if a run has no such number, or the runs of a group cover no common range.
+    """
+    return {key: on_grid([_curve(run, x, y) for run in runs]) for key, runs in agents.items()}
+
+
+def by_agent(runs: Sequence[RunData], x: str = "steps") -> dict[tuple[str, str], list[RunData]]:
+    """Group runs by environment and agent, sorted; the runs of a group differ in their seeds.
+
+    Args:
+        runs: the runs.
+        x: "steps" or "hours", as in `group`.
+
+    Raises:
+        ValueError: if two runs have the same seed and settings.
+    """
     named: dict[tuple[str, str], list[RunData]] = {}
-    for run in _read(folders):
+    for run in runs:
         name = run.settings["env_id"], short_name(run.settings["algo"])
         named.setdefault(name, []).append(run)
     seeds: dict[tuple[str, str], dict[int, list[RunData]]] = {}
-    for (env_id, algo), runs in named.items():
-        settings = [_curve_settings(run, x) for run in runs]
-        for run, differing in zip(runs, run_data.differing(settings), strict=True):
+    for (env_id, algo), these in named.items():
+        settings = [_curve_settings(run, x) for run in these]
+        for run, differing in zip(these, run_data.differing(settings), strict=True):
             agent = " ".join([algo, *(f"{name}={value}" for name, value in differing.items())])
             of_agent = seeds.setdefault((env_id, agent), {})
             of_agent.setdefault(run.settings["seed"], []).append(run)
-    _refuse_equal([runs for of_agent in seeds.values() for runs in of_agent.values()])
+    _refuse_equal([equal for of_agent in seeds.values() for equal in of_agent.values()])
     return {
-        key: on_grid([_curve(run, x, y) for (run,) in of_agent.values()])
+        key: [run for _, (run,) in sorted(of_agent.items())]
         for key, of_agent in sorted(seeds.items())
     }
 
 
-def _read(folders: Sequence[Path]) -> list[RunData]:
+def read(folders: Sequence[Path]) -> list[RunData]:
     """Read runs, but for those without a row, which are named on stderr.
 
     Raises:

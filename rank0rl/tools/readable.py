@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +18,15 @@ def label(name: str) -> str:
 def number(value: str | float) -> str:
     """Shorten a number; return other text unchanged."""
     try:
-        known = float(value)
+        x = float(value)
     except ValueError:
         return str(value)
-    return f"{known:,.0f}" if abs(known) >= 1000 or known.is_integer() else f"{known:.4g}"
+    return f"{x:,.0f}" if abs(x) >= 1000 or x.is_integer() else f"{x:.4g}"
+
+
+def known(value: str | float) -> str:
+    """Shorten a number; return "" for nan."""
+    return "" if isinstance(value, float) and math.isnan(value) else number(value)
 
 
 def percent(share: float) -> str:

@@ -1,4 +1,4 @@
-"""python -m rank0rl report RUN: write a run, or a speedup study, as one self-contained HTML page.
+"""python -m rank0rl report RUN: write a run or a study as one self-contained HTML page.
 
 Figures are SVG inside the page, in its light or dark colors. The page loads nothing and runs no
 script.
@@ -13,13 +13,14 @@ from pathlib import Path
 
 import tyro
 
+from rank0rl.study import page
 from rank0rl.tools.report_run import of_run
-from rank0rl.tools.report_study import of_study
+from rank0rl.tools.report_speedup import of_speedup
 
 
 @dataclass(frozen=True)
 class Options:
-    """Write one HTML page about a run, or about a speedup study."""
+    """Write one HTML page about a run, a study, or a speedup study."""
 
     folder: tyro.conf.Positional[Path]
     """Folder of the run, or of the study."""
@@ -43,9 +44,12 @@ def main(argv: list[str]) -> int:
 
 
 def _page(folder: Path, others: Sequence[Path]) -> str:
-    studies = [one for one in (folder, *others) if (one / "speedup.csv").exists()]
+    kinds = {"speedup.csv": of_speedup, page.FILE: page.of_study}
+    studies = [
+        (one, of) for one in (folder, *others) for n, of in kinds.items() if (one / n).exists()
+    ]
     if studies and others:
         raise ValueError(
-            f"only runs can be laid over each other, and {studies[0]} is a speedup study: name it alone"
+            f"only runs can be laid over each other, and {studies[0][0]} is a study: name it alone"
         )
-    return of_study(folder) if studies else of_run(folder, others)
+    return studies[0][1](folder) if studies else of_run(folder, others)

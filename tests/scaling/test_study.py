@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 from scaling_examples import row
 
-from rank0rl.run import provenance
 from rank0rl.run.timing import PHASES
 from rank0rl.scaling import speedup_table, study
 from rank0rl.scaling.advice import unaccounted
@@ -57,20 +56,6 @@ def test_another_curve_is_reported():
     assert "NOT" in text
     assert "2 different weights" in text
     assert "one run" in study._same_curve(same[:1], 2)
-
-
-def test_cores_are_counted_once():
-    assert 1 <= provenance.cores() <= 1024
-
-
-@pytest.mark.parametrize(("limit", "cores"), [("max 100000", 2), ("100000 100000", 1), ("x", 2)])
-def test_a_containers_limit_counts(limit, cores, monkeypatch):
-    files = {"/sys/fs/cgroup/cpu.max": limit}
-    ids = {f"/sys/devices/system/cpu/cpu{i}/topology/core_id": str(i // 2) for i in range(4)}
-    ids |= {name.replace("core_id", "physical_package_id"): "0" for name in ids}
-    monkeypatch.setattr(provenance.os, "sched_getaffinity", lambda _: range(4))
-    monkeypatch.setattr(provenance.Path, "read_text", lambda path: {**files, **ids}[str(path)])
-    assert provenance.cores() == cores
 
 
 def cells(folder):

@@ -40,7 +40,7 @@ _PREDICTED = {
 }  # the last three are words
 
 
-def of_study(folder: Path) -> str:
+def of_speedup(folder: Path) -> str:
     """Return the page of a speedup study, from its .csv and .json files. Only speedup.csv has to exist.
 
     Raises:

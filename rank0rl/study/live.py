@@ -1,0 +1,81 @@
+"""What a study shows while it trains: a table on a terminal, else a line for each run that ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Column, Table
+
+from rank0rl.run.logger import short
+from rank0rl.study.planned import Planned
+from rank0rl.study.training import Training
+from rank0rl.tools.readable import duration, percent
+
+_EVERY_S = 0.5
+
+
+class Progress:
+    """The table of a study. It is shown while entered.
+
+    Args:
+        planned: number of runs.
+        over: number of runs that were over before.
+    """
+
+    def __init__(self, planned: int, over: int) -> None:
+        """Show nothing yet."""
+        self._planned, self._over = planned, over
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._shown = 0.0
+
+    def __enter__(self) -> Progress:
+        """Show the table, if there is a terminal."""
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the table."""
+        self._live.stop()
+
+    def __call__(self, trainings: Sequence[Training]) -> None:
+        """Show how far the runs in training have come."""
+        if not self._live.is_started or time.monotonic() < self._shown + _EVERY_S:
+            return
+        self._shown = time.monotonic()
+        numbers = ("cores", "done", "return", "time left")
+        table = Table("run", *(Column(name, justify="right") for name in numbers), box=None)
+        for training in trainings:
+            row, times = training.row(), training.times()
+            table.add_row(
+                training.planned.name,
+                str(len(training.cores)),
+                percent(min(training.share, 1.0)),
+                _return(row),
+                duration(times[1]) if times else "",
+            )
+        waiting = self._planned - self._over - len(trainings)
+        table.caption = f"{self._over} of {self._planned} runs are over, {waiting} wait"
+        self._live.update(table, refresh=True)
+
+    def over(self, planned: Planned, row: dict[str, str] | None, complaint: str) -> None:
+        """Say that a run has ended.
+
+        Args:
+            planned: the run.
+            row: the last row of its record, if it has one.
+            complaint: why it has failed, "" if it has not.
+        """
+        self._over += 1
+        said = f"failed: {complaint}" if complaint else f"return {_return(row)}"
+        self._console.print(
+            f"{self._over} of {self._planned}: {planned.name}  {said}", soft_wrap=True, markup=False
+        )
+
+
+def _return(row: dict[str, str] | None) -> str:
+    return short(float(row["return_mean"] or "nan")) if row else ""

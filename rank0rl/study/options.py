@@ -1,0 +1,34 @@
+"""Options of python -m rank0rl study."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tyro
+
+from rank0rl.options import option
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train many runs on all cores, and compare them: study ENVIRONMENT ... or study FILE.toml.
+
+    All other options go to every run.
+    """
+
+    envs: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """Environments."""
+    algo: tuple[str, ...] = ("ppo",)
+    """Agents, as train takes them."""
+    seeds: str = "0:5"
+    """Seeds of every setting: 0:5 for 0 to 4, or 0,7,11."""
+    grid: tuple[str, ...] = ()
+    """Settings of which every combination is trained, such as lr=1e-4,3e-4 hidden="64 64,128 128"."""
+    cores: int | None = option(None, "[1, inf)")
+    """Number of cores. None: all that this process may use."""
+    minutes_to: tuple[float, ...] = ()
+    """Mean returns. The table says after how many minutes of training they were reached."""
+    out: str | None = None
+    """Folder of the study. None: one under runs/ with the names of its environments and agents."""
+    train: str = ""
+    """Options of every run in one text, for a file: "--total-steps 100000"."""

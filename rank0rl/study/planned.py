@@ -1,0 +1,138 @@
+"""The runs of a study: every environment, agent, combination of settings and seed."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rank0rl.cli import CONFIGS
+from rank0rl.options import flag
+from rank0rl.run import plan
+from rank0rl.run.agents import short_name
+from rank0rl.run.options import RunOptions
+from rank0rl.study.options import Options
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that a study is to train."""
+
+    name: str
+    """Name of its folder in the study's."""
+    words: tuple[str, ...]
+    """Command line of training, without the folder and the number of ranks."""
+    options: RunOptions
+    """Options of the run."""
+
+    @property
+    def end(self) -> str:
+        """The option by which the run ends at the latest, as summary.json names it."""
+        name = "total_steps" if self.options.num_episodes is None else "num_episodes"
+        return f"{name} {getattr(self.options, name)}"
+
+    @property
+    def most(self) -> int:
+        """The most ranks that it can have."""
+        return min(self.options.num_envs, self.options.episodes_per_batch or self.options.num_envs)
+
+    def share(self, row: Mapping[str, str]) -> float:
+        """Return the share of the run that is over after a row of its progress.csv."""
+        if self.options.num_episodes is not None:
+            return int(row["episodes"]) / self.options.num_episodes
+        return int(row["steps"]) / self.options.total_steps
+
+
+def planned(given: Options, rest: Sequence[str]) -> list[Planned]:
+    """Return the runs of a study, seed by seed, so that every setting has its first seed early.
+
+    Args:
+        given: options of the study.
+        rest: more options of every run.
+
+    Raises:
+        ValueError: for wrong seeds or settings, or two runs of one name.
+        SystemExit: for a wrong option of training, after tyro has printed what is wrong.
+    """
+    found = [
+        one
+        for seed in seeds(given.seeds)
+        for env_id, algo in itertools.product(given.envs, given.algo)
+        for settings in combined(given.grid)
+        for one in [plan_run(env_id, algo, settings, seed, rest)]
+    ]
+    names = [one.name for one in found]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise ValueError(
+            f"the runs of a study must differ: got {', '.join(sorted(twice))} more than once"
+        )
+    return found
+
+
+def plan_run(
+    env_id: str, algo: str, settings: Mapping[str, str], seed: int, rest: Sequence[str]
+) -> Planned:
+    """Return a run, with its command line checked.
+
+    Args:
+        env_id: the environment.
+        algo: the agent.
+        settings: option -> value, in which runs of this agent differ.
+        seed: seed of the run.
+        rest: more options.
+
+    Raises:
+        ValueError: for an option that cannot be.
+        SystemExit: for a wrong option of training, after tyro has printed what is wrong.
+    """
+    own = [word for name, value in settings.items() for word in _words(name, value)]
+    words = (env_id, "--algo", algo, *own, *rest, "--seed", str(seed))
+    options, _ = plan.options_of([*words], CONFIGS)
+    parts = [
+        env_id.rpartition(":")[2],
+        short_name(algo),
+        *(f"{k}={v}" for k, v in settings.items()),
+    ]
+    name = "-".join([*(re.sub(r"[^\w.=+-]+", "_", part) for part in parts), f"seed{seed}"])
+    return Planned(name, words, options)
+
+
+def seeds(text: str) -> list[int]:
+    """Return the seeds of "0:5" (0 to 4) or of "0,7,11".
+
+    Raises:
+        ValueError: if the text names no seeds, or one twice.
+    """
+    try:
+        low, colon, high = text.partition(":")
+        found = [*range(int(low), int(high))] if colon else [int(x) for x in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or len(set(found)) < len(found) or min(found) < 0:
+        raise ValueError(f"seeds must be numbers such as 0:5 or 0,7,11, each once: got {text!r}")
+    return found
+
+
+def combined(grid: Sequence[str]) -> Iterator[dict[str, str]]:
+    """Yield every combination of settings such as lr=1e-4,3e-4; {} for an empty grid.
+
+    Raises:
+        ValueError: if a setting has no value.
+    """
+    values: dict[str, list[str]] = {}
+    for word in grid:
+        name, _, text = word.partition("=")
+        values[name.replace("-", "_")] = text.split(",")
+        if not name or not all(values[name.replace("-", "_")]):
+            raise ValueError(f"a setting must be NAME=VALUE,VALUE,...: got {word!r}; see --grid")
+    for combination in itertools.product(*values.values()):
+        yield dict(zip(values, combination, strict=True))
+
+
+def _words(name: str, value: Any) -> list[str]:
+    """Return a setting as words of the command line. A value such as "64 64" is several words."""
+    if value in ("true", "false"):
+        return [flag(name if value == "true" else f"no_{name}")]
+    return [flag(name), *str(value).split()]

@@ -1,0 +1,163 @@
+"""python -m rank0rl study ENVIRONMENT ...: train many runs on all cores, and compare them.
+
+The state of a study is the folders of its runs. A study that was stopped, or killed, goes on when the
+same command is given again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+import shlex
+import signal
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import tomli_w
+import tyro
+
+from rank0rl import options
+from rank0rl.run import config, files
+from rank0rl.run.agents import short_name
+from rank0rl.run.cores import available_cores
+from rank0rl.run.folder import lock
+from rank0rl.study import page, table
+from rank0rl.study.live import Progress
+from rank0rl.study.options import Options
+from rank0rl.study.planned import Planned, planned
+from rank0rl.study.schedule import Schedule
+from rank0rl.study.training import Training, complaint, ended, last_row
+from rank0rl.tools import plot
+
+
+def main(argv: list[str]) -> int:
+    """Run the tool; return its exit code: 0, 1 if a run has failed, 2 for a wrong use, 128 + s after signal s."""
+    try:
+        given, rest = read(argv)
+        runs = planned(given, rest)
+        out = Path(given.out or _name(given))
+        out.mkdir(parents=True, exist_ok=True)
+        unlock = lock(out, 0)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    files.write(out / page.FILE, tomli_w.dumps(_settings(given, rest, out)).encode())
+    listed = Listed(runs, out)
+    try:
+        with _Stopped(), Progress(len(runs), len(runs) - len(listed.waiting)) as listed.show:
+            Schedule(listed, out, available_cores()[: given.cores], listed.show).run()
+    except _Stop as stop:
+        print(f"stopped: {out} goes on with the same command", file=sys.stderr)
+        return 128 + stop.signum
+    finally:
+        unlock()
+    if begun := page.folders(out):
+        agents = plot.by_agent(plot.read(begun))
+        print(table.write(out, agents, given.minutes_to))
+        (out / "report.html").write_text(page.of_study(out), encoding="utf-8")
+        print(f"in {out}: table.md, table.csv, runs.csv, learning.png, report.html")
+    for name, why in listed.failed.items():
+        print(f"failed: {name}: {why} (see {out / name / 'output.txt'})", file=sys.stderr)
+    return 1 if listed.failed else 0
+
+
+class Listed:
+    """The runs of a study that are not over yet.
+
+    Args:
+        runs: all runs.
+        out: folder of the study.
+    """
+
+    show: Progress
+
+    def __init__(self, runs: Sequence[Planned], out: Path) -> None:
+        """Leave out the runs that are over."""
+        self._out = out
+        self.waiting = deque(run for run in runs if not ended(run, out))
+        self.failed: dict[str, str] = {}
+        """Run -> why it has failed."""
+
+    def take(self) -> Planned | None:
+        """Return the next run; None if there is none."""
+        return self.waiting.popleft() if self.waiting else None
+
+    def stops(self, training: Training) -> bool:
+        """Return False: every run is trained to its end."""
+        return False
+
+    def done(self, run: Planned, code: int) -> None:
+        """Say that a run has ended, and keep why, if it has failed."""
+        folder = self._out / run.name
+        if code:
+            self.failed[run.name] = complaint(folder)
+        self.show.over(run, last_row(folder / "progress.csv"), self.failed.get(run.name, ""))
+
+
+def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
+    """Return the options of the study, and those of training.
+
+    Raises:
+        ValueError: if an option is wrong, or no environment is named.
+        SystemExit: when help was asked for, or an argument is wrong, after tyro has printed it.
+    """
+    names = [*itertools.takewhile(lambda word: not word.startswith("-"), argv)]
+    default = Options(envs=tuple(names))
+    if len(names) == 1 and (names[0].endswith(".toml") or Path(names[0], page.FILE).exists()):
+        file = Path(names[0]) if names[0].endswith(".toml") else Path(names[0], page.FILE)
+        (default,) = config.apply(config.load(file), Options(), source=str(file))
+    given, rest = tyro.cli(
+        Options,
+        args=argv[len(names) :],
+        default=default,
+        prog="python -m rank0rl study",
+        return_unknown_args=True,
+    )
+    options.check(given)
+    if not given.envs:
+        raise ValueError(
+            "name the environments first, or a file of a study: python -m rank0rl study Walker2d "
+            "Hopper --seeds 0:5"
+        )
+    return given, [*shlex.split(given.train), *rest]
+
+
+def _name(given: Options) -> str:
+    """Return the name of a study's folder: its environments and agents."""
+    words = [*(env.rpartition(":")[2] for env in given.envs), *map(short_name, given.algo)]
+    return f"runs/study-{re.sub(r'[^A-Za-z0-9_.-]+', '_', '-'.join(words))}"
+
+
+def _settings(given: Options, rest: Sequence[str], out: Path) -> dict[str, Any]:
+    """Return the contents of study.toml, with which `study FOLDER` goes on."""
+    values = dataclasses.asdict(given) | {"train": shlex.join(rest), "out": str(out)}
+    return {name: value for name, value in values.items() if value not in (None, (), "")}
+
+
+class _Stop(BaseException):
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
+
+
+class _Stopped:
+    """Context in which the signals that ask a process to end raise `_Stop`, once."""
+
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+    def __enter__(self) -> None:
+        self._before = {s: signal.signal(s, self._stop) for s in self._SIGNALS}
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def _stop(self, signum: int, _frame: FrameType | None) -> None:
+        for other in self._SIGNALS:
+            signal.signal(other, signal.SIG_IGN)
+        raise _Stop(signum)

@@ -1,0 +1,153 @@
+"""A run of a study in training: its processes, its cores, and how far it has come."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rank0rl.mpi.supervisor import end_with_parent
+from rank0rl.run.folder import lock
+from rank0rl.study.planned import Planned
+
+Core = tuple[int, ...]
+"""The CPUs of a core."""
+
+_OUTPUT = "output.txt"
+_TAIL = 1 << 16  # bytes of a CSV file that hold its last row
+_PATIENCE_S = 15.0  # for a training of a study that was killed to save and end
+SAVED = (128 + signal.SIGTERM, -signal.SIGTERM)
+"""Exit codes of training that was told to end: it has saved, or not begun yet."""
+
+
+class Training:
+    """The processes that train a run, one rank for each core.
+
+    Args:
+        planned: the run.
+        folder: folder of the study.
+        cores: cores of its own.
+
+    Raises:
+        ValueError: if another process trains in the run's folder.
+    """
+
+    def __init__(self, planned: Planned, folder: Path, cores: Sequence[Core]) -> None:
+        """Start to train, from the last checkpoint if there is one."""
+        self.planned, self.folder, self.cores = planned, folder / planned.name, [*cores]
+        self.next_cores: list[Core] = []
+        """Cores with which it goes on once it has saved; none if it is not to be stopped."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock(self.folder, _PATIENCE_S)()
+        command = [sys.executable, "-m", "rank0rl", "train", *planned.words]
+        command += ["--run-dir", str(self.folder), "--resume", "auto", "--nprocs", str(len(cores))]
+        self._begun, self._first = time.monotonic(), self.row()
+        self._startup_s = float("nan")
+        with (self.folder / _OUTPUT).open("ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C comes from the study only
+                preexec_fn=_prepared(self.cores),  # noqa: PLW1509
+            )
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it trains."""
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """Let it save and end. It goes on from there, exactly, when it is trained again."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        """Wait for its end; return the exit code."""
+        return self._process.wait()
+
+    def row(self) -> dict[str, str] | None:
+        """Return the last complete row of its progress.csv, None if there is none yet."""
+        return last_row(self.folder / "progress.csv")
+
+    @property
+    def share(self) -> float:
+        """The share of the run that is over."""
+        row = self.row()
+        return self.planned.share(row) if row else 0.0
+
+    def times(self) -> tuple[float, float] | None:
+        """Return the seconds that this start took until its first row, and those that are left.
+
+        None if it is too early to tell.
+        """
+        row = self.row()
+        before = self.planned.share(self._first) if self._first else 0.0
+        if row is None or row == self._first:
+            return None
+        spent = time.monotonic() - self._begun
+        if self._startup_s != self._startup_s:
+            self._startup_s = spent
+        done = self.planned.share(row) - before
+        return self._startup_s, max(0.0, 1 - before - done) * spent / done
+
+
+def complaint(folder: Path) -> str:
+    """Return the last line that a run's training has printed.
+
+    Args:
+        folder: the run's folder.
+    """
+    with (folder / _OUTPUT).open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        lines = file.read().decode(errors="replace").split("\n")
+    return next(
+        (line.strip() for line in reversed(lines) if line.strip()), "it has printed nothing"
+    )
+
+
+def ended(planned: Planned, folder: Path) -> bool:
+    """Return True if a run has ended by itself, and not because it was told to.
+
+    Args:
+        planned: the run.
+        folder: folder of the study.
+    """
+    try:
+        summary = json.loads((folder / planned.name / "summary.json").read_text())
+        by = summary["ended"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(by) and (by == planned.end or not by.startswith(planned.end.partition(" ")[0]))
+
+
+def last_row(path: Path) -> dict[str, str] | None:
+    """Return the last complete row of a CSV file, column -> text; None if it has none, or is not there."""
+    try:
+        with path.open("rb") as file:
+            head = file.readline()
+            file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - _TAIL))
+            complete, newline, _ = file.read().rpartition(b"\n")
+    except OSError:
+        return None
+    if not newline:
+        return None
+    names, values = csv.reader([head.decode(), complete.rpartition(b"\n")[2].decode()])
+    return dict(zip(names, values, strict=True)) if len(names) == len(values) else None
+
+
+def _prepared(cores: Sequence[Core]) -> Callable[[], None]:
+    """Return what a new process does first: it keeps to its cores, and ends with this process."""
+    parent = os.getpid()
+
+    def prepare() -> None:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {cpu for core in cores for cpu in core})
+        end_with_parent(parent)
+
+    return prepare

@@ -102,7 +102,8 @@ def train(
 
     The options are those of the command line, with the same names and checks: ``train("Walker2d",
     algo="ppo", nprocs=2, total_steps=1_000_000)``. What a run prints is printed here. An interrupt
-    (Ctrl-C, or that of a notebook) saves the run first; ``train(resume=folder)`` goes on with it.
+    (Ctrl-C, or that of a notebook) saves the run first; ``train(resume=folder)`` goes on with it. With
+    ``run_dir=folder, resume="auto"`` the same call begins a run, and goes on with it.
 
     In a script, call this under ``if __name__ == "__main__":`` if the agent or the environment is in
     the same file, because ranks import it.

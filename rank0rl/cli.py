@@ -75,6 +75,7 @@ def _given(argv: list[str]) -> LaunchOptions:
         return LaunchOptions(nprocs=1)
     given = launch_options.read(argv)
     options = LaunchOptions(**given)
+    run = launch_options.run_to_resume(given)
     if job.world_size() is not None:  # the ranks are there, and a host file may not be
         return options
     nprocs = count_ranks(options.nprocs, read_hosts(options.hosts, options.hostfile))
@@ -83,8 +84,7 @@ def _given(argv: list[str]) -> LaunchOptions:
     if "num_envs" in given:
         most = options.num_envs
     else:  # rank 0 finds out which file it is; this is what any of them allows
-        run = options.resume
-        named = options.config or (Path(run, "config.toml") if run else None)
+        named = options.config or (run / "config.toml" if run else None)
         files = [Path(named)] if named else CONFIGS.glob("*.toml")
         most = max([options.num_envs, *map(_num_envs, files)])
     if nprocs > most:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rank0rl.options import CheckedOptions, names, read_some, setting
+
+AUTO = "auto"  # in place of the folder of --resume
 
 # How ranks are started is part of one start of a run. It never changes the curve.
 _launch = partial(setting, changes_curve=False, resume=True, in_file=False, launch=True)
@@ -40,7 +43,9 @@ class LaunchOptions(CheckedOptions):
     config: str | None = setting(None, changes_curve=True, resume=False, in_file=False)
     """TOML file of settings. None: the file in configs/ that is named after the agent and the environment, if there is one."""
     resume: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
-    """Folder of a run to continue, with its own settings."""
+    """Folder of a run to continue, with its own settings. auto: go on in --run-dir if it holds a run of the same settings, else begin one there."""
+    run_dir: str | None = setting(None, changes_curve=False, resume=False, in_file=False)
+    """Folder of the run's files. None: a new one under runs/."""
 
     def how(self) -> dict[str, Any]:
         """Return the arguments of `mpi_fork` besides the number of ranks."""
@@ -55,6 +60,26 @@ def read(argv: Sequence[str]) -> dict[str, Any]:
         ValueError: if a value is not of its option's type.
     """
     return read_some(argv, LaunchOptions, names(LaunchOptions))
+
+
+def run_to_resume(given: Mapping[str, Any]) -> Path | None:
+    """Return the folder of the run to go on with; None if a new run begins.
+
+    Args:
+        given: "resume" and "run_dir", as far as the command line gives them.
+
+    Raises:
+        ValueError: for --resume auto without --run-dir.
+    """
+    resume, run_dir = given.get("resume"), given.get("run_dir")
+    if resume != AUTO:
+        return Path(resume) if resume else None
+    if not run_dir:
+        raise ValueError(
+            "--resume auto goes on with the run in --run-dir, or begins one there: got no "
+            "--run-dir; name the run's folder"
+        )
+    return Path(run_dir) if any(Path(run_dir).glob("checkpoints/*.pt")) else None
 
 
 def too_many_ranks(nprocs: int, num_envs: int) -> str:

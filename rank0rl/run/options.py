@@ -145,8 +145,6 @@ class RunOptions(LaunchOptions):
     """Project of Weights & Biases that is sent the record (pip install wandb)."""
     trust: bool = setting(False, changes_curve=False, resume=True, in_file=False)
     """Import all code that the run to resume, or the file of settings, names. Without it, code that is not part of Gymnasium or rank0rl is only imported for runs of your own."""
-    run_dir: str | None = setting(None, changes_curve=False, resume=False, in_file=False)
-    """Folder of the run's files. None: a new one under runs/."""
 
     @property
     def steps_per_env(self) -> int:

@@ -13,11 +13,12 @@ import tyro
 
 from rank0rl import envs
 from rank0rl.nets.cuda import check_device
-from rank0rl.options import flag, names, read_some
-from rank0rl.run import checkpoint, config, init_from, memory, provenance, sinks
+from rank0rl.options import flag, read_some
+from rank0rl.run import checkpoint, config, init_from, memory, provenance, resumed, sinks
 from rank0rl.run.agents import absolute, load_agent, load_function, short_name
 from rank0rl.run.check_environment import check_environment
 from rank0rl.run.folder import lock, new_folder
+from rank0rl.run.launch_options import AUTO, run_to_resume
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, trusted
@@ -65,30 +66,30 @@ def prepare(
     """
     if restart:
         argv = [flag("resume"), restart, *_of_this_start(argv)]
-    given = read_some(argv, RunOptions, ("resume", "config", "trust"))
-    resume = Path(given["resume"]) if given.get("resume") else None
+    given = read_some(argv, RunOptions, ("resume", "run_dir", "config", "trust"))
+    resume, is_auto = run_to_resume(given), given.get("resume") == AUTO
     trust = bool(restart) or given.get("trust", False)  # a restart goes on with this job's own run
-    source: Path | None
-    if resume:
-        source, settings, made = _last_checkpoint(resume, argv, trust)
-    else:
-        without_help = [word for word in argv if word not in ("-h", "--help")]
-        source, made = _file(without_help, configs, given.get("config")), 0
-        settings = config.load(source) if source else {}
-        if given.get("config"):  # those in configs/ belong to the program
-            settings = trusted(settings, str(source), argv, trust)
+    path, saved, made = _last_checkpoint(resume, argv, trust) if resume else (None, {}, 0)
+    settings: Mapping[str, Any]
+    source, settings = path, saved
+    if is_auto or not resume:
+        source, settings = _of_new_run(argv, configs, given.get("config"), trust)
     options, agent = read(argv, settings, str(source))
     if not options.env_id:
         raise ValueError(
             f"name an environment, such as: {' '.join(provenance.program())} Walker2d (--help for more)"
         )
-    options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
+    options = dataclasses.replace(
+        options, env_id=envs.resolve(options.env_id), resume=str(resume) if resume else None
+    )
     _check(options, agent, nworkers, made, checks)
     notes: tuple[str, ...] = ()
     if resume:
-        old, old_agent = read([], settings, str(source))
-        _check_unchanged((options, agent), (old, old_agent))
-        notes = tuple(_schedule_notes(options, old))
+        old, old_agent = read([], saved, str(path))
+        if is_auto:
+            options = resumed.without_beginning(options, old)
+        resumed.check_unchanged((options, agent), (old, old_agent))
+        notes = tuple(resumed.schedule_notes(options, old))
     init = {}
     if options.init_from and not resume:
         file = checkpoint.latest(Path(options.init_from)).resolve()  # the run may go on meanwhile
@@ -150,6 +151,18 @@ def read_saved(
     ):
         raise ValueError(f"checkpoint {path} holds no run: expected {', '.join(parts)}")
     return {**saved, "settings": trusted(saved["settings"], str(path), argv, trust)}
+
+
+def _of_new_run(
+    argv: list[str], configs: Path | None, given: str | None, trust: bool
+) -> tuple[Path | None, Mapping[str, Any]]:
+    """Return the TOML file of a new run, and the settings in it."""
+    without_help = [word for word in argv if word not in ("-h", "--help")]
+    source = _file(without_help, configs, given)
+    settings = config.load(source) if source else {}
+    if given:  # those in configs/ belong to the program
+        settings = trusted(settings, str(source), argv, trust)
+    return source, settings
 
 
 def _file(argv: list[str], configs: Path | None, given: str | None) -> Path | None:
@@ -221,39 +234,6 @@ def _check_device(options: RunOptions) -> None:
             f"{options.algo} computes on {' and '.join(kinds)} only: got device {options.device!r}; "
             f"leave --device out"
         )
-
-
-def _check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) -> None:
-    """Refuse to resume a run with other settings than its own.
-
-    Raises:
-        ValueError: listing what has changed.
-    """
-    after, before = ({**vars(options), **vars(agent)} for options, agent in (new, old))
-    may_change = names(RunOptions, resume=True)
-    changed = [
-        f"{name} {value} in place of {before.get(name)}"
-        for name, value in after.items()
-        if name not in may_change and value != before.get(name)
-    ]
-    if changed:
-        raise ValueError(
-            f"a resumed run keeps its own settings: got {', '.join(sorted(changed))}; leave these "
-            f"out, or start a new run"
-        )
-
-
-def _schedule_notes(new: RunOptions, old: RunOptions) -> list[str]:
-    """Return what it means for the curve that a resumed run has another length or device."""
-    moved = (
-        f"updates now compute on {new.device} and no longer on {old.device}: the last bits differ"
-    )
-    return [moved] * (new.device != old.device) + [
-        f"the schedule changes: {name} was {getattr(old, name)} and is now {getattr(new, name)}, so "
-        f"from here on the curve may differ from that of a run that began with it"
-        for name in ("total_steps", "num_episodes")
-        if getattr(new, name) != getattr(old, name)
-    ]
 
 
 def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[RunOptions, Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rank0rl.run import memory, plan
+from rank0rl.run import memory, plan, resumed
 from rank0rl.run.options import RunOptions
 
 
@@ -75,7 +75,7 @@ def test_a_restart_keeps_what_the_checkpoint_does_not_hold(argv, kept):
 def test_another_length_or_device_is_said(tmp_path):
     old = RunOptions()
     new = RunOptions(total_steps=5, num_episodes=7, device="cuda")
-    said = plan._schedule_notes(new, old)
+    said = resumed.schedule_notes(new, old)
     for facts in (("1000000", "5"), ("None", "7"), ("cpu", "cuda")):
         assert any(all(fact in note for fact in facts) for note in said)
-    assert plan._schedule_notes(old, old) == []
+    assert resumed.schedule_notes(old, old) == []

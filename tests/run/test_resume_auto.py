@@ -1,0 +1,79 @@
+"""--resume auto: one command line begins a run, goes on with it, and finds it ended."""
+
+from pathlib import Path
+
+import pytest
+from runs import SMALL, curve, sha, table, train
+
+from rank0rl import cli
+from rank0rl.run.launch_options import run_to_resume
+
+LONG = [*SMALL, "--total-steps", "640"]
+AUTO = ["--resume", "auto"]
+
+
+def test_one_command_begins_goes_on_and_finds_the_run_ended(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    train(whole, *LONG)
+    train(parts, *LONG, *AUTO, "--stop-after-iterations", "4")
+    assert len(table(parts)) == 4
+    train(parts, *LONG, *AUTO, "--learner-threads", "1")
+    assert curve(parts) == curve(whole)
+    assert sha(parts) == sha(whole)
+    done = train(parts, *LONG, *AUTO)
+    assert "this run has ended" in done.stdout
+    assert curve(parts) == curve(whole)
+
+
+def test_a_run_that_never_saved_is_begun_again(tmp_path):
+    (tmp_path / "config.tmp").touch()
+    (tmp_path / "checkpoints").mkdir()
+    train(tmp_path, *LONG, *AUTO, "--stop-after-iterations", "1")
+    assert len(table(tmp_path)) == 1
+
+
+def test_a_run_with_other_settings_is_refused(tmp_path):
+    """Also one whose settings the command line leaves at their defaults, and one of another file."""
+    train(tmp_path / "r", *LONG, "--lr", "0.1", "--stop-after-iterations", "1")
+    refused = train(tmp_path / "r", *LONG, *AUTO, expect=2)
+    assert "lr linear:3e-4:0 in place of 0.1" in refused.stderr
+    (tmp_path / "c.toml").write_text("lr = 0.1\n")
+    file = ["--config", str(tmp_path / "c.toml")]
+    refused = train(tmp_path / "r", *LONG, *AUTO, *file, "--seed", "1", expect=2)
+    assert "got seed 1 in place of 0;" in refused.stderr
+
+
+def test_the_beginning_may_be_that_of_another_run(tmp_path):
+    train(tmp_path / "first", *LONG, "--stop-after-iterations", "1")
+    args = [*LONG, *AUTO, "--init-from", str(tmp_path / "first")]
+    train(tmp_path / "r", *args, "--stop-after-iterations", "1")
+    train(tmp_path / "first", *LONG, *AUTO)  # its last checkpoint is another one now
+    train(tmp_path / "r", *args)
+    assert len(table(tmp_path / "r")) == 10
+    args[-1] = str(tmp_path / "r")
+    assert "init_from" in train(tmp_path / "r", *args, expect=2).stderr
+
+
+def test_the_folder_must_be_named():
+    with pytest.raises(ValueError, match="got no --run-dir"):
+        cli._given(["CartPole", *AUTO])
+
+
+def test_only_a_folder_with_a_checkpoint_holds_a_run(tmp_path):
+    given = {"resume": "auto", "run_dir": str(tmp_path)}
+    assert run_to_resume(given) is None
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "00000000.pt").touch()
+    assert run_to_resume(given) == tmp_path
+    assert run_to_resume({"resume": "./auto"}) == Path("auto")
+    assert run_to_resume({"run_dir": str(tmp_path)}) is None
+
+
+def test_as_many_ranks_as_the_run_has_environments(tmp_path):
+    (tmp_path / "config.toml").write_text("num_envs = 41")
+    (tmp_path / "checkpoints").mkdir()
+    argv = ["--nprocs", "41", *AUTO, "--run-dir", str(tmp_path)]
+    with pytest.raises(ValueError, match="--num-envs"):
+        cli._given(argv)
+    (tmp_path / "checkpoints" / "00000000.pt").touch()
+    assert cli._given(argv).nprocs == 41

@@ -21,13 +21,15 @@ class Progress:
     """The table of a study. It is shown while entered.
 
     Args:
-        planned: number of runs.
-        over: number of runs that were over before.
+        planned: number of runs, at most.
+        what: what they are part of.
     """
 
-    def __init__(self, planned: int, over: int) -> None:
+    def __init__(self, planned: int, what: str) -> None:
         """Show nothing yet."""
-        self._planned, self._over = planned, over
+        self._planned, self._what = planned, what
+        self.count = 0
+        """Number of runs that are over."""
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._shown = 0.0
@@ -58,8 +60,7 @@ class Progress:
                 _return(row),
                 duration(times[1]) if times else "",
             )
-        waiting = self._planned - self._over - len(trainings)
-        table.caption = f"{self._over} of {self._planned} runs are over, {waiting} wait"
+        table.caption = f"{self._what}: {self.count} of {self._planned} runs are over"
         self._live.update(table, refresh=True)
 
     def over(self, planned: Planned, row: dict[str, str] | None, complaint: str) -> None:
@@ -70,10 +71,12 @@ class Progress:
             row: the last row of its record, if it has one.
             complaint: why it has failed, "" if it has not.
         """
-        self._over += 1
+        self.count += 1
         said = f"failed: {complaint}" if complaint else f"return {_return(row)}"
         self._console.print(
-            f"{self._over} of {self._planned}: {planned.name}  {said}", soft_wrap=True, markup=False
+            f"{self._what}, {self.count} of {self._planned}: {planned.name}  {said}",
+            soft_wrap=True,
+            markup=False,
         )
 
 

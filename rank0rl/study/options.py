@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import tyro
 
@@ -30,5 +31,17 @@ class Options:
     """Mean returns. The table says after how many minutes of training they were reached."""
     out: str | None = None
     """Folder of the study. None: one under runs/ with the names of its environments and agents."""
+    search: tuple[str, ...] = ()
+    """Settings to search for with Optuna: lr=log:1e-5:1e-3 gamma=0.95:0.999 epochs=3:20 "hidden=64 64|256 256". The seeds of the study then train the defaults and what was found."""
+    trials: int = option(50, "[1, inf)")
+    """Number of trials of the search."""
+    search_seeds: str = "100:101"
+    """Seeds of every trial. They are never those of the study's results."""
+    objective: Literal["final", "mean"] = "final"
+    """What a trial is judged by: its final mean return, or the mean of its whole learning curve, which counts speed too."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    """How Optuna chooses the settings of a trial."""
+    prune: bool = True
+    """Stop a trial early whose curve is below the median of those before."""
     train: str = ""
     """Options of every run in one text, for a file: "--total-steps 100000"."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rank0rl.run import config
-from rank0rl.study import table
+from rank0rl.run import config, files
+from rank0rl.study import search, table
+from rank0rl.study.options import Options
 from rank0rl.study.table import Agents
 from rank0rl.tools import chart, figures, page, plot
 from rank0rl.tools.curves import Groups, interquartile_means
@@ -63,6 +65,7 @@ def of_study(study: Path) -> str:
             for i, env_id in enumerate(dict.fromkeys(env_id for env_id, _ in groups))
         ),
         page.section("Runs", _runs(agents, minutes_to)),
+        page.section("Search", _search(study, given)),
         page.section("Settings of the study", page.pairs(texts(given))),
     )
 
@@ -77,6 +80,22 @@ def _agents(agents: Agents, minutes_to: Sequence[float]) -> str:
 
 def _runs(agents: Agents, minutes_to: Sequence[float]) -> str:
     return _table(table.of_runs(agents, minutes_to))
+
+
+def _search(study: Path, given: Mapping[str, Any]) -> str:
+    """Return the trials of a search, the best first; "" without one."""
+    if not (study / search.FILE).exists():
+        return ""
+    rows = files.read_table(study / search.FILE, "search")
+    rows.sort(key=lambda row: -float(row["value"] or "-inf"))
+    (options,) = config.apply(given, Options(), source=str(study / FILE))
+    said = (
+        f"Trials have the seeds {options.search_seeds}. The results above have other ones: "
+        f"{options.seeds}. A trial's value is its {options.objective} return."
+    )
+    return f"<p>{html.escape(said)}</p>" + page.table(
+        [*rows[0]], [[*map(number, row.values())] for row in rows]
+    )
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:

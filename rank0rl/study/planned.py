@@ -45,34 +45,42 @@ class Planned:
         return int(row["steps"]) / self.options.total_steps
 
 
-def planned(given: Options, rest: Sequence[str]) -> list[Planned]:
+def planned(
+    given: Options, rest: Sequence[str], found: Mapping[str, str] | None = None
+) -> list[Planned]:
     """Return the runs of a study, seed by seed, so that every setting has its first seed early.
 
     Args:
         given: options of the study.
         rest: more options of every run.
+        found: settings that a search has found, to be trained beside the defaults, in place of a grid.
 
     Raises:
         ValueError: for wrong seeds or settings, or two runs of one name.
         SystemExit: for a wrong option of training, after tyro has printed what is wrong.
     """
-    found = [
+    runs = [
         one
         for seed in seeds(given.seeds)
         for env_id, algo in itertools.product(given.envs, given.algo)
-        for settings in combined(given.grid)
+        for settings in (combined(given.grid) if found is None else [{}, found])
         for one in [plan_run(env_id, algo, settings, seed, rest)]
     ]
-    names = [one.name for one in found]
+    names = [one.name for one in runs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(
             f"the runs of a study must differ: got {', '.join(sorted(twice))} more than once"
         )
-    return found
+    return runs
 
 
 def plan_run(
-    env_id: str, algo: str, settings: Mapping[str, str], seed: int, rest: Sequence[str]
+    env_id: str,
+    algo: str,
+    settings: Mapping[str, str],
+    seed: int,
+    rest: Sequence[str],
+    name: str | None = None,
 ) -> Planned:
     """Return a run, with its command line checked.
 
@@ -82,6 +90,7 @@ def plan_run(
         settings: option -> value, in which runs of this agent differ.
         seed: seed of the run.
         rest: more options.
+        name: its folder in the study's. None: one made of all that.
 
     Raises:
         ValueError: for an option that cannot be.
@@ -95,8 +104,8 @@ def plan_run(
         short_name(algo),
         *(f"{k}={v}" for k, v in settings.items()),
     ]
-    name = "-".join([*(re.sub(r"[^\w.=+-]+", "_", part) for part in parts), f"seed{seed}"])
-    return Planned(name, words, options)
+    full = "-".join([*(re.sub(r"[^\w.=+-]+", "_", part) for part in parts), f"seed{seed}"])
+    return Planned(name or full, words, options)
 
 
 def seeds(text: str) -> list[int]:

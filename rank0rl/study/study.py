@@ -26,10 +26,10 @@ from rank0rl.run import config, files
 from rank0rl.run.agents import short_name
 from rank0rl.run.cores import available_cores
 from rank0rl.run.folder import lock
-from rank0rl.study import page, table
+from rank0rl.study import page, search, table
 from rank0rl.study.live import Progress
 from rank0rl.study.options import Options
-from rank0rl.study.planned import Planned, planned
+from rank0rl.study.planned import Planned, planned, seeds
 from rank0rl.study.schedule import Schedule
 from rank0rl.study.training import Training, complaint, ended, last_row
 from rank0rl.tools import plot
@@ -39,6 +39,8 @@ def main(argv: list[str]) -> int:
     """Run the tool; return its exit code: 0, 1 if a run has failed, 2 for a wrong use, 128 + s after signal s."""
     try:
         given, rest = read(argv)
+        if given.search:
+            search.check(given)
         runs = planned(given, rest)
         out = Path(given.out or _name(given))
         out.mkdir(parents=True, exist_ok=True)
@@ -47,13 +49,18 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     files.write(out / page.FILE, tomli_w.dumps(_settings(given, rest, out)).encode())
-    listed = Listed(runs, out)
+    failed: dict[str, str] = {}
     try:
-        with _Stopped(), Progress(len(runs), len(runs) - len(listed.waiting)) as listed.show:
-            Schedule(listed, out, available_cores()[: given.cores], listed.show).run()
+        with _Stopped():
+            if given.search:
+                runs = planned(given, rest, _search(given, rest, out))
+            failed = _train(runs, given, out)
     except _Stop as stop:
         print(f"stopped: {out} goes on with the same command", file=sys.stderr)
         return 128 + stop.signum
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     finally:
         unlock()
     if begun := page.folders(out):
@@ -61,9 +68,36 @@ def main(argv: list[str]) -> int:
         print(table.write(out, agents, given.minutes_to))
         (out / "report.html").write_text(page.of_study(out), encoding="utf-8")
         print(f"in {out}: table.md, table.csv, runs.csv, learning.png, report.html")
-    for name, why in listed.failed.items():
+    for name, why in failed.items():
         print(f"failed: {name}: {why} (see {out / name / 'output.txt'})", file=sys.stderr)
-    return 1 if listed.failed else 0
+    return 1 if failed else 0
+
+
+def _search(given: Options, rest: Sequence[str], out: Path) -> dict[str, str]:
+    """Search; return the settings that were found."""
+    with Progress(given.trials * len(seeds(given.search_seeds)), "search") as show:
+
+        def over(run: Planned, code: int) -> None:
+            folder = out / run.name
+            show.over(run, last_row(folder / "progress.csv"), complaint(folder) if code else "")
+
+        searching = search.Search(given, rest, out, over)
+        try:
+            Schedule(searching, out, available_cores()[: given.cores], show).run()
+        finally:
+            searching.write()
+    found = searching.best()
+    words = " ".join(f"{name}={value}" for name, value in found.items())
+    print(f"the search of {given.trials} trials has found {words}")
+    return found
+
+
+def _train(runs: Sequence[Planned], given: Options, out: Path) -> dict[str, str]:
+    """Train the runs that are not over yet; return run -> why it has failed."""
+    with Progress(len(runs), "study") as show:
+        listed = Listed(runs, out, show)
+        Schedule(listed, out, available_cores()[: given.cores], show).run()
+    return listed.failed
 
 
 class Listed:
@@ -72,20 +106,20 @@ class Listed:
     Args:
         runs: all runs.
         out: folder of the study.
+        show: is told of each run that is over.
     """
 
-    show: Progress
-
-    def __init__(self, runs: Sequence[Planned], out: Path) -> None:
+    def __init__(self, runs: Sequence[Planned], out: Path, show: Progress) -> None:
         """Leave out the runs that are over."""
-        self._out = out
-        self.waiting = deque(run for run in runs if not ended(run, out))
+        self._out, self._show = out, show
+        self._waiting = deque(run for run in runs if not ended(run, out))
+        show.count = len(runs) - len(self._waiting)
         self.failed: dict[str, str] = {}
         """Run -> why it has failed."""
 
     def take(self) -> Planned | None:
         """Return the next run; None if there is none."""
-        return self.waiting.popleft() if self.waiting else None
+        return self._waiting.popleft() if self._waiting else None
 
     def stops(self, training: Training) -> bool:
         """Return False: every run is trained to its end."""
@@ -96,7 +130,7 @@ class Listed:
         folder = self._out / run.name
         if code:
             self.failed[run.name] = complaint(folder)
-        self.show.over(run, last_row(folder / "progress.csv"), self.failed.get(run.name, ""))
+        self._show.over(run, last_row(folder / "progress.csv"), self.failed.get(run.name, ""))
 
 
 def read(argv: Sequence[str]) -> tuple[Options, list[str]]:

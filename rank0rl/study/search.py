@@ -1,0 +1,245 @@
+"""Search for settings with Optuna: each trial is a run, or a few, with settings that the trials before suggest.
+
+The trials are in a journal file in the folder of the study, so that a search goes on where it was.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rank0rl.run import run_data
+from rank0rl.study.options import Options
+from rank0rl.study.planned import Planned, plan_run, seeds
+from rank0rl.study.training import Training, ended
+
+FILE = "search.csv"
+"""The trials of a search, a row for each, in the folder of the study."""
+
+_REPORTS = 20  # times in a run that it is compared with the trials before
+_WARM_UP = 5  # of these, the first ones, and trials that are never stopped early
+
+Suggest = Callable[[Any, str], Any]
+"""Takes a trial and the name of a setting; returns its value."""
+
+
+class Search:
+    """The runs of a search.
+
+    Args:
+        given: options of the study.
+        rest: options of every run.
+        out: folder of the study.
+        over: is called with each run that has ended, and its exit code.
+
+    Raises:
+        ValueError: if the options do not fit a search, or Optuna is not installed.
+    """
+
+    def __init__(
+        self,
+        given: Options,
+        rest: Sequence[str],
+        out: Path,
+        over: Callable[[Planned, int], None],
+    ) -> None:
+        """Go on with the trials that were under way."""
+        optuna = _optuna()
+        self._given, self._rest, self._out, self._over = given, rest, out, over
+        self._seeds = seeds(given.search_seeds)
+        self._suggest = {name: _range(name, text) for name, text in _words(given)}
+        (out / "search").mkdir(parents=True, exist_ok=True)
+        file = optuna.storages.journal.JournalFileBackend(str(out / "search" / "optuna.journal"))
+        kinds = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+        self._study = optuna.create_study(
+            storage=optuna.storages.JournalStorage(file),
+            study_name="rank0rl",
+            load_if_exists=True,
+            direction="maximize",
+            sampler=kinds[given.sampler](seed=0),
+            pruner=optuna.pruners.MedianPruner(_WARM_UP, _WARM_UP),
+        )
+        self._waiting: deque[Planned] = deque()
+        self._trials: dict[str, Any] = {}  # run -> trial
+        self._left: dict[int, set[str]] = {}  # number of a trial -> its runs that are not over
+        for frozen in self._study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
+            self._plan(optuna.trial.Trial(self._study, frozen._trial_id))
+
+    def take(self) -> Planned | None:
+        """Return the next run, of a new trial if need be; None after the last trial."""
+        while not self._waiting:
+            if len(self._study.trials) >= self._given.trials:
+                return None
+            self._plan(self._study.ask())
+        return self._waiting.popleft()
+
+    def stops(self, training: Training) -> bool:
+        """Return True if the curve so far is below the median of the trials before."""
+        row = training.row()
+        if row is None or not row["return_mean"]:
+            return False
+        trial = self._trials[training.planned.name]
+        which = self._seeds.index(training.planned.options.seed)
+        step = which * _REPORTS + int(_REPORTS * min(training.share, 1.0))
+        if step in self._study.trials[trial.number].intermediate_values:
+            return False
+        trial.report(float(row["return_mean"]), step)
+        if not self._given.prune or step >= (which + 1) * _REPORTS or not trial.should_prune():
+            return False
+        self._waiting = deque(run for run in self._waiting if self._trials[run.name] is not trial)
+        self._left[trial.number] = {training.planned.name}
+        return True
+
+    def done(self, run: Planned, code: int) -> None:
+        """Tell Optuna what a trial came to, when the last of its runs is over."""
+        trial = self._trials[run.name]
+        left = self._left[trial.number]
+        left.discard(run.name)
+        state = "FAIL" if code else "COMPLETE" if ended(run, self._out) else "PRUNED"
+        if code:
+            self._waiting = deque(r for r in self._waiting if self._trials[r.name] is not trial)
+            left.clear()
+        self._over(run, code)
+        if not left:
+            self._tell(trial, state)
+
+    def best(self) -> dict[str, str]:
+        """Return the settings of the best trial, as the command line takes them.
+
+        Raises:
+            ValueError: if no trial has come to its end.
+        """
+        try:
+            trial = self._study.best_trial
+        except ValueError:
+            raise ValueError(
+                f"no trial of the search has come to its end: see {self._out}"
+            ) from None
+        return {name: _text(value) for name, value in trial.params.items()}
+
+    def write(self) -> None:
+        """Write the trials to search.csv."""
+        names = [*self._suggest]
+        with (self._out / FILE).open("w", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(["trial", *names, "value", "state"])
+            for trial in self._study.trials:
+                settings = [_text(trial.params.get(name, "")) for name in names]
+                value = "" if trial.value is None else f"{trial.value:.6g}"
+                writer.writerow([trial.number, *settings, value, trial.state.name.lower()])
+
+    def _plan(self, trial: Any) -> None:
+        """Let the runs of a trial wait, but for those that are over."""
+        settings = {name: _text(of(trial, name)) for name, of in self._suggest.items()}
+        (env_id,), (algo,) = self._given.envs, self._given.algo
+        runs = [
+            plan_run(
+                env_id, algo, settings, seed, self._rest, f"search/{trial.number:04d}-seed{seed}"
+            )
+            for seed in self._seeds
+        ]
+        self._trials |= {run.name: trial for run in runs}
+        left = [run for run in runs if not ended(run, self._out)]
+        self._left[trial.number] = {run.name for run in left}
+        self._waiting += left
+        if not left:
+            self._tell(trial, "COMPLETE")
+
+    def _tell(self, trial: Any, state: str) -> None:
+        """Finish a trial. Its value is the mean over its seeds."""
+        from optuna.trial import TrialState
+
+        runs = [name for name, of in self._trials.items() if of.number == trial.number]
+        value = None
+        if state == "COMPLETE":
+            values = [score(self._out / name, self._given.objective) for name in runs]
+            value = float(np.mean(values))
+        self._study.tell(trial, value, state=TrialState[state])
+
+
+def check(given: Options) -> None:
+    """Check the options of a search.
+
+    Raises:
+        ValueError: for several environments or agents, a wrong range, or a seed that is to judge
+            what it has chosen.
+    """
+    if len(given.envs) > 1 or len(given.algo) > 1 or given.grid:
+        raise ValueError(
+            "a search is of one environment and one agent, without --grid: got "
+            f"{' '.join(given.envs)} with {' '.join(given.algo)}"
+        )
+    for name, text in _words(given):
+        _range(name, text)
+    if both := {*seeds(given.seeds)} & {*seeds(given.search_seeds)}:
+        raise ValueError(
+            f"the seeds of a search must not be those of its results: got {sorted(both)} in --seeds "
+            f"and in --search-seeds"
+        )
+
+
+def score(folder: Path, objective: str) -> float:
+    """Return what a run came to.
+
+    Args:
+        folder: the run's folder.
+        objective: "final" for the mean return of its last 100 episodes; "mean" for the mean of its
+            learning curve over all of its steps, where a run that ended early keeps its last return.
+    """
+    run = run_data.read(folder)
+    ret, steps = run.column("return_mean"), run.column("steps")
+    there = np.isfinite(ret)
+    if not there.any():
+        return -np.inf
+    ret, steps = ret[there], steps[there]
+    if objective == "final":
+        return float(ret[-1])
+    end = max(float(run.settings["total_steps"]), steps[-1])
+    ret, steps = np.append(ret, ret[-1]), np.append(steps, end)
+    return float(np.trapezoid(ret, steps) / max(1.0, end - steps[0]))
+
+
+def _words(given: Options) -> list[tuple[str, str]]:
+    """Return (setting, range) for each word of --search."""
+    words = [word.partition("=") for word in given.search]
+    return [(name.replace("-", "_"), text) for name, _, text in words]
+
+
+def _range(name: str, text: str) -> Suggest:
+    """Return what suggests a value for a setting: of 0.9:0.99, log:1e-5:1e-3, 1:20 or tanh|relu."""
+    log = text.startswith("log:")
+    ends = text.removeprefix("log:").split(":")
+    if "|" in text and all(text.split("|")):
+        choices = text.split("|")
+        return lambda trial, name: trial.suggest_categorical(name, choices)
+    for kind, method in ((int, "suggest_int"), (float, "suggest_float")):
+        try:
+            low, high = map(kind, ends)
+        except ValueError:
+            continue
+        if low < high and (low > 0 or not log):
+            return lambda trial, name: getattr(trial, method)(name, low, high, log=log)
+    raise ValueError(
+        f"--search takes NAME=LOW:HIGH, NAME=log:LOW:HIGH or NAME=A|B: got {name or '?'}={text}"
+    )
+
+
+def _text(value: Any) -> str:
+    """Return a value as a word of the command line, a number with four digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise ValueError(
+            "--search needs Optuna, which is in the extra \"search\": run pip install -e '.[search]'"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna

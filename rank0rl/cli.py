@@ -17,9 +17,6 @@ from rank0rl.run import launch_options
 from rank0rl.run.files import read_text
 from rank0rl.run.launch_options import LaunchOptions
 
-CONFIGS = Path(algos.__path__[0]).with_name("configs")
-"""TOML files of settings, one of which is loaded by itself: see `config.find`."""
-
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, as the command line says; end with exit code 0, 2 for a wrong use, or the job's.
@@ -46,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from rank0rl.mpi import comm
         from rank0rl.tools import video
 
-        code = start.start(argv, CONFIGS, video.check, video.hooks)
+        code = start.start(argv, algos.CONFIGS, video.check, video.hooks)
     except ModuleNotFoundError as error:
         if not job.world_rank():
             print(
@@ -85,7 +82,7 @@ def _given(argv: list[str]) -> LaunchOptions:
         most = options.num_envs
     else:  # rank 0 finds out which file it is; this is what any of them allows
         named = options.config or (run / "config.toml" if run else None)
-        files = [Path(named)] if named else CONFIGS.glob("*.toml")
+        files = [Path(named)] if named else algos.CONFIGS.glob("*.toml")
         most = max([options.num_envs, *map(_num_envs, files)])
     if nprocs > most:
         raise ValueError(launch_options.too_many_ranks(nprocs, most))

@@ -124,7 +124,7 @@ def test_ranks_without_an_environment_are_refused_before_they_start(
     tmp_path, monkeypatch, argv, text
 ):
     (tmp_path / "c.toml").write_text(text)
-    monkeypatch.setattr(cli, "CONFIGS", tmp_path)
+    monkeypatch.setattr(cli.algos, "CONFIGS", tmp_path)
     with pytest.raises(ValueError, match="--num-envs"):
         cli._given(argv.split())
     with pytest.raises(ValueError, match="--num-envs"):
@@ -132,7 +132,7 @@ def test_ranks_without_an_environment_are_refused_before_they_start(
 
 
 def test_a_file_may_have_environments_for_more_ranks(tmp_path, monkeypatch):
-    monkeypatch.setattr(cli, "CONFIGS", tmp_path)
+    monkeypatch.setattr(cli.algos, "CONFIGS", tmp_path)
     (tmp_path / "c.toml").write_text("num_envs = 40")
     assert cli._given(["--nprocs", "40"]).nprocs == 40
     (tmp_path / "config.toml").write_text("num_envs = 41")

@@ -87,14 +87,20 @@ TABLE = {
     "loop": ({"launch", "mpi", "base", "nets", "rollout", "run"}, {"numpy"}),
     "start": (TRAINING, set()),
     "tools": (
-        TRAINING | {"scaling", "compat", "study"},
+        TRAINING | {"scaling", "compat"},
         {"numpy", "torch", "tyro", "matplotlib", "imageio_ffmpeg"},
     ),
     "scaling": (TRAINING | {"tools", "compat"}, {"numpy", "tyro", "matplotlib", "gymnasium"}),
-    "study": (TRAINING | {"tools", "rank0rl.cli"}, {"numpy", "tyro", "tomli_w", "rich", "optuna"}),
+    "study": (
+        TRAINING | {"tools", "rank0rl.algos"},
+        {"numpy", "tyro", "tomli_w", "rich", "optuna"},
+    ),
     "compat": ({"launch", "mpi"}, {"numpy", "torch"}),
     "cli": (TRAINING | {"tools", "scaling", "study", "rank0rl.algos"}, set()),
-    "api": (TRAINING | {"cli", "tools", "scaling", "compat"}, {"numpy", "gymnasium", "pandas"}),
+    "api": (
+        TRAINING | {"cli", "tools", "scaling", "study", "compat"},
+        {"numpy", "gymnasium", "pandas"},
+    ),
     "algos": (
         {
             *("rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"),
@@ -274,6 +280,7 @@ PLANTED = {
     "rank0rl/start.py": "from rank0rl import cli",
     "rank0rl/tools/__init__.py": "import rank0rl.cli",
     "rank0rl/scaling/__init__.py": "from rank0rl import cli",
+    "rank0rl/study/__init__.py": "from rank0rl import cli",
     "rank0rl/compat/__init__.py": "from rank0rl import batch",
     "rank0rl/cli.py": "import numpy",
     "rank0rl/__init__.py": "import mpi4py",

@@ -1,4 +1,4 @@
-"""What a study shows while it trains: a table on a terminal, else a line for each run that ends."""
+"""The console of a study: a table of the runs in training on a terminal, else a line for each run that ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Progress:
             table.add_row(
                 training.planned.name,
                 str(len(training.cores)),
-                percent(min(training.share, 1.0)),
+                percent(min(training.part, 1.0)),
                 _return(row),
                 duration(times[1]) if times else "",
             )

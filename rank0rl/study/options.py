@@ -38,9 +38,9 @@ class Options:
     search_seeds: str = "100:101"
     """Seeds of every trial. They are never those of the study's results."""
     objective: Literal["final", "mean"] = "final"
-    """What a trial is judged by: its final mean return, or the mean of its whole learning curve, which counts speed too."""
+    """Value of a trial: its final mean return, or the mean of its whole learning curve, which counts speed too."""
     sampler: Literal["tpe", "random"] = "tpe"
-    """How Optuna chooses the settings of a trial."""
+    """Sampler of Optuna, which chooses the settings of a trial."""
     prune: bool = True
     """Stop a trial early whose curve is below the median of those before."""
     train: str = ""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rank0rl.cli import CONFIGS
+from rank0rl import algos
 from rank0rl.options import flag
 from rank0rl.run import plan
 from rank0rl.run.agents import short_name
@@ -38,7 +38,7 @@ class Planned:
         """The most ranks that it can have."""
         return min(self.options.num_envs, self.options.episodes_per_batch or self.options.num_envs)
 
-    def share(self, row: Mapping[str, str]) -> float:
+    def part(self, row: Mapping[str, str]) -> float:
         """Return the share of the run that is over after a row of its progress.csv."""
         if self.options.num_episodes is not None:
             return int(row["episodes"]) / self.options.num_episodes
@@ -98,7 +98,7 @@ def plan_run(
     """
     own = [word for name, value in settings.items() for word in _words(name, value)]
     words = (env_id, "--algo", algo, *own, *rest, "--seed", str(seed))
-    options, _ = plan.options_of([*words], CONFIGS)
+    options, _ = plan.options_of([*words], algos.CONFIGS)
     parts = [
         env_id.rpartition(":")[2],
         short_name(algo),

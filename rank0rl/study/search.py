@@ -17,9 +17,7 @@ from rank0rl.run import run_data
 from rank0rl.study.options import Options
 from rank0rl.study.planned import Planned, plan_run, seeds
 from rank0rl.study.training import Training, ended
-
-FILE = "search.csv"
-"""The trials of a search, a row for each, in the folder of the study."""
+from rank0rl.tools.report_study import TRIALS
 
 _REPORTS = 20  # times in a run that it is compared with the trials before
 _WARM_UP = 5  # of these, the first ones, and trials that are never stopped early
@@ -66,6 +64,7 @@ class Search:
         )
         self._waiting: deque[Planned] = deque()
         self._trials: dict[str, Any] = {}  # run -> trial
+        self._reported: set[tuple[int, int]] = set()
         self._left: dict[int, set[str]] = {}  # number of a trial -> its runs that are not over
         for frozen in self._study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
             self._plan(optuna.trial.Trial(self._study, frozen._trial_id))
@@ -85,9 +84,10 @@ class Search:
             return False
         trial = self._trials[training.planned.name]
         which = self._seeds.index(training.planned.options.seed)
-        step = which * _REPORTS + int(_REPORTS * min(training.share, 1.0))
-        if step in self._study.trials[trial.number].intermediate_values:
+        step = which * _REPORTS + int(_REPORTS * min(training.part, 1.0))
+        if (trial.number, step) in self._reported:
             return False
+        self._reported.add((trial.number, step))
         trial.report(float(row["return_mean"]), step)
         if not self._given.prune or step >= (which + 1) * _REPORTS or not trial.should_prune():
             return False
@@ -125,7 +125,7 @@ class Search:
     def write(self) -> None:
         """Write the trials to search.csv."""
         names = [*self._suggest]
-        with (self._out / FILE).open("w", newline="") as file:
+        with (self._out / TRIALS).open("w", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["trial", *names, "value", "state"])
             for trial in self._study.trials:

@@ -1,4 +1,4 @@
-"""How many cores each run of a study has."""
+"""The number of cores that each run of a study has."""
 
 from __future__ import annotations
 

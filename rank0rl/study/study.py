@@ -26,13 +26,13 @@ from rank0rl.run import config, files
 from rank0rl.run.agents import short_name
 from rank0rl.run.cores import available_cores
 from rank0rl.run.folder import lock
-from rank0rl.study import page, search, table
+from rank0rl.study import search
 from rank0rl.study.live import Progress
 from rank0rl.study.options import Options
 from rank0rl.study.planned import Planned, planned, seeds
 from rank0rl.study.schedule import Schedule
 from rank0rl.study.training import Training, complaint, ended, last_row
-from rank0rl.tools import plot
+from rank0rl.tools import report_study, results
 
 
 def main(argv: list[str]) -> int:
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    files.write(out / page.FILE, tomli_w.dumps(_settings(given, rest, out)).encode())
+    files.write(out / report_study.FILE, tomli_w.dumps(_settings(given, rest, out)).encode())
     failed: dict[str, str] = {}
     try:
         with _Stopped():
@@ -63,10 +63,9 @@ def main(argv: list[str]) -> int:
         return 1
     finally:
         unlock()
-    if begun := page.folders(out):
-        agents = plot.by_agent(plot.read(begun))
-        print(table.write(out, agents, given.minutes_to))
-        (out / "report.html").write_text(page.of_study(out), encoding="utf-8")
+    if len(failed) < len(runs):
+        print(results.write(out, results.of_study(out), given.minutes_to))
+        (out / "report.html").write_text(report_study.of_study(out), encoding="utf-8")
         print(f"in {out}: table.md, table.csv, runs.csv, learning.png, report.html")
     for name, why in failed.items():
         print(f"failed: {name}: {why} (see {out / name / 'output.txt'})", file=sys.stderr)
@@ -142,8 +141,10 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
     """
     names = [*itertools.takewhile(lambda word: not word.startswith("-"), argv)]
     default = Options(envs=tuple(names))
-    if len(names) == 1 and (names[0].endswith(".toml") or Path(names[0], page.FILE).exists()):
-        file = Path(names[0]) if names[0].endswith(".toml") else Path(names[0], page.FILE)
+    if len(names) == 1 and (
+        names[0].endswith(".toml") or Path(names[0], report_study.FILE).exists()
+    ):
+        file = Path(names[0]) if names[0].endswith(".toml") else Path(names[0], report_study.FILE)
         (default,) = config.apply(config.load(file), Options(), source=str(file))
     given, rest = tyro.cli(
         Options,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ Core = tuple[int, ...]
 """The CPUs of a core."""
 
 _OUTPUT = "output.txt"
+_ERROR = re.compile(r"error: |(\w+\.)*\w*(Error|Exception)\b")
 _TAIL = 1 << 16  # bytes of a CSV file that hold its last row
 _PATIENCE_S = 15.0  # for a training of a study that was killed to save and end
 SAVED = (128 + signal.SIGTERM, -signal.SIGTERM)
@@ -76,10 +78,10 @@ class Training:
         return last_row(self.folder / "progress.csv")
 
     @property
-    def share(self) -> float:
+    def part(self) -> float:
         """The share of the run that is over."""
         row = self.row()
-        return self.planned.share(row) if row else 0.0
+        return self.planned.part(row) if row else 0.0
 
     def times(self) -> tuple[float, float] | None:
         """Return the seconds that this start took until its first row, and those that are left.
@@ -87,28 +89,27 @@ class Training:
         None if it is too early to tell.
         """
         row = self.row()
-        before = self.planned.share(self._first) if self._first else 0.0
+        before = self.planned.part(self._first) if self._first else 0.0
         if row is None or row == self._first:
             return None
         spent = time.monotonic() - self._begun
         if self._startup_s != self._startup_s:
             self._startup_s = spent
-        done = self.planned.share(row) - before
+        done = self.planned.part(row) - before
         return self._startup_s, max(0.0, 1 - before - done) * spent / done
 
 
 def complaint(folder: Path) -> str:
-    """Return the last line that a run's training has printed.
+    """Return the last line that names an error in what a run's training has printed, else its last line.
 
     Args:
         folder: the run's folder.
     """
     with (folder / _OUTPUT).open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-        lines = file.read().decode(errors="replace").split("\n")
-    return next(
-        (line.strip() for line in reversed(lines) if line.strip()), "it has printed nothing"
-    )
+        lines = [line.strip() for line in file.read().decode(errors="replace").split("\n")]
+    named = [line for line in lines if _ERROR.match(line)] or [line for line in lines if line]
+    return named[-1] if named else "it has printed nothing"
 
 
 def ended(planned: Planned, folder: Path) -> bool:

@@ -28,17 +28,19 @@ Groups = Mapping[tuple[str, str], Curves]
 """Curves by environment and agent."""
 
 
-def on_grid(curves: Sequence[tuple[Array, Array]]) -> Curves:
+def on_grid(curves: Sequence[tuple[Array, Array]], to_longest: bool = False) -> Curves:
     """Interpolate curves at common points, spread evenly over the range that all curves cover.
 
     Args:
         curves: for each seed, steps or hours in increasing order and the returns at these points,
             shape (n,) each; n can differ between seeds.
+        to_longest: go on to the end of the longest curve; the others keep their last return.
 
     Raises:
         ValueError: if no range is covered by all curves.
     """
-    low, high = max(x[0] for x, _ in curves), min(x[-1] for x, _ in curves)
+    ends = [x[-1] for x, _ in curves]
+    low, high = max(x[0] for x, _ in curves), max(ends) if to_longest else min(ends)
     if low > high:
         raise ValueError(
             f"the seeds of one agent must overlap: one curve begins at {low:,.6g}, another ends at "

@@ -96,11 +96,14 @@ def group(
     """
     if not folders:
         raise ValueError("name at least one run's folder, such as runs/Walker2d-v5-ppo-seed0-...")
-    return curves_of(by_agent(read(folders), x), x, y)
+    return curves_of(by_agent(read_runs(folders), x), x, y)
 
 
 def curves_of(
-    agents: Mapping[tuple[str, str], Sequence[RunData]], x: str = "steps", y: str = _RETURN
+    agents: Mapping[tuple[str, str], Sequence[RunData]],
+    x: str = "steps",
+    y: str = _RETURN,
+    to_longest: bool = False,
 ) -> dict[tuple[str, str], Curves]:
     """Return the curves of runs that are grouped by environment and agent.
 
@@ -108,11 +111,15 @@ def curves_of(
         agents: runs from `by_agent`.
         x: "steps" or "hours".
         y: a column of their records.
+        to_longest: see `on_grid`.
 
     Raises:
         ValueError: if a run has no such number, or the runs of a group cover no common range.
     """
-    return {key: on_grid([_curve(run, x, y) for run in runs]) for key, runs in agents.items()}
+    return {
+        key: on_grid([_curve(run, x, y) for run in runs], to_longest)
+        for key, runs in agents.items()
+    }
 
 
 def by_agent(runs: Sequence[RunData], x: str = "steps") -> dict[tuple[str, str], list[RunData]]:
@@ -143,7 +150,7 @@ def by_agent(runs: Sequence[RunData], x: str = "steps") -> dict[tuple[str, str],
     }
 
 
-def read(folders: Sequence[Path]) -> list[RunData]:
+def read_runs(folders: Sequence[Path]) -> list[RunData]:
     """Read runs, but for those without a row, which are named on stderr.
 
     Raises:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tyro
 
-from rank0rl.study import page
+from rank0rl.tools import report_study
 from rank0rl.tools.report_run import of_run
 from rank0rl.tools.report_speedup import of_speedup
 
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
 
 
 def _page(folder: Path, others: Sequence[Path]) -> str:
-    kinds = {"speedup.csv": of_speedup, page.FILE: page.of_study}
+    kinds = {"speedup.csv": of_speedup, report_study.FILE: report_study.of_study}
     studies = [
         (one, of) for one in (folder, *others) for n, of in kinds.items() if (one / n).exists()
     ]

@@ -78,7 +78,7 @@ def test_the_interval_is_that_of_a_plain_loop():
     for _ in range(4000):
         every = sorted([rng.choice(s) for s in scores for _ in s])  # within each environment
         drawn.append(np.mean(every[1:4]))  # of 5, a quarter rounded down is 1
-    mean, low, high = learning._with_interval(scores)
+    mean, low, high = learning.interquartile_mean(scores)
     assert mean == pytest.approx((1 + 5 + 10) / 3)
     np.testing.assert_allclose([low, high], np.percentile(drawn, [2.5, 97.5]), atol=0.35)
 

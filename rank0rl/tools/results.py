@@ -19,6 +19,26 @@ Agents = Mapping[tuple[str, str], Sequence[RunData]]
 """Runs by environment and agent; those of an agent differ in their seeds."""
 
 
+def of_study(study: Path) -> Agents:
+    """Return the runs of a study that have ended; before the first has, those that have a return.
+
+    Args:
+        study: folder of the study.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    runs = plot.read_runs(sorted(path.parent for path in study.glob("*/progress.csv")))
+    over = [run for run in runs if ending(run)]
+    return plot.by_agent(over or [run for run in runs if np.isfinite(final(run))])
+
+
+def ending(run: RunData) -> str:
+    """Return the option by which a run has ended, "" if it has not come to its end."""
+    path = run.folder / "summary.json"
+    return str(files.read_json(path, "summary").get("ended", "")) if path.exists() else ""
+
+
 def of_agents(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str, Any]]:
     """Return a row for each agent in each environment.
 
@@ -73,6 +93,7 @@ def of_runs(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str, 
             "seed": run.settings["seed"],
             "return": final(run),
             "evaluated": _last(run, "eval_return"),
+            "ended": ending(run),
             "steps": int(run.rows[-1]["steps"]),
             "seconds": float(run.rows[-1]["seconds"]),
             **{f"minutes to {at:g}": minutes_until(run, at) for at in minutes_to},
@@ -108,11 +129,13 @@ def write(out: Path, agents: Agents, minutes_to: Sequence[float] = ()) -> str:
     rows = of_agents(agents, minutes_to)
     _write_csv(out / "table.csv", rows)
     _write_csv(out / "runs.csv", of_runs(agents, minutes_to))
-    groups = plot.curves_of(agents)
+    groups = plot.curves_of(agents, to_longest=True)
     means = interquartile_means(groups)
     with figures.style():
         plot.draw(groups, "steps", means).savefig(out / "learning.png", dpi=120)
-    lines = [_line(rows[0]), "|".join(["", *("---:" for _ in rows[0]), ""])]
+    words = ("environment", "agent")
+    rule = [":---" if name in words else "---:" for name in rows[0]]
+    lines = [_line(rows[0]), f"|{'|'.join(rule)}|"]
     text = "\n".join([*lines, *(_line(row.values()) for row in rows)]) + "\n"
     if means:
         text += "\nInterquartile mean of normalized returns over environments:\n\n" + "".join(
@@ -124,7 +147,11 @@ def write(out: Path, agents: Agents, minutes_to: Sequence[float] = ()) -> str:
 
 
 def _line(values: Any) -> str:
-    return f"| {' | '.join(map(known, values))} |"
+    return f"| {' | '.join(map(_shown, values))} |"
+
+
+def _shown(value: Any) -> str:
+    return "never" if value == np.inf else known(value)
 
 
 def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -10,25 +10,16 @@ from typing import Any
 import numpy as np
 
 from rank0rl.run import config, files
-from rank0rl.study import search, table
-from rank0rl.study.options import Options
-from rank0rl.study.table import Agents
-from rank0rl.tools import chart, figures, page, plot
+from rank0rl.tools import chart, figures, page, plot, results
 from rank0rl.tools.curves import Groups, interquartile_means
 from rank0rl.tools.readable import duration, known, number, texts
+from rank0rl.tools.results import Agents
 from rank0rl.tools.series import Series
 
 FILE = "study.toml"
 """The file of a study's options, in its folder."""
-
-
-def folders(study: Path) -> list[Path]:
-    """Return the folders of a study's runs that have begun, by name.
-
-    Args:
-        study: folder of the study.
-    """
-    return sorted(path.parent for path in study.glob("*/progress.csv"))
+TRIALS = "search.csv"
+"""The trials of its search, a row for each, if it has one."""
 
 
 def of_study(study: Path) -> str:
@@ -41,10 +32,10 @@ def of_study(study: Path) -> str:
         ValueError: if no run has a row yet, or no matplotlib.
     """
     given = config.load(study / FILE)
-    runs = plot.read(folders(study))
-    agents = plot.by_agent(runs)
+    agents = results.of_study(study)
+    runs = [run for these in agents.values() for run in these]
     minutes_to = given.get("minutes_to", ())
-    groups = plot.curves_of(agents)
+    groups = plot.curves_of(agents, to_longest=True)
     seconds = sum(run.column("seconds")[-1] for run in runs)
     return page.document(
         ", ".join(dict.fromkeys(env_id for env_id, _ in agents)),
@@ -71,7 +62,7 @@ def of_study(study: Path) -> str:
 
 
 def _agents(agents: Agents, minutes_to: Sequence[float]) -> str:
-    rows = table.of_agents(agents, minutes_to)
+    rows = results.of_agents(agents, minutes_to)
     caption = (
         "return: mean over seeds. iqm: interquartile mean, with its 95 % interval from low to high."
     )
@@ -79,19 +70,18 @@ def _agents(agents: Agents, minutes_to: Sequence[float]) -> str:
 
 
 def _runs(agents: Agents, minutes_to: Sequence[float]) -> str:
-    return _table(table.of_runs(agents, minutes_to))
+    return _table(results.of_runs(agents, minutes_to))
 
 
 def _search(study: Path, given: Mapping[str, Any]) -> str:
     """Return the trials of a search, the best first; "" without one."""
-    if not (study / search.FILE).exists():
+    if not (study / TRIALS).exists():
         return ""
-    rows = files.read_table(study / search.FILE, "search")
+    rows = files.read_table(study / TRIALS, "search")
     rows.sort(key=lambda row: -float(row["value"] or "-inf"))
-    (options,) = config.apply(given, Options(), source=str(study / FILE))
     said = (
-        f"Trials have the seeds {options.search_seeds}. The results above have other ones: "
-        f"{options.seeds}. A trial's value is its {options.objective} return."
+        f"Trials have the seeds {given['search_seeds']}. The results above have other ones: "
+        f"{given['seeds']}. A trial's value is its {given['objective']} return."
     )
     return f"<p>{html.escape(said)}</p>" + page.table(
         [*rows[0]], [[*map(number, row.values())] for row in rows]

@@ -1,0 +1,91 @@
+"""Which runs a study has."""
+
+import pytest
+
+from rank0rl.study.options import Options
+from rank0rl.study.planned import combined, planned, seeds
+from rank0rl.study.spread import spread
+
+SMALL = ["--total-steps", "1000", "--num-envs", "4", "--steps-per-batch", "64"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("0:3", [0, 1, 2]), ("7", [7]), ("3,11,5", [3, 11, 5])]
+)
+def test_seeds(text, expected):
+    assert seeds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "a", "3:3", "1,1", "-1", "0:1:2", "-2:3"])
+def test_wrong_seeds(text):
+    with pytest.raises(ValueError, match=f"seeds must be numbers.*got {text!r}"):
+        seeds(text)
+
+
+def test_every_combination_of_a_grid():
+    assert [*combined([])] == [{}]
+    assert [*combined(["lr=1e-4,3e-4", "norm-obs=true,false"])] == [
+        {"lr": lr, "norm_obs": norm} for lr in ("1e-4", "3e-4") for norm in ("true", "false")
+    ]
+
+
+@pytest.mark.parametrize("word", ["lr", "lr=", "=1", "lr=1,,2"])
+def test_a_wrong_grid(word):
+    with pytest.raises(ValueError, match="a setting must be NAME=VALUE"):
+        [*combined([word])]
+
+
+def test_every_setting_has_its_first_seed_early():
+    given = Options(envs=("CartPole", "Pendulum"), seeds="0:2", grid=("hidden=8 8,16",))
+    runs = planned(given, SMALL)
+    assert [run.name for run in runs] == [
+        f"{env}-ppo-hidden={size}-seed{seed}"
+        for seed in (0, 1)
+        for env in ("CartPole", "Pendulum")
+        for size in ("8_8", "16")
+    ]
+    assert runs[0].words == (
+        *("CartPole", "--algo", "ppo", "--hidden", "8", "8"),
+        *(*SMALL, "--seed", "0"),
+    )
+    assert runs[0].options.env_id == "CartPole-v1"
+    assert runs[0].most == 4
+    assert runs[0].part({"steps": "250", "episodes": "1"}) == 0.25
+
+
+def test_a_run_by_episodes():
+    (run,) = planned(Options(envs=("CartPole",), algo=("reinforce",), seeds="0"), ["-n", "50"])
+    assert run.end == "num_episodes 50"
+    assert run.part({"steps": "250", "episodes": "10"}) == 0.2
+
+
+def test_what_was_found_is_beside_the_defaults():
+    runs = planned(Options(envs=("CartPole",), seeds="3"), SMALL, {"lr": "0.01"})
+    assert [run.name for run in runs] == ["CartPole-ppo-seed3", "CartPole-ppo-lr=0.01-seed3"]
+
+
+def test_runs_must_differ():
+    with pytest.raises(ValueError, match="must differ: got CartPole-ppo-seed0 more than once"):
+        planned(Options(envs=("CartPole", "CartPole"), seeds="0"), SMALL)
+
+
+def test_a_wrong_option_is_found_before_anything_is_trained(capsys):
+    with pytest.raises(ValueError, match="gamma must be in"):
+        planned(Options(envs=("CartPole",), seeds="0", grid=("gamma=0.9,2",)), SMALL)
+    with pytest.raises(ValueError, match="environment"):
+        planned(Options(envs=("NoSuch",), seeds="0"), SMALL)
+
+
+@pytest.mark.parametrize(
+    ("cores", "left_s", "most", "expected"),
+    [
+        (2, [10], [8], [2]),
+        (4, [10, 10], [8, 8], [2, 2]),
+        (4, [30, 10], [8, 8], [3, 1]),
+        (8, [10, 10], [2, 3], [2, 3]),
+        (3, [10, 10, 10], [8, 8, 8], [1, 1, 1]),
+        (2, [], [], []),
+    ],
+)
+def test_cores_go_to_the_run_that_would_end_last(cores, left_s, most, expected):
+    assert spread(cores, left_s, most) == expected

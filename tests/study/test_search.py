@@ -1,0 +1,143 @@
+"""A search with Optuna, whose runs only pretend to train."""
+
+import csv
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from runs import write_run
+
+from rank0rl.study import search
+from rank0rl.study.options import Options
+from rank0rl.study.search import Search, check, score
+from rank0rl.tools.report_study import TRIALS
+
+REST = ["--total-steps", "9000"]
+
+
+def options(**more):
+    return Options(
+        **{"envs": ("CartPole",), "search": ("lr=log:1e-4:1e-2",), "seeds": "0:2", "trials": 3}
+        | more
+    )
+
+
+def write(out, run, *returns, ended="total_steps 9000"):
+    write_run(out / run.name, [*returns], seed=run.options.seed)
+    (out / run.name / "summary.json").write_text(json.dumps({"ended": ended}))
+
+
+def lr(run):
+    return float(run.words[run.words.index("--lr") + 1])
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"envs": ("CartPole", "Pendulum")}, "one environment and one agent"),
+        ({"algo": ("ppo", "trpo")}, "one environment and one agent"),
+        ({"grid": ("lr=1,2",)}, "without --grid"),
+        ({"search_seeds": "1:3"}, r"got \[1\] in --seeds and in --search-seeds"),
+        ({"search": ("lr",)}, "NAME=LOW:HIGH"),
+        ({"search": ("lr=2:1",)}, "NAME=LOW:HIGH"),
+        ({"search": ("lr=log:0:1",)}, "NAME=LOW:HIGH"),
+        ({"search": ("lr=a|",)}, "NAME=LOW:HIGH"),
+    ],
+)
+def test_a_wrong_search(more, said):
+    with pytest.raises(ValueError, match=said):
+        check(options(**more))
+
+
+def test_the_best_trial_is_found(tmp_path):
+    found = []
+    searching = Search(options(), REST, tmp_path, lambda run, code: found.append((lr(run), code)))
+    while run := searching.take():
+        assert run.options.seed == 100
+        assert 1e-4 <= lr(run) <= 1e-2
+        write(tmp_path, run, 0.0, -abs(lr(run) - 1e-3))
+        searching.done(run, 0)
+    assert len(found) == 3
+    assert float(searching.best()["lr"]) == min(found, key=lambda one: abs(one[0] - 1e-3))[0]
+    searching.write()
+    rows = [*csv.DictReader((tmp_path / TRIALS).open())]
+    assert [row["state"] for row in rows] == ["complete"] * 3
+
+
+def test_a_trial_has_the_mean_of_its_seeds(tmp_path):
+    searching = Search(options(search_seeds="7,9", trials=1), REST, tmp_path, lambda *_: None)
+    for value in (1.0, 4.0):
+        run = searching.take()
+        write(tmp_path, run, value)
+        searching.done(run, 0)
+    assert searching.take() is None
+    searching.write()
+    assert [row["value"] for row in csv.DictReader((tmp_path / TRIALS).open())] == ["2.5"]
+
+
+def test_a_search_goes_on_with_the_trials_under_way(tmp_path):
+    first = Search(options(), REST, tmp_path, lambda *_: None)
+    done, under_way = first.take(), first.take()
+    write(tmp_path, done, 1.0)
+    again = Search(options(), REST, tmp_path, lambda *_: None)  # it was killed before it knew
+    run = again.take()
+    assert run == under_way
+    write(tmp_path, run, 2.0)
+    again.done(run, 0)
+    third = again.take()
+    assert third.name == "search/0002-seed100"
+    write(tmp_path, third, 0.0)
+    again.done(third, 0)
+    assert again.take() is None
+    assert again.best() == {"lr": f"{lr(run):.4g}"}
+
+
+def test_a_failed_trial_counts_and_is_never_the_best(tmp_path):
+    searching = Search(options(trials=1, search_seeds="7,9"), REST, tmp_path, lambda *_: None)
+    searching.done(searching.take(), 1)
+    assert searching.take() is None  # its second seed is not trained
+    with pytest.raises(ValueError, match="no trial of the search has come to its end"):
+        searching.best()
+
+
+def test_a_curve_below_the_median_is_stopped(tmp_path):
+    searching = Search(options(trials=7), REST, tmp_path, lambda *_: None)
+    for _ in range(6):
+        run = searching.take()
+        for part in (0.1, 0.5, 0.9):
+            training = SimpleNamespace(planned=run, part=part, row=lambda: {"return_mean": "100"})
+            assert not searching.stops(training)
+        write(tmp_path, run, 100.0)
+        searching.done(run, 0)
+    run = searching.take()
+    low = {"planned": run, "row": lambda: {"return_mean": "1"}}
+    assert not searching.stops(SimpleNamespace(part=0.1, **low))
+    assert searching.stops(SimpleNamespace(part=0.5, **low))
+    write(tmp_path, run, 1.0, ended="")
+    searching.done(run, 0)
+    searching.write()
+    assert [*csv.DictReader((tmp_path / TRIALS).open())][-1]["state"] == "pruned"
+    unpruned = Search(options(trials=9, prune=False), REST, tmp_path, lambda *_: None)
+    run = unpruned.take()
+    low = {"planned": run, "row": lambda: {"return_mean": "1"}}
+    assert not unpruned.stops(SimpleNamespace(part=0.5, **low))
+
+
+@pytest.mark.parametrize(
+    ("text", "method"),
+    [("1:5", "suggest_int"), ("0.5:1", "suggest_float"), ("a|b c", "suggest_categorical")],
+)
+def test_ranges(text, method):
+    trial = SimpleNamespace(**{method: lambda name, *ends, **_: (name, ends)})
+    name, ends = search._range("x", text)(trial, "x")
+    assert name == "x"
+    assert len(ends) == (1 if "|" in text else 2)
+
+
+def test_scores(tmp_path):
+    write_run(tmp_path / "a", [0.0, 10.0])  # at 1000 and 2000 of 9000 steps
+    assert score(tmp_path / "a", "final") == 10.0
+    assert score(tmp_path / "a", "mean") == pytest.approx((5.0 + 7 * 10.0) / 8)
+    write_run(tmp_path / "b", [np.nan])
+    assert score(tmp_path / "b", "final") == -np.inf

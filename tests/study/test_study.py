@@ -1,0 +1,87 @@
+"""Studies as a user starts them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import warm
+from on_ranks import HERE, LIMIT_S
+from runs import curve, sha, table, train
+
+from rank0rl.run.cores import available_cores
+
+STUDY = [sys.executable, "-m", "rank0rl", "study"]
+SMALL = ["--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32", "--hidden", "8"]
+
+
+def study(folder, *args, expect=0):
+    done = warm.run("-m", "rank0rl", "study", *args, "--out", str(folder))
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    args = ["toy_envs:Count-v0", "toy_envs:Breaks-v0", "--seeds", "0:1", *SMALL]
+    done = study(tmp_path, *args, "--total-steps", "128", expect=1)
+    assert "study, 2 of 2" in done.stdout
+    assert "failed: Breaks-v0-ppo-seed0: ZeroDivisionError: on purpose" in done.stderr
+    assert "output.txt" in done.stderr
+    assert "| toy_envs:Count-v0 | ppo | 1 |" in done.stdout
+    assert (tmp_path / "report.html").exists()
+    # The same study again, with a seed more, from its file.
+    (tmp_path / "study.toml").write_text(
+        (tmp_path / "study.toml").read_text().replace('"toy_envs:Breaks-v0"', "")
+    )
+    done = study(tmp_path, str(tmp_path), "--seeds", "0:2")
+    assert "study, 2 of 2: Count-v0-ppo-seed1" in done.stdout
+    assert "seed0" not in done.stdout
+    train(tmp_path / "alone", "toy_envs:Count-v0", *SMALL, "--total-steps", "128", "--seed", "1")
+    assert sha(tmp_path / "alone") == sha(tmp_path / "Count-v0-ppo-seed1")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "name the environments first"),
+        (["CartPole", "--seeds", "x"], "seeds must be numbers"),
+        (["CartPole", "--gamma", "2"], "gamma must be in"),
+        (["CartPole", "--cores", "0"], "cores must be in"),
+        (["CartPole", "--search", "lr"], "NAME=LOW:HIGH"),
+        (["none.toml"], "none.toml"),
+    ],
+)
+def test_a_wrong_use(args, said, tmp_path):
+    done = study(tmp_path / "s", *args, expect=2)
+    assert done.stderr.startswith("error: ")
+    assert said in done.stderr
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_study_that_is_stopped_saves_and_goes_on(tmp_path):
+    args = ["CartPole", "--seeds", "0", *SMALL, "--total-steps", "9600"]
+    command = [*STUDY, *args, "--out", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = tmp_path / "CartPole-ppo-seed0"
+    end = time.monotonic() + LIMIT_S
+    while not (run / "progress.csv").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    other = study(tmp_path, *args, expect=2)
+    assert "another process" in other.stderr
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "goes on with the same command" in err
+    made = json.loads((run / "summary.json").read_text())["iterations"]
+    assert made == len(table(run))
+    study(tmp_path, *args)
+    assert len(table(run)) == 150
+    train(tmp_path / "alone", *args[:1], *SMALL, "--total-steps", "9600")
+    assert curve(run) == curve(tmp_path / "alone")
+    if hasattr(os, "sched_getaffinity") and made < 150:
+        starts = (run / "config.toml").read_text()
+        assert starts.count(f"nprocs = {min(4, len(available_cores()))}") == 2

@@ -97,7 +97,8 @@ def prepare(
     if options.keep_batches:
         _make_folder(Path(options.keep_batches), is_new=not resume)
     folder = resume or new_folder(options)
-    unlock = lock(folder, 10 if restart else 0)  # the rank that died may take its time
+    patience_s = 10 if restart or is_auto else 0  # what ended may take its time to save
+    unlock = lock(folder, patience_s)
     return Plan(options, agent, folder, str(source or "defaults"), notes, init, unlock)
 
 

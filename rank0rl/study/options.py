@@ -27,6 +27,8 @@ class Options:
     """Settings of which every combination is trained, such as lr=1e-4,3e-4 hidden="64 64,128 128"."""
     cores: int | None = option(None, "[1, inf)")
     """Number of cores. None: all that this process may use."""
+    hosts: str | None = None
+    """Machines that train the study, with their numbers of cores, such as a:8,b:8: this one first, the others by ssh. The folder must be on storage that they share."""
     minutes_to: tuple[float, ...] = ()
     """Mean returns. The table says after how many minutes of training they were reached."""
     out: str | None = None

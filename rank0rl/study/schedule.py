@@ -25,6 +25,9 @@ class Runs(Protocol):
     def take(self) -> Planned | None:
         """Return the next run; None if there is none, now or ever."""
 
+    def waits(self) -> bool:
+        """Return True if there may be a next run later, because another machine has claimed it."""
+
     def stops(self, training: Training) -> bool:
         """Return True if a run need not be trained to its end."""
 
@@ -59,7 +62,7 @@ class Schedule:
         """Train. However this is left, all training has saved and ended then."""
         try:
             self._fill()
-            while self._training:
+            while self._training or self._runs.waits():
                 time.sleep(_TURN_S)
                 for training in [*self._training]:
                     self._look_at(training)

@@ -6,6 +6,7 @@ The trials are in a journal file in the folder of the study, so that a search go
 from __future__ import annotations
 
 import csv
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from rank0rl.run import run_data
+from rank0rl.study.claim import claim
 from rank0rl.study.options import Options
 from rank0rl.study.planned import Planned, plan_run, seeds
 from rank0rl.study.training import Training, ended
 from rank0rl.tools.report_study import TRIALS
 
 _REPORTS = 20  # times in a run that it is compared with the trials before
+_LOOK_S = 2.0  # between looks at the trials of other machines
 _WARM_UP = 5  # of these, the first ones, and trials that are never stopped early
 
 Suggest = Callable[[Any, str], Any]
@@ -66,16 +69,37 @@ class Search:
         self._trials: dict[str, Any] = {}  # run -> trial
         self._reported: set[tuple[int, int]] = set()
         self._left: dict[int, set[str]] = {}  # number of a trial -> its runs that are not over
-        for frozen in self._study.get_trials(states=[optuna.trial.TrialState.RUNNING]):
-            self._plan(optuna.trial.Trial(self._study, frozen._trial_id))
+        self._all = self._elsewhere = False
+        self._claims: dict[int, Callable[[], None]] = {}
+        self._looked = -_LOOK_S
+        self._adopt()
 
     def take(self) -> Planned | None:
         """Return the next run, of a new trial if need be; None after the last trial."""
-        while not self._waiting:
-            if len(self._study.trials) >= self._given.trials:
-                return None
+        while not self._waiting and not self._asked_all():
             self._plan(self._study.ask())
-        return self._waiting.popleft()
+        if not self._waiting:
+            self._adopt()
+        return self._waiting.popleft() if self._waiting else None
+
+    def waits(self) -> bool:
+        """Return True if other machines train, whose trials may have to be taken over."""
+        return bool(self._waiting or self._elsewhere)
+
+    def _asked_all(self) -> bool:
+        self._all = self._all or len(self._study.trials) >= self._given.trials
+        return self._all
+
+    def _adopt(self) -> None:
+        """Go on with the trials that are under way, and that no other machine has claimed."""
+        from optuna.trial import Trial, TrialState
+
+        if time.monotonic() < self._looked + _LOOK_S:
+            return
+        self._looked, self._elsewhere = time.monotonic(), False
+        for frozen in self._study.get_trials(states=[TrialState.RUNNING]):
+            if frozen.number not in self._claims:
+                self._plan(Trial(self._study, frozen._trial_id))
 
     def stops(self, training: Training) -> bool:
         """Return True if the curve so far is below the median of the trials before."""
@@ -108,6 +132,12 @@ class Search:
         if not left:
             self._tell(trial, state)
 
+    @property
+    def over(self) -> int:
+        """Number of runs of the trials that are over."""
+        over = [trial for trial in self._study.trials if trial.state.is_finished()]
+        return len(self._seeds) * len(over)
+
     def best(self) -> dict[str, str]:
         """Return the settings of the best trial, as the command line takes them.
 
@@ -135,11 +165,19 @@ class Search:
 
     def _plan(self, trial: Any) -> None:
         """Let the runs of a trial wait, but for those that are over."""
+        release = claim(self._out / "search" / f"{trial.number:04d}")
+        if release is None:
+            self._elsewhere = True
+            return
+        if self._study.trials[trial.number].state.is_finished():  # by another machine, just now
+            release()
+            return
+        self._claims[trial.number] = release
         settings = {name: _text(of(trial, name)) for name, of in self._suggest.items()}
         (env_id,), (algo,) = self._given.envs, self._given.algo
         runs = [
             plan_run(
-                env_id, algo, settings, seed, self._rest, f"search/{trial.number:04d}-seed{seed}"
+                env_id, algo, settings, seed, self._rest, f"search/{trial.number:04d}/seed{seed}"
             )
             for seed in self._seeds
         ]
@@ -160,6 +198,7 @@ class Search:
             values = [score(self._out / name, self._given.objective) for name in runs]
             value = float(np.mean(values))
         self._study.tell(trial, value, state=TrialState[state])
+        self._claims.pop(trial.number)()
 
 
 def check(given: Options) -> None:

@@ -12,8 +12,7 @@ import re
 import shlex
 import signal
 import sys
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,11 +21,12 @@ import tomli_w
 import tyro
 
 from rank0rl import options
+from rank0rl.mpi.hosts import read_hosts
 from rank0rl.run import config, files
 from rank0rl.run.agents import short_name
 from rank0rl.run.cores import available_cores
-from rank0rl.run.folder import lock
-from rank0rl.study import search
+from rank0rl.study import machines, search
+from rank0rl.study.claim import claim
 from rank0rl.study.live import Progress
 from rank0rl.study.options import Options
 from rank0rl.study.planned import Planned, planned, seeds
@@ -43,18 +43,19 @@ def main(argv: list[str]) -> int:
             search.check(given)
         runs = planned(given, rest)
         out = Path(given.out or _name(given))
-        out.mkdir(parents=True, exist_ok=True)
-        unlock = lock(out, 0)
+        hosts = read_hosts(given.hosts, None)
+        leave = machines.enter(out)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     files.write(out / report_study.FILE, tomli_w.dumps(_settings(given, rest, out)).encode())
+    number = hosts[0].slots if hosts else given.cores
     failed: dict[str, str] = {}
     try:
-        with _Stopped():
+        with _Stopped(), machines.Others(hosts, out):
             if given.search:
-                runs = planned(given, rest, _search(given, rest, out))
-            failed = _train(runs, given, out)
+                runs = planned(given, rest, _search(given, rest, out, number))
+            failed = _train(runs, out, number)
     except _Stop as stop:
         print(f"stopped: {out} goes on with the same command", file=sys.stderr)
         return 128 + stop.signum
@@ -62,7 +63,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     finally:
-        unlock()
+        leave()
     if len(failed) < len(runs):
         print(results.write(out, results.of_study(out), given.minutes_to))
         (out / "report.html").write_text(report_study.of_study(out), encoding="utf-8")
@@ -72,7 +73,7 @@ def main(argv: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _search(given: Options, rest: Sequence[str], out: Path) -> dict[str, str]:
+def _search(given: Options, rest: Sequence[str], out: Path, number: int | None) -> dict[str, str]:
     """Search; return the settings that were found."""
     with Progress(given.trials * len(seeds(given.search_seeds)), "search") as show:
 
@@ -81,8 +82,9 @@ def _search(given: Options, rest: Sequence[str], out: Path) -> dict[str, str]:
             show.over(run, last_row(folder / "progress.csv"), complaint(folder) if code else "")
 
         searching = search.Search(given, rest, out, over)
+        show.count = searching.over
         try:
-            Schedule(searching, out, available_cores()[: given.cores], show).run()
+            Schedule(searching, out, available_cores()[:number], show).run()
         finally:
             searching.write()
     found = searching.best()
@@ -91,11 +93,11 @@ def _search(given: Options, rest: Sequence[str], out: Path) -> dict[str, str]:
     return found
 
 
-def _train(runs: Sequence[Planned], given: Options, out: Path) -> dict[str, str]:
+def _train(runs: Sequence[Planned], out: Path, number: int | None) -> dict[str, str]:
     """Train the runs that are not over yet; return run -> why it has failed."""
     with Progress(len(runs), "study") as show:
         listed = Listed(runs, out, show)
-        Schedule(listed, out, available_cores()[: given.cores], show).run()
+        Schedule(listed, out, available_cores()[:number], show).run()
     return listed.failed
 
 
@@ -111,14 +113,29 @@ class Listed:
     def __init__(self, runs: Sequence[Planned], out: Path, show: Progress) -> None:
         """Leave out the runs that are over."""
         self._out, self._show = out, show
-        self._waiting = deque(run for run in runs if not ended(run, out))
+        self._waiting = [run for run in runs if not ended(run, out)]
         show.count = len(runs) - len(self._waiting)
+        self._claims: dict[str, Callable[[], None]] = {}
         self.failed: dict[str, str] = {}
         """Run -> why it has failed."""
 
     def take(self) -> Planned | None:
-        """Return the next run; None if there is none."""
-        return self._waiting.popleft() if self._waiting else None
+        """Claim the next run and return it; None if there is none, or other machines have claimed them."""
+        for run in [*self._waiting]:
+            release = claim(self._out / run.name)
+            if release is None:
+                continue
+            self._waiting.remove(run)
+            if not ended(run, self._out):
+                self._claims[run.name] = release
+                return run
+            self._show.count += 1  # another machine has trained it
+            release()
+        return None
+
+    def waits(self) -> bool:
+        """Return True if other machines train, whose runs may have to be taken over."""
+        return bool(self._waiting)
 
     def stops(self, training: Training) -> bool:
         """Return False: every run is trained to its end."""
@@ -130,6 +147,7 @@ class Listed:
         if code:
             self.failed[run.name] = complaint(folder)
         self._show.over(run, last_row(folder / "progress.csv"), self.failed.get(run.name, ""))
+        self._claims.pop(run.name)()
 
 
 def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
@@ -169,8 +187,9 @@ def _name(given: Options) -> str:
 
 
 def _settings(given: Options, rest: Sequence[str], out: Path) -> dict[str, Any]:
-    """Return the contents of study.toml, with which `study FOLDER` goes on."""
+    """Return the contents of study.toml, with which `study FOLDER` goes on, on any machine."""
     values = dataclasses.asdict(given) | {"train": shlex.join(rest), "out": str(out)}
+    values |= {"cores": None, "hosts": None}
     return {name: value for name, value in values.items() if value not in (None, (), "")}
 
 

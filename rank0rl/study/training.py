@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rank0rl.mpi.supervisor import end_with_parent
-from rank0rl.run.folder import lock
 from rank0rl.study.planned import Planned
 
 Core = tuple[int, ...]
@@ -23,7 +22,6 @@ Core = tuple[int, ...]
 _OUTPUT = "output.txt"
 _ERROR = re.compile(r"error: |(\w+\.)*\w*(Error|Exception)\b")
 _TAIL = 1 << 16  # bytes of a CSV file that hold its last row
-_PATIENCE_S = 15.0  # for a training of a study that was killed to save and end
 SAVED = (128 + signal.SIGTERM, -signal.SIGTERM)
 """Exit codes of training that was told to end: it has saved, or not begun yet."""
 
@@ -35,9 +33,6 @@ class Training:
         planned: the run.
         folder: folder of the study.
         cores: cores of its own.
-
-    Raises:
-        ValueError: if another process trains in the run's folder.
     """
 
     def __init__(self, planned: Planned, folder: Path, cores: Sequence[Core]) -> None:
@@ -46,7 +41,6 @@ class Training:
         self.next_cores: list[Core] = []
         """Cores with which it goes on once it has saved; none if it is not to be stopped."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        lock(self.folder, _PATIENCE_S)()
         command = [sys.executable, "-m", "rank0rl", "train", *planned.words]
         command += ["--run-dir", str(self.folder), "--resume", "auto", "--nprocs", str(len(cores))]
         self._begun, self._first = time.monotonic(), self.row()

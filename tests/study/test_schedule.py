@@ -50,6 +50,9 @@ class Some:
     def take(self):
         return self.waiting.pop(0) if self.waiting else None
 
+    def waits(self):
+        return bool(self.waiting)
+
     def stops(self, training):
         return training.planned.name in self.stopped
 
@@ -131,3 +134,17 @@ def test_all_training_is_stopped_on_the_way_out(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         Schedule(Some("abc"), None, [(0,), (1,)], show).run()
     assert stopped == ["a", "b"]
+
+
+def test_what_another_machine_has_left_is_trained():
+    class Late(Some):
+        turns = 3
+
+        def take(self):
+            Late.turns -= 1
+            return super().take() if Late.turns < 0 else None
+
+    Pretended.work = {"a": 2}
+    late = Late("a")
+    Schedule(late, None, [(0,)], lambda trainings: None).run()
+    assert late.ended == [("a", 0)]

@@ -80,13 +80,17 @@ def test_a_search_goes_on_with_the_trials_under_way(tmp_path):
     first = Search(options(), REST, tmp_path, lambda *_: None)
     done, under_way = first.take(), first.take()
     write(tmp_path, done, 1.0)
+    other = Search(options(), REST, tmp_path, lambda *_: None)
+    assert other.waits()  # for the trials of the first
+    for release in first._claims.values():
+        release()
     again = Search(options(), REST, tmp_path, lambda *_: None)  # it was killed before it knew
     run = again.take()
     assert run == under_way
     write(tmp_path, run, 2.0)
     again.done(run, 0)
     third = again.take()
-    assert third.name == "search/0002-seed100"
+    assert third.name == "search/0002/seed100"
     write(tmp_path, third, 0.0)
     again.done(third, 0)
     assert again.take() is None

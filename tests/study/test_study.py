@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from on_ranks import HERE, LIMIT_S
 from runs import curve, sha, table, train
 
 from rank0rl.run.cores import available_cores
+from rank0rl.study.claim import claim
 
 STUDY = [sys.executable, "-m", "rank0rl", "study"]
 SMALL = ["--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32", "--hidden", "8"]
@@ -35,7 +37,7 @@ def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypat
     assert (tmp_path / "report.html").exists()
     # The same study again, with a seed more, from its file.
     (tmp_path / "study.toml").write_text(
-        (tmp_path / "study.toml").read_text().replace('"toy_envs:Breaks-v0"', "")
+        (tmp_path / "study.toml").read_text().replace('"toy_envs:Breaks-v0",', "")
     )
     done = study(tmp_path, str(tmp_path), "--seeds", "0:2")
     assert "study, 2 of 2: Count-v0-ppo-seed1" in done.stdout
@@ -71,7 +73,7 @@ def test_a_study_that_is_stopped_saves_and_goes_on(tmp_path):
     while not (run / "progress.csv").exists() and time.monotonic() < end:
         time.sleep(0.05)
     other = study(tmp_path, *args, expect=2)
-    assert "another process" in other.stderr
+    assert "another process of this machine trains the study" in other.stderr
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + signal.SIGTERM
@@ -85,3 +87,34 @@ def test_a_study_that_is_stopped_saves_and_goes_on(tmp_path):
     if hasattr(os, "sched_getaffinity") and made < 150:
         starts = (run / "config.toml").read_text()
         assert starts.count(f"nprocs = {min(4, len(available_cores()))}") == 2
+
+
+@pytest.mark.skipif(len(available_cores()) < 2, reason="two cores stand for two machines")
+def test_machines_share_a_study(tmp_path, monkeypatch):
+    """The second machine is another core of this one, and its ssh a script."""
+    ssh = tmp_path / "bin" / "ssh"
+    ssh.parent.mkdir()
+    ssh.write_text(
+        'while [ $# -gt 2 ]; do shift; done\n[ "$1" = b ] || exit 9\n'
+        f'exec taskset -c {available_cores()[1][0]} sh -c "$2"\n'
+    )
+    ssh.write_text("#!/bin/sh\n" + ssh.read_text())
+    ssh.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{ssh.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(HERE.parent))
+    args = ["CartPole", "--seeds", "0:4", *SMALL, "--total-steps", "256"]
+    done = study(tmp_path / "s", *args, "--hosts", "localhost:1,b:1")
+    assert "CartPole-v1 | ppo | 4 |" in done.stdout
+    there = next((tmp_path / "s" / "machines").glob("b.txt")).read_text()
+    here, elsewhere = (set(re.findall(r"CartPole-ppo-seed\d", t)) for t in (done.stdout, there))
+    assert here
+    assert elsewhere
+    assert here | elsewhere == {f"CartPole-ppo-seed{seed}" for seed in range(4)}
+    assert not here & elsewhere
+
+
+def test_a_run_is_claimed_once(tmp_path):
+    release = claim(tmp_path / "r")
+    assert claim(tmp_path / "r") is None
+    release()
+    claim(tmp_path / "r")()

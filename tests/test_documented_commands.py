@@ -76,6 +76,8 @@ SHORTER = {
     r"^(mpiexec.* )?python (train\.py|-m rank0rl train) (?!--help).*": r"\g<0> --stop-after-iterations 1",
     r"^python -m rank0rl (?!doctor)\w+$": r"\g<0> --help",  # the name of a tool
     r"^python -m rank0rl speedup .*--nprocs.*": r"\g<0> --iterations 1 --repeats 1",
+    r"^python -m rank0rl study .*": r"\g<0> --total-steps 256 --num-envs 2 --steps-per-batch 64",
+    r"^python -m rank0rl study .*--search.*": r"\g<0> --trials 2",
     r"^python examples/.*": r"\g<0> --iterations 2 --steps-per-batch 256",
     r"^python benchmarks/(?!learning|table|es_scaling|chaos|same).*": r"\g<0> --repeats 1",
     r"^python benchmarks/(scaling_model|eight_steps|train)\.py.*": r"\g<0> --iterations 2",
@@ -180,6 +182,7 @@ def checkout(tmp_path_factory):
     (folder / "my_file.py").write_text(MY_FILE.format(docs_policies=own))
     (folder / "my_module.py").write_text(MY_MODULE)
     shutil.copy(folder / "algos" / "a2c.py", folder / "mine.py")
+    (folder / "my_study.toml").write_text('envs = ["CartPole"]\nseeds = "0:1"\n')
     (folder / "STUDY").mkdir()
     for name, text in STUDY.items():
         (folder / "STUDY" / name).write_text(text)

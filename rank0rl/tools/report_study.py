@@ -12,7 +12,7 @@ import numpy as np
 from rank0rl.run import config, files
 from rank0rl.tools import chart, figures, page, plot, results
 from rank0rl.tools.curves import Groups, interquartile_means
-from rank0rl.tools.readable import duration, known, number, texts
+from rank0rl.tools.readable import duration, number, texts
 from rank0rl.tools.results import Agents
 from rank0rl.tools.series import Series
 
@@ -70,7 +70,9 @@ def _agents(agents: Agents, minutes_to: Sequence[float]) -> str:
 
 
 def _runs(agents: Agents, minutes_to: Sequence[float]) -> str:
-    return _table(results.of_runs(agents, minutes_to))
+    rows = results.of_runs(agents, minutes_to)
+    named = ("environment", "agent")  # the name of the run says them
+    return _table([{k: v for k, v in row.items() if k not in named} for row in rows])
 
 
 def _search(study: Path, given: Mapping[str, Any]) -> str:
@@ -94,7 +96,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    return str(value) if name in ("seed", "weights_sha256") else known(value)
+    return str(value) if name in ("seed", "weights_sha256") else results.shown(value)
 
 
 def _means(groups: Groups) -> str:

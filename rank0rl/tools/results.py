@@ -85,14 +85,14 @@ def of_runs(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str, 
         agents: the runs.
         minutes_to: mean returns.
     """
-    return [
+    rows = [
         {
             "run": run.folder.name,
             "environment": env_id,
             "agent": agent,
             "seed": run.settings["seed"],
             "return": final(run),
-            "evaluated": _last(run, "eval_return"),
+            **({"evaluated": _last(run, "eval_return")} if "eval_every" in run.settings else {}),
             "ended": ending(run),
             "steps": int(run.rows[-1]["steps"]),
             "seconds": float(run.rows[-1]["seconds"]),
@@ -102,6 +102,8 @@ def of_runs(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str, 
         for (env_id, agent), runs in agents.items()
         for run in runs
     ]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name, np.nan) for name in names} for row in rows]
 
 
 def final(run: RunData) -> float:
@@ -147,10 +149,11 @@ def write(out: Path, agents: Agents, minutes_to: Sequence[float] = ()) -> str:
 
 
 def _line(values: Any) -> str:
-    return f"| {' | '.join(map(_shown, values))} |"
+    return f"| {' | '.join(map(shown, values))} |"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return a value of a row as text."""
     return "never" if value == np.inf else known(value)
 
 

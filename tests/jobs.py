@@ -39,14 +39,20 @@ def start_script(tmp_path, text):
     return start(str(tmp_path / "script.py"))
 
 
-def end(process, token):
-    """Wait for the end of a job; return its output and its errors. It must leave no process behind."""
+def end(process, token, patience_s=0.0):
+    """Wait for the end of a job; return its output and its errors. It must leave no process behind.
+
+    Ranks that only their launcher can end, as on another host, may take a while to go.
+    """
     try:
         out, err = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         for process_id in processes(token):
             os.kill(process_id, signal.SIGKILL)
         raise
+    until = time.monotonic() + patience_s
+    while processes(token) and time.monotonic() < until:
+        time.sleep(0.05)
     assert processes(token) == []
     return out, err
 

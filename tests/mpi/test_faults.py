@@ -300,7 +300,7 @@ def test_a_rank_that_does_not_see_the_folder_is_heard(fault, code, said, tmp_pat
         "rank0rl.rank0_accum_batches({})\n"
     )
     process, token = start(str(tmp_path / "script.py"))
-    _, err = end(process, token)
+    _, err = end(process, token, patience_s=5.0)
     assert process.returncode == code, err
     assert re.search(said, err)
     assert "\x1e" not in err

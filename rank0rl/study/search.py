@@ -169,10 +169,12 @@ class Search:
         if release is None:
             self._elsewhere = True
             return
-        if self._study.trials[trial.number].state.is_finished():  # by another machine, just now
+        frozen = self._study.trials[trial.number]
+        if frozen.state.is_finished():  # by another machine, just now
             release()
             return
         self._claims[trial.number] = release
+        self._reported |= {(trial.number, step) for step in frozen.intermediate_values}
         settings = {name: _text(of(trial, name)) for name, of in self._suggest.items()}
         (env_id,), (algo,) = self._given.envs, self._given.algo
         runs = [

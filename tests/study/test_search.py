@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -82,11 +83,19 @@ def test_a_search_goes_on_with_the_trials_under_way(tmp_path):
     write(tmp_path, done, 1.0)
     other = Search(options(), REST, tmp_path, lambda *_: None)
     assert other.waits()  # for the trials of the first
+    assert not first.stops(
+        SimpleNamespace(planned=under_way, part=0.1, row=lambda: {"return_mean": "1"})
+    )
     for release in first._claims.values():
         release()
     again = Search(options(), REST, tmp_path, lambda *_: None)  # it was killed before it knew
     run = again.take()
     assert run == under_way
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Optuna warns of what it knows already
+        assert not again.stops(
+            SimpleNamespace(planned=run, part=0.1, row=lambda: {"return_mean": "1"})
+        )
     write(tmp_path, run, 2.0)
     again.done(run, 0)
     third = again.take()

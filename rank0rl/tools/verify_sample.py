@@ -6,7 +6,7 @@ import csv
 import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -46,7 +46,8 @@ def sample(record: Record, run: Path, nprocs: int) -> str:
             f"--sample resumes checkpoints, which needs every row of progress.csv: got "
             f"{len(record.rows)} rows of {record.last} iterations; leave --sample out"
         )
-    kept = {int(file.stem): file for file in checkpoint.numbered(record.folder)}
+    files = {int(file.stem): file for file in checkpoint.numbered(record.folder)}
+    kept = {point: file for point, file in files.items() if point <= record.last}
     points = [point for point in kept if point < record.last]
     if not points:
         raise ValueError(
@@ -54,8 +55,15 @@ def sample(record: Record, run: Path, nprocs: int) -> str:
             f"leave --sample out, and train with --keep-checkpoints spread:10 the next time"
         )
     for before, point in zip([0, *kept], kept, strict=False):
-        if point <= record.last:
-            _check(record, kept[point], before)
+        saved = plan.read_saved(kept[point], trust=True)  # nothing that it names is imported here
+        _check(record, kept[point], saved, before)
+        if point in points and not _goes_on(record, point, saved):
+            points.remove(point)
+    if not points:
+        raise ValueError(
+            "--sample cannot resume any of the checkpoints as if the run had not been stopped: all hold "
+            "episodes longer than --max-replay-steps; leave --sample out"
+        )
     seconds = float(record.rows[record.last]["seconds"])
     length = int(record.last * _SHARE * _FOR_STEPS / len(points))
     stretches = iterations = 0
@@ -75,16 +83,16 @@ def sample(record: Record, run: Path, nprocs: int) -> str:
     )
 
 
-def _check(record: Record, file: Path, before: int) -> None:
+def _check(record: Record, file: Path, saved: Mapping[str, Any], before: int) -> None:
     """Check that a checkpoint has the settings, the weights and the rows of the record.
 
     Args:
         record: what the run has recorded.
         file: the checkpoint.
+        saved: its contents.
         before: iteration of the checkpoint before it.
     """
     point = int(file.stem)
-    saved = plan.read_saved(file, trust=True)  # nothing of what it names is imported here
     claimed = {**record.settings, **_part(record, point).settings}
     free = names(RunOptions, resume=True) - OF_A_START
     lines = [
@@ -104,6 +112,17 @@ def _check(record: Record, file: Path, before: int) -> None:
     row = record.rows.get(point, {})
     if not hashes.sha256_tensors(saved["weights"]).startswith(row.get("weights_sha256", "")):
         raise DifferentError(f"{file} has other weights than those of its row")
+
+
+def _goes_on(record: Record, point: int, saved: Mapping[str, Any]) -> bool:
+    """Return True if the run went on from a checkpoint as one that is resumed there does.
+
+    That begins new episodes in place of those that are too long to repeat.
+    """
+    envs = saved["collector"].get("envs")
+    return (
+        _part(record, point).after == point or not envs or not (envs["kept"] < envs["steps"]).any()
+    )
 
 
 def _part(record: Record, point: int) -> Part:

@@ -180,3 +180,55 @@ def test_what_a_run_began_with_must_be_there(made, tmp_path, capsys):
     said = refused(capsys, tmp_path / "run")
     assert "the run cannot be trained again: " in said
     assert "source" in said
+
+
+CALLS = """
+def schedule(iteration):
+    if iteration.record["iteration"] == 2:
+        iteration.set(lr=1e-4)
+    return iteration.record["iteration"] != 3
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_its_callback_ended_is_ended_and_resumed_again(tmp_path, capsys):
+    (tmp_path / "calls.py").write_text(CALLS)
+    args = ["--callback", f"{tmp_path / 'calls.py'}:schedule", "--total-steps", "320", "--overlap"]
+    train(tmp_path / "run", *SMALL, *args, nprocs=2)
+    resume(tmp_path / "run")
+    assert [row["coefficients"] for row in table(tmp_path / "run")][1:] == ['{"lr": 0.0001}'] * 4
+    verify(tmp_path / "run", "--nprocs", "3")
+    assert "5 rows, all" in capsys.readouterr().out
+    change(tmp_path / "calls.py", ("!= 3", "!= 2"))
+    verify(tmp_path / "run", expect=1)
+    assert "went on to iteration 3, and now it ends after 2" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_curriculum_is_followed_again(tmp_path, capsys):
+    args = [
+        "examples.harder:corridor",
+        "--curriculum",
+        "examples.harder:farther",
+        "--num-envs",
+        "4",
+    ]
+    more = ["--steps-per-batch", "256", "--total-steps", "1024", "--stop-after-iterations", "2"]
+    train(tmp_path / "run", *args, *more, nprocs=2)
+    resume(tmp_path / "run")
+    verify(tmp_path / "run", "--trust")
+    assert "4 rows, all" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_where_a_resumed_run_begins_new_episodes_it_does_so_again(tmp_path, capsys):
+    train(tmp_path / "run", *SMALL, *FIRST, *KEEP, "--max-replay-steps", "3")
+    resume(tmp_path / "run", "--stop-after-iterations", "5")
+    verify(tmp_path / "run")
+    assert "a new episode begins there" in capsys.readouterr().out
+    verify(tmp_path / "run", "--sample")  # from iteration 2, where the run was resumed, not from 4
+    shutil.copy(tmp_path / "run" / "checkpoints" / "00000004.pt", tmp_path)
+    for file in checkpoint.numbered(tmp_path / "run")[:-1]:
+        file.unlink()
+    shutil.copy(tmp_path / "00000004.pt", tmp_path / "run" / "checkpoints")
+    assert "longer than --max-replay-steps" in refused(capsys, tmp_path / "run", "--sample")

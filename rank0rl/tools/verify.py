@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
         if given.sample and given.rows:
             raise ValueError("--sample chooses the rows by itself: leave --rows or --sample out")
         record = verify_record.read(given.run, given.rows, given.trust)
-        nprocs = given.nprocs or min(record.parts[-1].start.get("nprocs", 1), cores())
+        nprocs = given.nprocs or min(record.nprocs, cores())
         with tempfile.TemporaryDirectory(prefix="rank0rl-verify-") as folder:
             run = Path(folder, "run")
             try:

@@ -71,6 +71,11 @@ class Record:
         """Number of iterations to verify."""
         return self.parts[-1].until
 
+    @property
+    def nprocs(self) -> int:
+        """Number of ranks of the first start, 1 if it is not recorded."""
+        return _whole(self.parts[0].start.get("nprocs", 1), self.folder / "config.toml")
+
     def compare(self, row: Mapping[str, str], start: Mapping[str, Any]) -> None:
         """Compare a row that was made again with the recorded one, if that was kept.
 
@@ -160,7 +165,7 @@ def _own(settings: Any, file: Path) -> dict[str, Any]:
 
 def _whole(number: Any, file: Path) -> int:
     if type(number) is not int:
-        raise ValueError(f"{file}: expected a number of iterations, got {number!r}")
+        raise ValueError(f"{file}: expected a whole number, got {number!r}")
     return number
 
 

@@ -41,29 +41,14 @@ def sample(record: Record, run: Path, nprocs: int) -> str:
         ValueError: if there are rows or checkpoints missing, or the run cannot be trained again.
     """
     begun = time.monotonic()
-    if len(record.rows) < record.last:
+    if len(record.rows) < record.last or "seconds" not in record.rows[record.last]:
         raise ValueError(
-            f"--sample resumes checkpoints, which needs every row of progress.csv: got "
+            f"--sample resumes checkpoints, which needs the whole progress.csv: got "
             f"{len(record.rows)} rows of {record.last} iterations; leave --sample out"
         )
     files = {int(file.stem): file for file in checkpoint.numbered(record.folder)}
     kept = {point: file for point, file in files.items() if point <= record.last}
-    points = [point for point in kept if point < record.last]
-    if not points:
-        raise ValueError(
-            f"--sample needs checkpoints from before the run's end, and {record.folder} has none: "
-            f"leave --sample out, and train with --keep-checkpoints spread:10 the next time"
-        )
-    for before, point in zip([0, *kept], kept, strict=False):
-        saved = plan.read_saved(kept[point], trust=True)  # nothing that it names is imported here
-        _check(record, kept[point], saved, before)
-        if point in points and not _goes_on(record, point, saved):
-            points.remove(point)
-    if not points:
-        raise ValueError(
-            "--sample cannot resume any of the checkpoints as if the run had not been stopped: all hold "
-            "episodes longer than --max-replay-steps; leave --sample out"
-        )
+    points = _resumable(record, kept)
     seconds = float(record.rows[record.last]["seconds"])
     length = int(record.last * _SHARE * _FOR_STEPS / len(points))
     stretches = iterations = 0
@@ -81,6 +66,24 @@ def sample(record: Record, run: Path, nprocs: int) -> str:
         f"and {iterations} iterations after {stretches} of them are the same; it took {took:.1f} s, "
         f"{took / seconds:.1%} of the run's {seconds:.1f} s"
     )
+
+
+def _resumable(record: Record, kept: Mapping[int, Path]) -> list[int]:
+    """Check all checkpoints; return the iterations of those from which the run can be repeated."""
+    points, before = [], 0
+    for point, file in kept.items():
+        saved = plan.read_saved(file, trust=True)  # nothing that it names is imported here
+        _check(record, file, saved, before)
+        if point < record.last and _goes_on(record, point, saved):
+            points.append(point)
+        before = point
+    if not points:
+        raise ValueError(
+            f"--sample needs checkpoints from before the run's end, without episodes longer than "
+            f"--max-replay-steps: {record.folder} has none; leave --sample out, and train with "
+            f"--keep-checkpoints spread:10 the next time"
+        )
+    return points
 
 
 def _check(record: Record, file: Path, saved: Mapping[str, Any], before: int) -> None:

@@ -34,7 +34,7 @@ class Options(RunToLoad):
     run: tyro.conf.Positional[Path]
     """Folder of the run, with its config.toml and progress.csv. Nothing in it is changed."""
     nprocs: int | None = option(None, "[1, inf)")
-    """Number of ranks. It changes how long this takes, and nothing else. None: as many as the run's, and at most one per core."""
+    """Number of ranks. It changes how long this takes, and nothing else. None: as many as the run's, and at most one per core; one for a short --sample."""
     rows: int | None = option(None, "[1, inf)")
     """Verify this many iterations, the first ones. None: all."""
     sample: bool = False
@@ -49,12 +49,11 @@ def main(argv: list[str]) -> int:
         if given.sample and given.rows:
             raise ValueError("--sample chooses the rows by itself: leave --rows or --sample out")
         record = verify_record.read(given.run, given.rows, given.trust)
-        nprocs = given.nprocs or min(record.nprocs, cores())
         with tempfile.TemporaryDirectory(prefix="rank0rl-verify-") as folder:
             run = Path(folder, "run")
             try:
                 method = verify_sample.sample if given.sample else whole
-                print(method(record, run, nprocs))
+                print(method(record, run, given.nprocs))
             except DifferentError as error:
                 _say(error, run)
                 return 1
@@ -64,18 +63,19 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def whole(record: Record, run: Path, nprocs: int) -> str:
+def whole(record: Record, run: Path, nprocs: int | None = None) -> str:
     """Train a run again, with all its starts; return what was verified.
 
     Args:
         record: what the run has recorded.
         run: a folder for the training, in an empty one.
-        nprocs: number of ranks.
+        nprocs: number of ranks. None: as many as the run's, and at most one per core.
 
     Raises:
         DifferentError: if the record is another one.
         ValueError: if the run cannot be trained again.
     """
+    nprocs = nprocs or min(record.nprocs, cores())
     made, compared, said = 0, 0, time.monotonic()
     for part in record.parts:
         words = resume(part, run) if made else begin(record, run)

@@ -17,21 +17,24 @@ from rank0rl.options import names
 from rank0rl.run import checkpoint, plan
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
+from rank0rl.run.provenance import cores
 from rank0rl.tools.verify_record import OF_A_START, DifferentError, Part, Record
 from rank0rl.tools.verify_training import begin, trained
 
 _SHARE = 0.05  # of the run's time
 _FOR_STEPS = 0.5  # share of that for iterations; the rest is for starting ranks
 _MOST = 10  # iterations of a stretch: more of them prove little more
+_START_S = 10.0  # seconds of a stretch on one rank that are not worth the start of others
 
 
-def sample(record: Record, run: Path, nprocs: int) -> str:
+def sample(record: Record, run: Path, nprocs: int | None = None) -> str:
     """Check the kept checkpoints, and repeat a few iterations after as many as there is time for.
 
     Args:
         record: what the run has recorded, with all rows.
         run: a folder for the last training, in an empty one.
-        nprocs: number of ranks.
+        nprocs: number of ranks. None: one if a stretch is short, else as many as the run's, and at
+            most one per core.
 
     Returns:
         What was verified.
@@ -50,14 +53,16 @@ def sample(record: Record, run: Path, nprocs: int) -> str:
     kept = {point: file for point, file in files.items() if point <= record.last}
     points = _resumable(record, kept)
     seconds = float(record.rows[record.last]["seconds"])
-    length = int(record.last * _SHARE * _FOR_STEPS / len(points))
+    length = min(max(int(record.last * _SHARE * _FOR_STEPS / len(points)), 1), _MOST)
+    is_short = length * seconds / record.last * record.nprocs < _START_S
+    nprocs = nprocs or (1 if is_short else min(record.nprocs, cores()))
     stretches = iterations = 0
     longest = 0.0
     for point in _far_apart(points):
         start = time.monotonic()
         if stretches and start + longest - begun > _SHARE * seconds:
             break
-        iterations += _repeat(record, kept[point], run, min(max(length, 1), _MOST), nprocs)
+        iterations += _repeat(record, kept[point], run, length, nprocs)
         stretches += 1
         longest = max(longest, time.monotonic() - start)
     took = time.monotonic() - begun

@@ -87,9 +87,9 @@ def trained(
 
 def _why(lines: Sequence[str], code: int) -> str:
     """Return why a training has failed: its one line for a wrong use, else all that it has said."""
-    wrong = [line for line in lines if line.startswith("error: ")]
-    if code == 2 and wrong:
-        return f"the run cannot be trained again: {wrong[-1].removeprefix('error: ')}"
+    _, error, wrong = "\n".join(lines).rpartition("error: ")
+    if code == 2 and error:
+        return f"the run cannot be trained again: {wrong}"
     return "\n".join([f"to train again failed with exit code {code}:", *lines])
 
 

@@ -76,6 +76,7 @@ def test_a_changed_digit_is_named_with_its_row_and_ends_the_training(run, capsys
     assert "numpy: 0." in said
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_first_row(run, capsys):
     change(run / "config.toml", ("seed = 0", "seed = 1"))
     verify(run, "--rows", "2", expect=1)

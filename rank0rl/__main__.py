@@ -22,6 +22,7 @@ _TOOLS = {
     "export": "write a run's policy to a file that PyTorch loads without rank0rl",
     "record": "write episodes of a run's policy as a Minari dataset",
     "replay": "repeat one environment of one iteration of a run in this process",
+    "verify": "train a run again, and compare every row with its record",
 }
 
 

@@ -32,6 +32,8 @@ class Facts:
     """True if a TOML file may set it. Else it belongs to one start of a run, not to the run."""
     launch: bool = False
     """True if it says how the ranks are started: an argument of `mpi_fork`."""
+    prefix: str = ""
+    """Text that may stand before its number, such as "spread:". "": none, and a text is a schedule."""
 
 
 def option(default: Any, interval: str = "") -> Any:
@@ -53,6 +55,7 @@ def setting(
     resume: bool,
     in_file: bool = True,
     launch: bool = False,
+    prefix: str = "",
 ) -> Any:
     """Return the field of an option of a run, which has to say more than one of an agent.
 
@@ -63,8 +66,9 @@ def setting(
         resume: see `Facts`.
         in_file: see `Facts`.
         launch: see `Facts`.
+        prefix: see `Facts`.
     """
-    return _field(default, Facts(interval, changes_curve, resume, in_file, launch))
+    return _field(default, Facts(interval, changes_curve, resume, in_file, launch, prefix))
 
 
 def _field(default: Any, known: Facts) -> Any:
@@ -94,7 +98,20 @@ def check(options: Any) -> None:
     """
     for name, known in facts(type(options)).items():
         if known.interval:
-            _check_number(name, getattr(options, name), known.interval)
+            value = getattr(options, name)
+            if known.prefix and isinstance(value, str):
+                value = _after(known.prefix, name, value)
+            _check_number(name, value, known.interval)
+
+
+def _after(prefix: str, name: str, text: str) -> int:
+    """Return the number after a prefix."""
+    start, _, number = text.partition(prefix)
+    if start or not number.isdecimal():
+        raise ValueError(
+            f"{name} must be a number, or {prefix} and a number: got {text!r}; set {flag(name)}"
+        )
+    return int(number)
 
 
 def _check_number(name: str, value: Any, interval: str) -> None:

@@ -16,6 +16,16 @@ def set_threads(n: int) -> None:
     ThreadpoolController().limit(limits=n)
 
 
+def blas() -> str:
+    """Return the name and version of each BLAS in this process, and the CPU that its code is for.
+
+    That of torch is not among them if it is built into torch.
+    """
+    found = ThreadpoolController().select(user_api="blas").info()
+    names = ("internal_api", "version", "architecture")
+    return ", ".join(sorted({" ".join(str(one.get(n) or "") for n in names) for one in found}))
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Let them use one thread within the `with` block, and as many as before after it."""

@@ -2,14 +2,14 @@
 
 A file has a line that names the format, a line with the SHA-256 of the rest, and a nested dict of
 tensors, numbers and strings as `torch.save` writes it, read back with `weights_only=True`. A run's
-files are numbered by iteration. The last few are kept.
+files are numbered by iteration. A few of them are kept.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,21 +82,39 @@ def _dotted(path: trees.Path) -> str:
     return ".".join(map(str, path))
 
 
-def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int) -> None:
-    """Write the state of an iteration boundary, then drop all but the run's last files.
+def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int | str) -> None:
+    """Write the state of an iteration boundary, then drop some of the run's files.
 
     Args:
         run: the run's folder.
         iteration: the number of iterations made.
         state: a snapshot.
-        keep: the number of files to keep, this one included.
+        keep: the number of files to keep, this one included: the last ones, or with "spread:" before
+            it the first one, the last one, and others between them.
 
     Raises:
         NotSaved: if it cannot be written, as on a full disk.
     """
     _save(run, f"{iteration:08d}.pt", state)
-    for old in _files(run)[:-keep]:
+    there = numbered(run)
+    kept = there[-keep:] if isinstance(keep, int) else _spread(there, int(keep.partition(":")[2]))
+    for old in {*there} - {*kept}:
         old.unlink()
+
+
+def _spread(there: Sequence[Path], count: int) -> list[Path]:
+    """Return files that are spread evenly over the iterations. The first one and the last one are among them.
+
+    While there are too many, the one goes that leaves the smallest gap, the earliest of several. So
+    gaps double as the run goes on. What stays depends on the files alone, so a resumed run keeps the
+    same ones.
+    """
+    kept = [*there]
+    while len(kept) > count:
+        around = zip(kept, kept[2:], strict=False)
+        gaps = [int(after.stem) - int(before.stem) for before, after in around]
+        kept.pop(1 + gaps.index(min(gaps)) if gaps else 0)
+    return kept
 
 
 def save_best(run: Path, state: Mapping[str, Any]) -> None:
@@ -114,7 +132,7 @@ def _save(run: Path, name: str, state: Mapping[str, Any]) -> None:
         path.parent.mkdir(exist_ok=True)
         write(path, state)
     except OSError as error:
-        before = _files(run)
+        before = numbered(run)
         there = f"the last complete one is {before[-1]}" if before else "there is none before it"
         raise NotSaved(f"cannot write checkpoint {path}: {error.strerror}; {there}") from error
 
@@ -127,7 +145,7 @@ def latest(run: Path) -> Path:
     """
     if run.suffix == ".pt":
         return run
-    files = _files(run)
+    files = numbered(run)
     if not files:
         raise ValueError(
             f"cannot read a checkpoint: there is none in {_folder(run)}; name the folder of a run"
@@ -137,7 +155,7 @@ def latest(run: Path) -> Path:
 
 def before(run: Path, iteration: int) -> Path | None:
     """Return a run's last checkpoint of at most this iteration, None if there is none any more."""
-    files = [file for file in _files(run) if int(file.stem) <= iteration]
+    files = [file for file in numbered(run) if int(file.stem) <= iteration]
     return files[-1] if files else None
 
 
@@ -145,7 +163,7 @@ def _folder(run: Path) -> Path:
     return run / "checkpoints"
 
 
-def _files(run: Path) -> list[Path]:
+def numbered(run: Path) -> list[Path]:
     """Return the complete checkpoints of a run, in order of iterations. best.pt is not among them."""
     return sorted(f for f in _folder(run).glob("*.pt") if f.stem.isdecimal())
 

@@ -10,6 +10,16 @@ import numpy as np
 from rank0rl.batch import Batch
 from rank0rl.env_retry import FAILURES
 from rank0rl.run.state import Progress
+from rank0rl.run.timing import PHASES
+
+NOT_OF_THE_CURVE = frozenset(
+    {
+        *("seconds", "steps_per_s", "slowest_s", "fastest_s", "memory_mb"),
+        *(f"{phase}_s" for phase in PHASES),
+        *FAILURES,
+    }
+)
+"""Columns that two runs with the same curve may differ in."""
 
 
 def of_episodes(progress: Progress, ended: Batch) -> dict[str, float]:

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rank0rl.mpi import comm, job
+from rank0rl.mpi import comm, job, threads
 from rank0rl.mpi.hosts import count_ranks, read_hosts
 from rank0rl.nets.conv import image_notes
 from rank0rl.nets.own import cost_notes
-from rank0rl.options import flag
+from rank0rl.options import flag, names
 from rank0rl.run import checkpoint, config, init_from, provenance, trust
 from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
@@ -44,7 +44,10 @@ def lead(
     if plan.notes:
         state.progress.same_schedule_since = state.progress.iteration
     state.settings = trust.sealed(state.settings)
-    start = provenance.record(machines, comm.mpi_version())
+    start = provenance.record(machines, comm.mpi_version(), threads.blas())
+    may_change = names(RunOptions, changes_curve=True, resume=True)
+    its_own = {k: v for k, v in vars(options).items() if k in may_change and v is not None}
+    start |= {"iteration": state.progress.iteration, "settings": its_own}
     starts = config.write(folder / "config.toml", state.settings, start)
     logger = Logger(folder, options.quiet, _sinks(plan, state, starts[0]))
     about = {

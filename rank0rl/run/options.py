@@ -103,8 +103,10 @@ class RunOptions(LaunchOptions):
     """Evaluate the most probable actions, and draw none at random."""
     checkpoint_every: int = setting(10, "[1, inf)", changes_curve=False, resume=True)
     """Iterations between checkpoints on disk. One is always written at the end."""
-    keep_checkpoints: int = setting(3, "[1, inf)", changes_curve=False, resume=True)
-    """Number of checkpoints to keep on disk, the newest ones."""
+    keep_checkpoints: int | str = setting(
+        3, "[1, inf)", changes_curve=False, resume=True, prefix="spread:"
+    )
+    """Number of checkpoints to keep on disk, the newest ones. spread:10 keeps the first, the newest, and eight spread evenly between them, for verify --sample."""
     max_replay_steps: int = setting(10_000, "[0, inf)", changes_curve=True, resume=False)
     """Longest unfinished episode that a resumed run repeats, in steps. The environment of a longer one starts a new episode, so the curve changes there."""
     drift_check_every: int = setting(100, "[1, inf)", changes_curve=False, resume=True)

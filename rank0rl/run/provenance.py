@@ -25,12 +25,13 @@ def machine() -> dict[str, Any]:
     }
 
 
-def record(machines: Sequence[Mapping[str, Any]], mpi: str) -> dict[str, Any]:
+def record(machines: Sequence[Mapping[str, Any]], mpi: str, blas: str) -> dict[str, Any]:
     """Return the record of one start of a run, for its config.toml.
 
     Args:
         machines: what `machine` returned on every rank, rank 0 first.
         mpi: name and version of the MPI library.
+        blas: what `threads.blas` returned on rank 0.
     """
     return {
         "nprocs": len(machines),
@@ -40,6 +41,7 @@ def record(machines: Sequence[Mapping[str, Any]], mpi: str) -> dict[str, Any]:
         "hosts": list({each["host"]: None for each in machines}),
         "machine": platform.machine(),
         "mpi": mpi,
+        "blas": blas,
         "commit": _commit(),
     }
 
@@ -61,7 +63,10 @@ def differences(
         how: format of a line, with {name}, {before} and {now}.
     """
     first, second = (
-        {"cpu": r.get("cpu"), **{k: v for k, v in r.get("versions", {}).items() if k != "mpi4py"}}
+        {
+            **{name: r.get(name) for name in ("cpu", "blas")},
+            **{k: v for k, v in r.get("versions", {}).items() if k != "mpi4py"},
+        }
         for r in (before, now)
     )
     return [

@@ -1,1 +1,1 @@
-"""The tools of `python -m rank0rl`: check, doctor, evaluate, export, play, plot, replay, report."""
+"""The tools of `python -m rank0rl`: check, doctor, evaluate, export, play, plot, record, replay, report, verify."""

@@ -104,6 +104,31 @@ def test_the_last_few_are_kept_and_the_latest_is_found(tmp_path):
     assert checkpoint.before(tmp_path, 9) is None
 
 
+def kept_of(folder):
+    return [int(file.stem) for file in checkpoint.numbered(folder)]
+
+
+@pytest.mark.parametrize("count", [4, 5, 10])
+def test_checkpoints_that_are_kept_are_spread_over_the_run(count, tmp_path):
+    """At any time no gap is twice that of an even spread, whether or not all saves are even."""
+    for number, iteration in enumerate([*range(0, 300, 7), 301, 302, *range(305, 500, 5)], 1):
+        checkpoint.save(tmp_path, iteration, {}, keep=f"spread:{count}")
+        kept = kept_of(tmp_path)
+        assert len(kept) == min(number, count)
+        assert (kept[0], kept[-1]) == (0, iteration)
+        if number >= count:
+            assert max(np.diff(kept)) <= 2 * iteration / (count - 1)
+
+
+def test_a_spread_of_so_few_that_nothing_lies_between_keeps_the_ends(tmp_path):
+    for count, kept in ((3, [0, 2, 9]), (2, [0, 9]), (1, [9])):
+        for iteration in range(10):
+            folder = tmp_path / str(count)
+            folder.mkdir(exist_ok=True)
+            checkpoint.save(folder, iteration, {}, keep=f"spread:{count}")
+        assert kept_of(tmp_path / str(count)) == kept
+
+
 SAVES = """
 import sys, torch
 from pathlib import Path

@@ -119,6 +119,16 @@ def test_a_number_out_of_its_range_is_refused(name):
     assert all(fact in str(error.value) for fact in (name, interval, f"got {below}"))
 
 
+def test_a_number_with_its_prefix_has_the_same_range():
+    assert RunOptions(keep_checkpoints="spread:10").keep_checkpoints == "spread:10"
+    for wrong in ("spread", "spread:", "spread:-1", "10", "linear:1:2", "spread:1.5"):
+        with pytest.raises(ValueError, match="a number, or spread: and a number") as error:
+            RunOptions(keep_checkpoints=wrong)
+        assert f"got {wrong!r}; set --keep-checkpoints" in str(error.value)
+    with pytest.raises(ValueError, match=r"must be in \[1, inf\): got 0"):
+        RunOptions(keep_checkpoints="spread:0")
+
+
 def test_what_a_file_may_not_set_is_how_a_run_is_started():
     assert options.names(RunOptions, in_file=False) == {
         *("nprocs", "hosts", "hostfile", "mpiexec", "bind_to_core", "collective_timeout"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib
 import re
 import traceback
@@ -16,6 +17,7 @@ import gymnasium as gym
 from rank0rl.env_actions import FlatActions, flatten_actions
 from rank0rl.env_rewards import RawReward
 from rank0rl.env_spaces import name_of, parts
+from rank0rl.games import AgentEnv, first_agent, is_game
 from rank0rl.imports import why
 
 _VECTOR = (
@@ -93,6 +95,8 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
     Observations that are a dict, a tuple or choices are flattened: choices become one-hot. So are
     actions that are a dict, a tuple or integers: to choices or to floats.
 
+    A game of PettingZoo is returned as the environment of its first agent; `games.agents_of` has all.
+
     Args:
         env_id: full id, as `resolve` returns it.
         wrappers: wrappers as `wrap` takes them, the innermost first.
@@ -109,9 +113,21 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
         if spec and not spec.entry_point and spec.vector_entry_point:
             raise ValueError(_VECTOR.format(env_id, "is registered as")) from None
         raise ValueError(f"cannot make environment {env_id!r}: {_reason(error)}") from error
+    if is_game(env):
+        if wrappers:
+            raise ValueError(
+                f"{env_id} makes a game of several agents, whose steps are taken together: wrap it in "
+                f"the function that makes it, and leave --wrappers {' '.join(wrappers)} out"
+            )
+        return first_agent(env, env_id, _flattened)
     _check_single(env_id, env)
     for wrapper in wrappers:
         env = wrap(env, wrapper)
+    return _flattened(env)
+
+
+def _flattened(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """Return an environment whose observations and actions are rows of numbers, if they can be."""
     env = flatten_actions(env)
     space = env.observation_space
     if isinstance(space, gym.spaces.Box) or not _flattens(space):
@@ -175,6 +191,14 @@ class Watched(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
 
+def watched(env: Any, look: Callable[[gym.Env[Any, Any]], None]) -> Any:
+    """Return an environment, or the first agent of a game, that calls a function after resets and steps."""
+    if not isinstance(env.unwrapped, AgentEnv):
+        return Watched(env, look)
+    env.unwrapped.game.look = functools.partial(look, env)
+    return env
+
+
 def _reason(error: Exception) -> str:
     """Return what a constructor has raised, with its place in the environment's own code."""
     last = traceback.extract_tb(error.__traceback__)[-1].filename
@@ -190,9 +214,9 @@ def _check_single(env_id: str, env: Any) -> None:
         return
     if hasattr(env, "possible_agents"):
         raise ValueError(
-            f"{env_id} makes a PettingZoo environment, of several agents: an environment here is a "
-            f"gymnasium.Env, of one agent; name a function that makes one in which the policy moves all "
-            f"agents, its observations and actions a Dict of theirs, as in docs/environments.md"
+            f"{env_id} makes a PettingZoo environment whose agents act in turn: here they act at once; "
+            f"name the function parallel_env of its module, or one that returns "
+            f"pettingzoo.utils.aec_to_parallel of it, as docs/environments.md says"
         )
     raise ValueError(f"{env_id} must return a gymnasium.Env: got {env!r:.100}")
 

@@ -317,10 +317,13 @@ class BothKinds(gym.vector.SyncVectorEnv, gym.Env):
         super().__init__([Count])
 
 
-class Parallel:
-    """Is of several agents, as PettingZoo's are."""
+class InTurn:
+    """Is of several agents that act in turn, as PettingZoo's AEC environments are."""
 
     possible_agents = ("a", "b")
+
+    def agent_iter(self):
+        """Return the agents in turn."""
 
 
 def make_count(length=3):

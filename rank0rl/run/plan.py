@@ -16,7 +16,7 @@ from rank0rl.nets.cuda import check_device
 from rank0rl.options import flag, names, read_some
 from rank0rl.run import checkpoint, config, init_from, memory, provenance, sinks
 from rank0rl.run.agents import absolute, load_agent, load_function, short_name
-from rank0rl.run.check_environment import check_environment
+from rank0rl.run.check_environment import check_environment, check_games
 from rank0rl.run.folder import lock, new_folder
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
@@ -83,7 +83,7 @@ def prepare(
             f"name an environment, such as: {' '.join(provenance.program())} Walker2d (--help for more)"
         )
     options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
-    _check(options, agent, nworkers, made, checks)
+    options = _check(options, agent, nworkers, made, checks)
     notes: tuple[str, ...] = ()
     if resume:
         old, old_agent = read([], settings, str(source))
@@ -168,13 +168,15 @@ def _check(
     nworkers: int,
     made: int,
     checks: Iterable[Callable[[RunOptions], None]],
-) -> None:
-    """Check everything about the options that a run would find out too late."""
+) -> RunOptions:
+    """Check everything about the options that a run would find out too late; return them complete."""
     options.check(nworkers)
     for name in FUNCTIONS:
         if function := getattr(options, name):
             load_function(function)
-    spaces = check_environment(options)
+    spaces, agents = check_environment(options)
+    options = dataclasses.replace(options, agents=agents)
+    check_games(options, nworkers)
     memory.check(options, agent, spaces.obs)
     load_agent(options.algo).check(spaces, agent, options)
     _check_device(options)
@@ -187,6 +189,7 @@ def _check(
             f"stop_after_iterations counts from the run's first start: got {last}, and the run has "
             f"made {made}; set --stop-after-iterations to more"
         )
+    return options
 
 
 def _make_folder(path: Path, is_new: bool) -> None:

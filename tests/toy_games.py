@@ -1,0 +1,90 @@
+"""Parallel environments as PettingZoo's are, without PettingZoo."""
+
+import random
+
+import gymnasium as gym
+import numpy as np
+
+
+class Hunt:
+    """Agents leave after 2 to 9 steps each, drawn at the reset, or are cut off after `limit` steps.
+
+    An agent sees the seed, the step, its place and the sum of all places; the reward is the sum of the
+    actions of all who are there. So nothing repeats unless the whole game does.
+    """
+
+    def __init__(self, agents=3, limit=8, choices=(), sizes=(), render_mode=None, answer=None):
+        self.possible_agents = [f"wolf {i}" for i in range(agents)]
+        self.limit, self.choices, self.sizes, self.answer = limit, choices, sizes, answer
+        self.render_mode, self.closed, self.seen, self.agents = render_mode, 0, [], []
+
+    def observation_space(self, agent):
+        size = dict(self.sizes).get(agent, 4)
+        return gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+    def action_space(self, agent):
+        if self.choices:
+            return gym.spaces.Tuple([gym.spaces.Discrete(n) for n in self.choices])
+        return gym.spaces.Discrete(3, start=-1)
+
+    def reset(self, seed=None, options=None):
+        rng = np.random.default_rng(seed)
+        n = len(self.possible_agents)
+        self.t, self.first, self.options = 0, seed % 1000, options
+        self.last = dict(zip(self.possible_agents, rng.integers(2, 10, n), strict=True))
+        self.place = dict(zip(self.possible_agents, rng.integers(5, size=n), strict=True))
+        self.agents = self.possible_agents[:]
+        if self.answer == "late":
+            del self.agents[1]
+        return self._obs(), self._infos()
+
+    def step(self, actions):
+        assert list(actions) == self.agents, (actions, self.agents)
+        assert all(self.action_space(a).contains(act) for a, act in actions.items()), actions
+        self.seen.append(actions)
+        self.t += 1
+        for agent, action in actions.items():
+            self.place[agent] += np.sum(action)
+        there, self.agents = self.agents, self.agents[:]
+        rew = {agent: float(sum(map(np.sum, actions.values()))) + self.t for agent in there}
+        terminated = {agent: bool(self.last[agent] <= self.t) for agent in there}
+        if self.answer == "moody":  # the last agent's reward alone
+            rew[there[-1]] += random.random() * (there[-1] == self.possible_agents[-1])
+        truncated = dict.fromkeys(there, self.t >= self.limit)
+        obs = self._obs()
+        self.agents = [a for a in there if not (terminated[a] or truncated[a])]
+        infos = self._infos(there)
+        if self.answer == "gone" and self.t == 2:
+            del obs[there[0]]
+        if self.answer == "raises" and self.t == 2:
+            raise ZeroDivisionError("on purpose")
+        return (obs, rew, terminated, truncated, infos)[: 4 if self.answer == "short" else 5]
+
+    def _infos(self, of=None):
+        infos = {agent: {"place": self.place[agent]} for agent in of or self.agents}
+        if self.answer == "masks":
+            for agent, info in infos.items():
+                # who has no more moves is gone
+                gone = of and self.last[agent] <= self.t
+                info["action_mask"] = np.array([not gone, self.t % 2 and not gone, False])
+        return infos
+
+    def harder(self, settings):
+        self.limit = settings["limit"]
+
+    def _obs(self):
+        total = sum(self.place.values())
+        return {
+            agent: np.array([self.first, self.t, self.place[agent], total], np.float32)
+            for agent in self.agents
+        }
+
+    def render(self):
+        return np.full((32, 48, 3), 20 * self.t, np.uint8)
+
+    def close(self):
+        self.closed += 1
+
+
+def make_hunt(**kwargs):
+    return Hunt(**kwargs)

@@ -17,13 +17,8 @@ import gymnasium as gym
 from rank0rl.env_actions import FlatActions, flatten_actions
 from rank0rl.env_rewards import RawReward
 from rank0rl.env_spaces import name_of, parts
-from rank0rl.games import AgentEnv, first_agent, is_game
+from rank0rl.games import AgentEnv, as_parallel, first_agent
 from rank0rl.imports import why
-
-_VECTOR = (
-    "{} {} a vector environment: here every environment is stepped by itself, because its episodes must "
-    "repeat from their seeds; name the single gymnasium.Env, and --num-envs says how many there are"
-)
 
 
 def resolve(env_id: str) -> str:
@@ -95,7 +90,8 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
     Observations that are a dict, a tuple or choices are flattened: choices become one-hot. So are
     actions that are a dict, a tuple or integers: to choices or to floats.
 
-    A game of PettingZoo is returned as the environment of its first agent; `games.agents_of` has all.
+    A PettingZoo parallel environment is returned as the environment of its first agent, and a vector
+    environment as the first of its environments; `games.agents_of` returns all of them.
 
     Args:
         env_id: full id, as `resolve` returns it.
@@ -105,21 +101,18 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
     Raises:
         ValueError: if it cannot be made, with Gymnasium's reason.
     """
-    factory = _factory(env_id)
     try:
-        env = factory(**kwargs) if factory else gym.make(env_id, disable_env_checker=True, **kwargs)
+        env = _maker(env_id)(**kwargs)
     except Exception as error:  # whatever the environment's constructor raises
-        spec = gym.registry.get(env_id.rpartition(":")[2])
-        if spec and not spec.entry_point and spec.vector_entry_point:
-            raise ValueError(_VECTOR.format(env_id, "is registered as")) from None
         raise ValueError(f"cannot make environment {env_id!r}: {_reason(error)}") from error
-    if is_game(env):
-        if wrappers:
-            raise ValueError(
-                f"{env_id} makes a game of several agents, whose steps are taken together: wrap it in "
-                f"the function that makes it, and leave --wrappers {' '.join(wrappers)} out"
-            )
-        return first_agent(env, env_id, _flattened)
+    parallel = as_parallel(env, env_id)
+    if parallel is not None and wrappers:
+        raise ValueError(
+            f"{env_id} makes environments that step together: wrap them in the function that makes "
+            f"them, and leave --wrappers {' '.join(wrappers)} out"
+        )
+    if parallel is not None:
+        return first_agent(parallel, env_id, _flattened)
     _check_single(env_id, env)
     for wrapper in wrappers:
         env = wrap(env, wrapper)
@@ -208,8 +201,6 @@ def _reason(error: Exception) -> str:
 
 def _check_single(env_id: str, env: Any) -> None:
     """Raise ValueError unless a function has made one environment, of one agent."""
-    if isinstance(env, gym.vector.VectorEnv):  # EnvPool's are of both classes
-        raise ValueError(_VECTOR.format(env_id, "makes"))
     if isinstance(env, gym.Env):
         return
     if hasattr(env, "possible_agents"):
@@ -247,6 +238,16 @@ def _factory(env_id: str) -> Any:
     module, _, name = env_id.rpartition(":")
     made = getattr(importlib.import_module(module), name, None) if module else None
     return made if callable(made) else None
+
+
+def _maker(env_id: str) -> Callable[..., Any]:
+    """Return the function that makes an environment, or a vector environment if there is no single one."""
+    if factory := _factory(env_id):
+        return factory  # type: ignore[no-any-return]
+    spec = gym.registry.get(env_id.rpartition(":")[2])
+    if spec and not spec.entry_point:
+        return functools.partial(gym.make_vec, env_id)
+    return functools.partial(gym.make, env_id, disable_env_checker=True)
 
 
 def running_statistics(env: gym.Env[Any, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Games: PettingZoo parallel environments. Each of their agents is an environment of the run.
+"""Games: what steps together, a PettingZoo parallel environment. Each agent is an environment of the run.
 
 An agent is used as a `gymnasium.Env`. Its steps answer what the game has answered to the actions of all
 agents, which `GameBlock` hands over first.
@@ -15,6 +15,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from rank0rl.env_spaces import spaces_in_words
 from rank0rl.env_wrappers import Around
+from rank0rl.vector_games import VectorGame, is_vector
 
 Env: TypeAlias = "gym.Env[Any, Any]"
 
@@ -131,10 +132,12 @@ class AgentEnv(gym.Env[Any, Any]):
             self.game.parallel.close()
 
 
-def is_game(env: Any) -> bool:
-    """Return True for a parallel environment of PettingZoo."""
-    is_own = isinstance(env, gym.Env | gym.vector.VectorEnv)
-    return hasattr(env, "possible_agents") and not (is_own or hasattr(env, "agent_iter"))
+def as_parallel(env: Any, name: str) -> Any:
+    """Return a parallel environment of PettingZoo as it is, and a vector environment as one; None for others."""
+    if is_vector(env):
+        return VectorGame(env, name)
+    has_agents = hasattr(env, "possible_agents") and not hasattr(env, "agent_iter")
+    return env if has_agents and not isinstance(env, gym.Env) else None
 
 
 def first_agent(parallel: Any, name: str, flatten: Callable[[Env], Env]) -> Env:

@@ -1,4 +1,4 @@
-"""Parallel environments as PettingZoo's are, without PettingZoo."""
+"""Parallel environments as PettingZoo's are, without PettingZoo; and vector environments."""
 
 import random
 
@@ -88,3 +88,58 @@ class Hunt:
 
 def make_hunt(**kwargs):
     return Hunt(**kwargs)
+
+
+class Walk(gym.Env):
+    """Shows the step, its place and a number that is drawn; ends after 2 to 9 steps, drawn at the reset."""
+
+    observation_space = gym.spaces.Dict(
+        t=gym.spaces.Discrete(10), drawn=gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    )
+    action_space = gym.spaces.Discrete(3, start=-1)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.place, self.last = 0, 0, int(self.np_random.integers(2, 10))
+        return self._obs(), {"place": 0}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.t += 1
+        self.place += int(action)
+        over = self.t == self.last
+        info = {"place": self.place}
+        return (
+            self._obs(),
+            float(action * self.t),
+            over and self.t % 2 == 0,
+            over and self.t % 2 == 1,
+            info,
+        )
+
+    def _obs(self):
+        drawn = np.array([self.place, self.np_random.random()], np.float32)
+        return {"drawn": drawn, "t": self.t}
+
+
+class NoSeed(Walk):
+    """Ignores the seed of a reset, as EnvPool's environments do."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset()
+
+
+class BothKinds(gym.vector.SyncVectorEnv, gym.Env):
+    """Is an environment too by its class, as EnvPool's are."""
+
+
+def make_walks(num_envs=3, mode="NextStep", kind="Walk", both=False):
+    make = BothKinds if both else gym.vector.SyncVectorEnv
+    return make([{"Walk": Walk, "NoSeed": NoSeed}[kind]] * num_envs, autoreset_mode=mode)
+
+
+gym.register("Walks-v0", vector_entry_point=make_walks)
+
+
+def make_carts():
+    return gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="vector_entry_point")

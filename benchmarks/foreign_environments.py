@@ -1,7 +1,7 @@
 """Train two iterations in environments of other projects, and write what happens: docs/environments.md.
 
     pip install minigrid highway-env gymnasium-robotics "gymnasium[box2d,toy-text]" ale-py shimmy dm_control "mujoco<4" \
-        "pettingzoo[sisl]" envpool opencv-python-headless
+        "pettingzoo[sisl,butterfly]" envpool opencv-python-headless
     python benchmarks/foreign_environments.py               # the table in docs/environments.md
     python benchmarks/foreign_environments.py Taxi Pong     # some rows, printed only
 
@@ -73,8 +73,13 @@ CASES = [
     ),
     Case(
         "PettingZoo",
-        "pettingzoo.sisl.pursuit_v4:parallel_env",
+        "pettingzoo.sisl.pursuit_v5:parallel_env",
         "--num-envs 16 --steps-per-batch 64",
+    ),
+    Case(
+        "PettingZoo",
+        "pettingzoo.butterfly.knights_archers_zombies_v11:parallel_env",
+        "--num-envs 8 --steps-per-batch 4000 --total-steps 8000",
     ),
     Case(
         "PettingZoo",
@@ -128,7 +133,7 @@ def what_happens(case: Case) -> str:
                 errors = re.findall(r"^error: (.*)$", text, re.M)
                 line = (errors or text.strip().splitlines() or ["no output"])[-1]
                 return f"one line: {cell(line)}" if errors else f"fails: {cell(line)}"
-            hashes += re.findall(r"weights_sha256 (\w+)", text)
+            hashes += re.findall(r"^weights +(\w{64})$", text, re.M)
     if len(set(hashes)) == 1:
         return f"the same at 1 and 2 ranks: `{hashes[0][:12]}`"
     return f"differs: {' and '.join(f'`{one[:12]}`' for one in hashes)}"

@@ -68,7 +68,8 @@ class VectorGame:
         self._actions |= actions
         space = self._env.single_action_space
         both = [self._actions[i] for i in self.possible_agents]
-        act = concatenate(space, both, create_empty_array(space, len(both)))
+        act: Any = create_empty_array(space, len(both))
+        act = concatenate(space, both, act)
         all_obs, rew, terminated, truncated, all_infos = self._env.step(act)
         each = self._each(all_obs)
         obs = {i: each[i] for i in actions}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import toy_games
 from on_ranks import HERE
-from runs import curve, replay, resume_on_ranks, sha, table, train, train_on_ranks
+from runs import curve, replay, resume, resume_on_ranks, sha, table, train, train_on_ranks
 
 from rank0rl import envs, seeding
 from rank0rl.agent import NoOptions
@@ -142,10 +142,11 @@ def test_an_unfinished_game_is_longer_than_one_iteration(tmp_path):
     assert "env 4 is an agent that is gone in all of iteration 3" in done.stderr
 
 
-def test_a_game_that_does_not_repeat_is_named(tmp_path):
+def test_a_game_longer_than_max_replay_steps_begins_anew(tmp_path):
     args = [*STEPS, "--max-replay-steps", "1"]
     train(tmp_path / "r", *args, STOP, "1")
-    resume_on_ranks(tmp_path / "r", STOP, "2", nprocs=1)
+    done = resume(tmp_path / "r", STOP, "2")
+    assert "is longer than max_replay_steps" in done.stdout + done.stderr
     assert len(table(tmp_path / "r")) == 2
 
 
@@ -161,7 +162,7 @@ def test_a_game_that_does_not_repeat_is_named(tmp_path):
         (["--env-processes"], "env_processes is for environments .*leave --env-processes out"),
         (["--env-retries", "2"], "env_retries is for"),
         (["--on-env-error", "truncate"], "on_env_error is for"),
-        (["--wrappers", "TimeAwareObservation"], "wrap it in the function that makes it"),
+        (["--wrappers", "TimeAwareObservation"], "wrap them in the function that makes them"),
         (["--env-kwargs", 'sizes={"wolf 1": 3}'], "all agents of a game must have the same spaces"),
         (["--env-kwargs", "agents=0"], "must name its agents in possible_agents: got none"),
     ],

@@ -1,7 +1,7 @@
 """Train two iterations in environments of other projects, and write what happens: docs/environments.md.
 
     pip install minigrid highway-env gymnasium-robotics "gymnasium[box2d,toy-text]" ale-py shimmy dm_control "mujoco<4" \
-        "pettingzoo[sisl]" envpool opencv-python-headless
+        "pettingzoo[sisl,butterfly]" envpool opencv-python-headless
     python benchmarks/foreign_environments.py               # the table in docs/environments.md
     python benchmarks/foreign_environments.py Taxi Pong     # some rows, printed only
 
@@ -66,13 +66,28 @@ CASES = [
     Case("Gymnasium", "Blackjack-v1"),
     Case("dm_control by shimmy", "shimmy:dm_control/cartpole-balance-v0"),
     Case("dm_control by shimmy", "shimmy:dm_control/walker-walk-v0"),
-    Case("PettingZoo", "pettingzoo.sisl.multiwalker_v9:parallel_env"),
+    Case(
+        "PettingZoo",
+        "pettingzoo.sisl.multiwalker_v9:parallel_env",
+        "--num-envs 6 --steps-per-batch 96",
+    ),
+    Case(
+        "PettingZoo",
+        "pettingzoo.sisl.pursuit_v5:parallel_env",
+        "--num-envs 16 --steps-per-batch 64",
+    ),
+    Case(
+        "PettingZoo",
+        "pettingzoo.butterfly.knights_archers_zombies_v11:parallel_env",
+        "--num-envs 8 --steps-per-batch 4000 --total-steps 8000",
+    ),
     Case(
         "PettingZoo",
         "examples.all_agents:make",
         "--env-kwargs module=pettingzoo.sisl.multiwalker_v9",
     ),
     Case("vector only", "foreign_environments:VectorOnly-v0"),
+    Case("vector", "foreign_environments:vector_cartpole", "--num-envs 4"),
     Case("EnvPool", "foreign_environments:envpool_cartpole"),
     Case("actions", "foreign_environments:tuple_actions"),
     Case("actions", "foreign_environments:dict_actions"),
@@ -111,14 +126,14 @@ def what_happens(case: Case) -> str:
     hashes = []
     with tempfile.TemporaryDirectory() as folder:
         for nprocs in (1, 2):
-            words = ["train.py", case.words, *case.options.split(), *SIZE.split()]
+            words = ["train.py", case.words, *SIZE.split(), *case.options.split()]
             words += ["--nprocs", str(nprocs), "--run-dir", f"{folder}/{nprocs}"]
             code, text = run(words)
             if code:
                 errors = re.findall(r"^error: (.*)$", text, re.M)
                 line = (errors or text.strip().splitlines() or ["no output"])[-1]
                 return f"one line: {cell(line)}" if errors else f"fails: {cell(line)}"
-            hashes += re.findall(r"weights_sha256 (\w+)", text)
+            hashes += re.findall(r"^weights +(\w{64})$", text, re.M)
     if len(set(hashes)) == 1:
         return f"the same at 1 and 2 ranks: `{hashes[0][:12]}`"
     return f"differs: {' and '.join(f'`{one[:12]}`' for one in hashes)}"
@@ -189,6 +204,13 @@ def envpool_cartpole():
     return envpool.make_gymnasium("CartPole-v1", num_envs=4)
 
 
+def vector_cartpole(num_envs=2):
+    """Make two CartPoles of Gymnasium that step together."""
+    import gymnasium as gym
+
+    return gym.make_vec("CartPole-v1", num_envs, vectorization_mode="vector_entry_point")
+
+
 def tuple_actions():
     """Make CartPole, whose actions are a Tuple of choices."""
     from gymnasium.spaces import Discrete, MultiBinary, Tuple
@@ -228,7 +250,7 @@ def _acting(space, to_own, env_id="CartPole-v1"):
 def _register() -> None:
     import gymnasium as gym
 
-    gym.register("VectorOnly-v0", vector_entry_point=envpool_cartpole)
+    gym.register("VectorOnly-v0", vector_entry_point=vector_cartpole)
 
 
 if __name__ == "__main__":

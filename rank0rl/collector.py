@@ -231,7 +231,7 @@ def env_maker(options: RunOptions) -> Callable[..., Any]:
 
 
 def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None = None) -> Rollout:
-    """Return the rollouts of one rank; or of one fragment of each iteration only.
+    """Return the rollouts of one rank; or of one fragment of each iteration only, with its game.
 
     Collective: every rank calls this.
 
@@ -241,19 +241,21 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
         nworkers: number of ranks.
         only: the fragment's id.
     """
-    indices = envs_of(rank, nworkers, options.num_envs, options.rank0_envs)
+    indices = _groups_of(options, rank, nworkers)
+    groups = (options.episodes_per_batch or 0) // options.agents
     episodes = at_once = None
     fragments = (options.episodes_per_batch or 0) // nworkers or len(indices)
     if only is not None:
-        indices = range(only, only + 1)
-        episodes = (lambda: iter([only])) if options.episodes_per_batch else None
-    elif options.episodes_per_batch:
-        counter = Counter(options.episodes_per_batch)
+        number = only // options.agents
+        indices = range(number, number + 1)
+        episodes = (lambda: iter([number])) if groups else None
+    elif groups:
+        counter = Counter(groups)
         most = None
         if nworkers > 1:
-            at_once = max(1, options.episodes_per_batch // (nworkers * _TURNS))
+            at_once = max(1, groups // (nworkers * _TURNS))
             if rank == 0 and options.rank0_envs is not None:
-                most = options.episodes_per_batch * options.rank0_envs // options.num_envs
+                most = groups * options.rank0_envs // options.num_envs
         episodes = functools.partial(counter.round, most)
     nparts = 1 if only is not None else _nparts(options, nworkers)
     return Rollout(
@@ -269,12 +271,18 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
     )
 
 
+def _groups_of(options: RunOptions, rank: int, nworkers: int) -> range:
+    """Return the indices of a rank's envs, or of its games: no game is on two ranks."""
+    of_rank0 = None if options.rank0_envs is None else options.rank0_envs // options.agents
+    return envs_of(rank, nworkers, options.num_envs // options.agents, of_rank0)
+
+
 def _nparts(options: RunOptions, nworkers: int) -> int:
     """Return the number of parts of a rank's rows: no more than the fragments of the largest share."""
     if nworkers == 1 or not comm.has_threads():
         return 1
     ranks = range(nworkers)
-    blocks = [envs_of(rank, nworkers, options.num_envs, options.rank0_envs) for rank in ranks]
+    blocks = [_groups_of(options, rank, nworkers) for rank in ranks]
     episodes = (options.episodes_per_batch or 0) // nworkers
     return min(options.gather_parts, episodes or max(map(len, blocks)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,25 +71,27 @@ class EnvBlock:
     """The envs of one rank.
 
     Args:
-        make_env: makes one gymnasium environment.
-        indices: indices of this rank's envs; may be empty.
+        made: environments in groups that are reset together: each by itself, here. One group shows
+            the spaces, if there are no indices.
+        indices: indices of this rank's groups; may be empty.
         seed: the run's seed, which keys the seed of every episode.
-        kwargs_of: returns the arguments with which the environment of an index is made.
     """
 
-    def __init__(
-        self,
-        make_env: Callable[..., Any],
-        indices: range,
-        seed: int,
-        kwargs_of: Callable[[int], Mapping[str, Any]] | None = None,
-    ) -> None:
-        """Make the environments. Without any, make one to see its spaces and close it."""
-        made = [_make(make_env, index, kwargs_of) for index in indices]
-        self.envs = [Env(index, made[row], row) for row, index in enumerate(indices)]
-        env = made[0] if indices else _make(make_env, indices.start, kwargs_of)
+    def __init__(self, made: Sequence[Sequence[Any]], indices: range, seed: int) -> None:
+        """Take the environments. Without indices, close them."""
+        env, size = made[0][0], len(made[0])
+        self.groups = [
+            [Env(index * size + i, each, row * size + i) for i, each in enumerate(group)]
+            for row, (index, group) in enumerate(zip(indices, made, strict=False))
+        ]
+        """Envs that are reset together."""
+        self.envs = [env for group in self.groups for env in group]
         self.spaces: Spaces = describe(env)
-        self.words = {env.index: spaces_in_words(env.gym) for env in self.envs}
+        self.words = {
+            env.index: spaces_in_words(env.gym) + f", and {len(group)} agents" * (len(group) > 1)
+            for group in self.groups
+            for env in group
+        }
         """Index of each env -> its spaces in words, to compare with those of other ranks."""
         refuse_other_spaces(self.words)
         self._choice_starts = [columns.start for columns in self.spaces.act.choice_slices()]
@@ -97,15 +99,16 @@ class EnvBlock:
         if not indices:
             env.close()
         self._seed = seed
-        self.obs = np.zeros((len(indices), *self.spaces.obs.shape), self.spaces.obs.dtype)
+        envs = len(self.envs)
+        self.obs = np.zeros((envs, *self.spaces.obs.shape), self.spaces.obs.dtype)
         """Latest observation of each env, (envs, *obs)."""
         self.mask: Array | None = None
         """Choices that may be taken, (envs, all choices), once an environment has given any."""
-        self.memory = np.zeros((len(indices), 0), np.float32)
+        self.memory = np.zeros((envs, 0), np.float32)
         """Memory of the agent in each env, (envs, m); zeros where an episode begins."""
-        self.ret = np.zeros(len(indices), np.float64)
+        self.ret = np.zeros(envs, np.float64)
         """Sum of rewards of each env's episode, (envs,)."""
-        self.length = np.zeros(len(indices), np.int64)
+        self.length = np.zeros(envs, np.int64)
         """Steps of each env's episode, (envs,)."""
         self.settings = 0, ""
         """Version of the curriculum's settings, and these as JSON; "" without a curriculum."""
@@ -133,6 +136,19 @@ class EnvBlock:
         """Reset an env with the seed of its next episode."""
         env.episode += 1
         self.begin(env, seeding.integer(self._seed, "reset", env.index, env.episode))
+
+    def go_on(self, envs: Iterable[Env]) -> None:
+        """Begin the next episode of these envs, whose episodes have ended."""
+        for env in envs:
+            self.begin_next(env)
+
+    def group_of(self, env: Env) -> list[Env]:
+        """Return the envs that are reset together with this one, itself included."""
+        return self.groups[env.row // len(self.groups[0])]
+
+    def since_reset(self) -> Array:
+        """Return the steps of each env since its reset, (envs,)."""
+        return self.length
 
     def step(
         self, envs: Sequence[Env], rows: Any, act: Array, fully: bool = True
@@ -196,12 +212,13 @@ class EnvBlock:
             )
         return mask
 
-    def repeat(self, env: Env, act: Array) -> bool:
-        """Take an env through these actions, (n, *act); return True if its episode goes on."""
-        for action in act:
-            _, _, _, ended = self.step([env], slice(env.row, env.row + 1), action[None])
-            if ended:
+    def repeat(self, group: Sequence[Env], act: Array) -> bool:
+        """Take a group through these actions, (n, envs, *act); return True if its episode goes on."""
+        for actions in act:
+            *_, ended = self.step(group, _rows(group), actions)
+            if ended and all(env.over for env in group):
                 return False
+            self.go_on([env for env, _ in ended])
         return True
 
     def restore(
@@ -222,8 +239,10 @@ class EnvBlock:
         memory = unfinished.get("memory")
         if memory is not None:
             self.memory = np.zeros((len(self.envs), memory.shape[1]), memory.dtype)
-        strays = {}
-        for env in self.envs:
+        strays: dict[int, str] = {}
+        for group in self.groups:
+            env, rows = group[0], _rows(group)
+            of = slice(env.index, env.index + len(group))
             env.episode = int(unfinished["episode"][env.index]) - 1
             if settings:
                 version = int(unfinished["settings"][env.index])
@@ -233,16 +252,16 @@ class EnvBlock:
             if kept < steps:
                 why = f"its episode of {steps} steps is longer than max_replay_steps"
             elif not (
-                self.repeat(env, acts[env.index])
-                and self.obs[env.row].tobytes() == unfinished["obs"][env.index].tobytes()
-                and self.ret[env.row] == unfinished["ret"][env.index]
+                self.repeat(group, np.stack(acts[of], axis=1))
+                and self.obs[rows].tobytes() == unfinished["obs"][of].tobytes()
+                and (self.ret[rows] == unfinished["ret"][of]).all()
             ):
                 why = f"{name_of(env.gym)} does not repeat an episode from its seed and actions"
             else:
                 if memory is not None:
-                    self.memory[env.row] = memory[env.index]
+                    self.memory[rows] = memory[of]
                 continue
-            strays[env.index] = why
+            strays |= dict.fromkeys(range(of.start, of.stop), why)
             self.begin_next(env)
         return strays
 
@@ -274,13 +293,5 @@ class EnvBlock:
         return to_env(act, self.spaces.act, self._first_choice)
 
 
-def _make(
-    make_env: Callable[..., Any],
-    index: int,
-    kwargs_of: Callable[[int], Mapping[str, Any]] | None,
-) -> Any:
-    try:
-        return make_env(**kwargs_of(index)) if kwargs_of else make_env()
-    except Exception as error:
-        error.add_note(f"While making the environment of env {index}.")
-        raise
+def _rows(group: Sequence[Env]) -> slice:
+    return slice(group[0].row, group[-1].row + 1)

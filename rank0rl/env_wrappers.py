@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,10 @@ class Around:
         """Close the environment."""
         self._env.close()
 
+    def beside(self, agent: Any) -> Any:
+        """Return another agent of the same game, in what is to be around each of them."""
+        return self._env.beside(agent) if isinstance(self._env, Around) else agent
+
 
 def parse(name: str) -> tuple[str, str]:
     """Return how a figure is made, "last", "sum" or "max", and from which item of infos.
@@ -82,6 +87,7 @@ class EpisodeInfo(Around):
     def __init__(self, make: Callable[[], Any], names: Sequence[str]) -> None:
         """Make the environment."""
         super().__init__(make)
+        self._names = names
         self._figures = [(label(name), _HOW[parse(name)[0]], parse(name)[1]) for name in names]
         self._so_far: dict[str, float] = {}
 
@@ -102,6 +108,10 @@ class EpisodeInfo(Around):
                 self._so_far[name] = how(self._so_far[name], new) if name in self._so_far else new
         found = {name: self._so_far.get(name, math.nan) for name, _, _ in self._figures}
         return obs, rew, terminated, truncated, {**info, EPISODE: found}
+
+    def beside(self, agent: Any) -> Any:
+        """Return another agent of the same game, with figures of its own."""
+        return EpisodeInfo(partial(super().beside, agent), self._names)
 
 
 class ResetMethod(Around):

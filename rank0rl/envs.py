@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import functools
 import importlib
 import re
 import traceback
@@ -16,12 +17,8 @@ import gymnasium as gym
 from rank0rl.env_actions import FlatActions, flatten_actions
 from rank0rl.env_rewards import RawReward
 from rank0rl.env_spaces import name_of, parts
+from rank0rl.games import AgentEnv, as_parallel, first_agent
 from rank0rl.imports import why
-
-_VECTOR = (
-    "{} {} a vector environment: here every environment is stepped by itself, because its episodes must "
-    "repeat from their seeds; name the single gymnasium.Env, and --num-envs says how many there are"
-)
 
 
 def resolve(env_id: str) -> str:
@@ -93,6 +90,9 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
     Observations that are a dict, a tuple or choices are flattened: choices become one-hot. So are
     actions that are a dict, a tuple or integers: to choices or to floats.
 
+    A PettingZoo parallel environment is returned as the environment of its first agent, and a vector
+    environment as the first of its environments; `games.agents_of` returns all of them.
+
     Args:
         env_id: full id, as `resolve` returns it.
         wrappers: wrappers as `wrap` takes them, the innermost first.
@@ -101,17 +101,26 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
     Raises:
         ValueError: if it cannot be made, with Gymnasium's reason.
     """
-    factory = _factory(env_id)
     try:
-        env = factory(**kwargs) if factory else gym.make(env_id, disable_env_checker=True, **kwargs)
+        env = _maker(env_id)(**kwargs)
     except Exception as error:  # whatever the environment's constructor raises
-        spec = gym.registry.get(env_id.rpartition(":")[2])
-        if spec and not spec.entry_point and spec.vector_entry_point:
-            raise ValueError(_VECTOR.format(env_id, "is registered as")) from None
         raise ValueError(f"cannot make environment {env_id!r}: {_reason(error)}") from error
+    parallel = as_parallel(env, env_id)
+    if parallel is not None and wrappers:
+        raise ValueError(
+            f"{env_id} makes environments that step together: wrap them in the function that makes "
+            f"them, and leave --wrappers {' '.join(wrappers)} out"
+        )
+    if parallel is not None:
+        return first_agent(parallel, env_id, _flattened)
     _check_single(env_id, env)
     for wrapper in wrappers:
         env = wrap(env, wrapper)
+    return _flattened(env)
+
+
+def _flattened(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """Return an environment whose observations and actions are rows of numbers, if they can be."""
     env = flatten_actions(env)
     space = env.observation_space
     if isinstance(space, gym.spaces.Box) or not _flattens(space):
@@ -175,6 +184,14 @@ class Watched(gym.Wrapper[Any, Any, Any, Any]):
         return result
 
 
+def watched(env: Any, look: Callable[[gym.Env[Any, Any]], None]) -> Any:
+    """Return an environment, or the first agent of a game, that calls a function after resets and steps."""
+    if not isinstance(env.unwrapped, AgentEnv):
+        return Watched(env, look)
+    env.unwrapped.game.look = functools.partial(look, env)
+    return env
+
+
 def _reason(error: Exception) -> str:
     """Return what a constructor has raised, with its place in the environment's own code."""
     last = traceback.extract_tb(error.__traceback__)[-1].filename
@@ -184,15 +201,13 @@ def _reason(error: Exception) -> str:
 
 def _check_single(env_id: str, env: Any) -> None:
     """Raise ValueError unless a function has made one environment, of one agent."""
-    if isinstance(env, gym.vector.VectorEnv):  # EnvPool's are of both classes
-        raise ValueError(_VECTOR.format(env_id, "makes"))
     if isinstance(env, gym.Env):
         return
     if hasattr(env, "possible_agents"):
         raise ValueError(
-            f"{env_id} makes a PettingZoo environment, of several agents: an environment here is a "
-            f"gymnasium.Env, of one agent; name a function that makes one in which the policy moves all "
-            f"agents, its observations and actions a Dict of theirs, as in docs/environments.md"
+            f"{env_id} makes a PettingZoo environment whose agents act in turn: here they act at once; "
+            f"name the function parallel_env of its module, or one that returns "
+            f"pettingzoo.utils.aec_to_parallel of it, as docs/environments.md says"
         )
     raise ValueError(f"{env_id} must return a gymnasium.Env: got {env!r:.100}")
 
@@ -223,6 +238,16 @@ def _factory(env_id: str) -> Any:
     module, _, name = env_id.rpartition(":")
     made = getattr(importlib.import_module(module), name, None) if module else None
     return made if callable(made) else None
+
+
+def _maker(env_id: str) -> Callable[..., Any]:
+    """Return the function that makes an environment, or a vector environment if there is no single one."""
+    if factory := _factory(env_id):
+        return factory  # type: ignore[no-any-return]
+    spec = gym.registry.get(env_id.rpartition(":")[2])
+    if spec and not spec.entry_point:
+        return functools.partial(gym.make_vec, env_id)
+    return functools.partial(gym.make, env_id, disable_env_checker=True)
 
 
 def running_statistics(env: gym.Env[Any, Any]) -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.agent import Fragment
-from rank0rl.batch import Batch
+from rank0rl.batch import Batch, take
 
 Array = npt.NDArray[Any]
 
@@ -30,11 +30,18 @@ class End(NamedTuple):
 
 
 def cut(fragment_id: int, rows: Batch, ends: Sequence[End]) -> Fragment:
-    """Return the fragment with these rows, (T, ...) each, in which these episodes end."""
+    """Return the fragment with these rows, (T, ...) each, in which these episodes end.
+
+    Rows of no episode are left out: those of an agent that waits for the end of its game.
+    """
     known = ("obs", "act", "rew", "terminated", "truncated")
+    steps = [min(end.length, end.t + 1) for end in ends]
+    if sum(steps) < len(rows["rew"]):
+        each = [np.arange(end.t + 1 - n, end.t + 1) for end, n in zip(ends, steps, strict=True)]
+        rows = take(rows, np.concatenate(each))
     return Fragment(
         fragment_id=fragment_id,
-        end=np.array([end.t for end in ends]),
+        end=np.cumsum(steps) - 1,
         end_obs=np.stack([end.obs for end in ends]),
         end_memory=np.stack([end.memory for end in ends]),
         extras={name: array for name, array in rows.items() if name not in known},

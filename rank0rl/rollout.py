@@ -18,9 +18,10 @@ from rank0rl import seeding
 from rank0rl.acting import act_with_more, check_acted, draws
 from rank0rl.agent import Agent, Fragment, Spaces
 from rank0rl.batch import Batch, Buffer
-from rank0rl.env_block import Env, EnvBlock
+from rank0rl.env_block import Env
 from rank0rl.env_wrappers import EPISODE
 from rank0rl.fragments import End, cut, first_not_finite
+from rank0rl.game_block import make_block
 
 Array = npt.NDArray[Any]
 
@@ -32,15 +33,16 @@ class Rollout:
 
     Args:
         make_env: makes one gymnasium environment.
-        indices: indices of this rank's envs, over all ranks.
+        indices: indices of this rank's environments, over all ranks. A game counts as one.
         seed: the run's seed.
         steps: T, steps of each env in an iteration, for fixed-step batches.
         episodes: for whole-episode batches: called in each iteration for the numbers of the
-            episodes that this rank collects in it. Give either steps or episodes.
+            episodes, or games, that this rank collects in it. Give either steps or episodes.
         at_once: number of these episodes under way at the same time, at most. The fewer, the
             shorter the longest wait of ranks that share them.
-        cuts: numbers of finished fragments, ascending, at each of which a part is complete.
-        kwargs_of: as `EnvBlock` takes it.
+        cuts: numbers of finished environments, or of episodes, ascending, at each of which a part is
+            complete.
+        kwargs_of: as `make_block` takes it.
         info: labels of the figures that `EpisodeInfo` gives for each episode.
     """
 
@@ -58,14 +60,14 @@ class Rollout:
         info: Sequence[str] = (),
     ) -> None:
         """Make the environments."""
-        self.block = EnvBlock(make_env, indices, seed, kwargs_of)
+        self.block = make_block(make_env, indices, seed, kwargs_of)
         self.envs: list[Env] = self.block.envs
         self.spaces: Spaces = self.block.spaces
         self._seed, self._steps, self._episodes = seed, steps, episodes
         self._at_once, self._cuts, self._info = at_once, cuts, info
         self.nparts = len(cuts) + 1
         """Number of parts in which this rank's fragments are given away."""
-        self._buffer = Buffer(len(indices), steps or _BLOCK)
+        self._buffer = Buffer(len(self.envs), steps or _BLOCK)
         self._takes_mask = False
         self._finished: dict[str, list[float]] = {}
         self.failed_at: tuple[int, int] | None = None
@@ -127,7 +129,8 @@ class Rollout:
         T, block = self._steps, self.block
         if self._episodes or not self.envs:
             return {}
-        new = np.minimum(block.length, T)
+        steps = block.since_reset()
+        new = np.minimum(steps, T)
         act = self._buffer.rows["act"]
         more = {"memory": block.memory.copy()} if block.memory.size else {}
         if block.settings[1]:
@@ -135,7 +138,7 @@ class Rollout:
         return {
             **more,
             "episode": np.array([env.episode for env in self.envs], np.int64),
-            "steps": block.length.copy(),
+            "steps": steps.copy(),
             "ret": block.ret.copy(),
             "obs": block.obs.copy(),
             "new": new,
@@ -150,8 +153,9 @@ class Rollout:
 
     def _collect_steps(self, agent: Agent, iteration: int) -> Iterator[list[Fragment]]:
         """Step every env T times; its episodes go on from one iteration to the next."""
-        for start, end in itertools.pairwise([0, *self._cuts, len(self.envs)]):
-            envs = self.envs[start:end]
+        groups = self.block.groups
+        for start, end in itertools.pairwise([0, *self._cuts, len(groups)]):
+            envs = [env for group in groups[start:end] for env in group]
             yield self._collect_envs(agent, iteration, envs) if envs else []
 
     def _collect_envs(self, agent: Agent, iteration: int, envs: list[Env]) -> list[Fragment]:
@@ -164,18 +168,19 @@ class Rollout:
         rows = slice(envs[0].row, envs[-1].row + 1)
         for env in envs:
             env.fragment_id = env.index
-            if env.over:
-                self.block.begin_next(env)
+        self.block.go_on([env for env in envs if env.over])
         for t in range(self._steps):
-            for env, last_obs in self._step(agent, envs, (rows, t), noise[t], fragment_id, t == 0):
+            ended = self._step(agent, envs, (rows, t), noise[t], fragment_id, t == 0)
+            for env, last_obs in ended:
                 ends[env.row].append(self._end(env, t, last_obs))
-                self.block.begin_next(env)
+            if ended:
+                self.block.go_on([env for env, _ in ended])
         for env in envs:
-            if not ends[env.row] or ends[env.row][-1].t != self._steps - 1:
+            if self.block.length[env.row]:  # its episode goes on
                 ends[env.row].append(
                     self._end(env, self._steps - 1, self.block.obs[env.row].copy())
                 )
-        return [self._fragment(env, self._steps, ends[env.row]) for env in envs]
+        return [self._fragment(env, self._steps, ends[env.row]) for env in envs if ends[env.row]]
 
     def _collect_episodes(self, agent: Agent, iteration: int) -> Iterator[list[Fragment]]:
         """Collect whole episodes; an env whose episode has ended takes the next one."""
@@ -185,17 +190,18 @@ class Rollout:
         given = 0
         fully = True
         todo = self._episodes()
-        idle = list(reversed(self.envs[: self._at_once]))
+        idle = list(reversed(self.block.groups[: self._at_once]))
         active: list[Env] = []
         draw: dict[int, Callable[[int], Array]] = {}
         noise = np.empty((len(self.envs), _BLOCK, agent.noise[1]), np.float32)
         while True:
             while idle and (number := next(todo, None)) is not None:
-                env = idle.pop()
-                env.fragment_id = number
-                draw[env.row] = draws(agent, self._seed, iteration, number)
-                self.block.begin(env, seeding.integer(self._seed, "reset", iteration, number))
-                active.append(env)
+                group = idle.pop()
+                for i, env in enumerate(group):
+                    env.fragment_id = number * len(group) + i
+                    draw[env.row] = draws(agent, self._seed, iteration, env.fragment_id)
+                self.block.begin(group[0], seeding.integer(self._seed, "reset", iteration, number))
+                active += group
             if not active:
                 break
             if cuts and given + len(fragments) >= cuts[0]:
@@ -215,7 +221,9 @@ class Rollout:
                 end = self._end(env, length - 1, last_obs)
                 fragments.append(self._fragment(env, length, [end], copy=True))
                 active.remove(env)
-                idle.append(env)
+                group = self.block.group_of(env)
+                if not any(each in active for each in group):
+                    idle.append(group)
             fully = False
         yield from ([] for _ in cuts)
         yield fragments

@@ -44,7 +44,8 @@ LAYERS = {
                 "env_server",
                 "env_spaces",
             ),
-            *("env_retry", "env_wrappers", "fragments", "rollout"),
+            *("env_retry", "env_wrappers", "fragments", "game_block", "games", "rollout"),
+            "vector_games",
         )
     },
     "run": {"rank0rl.run."},
@@ -115,6 +116,8 @@ MORE_OUTSIDE = {
     "rank0rl.env_actions": {"gymnasium"},
     "rank0rl.env_rewards": {"gymnasium"},
     "rank0rl.env_spaces": {"gymnasium"},
+    "rank0rl.games": {"gymnasium"},
+    "rank0rl.vector_games": {"gymnasium"},
     "rank0rl.demonstrations": {"minari"},
     "rank0rl.tools.record": {"minari", "gymnasium"},
     "rank0rl.env_server": {"threadpoolctl"},

@@ -306,21 +306,13 @@ def make_silent():
     assert 1 > 2
 
 
-def make_vector():
-    return gym.vector.SyncVectorEnv([Count, Count])
-
-
-class BothKinds(gym.vector.SyncVectorEnv, gym.Env):
-    """Is an environment too by its class, as EnvPool's are."""
-
-    def __init__(self):
-        super().__init__([Count])
-
-
-class Parallel:
-    """Is of several agents, as PettingZoo's are."""
+class InTurn:
+    """Is of several agents that act in turn, as PettingZoo's AEC environments are."""
 
     possible_agents = ("a", "b")
+
+    def agent_iter(self):
+        """Return the agents in turn."""
 
 
 def make_count(length=3):
@@ -347,7 +339,6 @@ _ALL = (
 for env in _ALL:
     gym.register(f"{env.__name__}-v0", f"toy_envs:{env.__name__}")
 gym.register("Normalized-v0", normalized)
-gym.register("VectorOnly-v0", vector_entry_point=make_vector)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,18 @@ from typing import Any
 from rank0rl import env_spaces, envs
 from rank0rl.agent import Spaces
 from rank0rl.env_wrappers import ResetMethod
+from rank0rl.games import agents_of
+from rank0rl.options import flag
 from rank0rl.run.agents import load_function
 from rank0rl.run.curriculum import Curriculum
 from rank0rl.run.options import RunOptions
 
 
-def check_environment(options: RunOptions) -> Spaces:
-    """Make an environment as a run makes its own, and close it; return its spaces.
+def check_environment(options: RunOptions) -> tuple[Spaces, int]:
+    """Make an environment as a run makes its own, and close it.
+
+    Returns:
+        Its spaces; and the number of agents, if it is a game, else 1.
 
     Raises:
         ValueError: if there can be no such environment, curriculum or arguments by index.
@@ -33,7 +38,39 @@ def check_environment(options: RunOptions) -> Spaces:
     spaces = env_spaces.describe(env)
     envs.refuse_running_statistics(env)
     env.close()
-    return spaces
+    return spaces, len(agents_of(env))
+
+
+def check_games(options: RunOptions, nworkers: int) -> None:
+    """Check that whole games fit into a run, and whole numbers of them into a rank.
+
+    Raises:
+        ValueError: if they do not, or an option knows no games.
+    """
+    agents = options.agents
+    if agents == 1:
+        return
+    for name in ("num_envs", "rank0_envs", "episodes_per_batch"):
+        if (value := getattr(options, name) or 0) % agents:
+            less = value // agents * agents
+            nearest = [f"{flag(name)} {n}" for n in (less, less + agents) if n]
+            raise ValueError(
+                f"{name} must be a multiple of {agents}, because each of the {agents} agents of a game "
+                f"of {options.env_id} counts: got {value}; set {' or '.join(nearest)}"
+            )
+    for name in ("num_envs", "episodes_per_batch"):
+        games = (getattr(options, name) or options.num_envs) // agents
+        if games < nworkers:
+            raise ValueError(
+                f"every rank needs a whole game: got {games} games of {agents} agents, and nprocs="
+                f"{nworkers}; set {flag(name)} {nworkers * agents} or --nprocs {games}"
+            )
+    for name in ("env_processes", "env_retries", "on_env_error"):
+        if (value := getattr(options, name)) not in (False, 0, "stop"):
+            raise ValueError(
+                f"{name} is for environments that are stepped by themselves, and {options.env_id} is a "
+                f"game of {agents} agents: got {value}; leave {flag(name)} out"
+            )
 
 
 def _check_curriculum(options: RunOptions, env: Any) -> None:

@@ -59,6 +59,8 @@ class RunOptions(LaunchOptions):
     """Environment: Walker2d (its newest version), Walker2d-v4, module:EnvId-v0, or module:function."""
     algo: str = setting("ppo", changes_curve=True, resume=False)
     """Agent: a name in algos/, file.py:Class, or package.module:Class."""
+    agents: tyro.conf.Suppress[int] = setting(1, "[1, inf)", changes_curve=True, resume=False)
+    """Agents of each game, as the run has found them; each of them is one of num_envs. 1: there are no games."""
     seed: int = setting(0, "[0, inf)", changes_curve=True, resume=False)
     """Seed of every random stream, >= 0."""
     total_steps: int = setting(1_000_000, "[1, inf)", changes_curve=True, resume=True)

@@ -16,7 +16,7 @@ from rank0rl.nets.cuda import check_device
 from rank0rl.options import flag, read_some
 from rank0rl.run import checkpoint, config, init_from, memory, provenance, resumed, sinks
 from rank0rl.run.agents import absolute, load_agent, load_function, short_name
-from rank0rl.run.check_environment import check_environment
+from rank0rl.run.check_environment import check_environment, check_games
 from rank0rl.run.folder import lock, new_folder
 from rank0rl.run.launch_options import AUTO, run_to_resume
 from rank0rl.run.logger import check_rows
@@ -82,7 +82,7 @@ def prepare(
     options = dataclasses.replace(
         options, env_id=envs.resolve(options.env_id), resume=str(resume) if resume else None
     )
-    _check(options, agent, nworkers, made, checks)
+    options = _check(options, agent, nworkers, made, checks)
     notes: tuple[str, ...] = ()
     if resume:
         old, old_agent = read([], saved, str(path))
@@ -176,16 +176,17 @@ def _file(argv: list[str], configs: Path | None, given: str | None) -> Path | No
     return config.find(configs, short_name(first.algo), envs.base(envs.resolve(first.env_id)))
 
 
-def options_of(argv: list[str], configs: Path | None) -> tuple[RunOptions, Any]:
-    """Return the options of a new run and of its agent, as a command line and its TOML file give them.
+def options_of(argv: list[str], configs: Path | None) -> RunOptions:
+    """Return the options of a new run, as a command line and its TOML file give them, checked.
 
     Raises:
-        ValueError: for a wrong setting, or an agent or an environment that does not exist.
+        ValueError: for what a run would refuse.
         SystemExit: for a wrong argument, after tyro has said what is wrong.
     """
     source = _file(argv, configs, read_some(argv, RunOptions, ("config",)).get("config"))
     options, agent = read(argv, config.load(source) if source else {}, str(source))
-    return dataclasses.replace(options, env_id=envs.resolve(options.env_id)), agent
+    options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
+    return _check(options, agent, 1, 0, ())
 
 
 def _check(
@@ -194,13 +195,15 @@ def _check(
     nworkers: int,
     made: int,
     checks: Iterable[Callable[[RunOptions], None]],
-) -> None:
-    """Check everything about the options that a run would find out too late."""
+) -> RunOptions:
+    """Check everything about the options that a run would find out too late; return them complete."""
     options.check(nworkers)
     for name in FUNCTIONS:
         if function := getattr(options, name):
             load_function(function)
-    spaces = check_environment(options)
+    spaces, agents = check_environment(options)
+    options = dataclasses.replace(options, agents=agents)
+    check_games(options, nworkers)
     memory.check(options, agent, spaces.obs)
     load_agent(options.algo).check(spaces, agent, options)
     _check_device(options)
@@ -213,6 +216,7 @@ def _check(
             f"stop_after_iterations counts from the run's first start: got {last}, and the run has "
             f"made {made}; set --stop-after-iterations to more"
         )
+    return options
 
 
 def _make_folder(path: Path, is_new: bool) -> None:

@@ -101,8 +101,10 @@ def _row(runs: Sequence[TimedRun], bare: Sequence[float], last: int) -> Row:
     longest = None
     if "episodes_per_batch" in settings:
         longest = run.mean("longest") * (last - 1) / run.difference("steps")
+    together = settings.get("agents", 1)
+    of_rank0 = settings["rank0_envs"] // together if "rank0_envs" in settings else None
     envs = [
-        len(envs_of(rank, nprocs, settings["num_envs"], settings.get("rank0_envs")))
+        len(envs_of(rank, nprocs, settings["num_envs"] // together, of_rank0))
         for rank in range(nprocs)
     ]
     return Row(

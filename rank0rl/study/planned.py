@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +37,14 @@ class Planned:
     @property
     def most(self) -> int:
         """The most ranks that it can have."""
-        return min(self.options.num_envs, self.options.episodes_per_batch or self.options.num_envs)
+        envs, episodes = self.options.num_envs, self.options.episodes_per_batch
+        return min(envs, episodes or envs) // self.options.agents
+
+    def with_seed(self, seed: int) -> Planned:
+        """Return the same run with another seed."""
+        name = f"{self.name.removesuffix(str(self.options.seed))}{seed}"
+        options = dataclasses.replace(self.options, seed=seed)
+        return Planned(name, (*self.words[:-1], str(seed)), options)
 
     def part(self, row: Mapping[str, str]) -> float:
         """Return the share of the run that is over after a row of its progress.csv."""
@@ -59,13 +67,13 @@ def planned(
         ValueError: for wrong seeds or settings, or two runs of one name.
         SystemExit: for a wrong option of training, after tyro has printed what is wrong.
     """
+    first, *others = seeds(given.seeds)
     runs = [
-        one
-        for seed in seeds(given.seeds)
+        plan_run(env_id, algo, settings, first, rest)
         for env_id, algo in itertools.product(given.envs, given.algo)
         for settings in (combined(given.grid) if found is None else [{}, found])
-        for one in [plan_run(env_id, algo, settings, seed, rest)]
     ]
+    runs += [run.with_seed(seed) for seed in others for run in runs]
     names = [one.name for one in runs]
     if twice := {name for name in names if names.count(name) > 1}:
         raise ValueError(
@@ -98,7 +106,7 @@ def plan_run(
     """
     own = [word for name, value in settings.items() for word in _words(name, value)]
     words = (env_id, "--algo", algo, *own, *rest, "--seed", str(seed))
-    options, _ = plan.options_of([*words], algos.CONFIGS)
+    options = plan.options_of([*words], algos.CONFIGS)
     parts = [
         env_id.rpartition(":")[2],
         short_name(algo),

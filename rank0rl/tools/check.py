@@ -116,11 +116,14 @@ def check(
         ValueError: for a space that no agent can use.
     """
 
-    def run(global_seed: int, num_envs: int = 1, make: Callable[[], Any] = make_env) -> Fragment:
+    def run(
+        global_seed: int, num_envs: int = 1, make: Callable[[], Any] = make_env
+    ) -> list[Fragment]:
         random.seed(global_seed)
         np.random.seed(global_seed)  # noqa: NPY002 - some environments use it
         rollout = Rollout(make, range(num_envs), seed, steps=steps)
-        return rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)[0][0]
+        fragments, _ = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
+        return fragments[: len(rollout.block.groups[0])]
 
     env = make_env()
     first = run(0, make=lambda: env)
@@ -167,14 +170,21 @@ class RandomAgent(Agent):
         return low + (high - low) * noise.reshape(-1, *self.space.shape), {}
 
 
-def _difference(a: Fragment, b: Fragment) -> str:
-    """Return the first array that differs and its step, or "" if none does."""
-    firsts = {}
-    for name in ("obs", "rew", "terminated", "truncated"):
-        x, y = getattr(a, name), getattr(b, name)
-        same = np.array([p.tobytes() == q.tobytes() for p, q in zip(x, y, strict=True)])
-        if not same.all():
-            firsts[name] = int(same.argmin())
+def _difference(all_a: Sequence[Fragment], all_b: Sequence[Fragment]) -> str:
+    """Return the first array that differs and its step, or "" if none does.
+
+    Args:
+        all_a: fragment of the environment, or those of a game's agents.
+        all_b: the same under another condition.
+    """
+    firsts: dict[str, int] = {}
+    for a, b in zip(all_a, all_b, strict=True):
+        for name in ("obs", "rew", "terminated", "truncated"):
+            x, y = getattr(a, name), getattr(b, name)
+            same = [p.tobytes() == q.tobytes() for p, q in zip(x, y, strict=False)]
+            if not all(same) or len(x) != len(y):
+                step = [*same, False].index(False)
+                firsts[name] = min(step, firsts.get(name, step))
     if not firsts:
         return ""
     name = min(firsts, key=lambda key: firsts[key])

@@ -109,9 +109,15 @@ def replay(
         alone.block.settings = curriculum.broadcast(iteration)
     if collector.callback:
         collector.callback.broadcast()
-    [fragment], ended = alone.collect(state.agent, iteration)
+    fragments, ended = alone.collect(state.agent, iteration)
+    fragment = next((one for one in fragments if one.fragment_id == fragment_id), None)
+    if fragment is None:
+        raise CannotReplayError(
+            f"env {fragment_id} is an agent that is gone in all of iteration {iteration}"
+        )
     alone_rows = state.agent.process(fragment)
-    returns = ", ".join(f"{value:.6g}" for value in ended["return"]) or "none"
+    its = ended["return"][ended["fragment_id"] == fragment_id]
+    returns = ", ".join(f"{value:.6g}" for value in its) or "none"
     print(
         f"iteration {iteration}, {what} {fragment_id}, alone: {len(fragment.rew)} steps; returns "
         f"of finished episodes: {returns}; sha256 {hashes.sha256_arrays(alone_rows)[:16]}"

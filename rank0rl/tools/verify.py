@@ -18,7 +18,7 @@ import tyro
 from rank0rl.options import check, option
 from rank0rl.run import config, files, provenance
 from rank0rl.run.columns import NOT_OF_THE_CURVE
-from rank0rl.run.provenance import cores
+from rank0rl.run.cores import available_cores
 from rank0rl.tools import verify_record, verify_sample
 from rank0rl.tools.evaluate import RunToLoad
 from rank0rl.tools.verify_record import DifferentError, Record
@@ -75,7 +75,7 @@ def whole(record: Record, run: Path, nprocs: int | None = None) -> str:
         DifferentError: if the record is another one.
         ValueError: if the run cannot be trained again.
     """
-    nprocs = nprocs or min(record.nprocs, cores())
+    nprocs = nprocs or min(record.nprocs, len(available_cores()))
     made, compared, said = 0, 0, time.monotonic()
     for part in record.parts:
         words = resume(part, run) if made else begin(record, run)

@@ -15,9 +15,9 @@ from typing import Any
 from rank0rl.mpi import hashes
 from rank0rl.options import names
 from rank0rl.run import checkpoint, plan
+from rank0rl.run.cores import available_cores
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
-from rank0rl.run.provenance import cores
 from rank0rl.tools.verify_record import OF_A_START, DifferentError, Part, Record
 from rank0rl.tools.verify_training import begin, trained
 
@@ -55,7 +55,7 @@ def sample(record: Record, run: Path, nprocs: int | None = None) -> str:
     seconds = float(record.rows[record.last]["seconds"])
     length = min(max(int(record.last * _SHARE * _FOR_STEPS / len(points)), 1), _MOST)
     is_short = length * seconds / record.last * record.nprocs < _START_S
-    nprocs = nprocs or (1 if is_short else min(record.nprocs, cores()))
+    nprocs = nprocs or (1 if is_short else min(record.nprocs, len(available_cores())))
     stretches = iterations = 0
     longest = 0.0
     for point in _far_apart(points):

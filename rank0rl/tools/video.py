@@ -97,7 +97,7 @@ def film(agent: Agent, options: RunOptions, path: Path, seed: int = 0, episodes:
     _do_without_display()
     try:
         ended = whole_episodes(
-            agent, lambda: envs.Watched(_make(options), camera.shoot), episodes, seed, num_envs=1
+            agent, lambda: envs.watched(_make(options), camera.shoot), episodes, seed, num_envs=1
         )
     finally:
         camera.close()

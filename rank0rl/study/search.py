@@ -67,6 +67,7 @@ class Search:
         )
         self._waiting: deque[Planned] = deque()
         self._trials: dict[str, Any] = {}  # run -> trial
+        self._verdict: dict[int, str] = {}  # number of a trial that is given up -> why
         self._reported: set[tuple[int, int]] = set()
         self._left: dict[int, set[str]] = {}  # number of a trial -> its runs that are not over
         self._all = self._elsewhere = False
@@ -107,6 +108,8 @@ class Search:
         if row is None or not row["return_mean"]:
             return False
         trial = self._trials[training.planned.name]
+        if trial.number in self._verdict:
+            return True
         which = self._seeds.index(training.planned.options.seed)
         step = which * _REPORTS + int(_REPORTS * min(training.part, 1.0))
         if (trial.number, step) in self._reported:
@@ -115,8 +118,7 @@ class Search:
         trial.report(float(row["return_mean"]), step)
         if not self._given.prune or step >= (which + 1) * _REPORTS or not trial.should_prune():
             return False
-        self._waiting = deque(run for run in self._waiting if self._trials[run.name] is not trial)
-        self._left[trial.number] = {training.planned.name}
+        self._drop(trial, "PRUNED")
         return True
 
     def done(self, run: Planned, code: int) -> None:
@@ -124,13 +126,19 @@ class Search:
         trial = self._trials[run.name]
         left = self._left[trial.number]
         left.discard(run.name)
-        state = "FAIL" if code else "COMPLETE" if ended(run, self._out) else "PRUNED"
         if code:
-            self._waiting = deque(r for r in self._waiting if self._trials[r.name] is not trial)
-            left.clear()
+            self._drop(trial, "FAIL")
         self._over(run, code)
         if not left:
-            self._tell(trial, state)
+            self._tell(trial, self._verdict.get(trial.number, "COMPLETE"))
+
+    def _drop(self, trial: Any, verdict: str) -> None:
+        """Give up a trial: its runs that wait are not trained, and those in training are stopped."""
+        self._verdict.setdefault(trial.number, verdict)
+        waiting = [run for run in self._waiting if self._trials[run.name] is trial]
+        for run in waiting:
+            self._waiting.remove(run)
+        self._left[trial.number] -= {run.name for run in waiting}
 
     @property
     def over(self) -> int:

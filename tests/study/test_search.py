@@ -154,3 +154,32 @@ def test_scores(tmp_path):
     assert score(tmp_path / "a", "mean") == pytest.approx((5.0 + 7 * 10.0) / 8)
     write_run(tmp_path / "b", [np.nan])
     assert score(tmp_path / "b", "final") == -np.inf
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_all_runs_of_a_trial_that_is_given_up_are_stopped(code, tmp_path):
+    given = options(trials=8, search_seeds="7,9,11", prune=not code)
+    searching = Search(given, REST, tmp_path, lambda *_: None)
+    for _ in range(0 if code else 6):
+        for _ in range(3):
+            run = searching.take()
+            training = SimpleNamespace(planned=run, part=0.5, row=lambda: {"return_mean": "100"})
+            assert not searching.stops(training)
+            write(tmp_path, run, 100.0)
+            searching.done(run, 0)
+    first, second = searching.take(), searching.take()
+    trainings = [
+        SimpleNamespace(planned=run, part=0.5, row=lambda: {"return_mean": "1"})
+        for run in (first, second)
+    ]
+    if code:
+        searching.done(first, code)
+    else:
+        assert searching.stops(trainings[0])
+        searching.done(first, 0)
+    assert searching.stops(trainings[1])
+    searching.done(second, 0)
+    assert searching.take().options.seed == 7  # of the next trial
+    searching.write()
+    rows = [*csv.DictReader((tmp_path / TRIALS).open())]
+    assert rows[-2]["state"] == ("fail" if code else "pruned")

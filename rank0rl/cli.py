@@ -8,12 +8,13 @@ import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rank0rl import algos
 from rank0rl.mpi import job, launch
 from rank0rl.mpi.hosts import count_ranks, read_hosts
 from rank0rl.mpi.streams import outlast_readers
-from rank0rl.run import launch_options
+from rank0rl.run import instructions, launch_options
 from rank0rl.run.files import read_text
 from rank0rl.run.launch_options import LaunchOptions
 
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     outlast_readers()
     try:
         given = _given(argv)
+        instructions.limit(given.cpu)
         if launch.mpi_fork(given.nprocs, **given.how()) == "parent":
             return
     except ValueError as error:
@@ -71,8 +73,11 @@ def _given(argv: list[str]) -> LaunchOptions:
     if {"-h", "--help"} & {*argv}:
         return LaunchOptions(nprocs=1)
     given = launch_options.read(argv)
-    options = LaunchOptions(**given)
     run = launch_options.run_to_resume(given)
+    named = given.get("config") or (run / "config.toml" if run else None)
+    if "cpu" not in given and named and isinstance(cpu := _setting(named, "cpu"), str):
+        given["cpu"] = cpu
+    options = LaunchOptions(**given)
     if job.world_size() is not None:  # the ranks are there, and a host file may not be
         return options
     nprocs = count_ranks(options.nprocs, read_hosts(options.hosts, options.hostfile))
@@ -81,18 +86,17 @@ def _given(argv: list[str]) -> LaunchOptions:
     if "num_envs" in given:
         most = options.num_envs
     else:  # rank 0 finds out which file it is; this is what any of them allows
-        named = options.config or (run / "config.toml" if run else None)
-        files = [Path(named)] if named else algos.CONFIGS.glob("*.toml")
-        most = max([options.num_envs, *map(_num_envs, files)])
+        files = [named] if named else algos.CONFIGS.glob("*.toml")
+        numbers = [_setting(file, "num_envs") for file in files]
+        most = max([options.num_envs, *(n for n in numbers if isinstance(n, int))])
     if nprocs > most:
         raise ValueError(launch_options.too_many_ranks(nprocs, most))
     return options
 
 
-def _num_envs(path: Path) -> int:
-    """Return the number of environments that a file sets; 0 if rank 0 has to say what is wrong with it."""
+def _setting(file: str | Path, name: str) -> Any:
+    """Return a setting of a TOML file; None if it has none, or rank 0 has to say what is wrong with it."""
     try:
-        number = tomllib.loads(read_text(path, "config")).get("num_envs")
+        return tomllib.loads(read_text(Path(file), "config")).get(name)
     except (ValueError, RecursionError):
-        return 0
-    return number if isinstance(number, int) else 0
+        return None

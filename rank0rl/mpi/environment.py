@@ -20,6 +20,7 @@ PASSED = (
     *("LD_*", "DYLD_*", "MALLOC_*", "GLIBC_TUNABLES"),
     *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "NUMEXPR_*", "VECLIB_*"),
+    *("NPY_*", "ATEN_*", "ONEDNN_*", "NUMBA_*"),
     *("TORCH_*", "PYTORCH_*", "JAX_*", "XLA_*", "CUDA_*", "CUBLAS_*", "HIP_*", "ROCR_*"),
     *("MUJOCO_*", "PYOPENGL_*", "EGL_*", "SDL_*"),
     *("MPICH_*", "MPIR_*", "HYDRA_*", "I_MPI_*", "OMPI_*", "PRTE_*", "PMIX_*", "UCX_*", "FI_*"),

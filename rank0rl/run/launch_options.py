@@ -40,6 +40,8 @@ class LaunchOptions(CheckedOptions):
     """Number of times that a job with a failed rank is started again, from its last checkpoint."""
     num_envs: int = setting(32, "[1, inf)", changes_curve=True, resume=False)
     """Environments over all ranks, at least one per rank. The number is part of the experiment: nprocs never changes it."""
+    cpu: str | None = setting(None, changes_curve=True, resume=True)
+    """Instructions that the libraries may use: avx2, for the same bits on all types of CPU that have it. None: the best of each CPU."""
     config: str | None = setting(None, changes_curve=True, resume=False, in_file=False)
     """TOML file of settings. None: the file in configs/ that is named after the agent and the environment, if there is one."""
     resume: str | None = setting(None, changes_curve=False, resume=True, in_file=False)

@@ -93,7 +93,7 @@ class RunOptions(LaunchOptions):
         None, "(0, inf)", changes_curve=False, resume=True, in_file=False
     )
     """Stop early, at the end of the iteration in which this many seconds have passed since this start or restart."""
-    stop_at_return: float | None = setting(None, changes_curve=False, resume=True)
+    stop_at_return: float | None = setting(None, "(-inf, inf)", changes_curve=False, resume=True)
     """Stop early, once the mean return of an evaluation has come so far; without --eval-every, that of the last 100 episodes."""
     patience: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
     """Stop early, once that mean return has been no better than before for this many iterations."""

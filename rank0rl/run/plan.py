@@ -14,7 +14,16 @@ import tyro
 from rank0rl import envs
 from rank0rl.nets.cuda import check_device
 from rank0rl.options import flag, read_some
-from rank0rl.run import checkpoint, config, init_from, memory, provenance, resumed, sinks
+from rank0rl.run import (
+    checkpoint,
+    config,
+    init_from,
+    instructions,
+    memory,
+    provenance,
+    resumed,
+    sinks,
+)
 from rank0rl.run.agents import absolute, load_agent, load_function, short_name
 from rank0rl.run.check_environment import check_environment, check_games
 from rank0rl.run.folder import lock, new_folder
@@ -198,6 +207,7 @@ def _check(
 ) -> RunOptions:
     """Check everything about the options that a run would find out too late; return them complete."""
     options.check(nworkers)
+    instructions.check(options.cpu)
     for name in FUNCTIONS:
         if function := getattr(options, name):
             load_function(function)

@@ -148,7 +148,7 @@ def test_what_a_file_may_not_set_is_how_a_run_is_started():
 
 def test_what_a_resume_may_change_leaves_the_curve_or_moves_its_end():
     assert options.names(RunOptions, resume=True, changes_curve=True) == {
-        *("total_steps", "num_episodes", "device", "on_env_error"),
+        *("total_steps", "num_episodes", "device", "on_env_error", "cpu"),
     }
     assert options.names(RunOptions, resume=False, changes_curve=False) == {
         *("eval_every", "eval_episodes", "eval_deterministic", "info"),  # columns of the record

@@ -1,0 +1,74 @@
+"""Runs that are limited to the instructions of older CPUs."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from on_ranks import HERE
+from runs import SMALL, sha
+
+from rank0rl.run import config, instructions
+
+MORE = ["--total-steps", "256", "--hidden", "64", "64"]
+
+
+def train(folder, *args, expect=0, **env):
+    command = [sys.executable, "train.py", *args, "--run-dir", str(folder)]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        cwd=HERE.parent,
+        env={**os.environ, **env},
+        check=False,
+    )
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def test_what_libraries_would_choose_does_not_matter(tmp_path):
+    """Another type of CPU, as far as that can be had here: OpenBLAS takes itself for that of one."""
+    for name, kernels in (("a", "Nehalem"), ("b", "SkylakeX")):
+        train(tmp_path / name, *SMALL, *MORE, "--cpu", "avx2", OPENBLAS_CORETYPE=kernels)
+        start = config.starts(tmp_path / name / "config.toml")[0]
+        assert start["settings"]["cpu"] == "avx2"
+        assert "Haswell" in start["blas"]
+    assert sha(tmp_path / "a") == sha(tmp_path / "b")
+
+
+def test_a_resume_keeps_the_limit_also_from_a_file(tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text('env_id = "CartPole"\ncpu = "avx2"\nnum_envs = 4\nsteps_per_batch = 64\n')
+    run = tmp_path / "run"
+    train(
+        run,
+        "CartPole",
+        "--config",
+        str(file),
+        "--total-steps",
+        "128",
+        "--stop-after-iterations",
+        "1",
+    )
+    done = subprocess.run(
+        [sys.executable, "train.py", "--resume", str(run), "--nprocs", "2"],
+        capture_output=True,
+        text=True,
+        cwd=HERE.parent,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "may differ" not in done.stdout
+    assert ["Haswell" in start["blas"] for start in config.starts(run / "config.toml")] == [
+        True
+    ] * 2
+
+
+@pytest.mark.parametrize(
+    ("cpu", "said"), [("sse9", "cpu must be one of avx2: got 'sse9'"), ("avx2", "before NumPy")]
+)
+def test_a_wrong_limit(cpu, said, monkeypatch):
+    with pytest.raises(ValueError, match=said):
+        instructions.limit(cpu)  # NumPy is loaded here
+        instructions.check(cpu)

@@ -57,11 +57,18 @@ def world() -> Comm | None:
 
     comm = MPI.COMM_WORLD
     requested = job.requested_ranks() or size
+    library = " ".join(MPI.Get_library_version().splitlines()[0].split())
+    if comm.size == 1 and job.in_step():
+        raise job.WrongLaunch(
+            f"srun started {size} ranks, and each of them sees itself alone, because it did not give "
+            f"them the PMI of their MPI ({library}): start them with srun "
+            f"--mpi={'pmix' if 'Open MPI' in library else 'pmi2'}"
+        )
     if not comm.size == size == requested:
         raise job.WrongLaunch(
             f"every rank must see the whole job: {requested} ranks were requested, the launcher "
             f"started {size}, and MPI sees {comm.size}; mpiexec and mpi4py must belong to the same "
-            f"MPI (here {MPI.Get_library_version().splitlines()[0]}): pip install mpi4py mpich"
+            f"MPI (here {library}): pip install mpi4py mpich"
         )
     if not job.supervised():
         sys.excepthook = _end_job

@@ -4,14 +4,17 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from jobs import end, folder_of, processes, start
+from jobs import end, folder_of, processes, start, wait_until
 from on_ranks import HERE, mpiexec
 from runs import SMALL, table, wait_for_rows
+
+from rank0rl.mpi import job, launcher
 
 ARGS = [*SMALL, "--algo", f"{HERE}/slow.py:SlowPPO", "--total-steps", "64000"]
 
@@ -88,3 +91,32 @@ def rank_of(token, number):
         }:
             return process_id
     raise AssertionError(f"no rank {number}")
+
+
+def test_the_shell_around_a_rank_outlasts_the_signals(tmp_path):
+    job.create(tmp_path, 1)
+    command = ["sh", "-c", launcher._SHELL, "sh", "sh", "-c", "sleep 1; exit 7"]
+    env = {**os.environ, job.FOLDER: str(tmp_path), "PMI_RANK": "0"}
+    shell = subprocess.Popen(command, env=env)
+    try:
+        about = tmp_path / "shell.0"
+        wait_until(lambda: about.exists() and len(about.read_text().split()) == 4)
+        for signum in job.END_SIGNALS:
+            shell.send_signal(signum)
+        status = tmp_path / "status.0"
+        wait_until(lambda: status.exists() and status.read_text() == "7\n")
+    finally:
+        shell.kill()
+        shell.wait()
+
+
+def test_the_launcher_is_not_reached_by_the_signals(tmp_path):
+    seen = []
+
+    def launcher_of(process, token):
+        status = Path(f"/proc/{(folder_of(token) / 'launcher').read_text()}/status").read_text()
+        seen.append(int(status.partition("SigBlk:")[2].split()[0], 16))
+        return [process.pid]
+
+    preempted(tmp_path / "r", signal.SIGTERM, launcher_of)
+    assert all(seen[0] >> (signum - 1) & 1 for signum in job.END_SIGNALS)

@@ -11,6 +11,7 @@ from rank0rl.mpi.streams import outlast_readers
 
 _TOOLS = {
     "train": "train an agent on N ranks",
+    "sbatch": "print a batch script for Slurm that goes on after a preemption or a time limit",
     "doctor": "check that ranks can start here, and say what to fix",
     "check": "test that an environment gives the same curve for every number of ranks",
     "study": "train many runs on all cores, and compare them",

@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 file=sys.stderr,
             )
         sys.exit(2)
+    except job.WrongLaunch as error:
+        launch.report(type(error), error, None)
+        sys.exit(2)
     except KeyboardInterrupt:
         job.fail(130, "interrupted before the first iteration")
         os._exit(130)  # what other ranks wait for will not come

@@ -24,7 +24,7 @@ from rank0rl.mpi.gather import rank0_accum_batches
 from rank0rl.mpi.gather_thread import GatherThread
 from rank0rl.mpi.layout import check_layout
 from rank0rl.rollout import Rollout
-from rank0rl.run import memory
+from rank0rl.run import interrupt, memory
 from rank0rl.run.agents import is_reference, load_function
 from rank0rl.run.callback import Callback
 from rank0rl.run.curriculum import Curriculum
@@ -129,12 +129,14 @@ class Collector:
         Collective: every rank calls this.
         """
         with self._phases("wait"):
-            mine = [int(1e6 * self._took_s), int(1e6 * memory.peak_mb())]
+            mine = [int(1e6 * self._took_s), int(1e6 * memory.peak_mb()), interrupt.received()]
             failures = {}
             if self._options.survives_env_errors:
                 failures = take_failures(env.gym for env in self.rollout.envs)
             numbers = [*mine, *failures.values()]
             of_ranks = check_layout({}, "seconds and memory of ranks", numbers=numbers)
+        if not comm.get_rank():
+            interrupt.obey(of_ranks[:, 2])
         with self._phases("gather"):
             gathered = rank0_accum_batches(self.rolled)
             rows, ended = gathered.get("rows", {}), gathered["ended"]
@@ -144,7 +146,7 @@ class Collector:
             ended = batches.in_order(ended, ended["fragment_id"])
             steps = int(gathered["fragments"]["steps"].sum())
             ranks = {"took_s": of_ranks[:, 0] / 1e6, "peak_mb": of_ranks[:, 1] / 1e6}
-            ranks |= dict(zip(failures, of_ranks[:, 2:].T, strict=True))
+            ranks |= dict(zip(failures, of_ranks[:, 3:].T, strict=True))
         if not comm.get_rank():
             self._unfinished.add(gathered.get("envs", {}))
             if self.curriculum:

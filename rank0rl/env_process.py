@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection, Pipe
 from types import SimpleNamespace
 from typing import Any
 
-from rank0rl.env_server import STACK_BYTES, as_exception, memory_file, shared_obs
+from rank0rl.env_server import SIGNALS, STACK_BYTES, as_exception, memory_file, shared_obs
 
 _END_S = 10.0  # a fork server that takes longer to end a process, or itself, is killed
 
@@ -190,12 +190,16 @@ class _Server:
                 f"import sys; sys.path[:] = {sys.path!r}; from rank0rl import env_server; "
                 f"env_server.serve({theirs.fileno()}, {os.getpid()})"
             )
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                process_group=0,  # a terminal's Ctrl-C is for the rank
-            )
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # inherited
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    process_group=0,  # a terminal's Ctrl-C is for the rank
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         atexit.register(_stop, self._control, process)
         return process
 

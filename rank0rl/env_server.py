@@ -30,6 +30,14 @@ from rank0rl.env_wrappers import EPISODE
 
 Array = npt.NDArray[Any]
 
+_NAMES = (
+    "SIGINT",
+    "SIGTERM",
+    "SIGUSR1",
+)  # Windows, where there are no such processes, has no SIGUSR1
+SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+"""Signals that environments outlast. They are blocked until the server handles them."""
+
 STACK_BYTES = 1 << 16  # at the beginning of the memory, for the stack of a process that crashes
 
 
@@ -41,11 +49,12 @@ def serve(control: int, rank: int) -> None:
         rank: the rank's process id.
     """
     _end_with_parent(rank)
-    # A batch system may send these to all processes of a job: they are for rank 0, which saves first.
-    for signum in (signal.SIGINT, signal.SIGTERM):
+    # A batch system may send these to all processes of a job: they are for ranks, which save first.
+    for signum in SIGNALS:
         signal.signal(
             signum, lambda *_: None
         )  # not SIG_IGN, which an environment's programs inherit
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
     _use_one_thread()
     server = os.getpid()
     connection: Connection[Any, Any] = Connection(control)

@@ -30,6 +30,7 @@ from rank0rl.mpi.world import (
     mpi_version,
     print0,
     split,
+    stop,
     world,
 )
 
@@ -51,6 +52,7 @@ __all__ = [
     "rank",
     "reduce_",
     "split",
+    "stop",
     "world",
 ]
 

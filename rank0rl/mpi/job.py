@@ -9,6 +9,7 @@ rank.R    R's process id, from the moment it knows its rank
 place.R   the collective that R waits in, in memory that the supervisor reads (see places.py)
 reporter  the rank that says why the job fails, or "supervisor"
 failed    the exit code of the job that the reporter asks for
+interrupted  the signal after which rank 0 has saved, and ends
 meets.R   R loads MPI, and waits there for all other ranks
 ended.R   R has reached its end: together with all other ranks, or without having loaded MPI
 state.R   T if R, on another host, is stopped by a signal
@@ -41,6 +42,8 @@ GPU_PCT = "RANK0RL_GPU_PCT"  # share of a GPU's memory for each rank, if limited
 RESUME = "RANK0RL_RESUME"  # folder of the run with which a restarted job continues
 TOLD = "RANK0RL_TOLD"  # file for the run's folder, if a Python program waits for the run
 HOSTS = "RANK0RL_HOSTS"  # hosts of a restarted job, once one is lost
+END_SIGNALS = tuple(getattr(signal, s) for s in ("SIGTERM", "SIGUSR1") if hasattr(signal, s))
+"""Signals by which a batch system asks a job to end, sent to any or all of its processes."""
 _REPORT_S = 2.0  # time for another rank to print its report
 
 # The variables of launchers for their ranks: MPICH, Intel MPI and MS-MPI; Open MPI; Slurm's srun.
@@ -60,6 +63,11 @@ def world_size() -> int | None:
     """
     size = _number(_SIZES)
     return None if size == 1 == _number(_SIZES[2:]) else size
+
+
+def in_step() -> bool:
+    """Return True if Slurm's srun has started this process as one of several, and no supervisor."""
+    return not supervised() and (_number(_SIZES[2:]) or 0) > 1
 
 
 def world_rank() -> int | None:
@@ -101,6 +109,8 @@ def enter() -> None:
         return
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # set by shells for background commands
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if os.name == "posix":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)
     if sys.platform == "linux":
         signum = signal.SIGTERM if world_rank() == 0 else signal.SIGKILL  # rank 0 saves first
         ctypes.CDLL(None).prctl(1, signum)  # PR_SET_PDEATHSIG
@@ -119,6 +129,19 @@ def mark_loading_mpi() -> None:
 def mark_ended() -> None:
     """Tell the supervisor that this rank has ended well: with all others, or without loading MPI."""
     _say(f"ended.{world_rank()}")
+
+
+def mark_interrupted(signum: int) -> None:
+    """Tell the supervisor that rank 0 ends after this signal, which is no failure. Rank 0 only."""
+    if not failed():
+        _say("interrupted", str(signum))
+
+
+def interruption(job: Path) -> list[int]:
+    """Return the signal after which rank 0 of a job ends; [] if there is none."""
+    with contextlib.suppress(OSError):
+        return [int((job / "interrupted").read_text())]
+    return []
 
 
 def resumable(run: Path) -> None:

@@ -206,6 +206,8 @@ def _run_once(
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """End the job after an uncaught exception on one rank. If several ranks fail, the first one reports."""
     if isinstance(error, jobs.WrongLaunch):
+        if not jobs.supervised() and world_rank():  # the same on every rank
+            return
         jobs.fail(2, f"error: {error}")
         return
     if isinstance(error, KeyboardInterrupt):

@@ -58,11 +58,16 @@ _REMEDIES = {
 # prints a message about a foreground command that a signal ends. A rank that ended otherwise than well
 # stays, so that the launcher does not end the job before rank 0 has saved; the supervisor ends it. A rank
 # that never met the others waits for their end, because Open MPI would take the end of this rank for a failure.
+# A batch system may signal every process of a job, this shell too: it goes on waiting for its rank.
 # The sleep is short enough to leave nothing behind if the supervisor is gone.
 _SHELL = """
 rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}}
 job=$RANK0RL_JOB
 exec 3>&2 2>/dev/null
+trap : TERM USR1
+end_of() {
+    while wait $1; status=$?; [ $status -gt 128 ] && kill -0 $1; do :; done
+}
 here=$(uname -n)
 read -r supervisor nprocs host < "$job/begun"
 if [ "$host" = "$here" ]; then
@@ -70,8 +75,7 @@ if [ "$host" = "$here" ]; then
     say shell "$here $PPID $$"
     { [ -e "$job/environment" ] && . "$job/environment"; exec "$@"; } 2>&3 3>&- &
     say shell "$here $PPID $$ $!"
-    wait $!
-    status=$?
+    end_of $!
     say status $status
     if [ $status = 0 ] && [ -e "$job/ended.$rank" ]; then
         [ -e "$job/meets.$rank" ] && exit 0
@@ -90,8 +94,7 @@ else
         was=$now
         sleep 1 3>&-
     done > /dev/null &
-    wait $child
-    status=$?
+    end_of $child
     kill $!
     say status $status
     [ $status = 0 ] && exit 0

@@ -38,7 +38,7 @@ class Signals:
         """Keep signals from now on."""
         kept = [
             s
-            for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            for s in (signal.SIGINT, signal.SIGHUP, *job.END_SIGNALS)
             if signal.getsignal(s) is not signal.SIG_IGN  # nohup ignores SIGHUP
         ]
         self._before = {s: signal.signal(s, self._keep) for s in kept}
@@ -124,7 +124,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
-                preexec_fn=partial(end_with_parent, os.getpid()),  # noqa: PLW1509
+                preexec_fn=partial(_prepare_launcher, os.getpid()),  # noqa: PLW1509
             )
             (self._folder / "launcher").write_text(str(self._process.pid))
             relay = Relay(self._process.stdout)
@@ -171,12 +171,14 @@ class Supervisor:
             launcher = self.launcher
             if launcher is not None:
                 self._drain()  # files from other hosts may be in it
-            found = self._diagnosis.find(launcher)
+            if not self._received:
+                self._received += job.interruption(self._folder)
+            found = not self._received and self._diagnosis.find(launcher)
             if self._diagnosis.code == 0:
                 return True
             if self._received or found:
-                interrupted = self._received[:1] == [signal.SIGINT]
-                signum = signal.SIGINT if interrupted else signal.SIGTERM
+                asked = [s for s in self._received[:1] if s != signal.SIGHUP]
+                signum = asked[0] if asked else signal.SIGTERM
                 sent = processes.send(self._folder, 0, signum)
                 self._deadline = time.monotonic() + (GRACE_S if sent else 0)
                 return False
@@ -213,9 +215,15 @@ class Supervisor:
             pass
 
 
-def end_with_parent(parent: int) -> None:
+def _prepare_launcher(parent: int) -> None:
+    """Let the launcher outlast what a batch system sends, until rank 0 has saved, but not its parent."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, job.END_SIGNALS)
+    end_with_parent(parent, signal.SIGINT)
+
+
+def end_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
     """Let Linux end this process, such as the launcher, when its parent is killed."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(1, signum)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os._exit(1)

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from rank0rl.mpi import job, places
-from rank0rl.mpi.world import Comm, world
+from rank0rl.mpi.world import Comm, leave_if_told, world
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,6 +48,7 @@ def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
     while not (done or any(_test(pending) for _ in range(_TESTS))):
         time.sleep(pause)
         pause = min(2 * pause, 1e-3)
+        leave_if_told()
         if time.perf_counter() - begin > _timeout_s():
             raise TimeoutError(
                 f"{name}: the other ranks did not come within {_timeout_s():g} s; raise the "

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 Comm: TypeAlias = "Intracomm"
 
 _FLUSH_S = 0.2  # time for a launcher to pass on stderr: some launchers drop it when they end
-_END_TAG = 32_000  # MPI guarantees tags up to 32,767
+_END_TAG, _STOP_TAG = 32_000, 32_001  # MPI guarantees tags up to 32,767
+_STOP_S = (
+    3.0  # for ranks to end when rank 0 says so; one that works longer is ended by the launcher
+)
 
 _windows: list[MPI.Win] = []
 
@@ -54,11 +57,18 @@ def world() -> Comm | None:
 
     comm = MPI.COMM_WORLD
     requested = job.requested_ranks() or size
+    library = " ".join(MPI.Get_library_version().splitlines()[0].split())
+    if comm.size == 1 and job.in_step():
+        raise job.WrongLaunch(
+            f"srun started {size} ranks, and each of them sees itself alone, because it did not give "
+            f"them the PMI of their MPI ({library}): start them with srun "
+            f"--mpi={'pmix' if 'Open MPI' in library else 'pmi2'}"
+        )
     if not comm.size == size == requested:
         raise job.WrongLaunch(
             f"every rank must see the whole job: {requested} ranks were requested, the launcher "
             f"started {size}, and MPI sees {comm.size}; mpiexec and mpi4py must belong to the same "
-            f"MPI (here {MPI.Get_library_version().splitlines()[0]}): pip install mpi4py mpich"
+            f"MPI (here {library}): pip install mpi4py mpich"
         )
     if not job.supervised():
         sys.excepthook = _end_job
@@ -127,6 +137,43 @@ def abort(code: int) -> None:
         os.open(os.devnull, os.O_WRONLY), 2
     )  # MPI's own message about an abort says nothing new
     comm.Abort(code)
+
+
+def stop(code: int) -> None:
+    """End the whole job with this exit code, which is no failure. Rank 0 only.
+
+    In a step of Slurm, rank 0 tells the others: Slurm makes an exit code of its own of an abort, and
+    does not act on one while it cancels a job.
+    """
+    comm = world()
+    if comm and job.in_step():
+        from mpi4py import MPI
+
+        end = time.monotonic() + _STOP_S
+        others = range(1, comm.size)
+        told = [comm.Issend(bytearray([code]), rank, _STOP_TAG) for rank in others]
+        while not (all_told := MPI.Request.Testall(told)) and time.monotonic() < end:
+            time.sleep(1e-3)
+        if all_told:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    abort(code)
+
+
+def leave_if_told() -> None:
+    """End this rank if rank 0 has said so by `stop`. Any thread that waits for other ranks calls it."""
+    if not job.in_step():
+        return
+    comm = world()
+    if comm and comm.rank and comm.Iprobe(0, _STOP_TAG):
+        code = bytearray(1)
+        comm.Recv(code, 0, _STOP_TAG)
+        end = time.monotonic() + _FLUSH_S
+        while time.monotonic() < end:  # the receipt is on its way
+            comm.Iprobe(0, _STOP_TAG)
+            time.sleep(1e-3)
+        os._exit(code[0])
 
 
 def free_at_end(window: MPI.Win) -> None:

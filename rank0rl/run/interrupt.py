@@ -1,11 +1,20 @@
-"""Turn SIGINT and SIGTERM into an exception on rank 0, between two records and never within one."""
+"""Turn signals into an exception on rank 0, between two records and never within one.
+
+A scheduler may signal every process of a job, or some. Rank 0 acts at once. Another rank keeps the
+signal, and the next exchange of all ranks tells rank 0.
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
+
+from rank0rl.mpi import job
+
+_received: list[int] = []  # on ranks other than 0, since the run began
 
 
 class Interrupted(BaseException):
@@ -18,23 +27,26 @@ class Interrupted(BaseException):
 
 
 class Interrupts:
-    """Context in which SIGINT and SIGTERM raise `Interrupted` on this rank, or are ignored.
+    """Context in which SIGINT, SIGTERM and SIGUSR1 raise `Interrupted` on rank 0.
 
     Args:
-        ignore: True on ranks other than 0. A terminal's Ctrl-C may reach every rank, and rank 0 needs
-            time to write its checkpoint before it ends the job.
+        keep: True on ranks other than 0, which keep the signal for `received`. They ignore SIGINT: a
+            terminal's Ctrl-C may reach every rank, and rank 0 too.
     """
 
-    def __init__(self, ignore: bool) -> None:
+    def __init__(self, keep: bool) -> None:
         """Keep the signals as they are until the context is entered."""
-        self._ignore = ignore
+        self._keeps = keep
         self._held = False
         self._pending: int | None = None
 
     def __enter__(self) -> Interrupts:
         """Take over the signals."""
-        handler = signal.SIG_IGN if self._ignore else self._handle
-        self._before = {s: signal.signal(s, handler) for s in (signal.SIGINT, signal.SIGTERM)}
+        _received.clear()
+        handle = self._keep if self._keeps else self._handle
+        handlers: dict[int, Any] = dict.fromkeys(job.END_SIGNALS, handle)
+        handlers[signal.SIGINT] = signal.SIG_IGN if self._keeps else handle
+        self._before = {s: signal.signal(s, handler) for s, handler in handlers.items()}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,3 +70,21 @@ class Interrupts:
         if not self._held:
             self._held = True  # a second signal must not cut short what the first one began
             raise Interrupted(signum)
+
+    def _keep(self, signum: int, _frame: FrameType | None) -> None:
+        _received.append(signum)
+
+
+def received() -> int:
+    """Return the first signal that this rank has received and not acted on; 0 if there is none."""
+    return _received[0] if _received else 0
+
+
+def obey(signals: Iterable[int]) -> None:
+    """Raise `Interrupted` for the first signal that another rank has received. Rank 0 only.
+
+    Args:
+        signals: what `received` has returned on every rank.
+    """
+    if signum := next(filter(None, signals), 0):
+        raise Interrupted(int(signum))

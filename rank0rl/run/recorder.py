@@ -209,7 +209,8 @@ class Recorder:
                 f"{'nothing was saved' if self.saved is None else said}"
             )
             if isinstance(error, Interrupted):
-                comm.abort(128 + error.signum)
+                job.mark_interrupted(error.signum)
+                comm.stop(128 + error.signum)
             if isinstance(error, checkpoint.NotSaved):
                 job.fail(1, f"error: {error}")
                 comm.abort(1)

@@ -33,14 +33,14 @@ class Run:
         recorder: keeps the record on rank 0; None on the other ranks.
 
     Raises:
-        Interrupted: on rank 0 after SIGINT or SIGTERM, when the last boundary's state is on disk.
+        Interrupted: on rank 0 after SIGINT, SIGTERM or SIGUSR1, when the last boundary's state is on disk.
     """
 
     def __init__(self, phases: Phases, recorder: Recorder | None) -> None:
         """Prepare; the run begins when it is entered."""
         self.phases = phases
         self._recorder = recorder
-        self._interrupts = Interrupts(ignore=recorder is None)
+        self._interrupts = Interrupts(keep=recorder is None)
         self._stack = ExitStack()
         self._last = 0.0
 

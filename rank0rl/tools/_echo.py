@@ -9,10 +9,20 @@ from rank0rl.mpi import launch
 
 
 def main() -> None:
-    """Print the latency and bandwidth of a gather, as rank 0 measures them."""
+    """Print what rank 0 has measured."""
     mpiexec, hosts = (word or None for word in sys.argv[1:])
     if launch.mpi_fork(2, mpiexec=mpiexec, hosts=hosts) == "parent":
         return
+    from rank0rl.mpi import comm
+
+    comm.print0(measure())
+
+
+def measure() -> str:
+    """Return the latency and bandwidth of a gather.
+
+    Collective: every rank calls this.
+    """
     import numpy as np
 
     from rank0rl.mpi import comm
@@ -29,9 +39,9 @@ def main() -> None:
             rank0_accum_batches(rows)
             times.append(time.perf_counter() - start)
         took[size] = sorted(times)[10]
-    comm.print0(
+    return (
         f"gathered 1 byte per rank in {1e6 * took[1]:.0f} us, and 16 MiB per rank at "
-        f"{2 * (1 << 24) / took[1 << 24] / 1e9:.1f} GB/s"
+        f"{comm.get_nworkers() * (1 << 24) / took[1 << 24] / 1e9:.1f} GB/s"
     )
 
 

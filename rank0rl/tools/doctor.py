@@ -21,13 +21,13 @@ from typing import IO
 
 import tyro
 
+from rank0rl.mpi import comm, job, room
 from rank0rl.mpi import launcher as launchers
-from rank0rl.mpi import room
 from rank0rl.mpi.hosts import SSH, Host, read_hosts
 from rank0rl.run import provenance
+from rank0rl.tools import _echo
 
 _INSTALL = "pip install mpi4py mpich"
-_ECHO = Path(__file__).parent / "_echo.py"
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ def main(argv: list[str]) -> int:
     all_ok = True
     for line in lines(given.mpiexec, hosts):
         all_ok = all_ok and not line.remedy
+        if job.in_step() and job.world_rank():
+            continue  # rank 0 prints for all
         mark = "NOT OK" if line.remedy else "ok"
         print(f"{mark:7} {line.name:15} {line.found}" + (f"; {line.remedy}" if line.remedy else ""))
     return 0 if all_ok else 1
@@ -77,6 +79,9 @@ def lines(mpiexec: str | None = None, hosts: Sequence[Host] = ()) -> Iterator[Li
     yield Line("started by", _launcher_variables())
     library, remedy = _library()
     yield Line("mpi4py", library, remedy)
+    if job.in_step() and not remedy:
+        yield _step()
+        return
     launcher = mpiexec or launchers.find_mpiexec()
     if launcher is None:
         yield Line("mpiexec", "not found next to this Python or on PATH", _INSTALL)
@@ -92,13 +97,22 @@ def lines(mpiexec: str | None = None, hosts: Sequence[Host] = ()) -> Iterator[Li
         else f"mpi4py belongs to another MPI: activate its environment, or {_INSTALL}",
     )
     yield _room(room.free(), vendor, hosts[0].slots if hosts else os.cpu_count() or 1)
-    yield _echo("two ranks", mpiexec)
+    yield _two("two ranks", mpiexec)
     for host in hosts[1:]:
         found = _other_host(host.name, vendor, host.slots)
         yield from found
         if any(line.remedy for line in found):
             continue
-        yield _echo(f"here and {host.name}", mpiexec, f"{hosts[0].name}:1,{host.name}:1")
+        yield _two(f"here and {host.name}", mpiexec, f"{hosts[0].name}:1,{host.name}:1")
+
+
+def _step() -> Line:
+    """Let the ranks that srun has started gather. Collective: every rank calls this."""
+    try:
+        return Line("ranks of srun", f"{comm.get_nworkers()} ranks {_echo.measure()}")
+    except job.WrongLaunch as error:
+        found, _, remedy = str(error).rpartition(": ")
+        return Line("ranks of srun", found, remedy)
 
 
 def _cores() -> Line:
@@ -230,10 +244,10 @@ def _python_path() -> str:
     return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
-def _echo(name: str, mpiexec: str | None, hosts: str | None = None) -> Line:
+def _two(name: str, mpiexec: str | None, hosts: str | None = None) -> Line:
     """Start two ranks of this installation, and let them gather."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(_ECHO), mpiexec or "", hosts or ""]
+        command = [sys.executable, str(Path(_echo.__file__)), mpiexec or "", hosts or ""]
         try:
             done = subprocess.run(
                 command,

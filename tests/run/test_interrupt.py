@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from rank0rl.run import interrupt
 from rank0rl.run.interrupt import Interrupted, Interrupts
 
 
@@ -12,10 +13,10 @@ def send(signum):
     os.kill(os.getpid(), signum)
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_raises_and_names_itself(signum):
     before = signal.getsignal(signum)
-    with pytest.raises(Interrupted) as interrupted, Interrupts(ignore=False):
+    with pytest.raises(Interrupted) as interrupted, Interrupts(keep=False):
         send(signum)
     assert interrupted.value.signum == signum
     assert str(interrupted.value) == signum.name
@@ -24,7 +25,7 @@ def test_a_signal_raises_and_names_itself(signum):
 
 def test_a_record_is_finished_first():
     done = []
-    with pytest.raises(Interrupted), Interrupts(ignore=False) as interrupts:
+    with pytest.raises(Interrupted), Interrupts(keep=False) as interrupts:
         with interrupts.held():
             send(signal.SIGTERM)
             done.append("record")
@@ -34,7 +35,7 @@ def test_a_record_is_finished_first():
 
 def test_a_second_signal_does_not_cut_short_what_the_first_began():
     done = []
-    with pytest.raises(Interrupted) as interrupted, Interrupts(ignore=False):
+    with pytest.raises(Interrupted) as interrupted, Interrupts(keep=False):
         try:
             send(signal.SIGTERM)
         finally:
@@ -45,10 +46,24 @@ def test_a_second_signal_does_not_cut_short_what_the_first_began():
 
 
 def test_other_ranks_leave_it_to_rank_0():
-    with Interrupts(ignore=True):
+    with Interrupts(keep=True):
         send(signal.SIGTERM)
         send(signal.SIGINT)
 
 
 def test_user_code_does_not_swallow_it():
     assert not issubclass(Interrupted, Exception)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
+def test_another_rank_keeps_a_signal_for_rank_0(signum):
+    with Interrupts(keep=True):
+        interrupt.obey([0, interrupt.received()])
+        send(signum)
+        send(signal.SIGTERM)
+        assert interrupt.received() == signum
+        with pytest.raises(Interrupted) as interrupted:
+            interrupt.obey([0, interrupt.received(), signal.SIGINT])
+    assert interrupted.value.signum == signum
+    with Interrupts(keep=True):
+        assert interrupt.received() == 0  # of a run before

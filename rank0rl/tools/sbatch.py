@@ -1,0 +1,140 @@
+"""python -m rank0rl sbatch: print a batch script for Slurm that goes on after a preemption or a time limit."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+import tyro
+
+from rank0rl.mpi import launcher as launchers
+from rank0rl.mpi.job import END_SIGNALS
+from rank0rl.options import CheckedOptions, option
+from rank0rl.run import launch_options
+
+_USAGE = "python -m rank0rl sbatch --nodes 2 --ntasks-per-node 8 -- python train.py Walker2d"
+_HEAD = """\
+#!/bin/bash
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node={tasks}
+#SBATCH --time={time}
+#SBATCH --chdir={folder}
+#SBATCH --output=slurm-{output}.out
+#SBATCH --open-mode=append
+#SBATCH --requeue
+"""
+# A job that is requeued keeps its id, so it finds its run again.
+_RUN = """
+# The run's folder must be on storage that all nodes see.
+run={run}
+"""
+_WITH_SRUN = """#SBATCH --signal=USR1@120
+{run}
+srun --mpi={mpi} {command}
+code=$?
+"""
+# bash acts on a signal at once only while it waits for a command in the background.
+_WITHOUT_SRUN = """#SBATCH --signal=B:USR1@120
+{run}
+{command} --nprocs {tasks} &
+training=$!
+trap "kill -USR1 $training" USR1
+while wait $training; code=$?; [ $code -gt 128 ] && kill -0 $training 2> /dev/null; do :; done
+"""
+_TAIL = """
+# The run was saved after a signal: before the time limit, or because of a preemption.
+case $code in {codes}) scontrol requeue "$SLURM_JOB_ID" ;; esac
+exit $code
+"""
+
+
+@dataclass(frozen=True)
+class Options(CheckedOptions):
+    """Print a batch script for a training command, which comes after --. Any option of Slurm's sbatch may be given to it later: sbatch --partition long job.sh."""
+
+    nodes: int = option(1, "[1, inf)")
+    """Number of nodes."""
+    ntasks_per_node: int = option(1, "[1, inf)")
+    """Ranks per node."""
+    time: str = "24:00:00"
+    """Time limit of one start. The run is saved 120 s before it, and goes on in the next start."""
+    array_seeds: str | None = None
+    """Seeds of an array of jobs, such as 0:5 for 0 to 4: one run per seed. None: one job, with the seed of its command."""
+    srun: bool = True
+    """Start the ranks with srun. --no-srun lets rank0rl start them, on one node."""
+    mpi: Literal["pmi2", "pmix"] | None = None
+    """PMI of the MPI that mpi4py uses. None: pmix if the mpiexec of this Python is Open MPI's, else pmi2."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the tool; return its exit code: 0, or 2 for a wrong use."""
+    where = argv.index("--") if "--" in argv else len(argv)
+    mine, command = argv[:where], argv[where + 1 :]
+    try:
+        given = tyro.cli(Options, args=mine, prog="python -m rank0rl sbatch")
+        print(script(given, command), end="")
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def script(given: Options, command: list[str]) -> str:
+    """Return the batch script of a training command.
+
+    Raises:
+        ValueError: if there is no command, or the options do not fit together.
+    """
+    if not command:
+        raise ValueError(f"expected a training command after --: got none; example: {_USAGE}")
+    if given.nodes > 1 and not given.srun:
+        raise ValueError(
+            f"without srun all ranks are on one node: got --nodes {given.nodes}; leave --no-srun out"
+        )
+    words = [sys.executable if command[0] in ("python", "python3") else command[0], *command[1:]]
+    named = launch_options.read(command)
+    if "resume" in named:
+        raise ValueError("the script adds --resume auto: leave --resume out")
+    seeds = _seeds(given.array_seeds)
+    own = "slurm-$SLURM_ARRAY_JOB_ID/seed$SLURM_ARRAY_TASK_ID" if seeds else "slurm-$SLURM_JOB_ID"
+    line = shlex.join(words)
+    folder = ""
+    if seeds and "run_dir" in named:
+        raise ValueError("each run of an array has its own folder: leave --run-dir out")
+    if "run_dir" not in named:
+        folder = _RUN.format(run=f"runs/{own}")
+        line += ' --run-dir "$run"'
+    line += ' --seed "$SLURM_ARRAY_TASK_ID"' if seeds else ""
+    head = _HEAD.format(
+        nodes=given.nodes,
+        tasks=given.ntasks_per_node,
+        time=given.time,
+        folder=shlex.quote(os.getcwd()),
+        output="%A_%a" if seeds else "%j",
+    )
+    body = (_WITH_SRUN if given.srun else _WITHOUT_SRUN).format(
+        run=folder,
+        mpi=given.mpi or _pmi(),
+        command=f"{line} --resume auto",
+        tasks=given.ntasks_per_node,
+    )
+    codes = "|".join(str(128 + signum) for signum in sorted(END_SIGNALS))
+    return head + seeds + body + _TAIL.format(codes=codes)
+
+
+def _seeds(text: str | None) -> str:
+    """Return the line of the script for an array; "" for a single job."""
+    if text is None:
+        return ""
+    first, _, end = text.partition(":")
+    if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
+        raise ValueError(f"--array-seeds must be FIRST:END, such as 0:5 for 0 to 4: got {text!r}")
+    return f"#SBATCH --array={first}-{int(end) - 1}\n"
+
+
+def _pmi() -> str:
+    """Return the PMI that the MPI of this Python needs, as srun names it."""
+    return "pmix" if launchers.vendor(launchers.find_mpiexec() or "") == "Open MPI" else "pmi2"

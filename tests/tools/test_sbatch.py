@@ -1,0 +1,100 @@
+"""The batch script for Slurm, and what ranks of srun say without their PMI. Jobs: tests/slurm."""
+
+import subprocess
+import sys
+
+import pytest
+from on_ranks import HERE, run
+
+from rank0rl.mpi import launcher
+from rank0rl.tools import sbatch
+
+TRAIN = ["python", "train.py", "Walker2d", "--num-envs", "32"]
+
+
+def lines(*options, command=TRAIN):
+    """Return the lines of a script, which bash can read."""
+    given = sbatch.tyro.cli(sbatch.Options, args=options)
+    text = sbatch.script(given, [*command])
+    done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=True)
+    assert done.stderr == ""
+    return text.splitlines()
+
+
+def test_a_job_on_two_nodes_is_requeued_after_either_signal():
+    found = lines("--nodes", "2", "--ntasks-per-node", "8", "--mpi", "pmix", "--time", "1:00:00")
+    for line in (
+        *("#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=8", "#SBATCH --time=1:00:00"),
+        *("#SBATCH --requeue", "#SBATCH --open-mode=append", "#SBATCH --signal=USR1@120"),
+        "run=runs/slurm-$SLURM_JOB_ID",
+        f"srun --mpi=pmix {sys.executable} train.py Walker2d --num-envs 32 "
+        f'--run-dir "$run" --resume auto',
+        'case $code in 138|143) scontrol requeue "$SLURM_JOB_ID" ;; esac',
+    ):
+        assert line in found
+    assert not [line for line in found if "--array" in line]
+
+
+def test_the_pmi_is_that_of_the_mpi(monkeypatch):
+    for vendor, pmi in (("Open MPI", "pmix"), ("MPICH", "pmi2"), ("Intel MPI", "pmi2")):
+        monkeypatch.setattr(launcher, "vendor", lambda _, vendor=vendor: vendor)
+        assert [line for line in lines() if line.startswith(f"srun --mpi={pmi} ")]
+
+
+def test_a_seed_for_each_job_of_an_array():
+    found = lines("--array-seeds", "3:8")
+    assert "#SBATCH --array=3-7" in found
+    assert "run=runs/slurm-$SLURM_ARRAY_JOB_ID/seed$SLURM_ARRAY_TASK_ID" in found
+    [line] = [line for line in found if line.startswith("srun")]
+    assert '--seed "$SLURM_ARRAY_TASK_ID"' in line
+
+
+def test_a_folder_of_ones_own():
+    command = [*TRAIN, "--run-dir", "/shared/my run"]
+    found = lines(command=command)
+    assert not [line for line in found if line.startswith("run=")]
+    [line] = [line for line in found if line.startswith("srun")]
+    assert line.endswith("--run-dir '/shared/my run' --resume auto")
+
+
+def test_without_srun_the_shell_passes_the_signal_on():
+    found = lines("--no-srun", "--ntasks-per-node", "4")
+    assert "#SBATCH --signal=B:USR1@120" in found
+    assert [line for line in found if line.endswith("--resume auto --nprocs 4 &")]
+    assert 'trap "kill -USR1 $training" USR1' in found
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ("--nodes 2", "expected a training command after --"),
+        ("--nodes 2 --no-srun -- python train.py CartPole", "got --nodes 2"),
+        ("--array-seeds 5:5 -- python train.py CartPole", "got '5:5'"),
+        ("--array-seeds 5 -- python train.py CartPole", "got '5'"),
+        ("--array-seeds 0:2 -- python train.py CartPole --run-dir r", "leave --run-dir out"),
+        ("-- python train.py --resume r", "leave --resume out"),
+    ],
+)
+def test_wrong_use(argv, said, capsys):
+    assert sbatch.main(argv.split()) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert said in line
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_ranks_of_srun_that_see_themselves_alone_name_the_pmi(rank):
+    """One of them says it."""
+    env = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": rank}
+    done = run([sys.executable, str(HERE.parent / "train.py"), "CartPole"], env=env)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert ("srun --mpi=pmi" in done.stderr) == (rank == "0")
+    assert len(done.stderr.splitlines()) == (rank == "0")
+    done = run([sys.executable, "-m", "rank0rl", "doctor"], env=env)
+    assert done.returncode == 1
+    if rank == "0":
+        [line] = [line for line in done.stdout.splitlines() if line.startswith("NOT OK")]
+        assert "; start them with srun --mpi=pmi" in line
+    else:
+        assert done.stdout == ""

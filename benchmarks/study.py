@@ -30,7 +30,7 @@ def names():
                 yield f"{env}-ppo-lr={lr}-seed{seed}", words
 
 
-def under_xargs(folder, cores, steps):
+def under_xargs(folder, cores, more):
     """Train the runs, one process each, as many at once as there are cores; return the seconds."""
     lines = [
         shlex.join(
@@ -49,11 +49,10 @@ def under_xargs(folder, cores, steps):
     return time.monotonic() - begun
 
 
-def as_study(folder, cores, steps, kill_at):
+def as_study(folder, cores, more, kill_at):
     """Train the runs as a study, which is killed at these seconds of its starts; return the seconds."""
     command = [sys.executable, "-m", "rank0rl", "study", *ENVS, "--grid", f"lr={','.join(LRS)}"]
-    command += ["--seeds", f"0:{SEEDS}", "--cores", str(cores), "--out", str(folder)]
-    command += ["--total-steps", str(steps)]
+    command += ["--seeds", f"0:{SEEDS}", "--cores", str(cores), "--out", str(folder), *more]
     begun = time.monotonic()
     for limit in [*kill_at, None]:
         process = subprocess.Popen(command, env=ENV, stdout=subprocess.DEVNULL)
@@ -81,14 +80,17 @@ def main():
     parser.add_argument("--total-steps", type=int, default=200_000)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="of the times at which it is killed")
+    parser.add_argument("--stop-at-return", type=float, help="so that runs have several lengths")
     args = parser.parse_args()
+    more = ["--total-steps", str(args.total_steps)]
+    more += ["--stop-at-return", str(args.stop_at_return)] if args.stop_at_return else []
     rng = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        alone = under_xargs(folder / "xargs", args.cores, args.total_steps)
-        undisturbed = as_study(folder / "study", args.cores, args.total_steps, [])
+        alone = under_xargs(folder / "xargs", args.cores, more)
+        undisturbed = as_study(folder / "study", args.cores, more, [])
         kill_at = [rng.uniform(0.1, 0.4) * alone for _ in range(2)]
-        killed = as_study(folder / "killed", args.cores, args.total_steps, kill_at)
+        killed = as_study(folder / "killed", args.cores, more, kill_at)
         equal = 0
         for name, _ in names():
             of = {kind: summary(folder / kind / name) for kind in ("xargs", "study", "killed")}

@@ -33,9 +33,7 @@ def names():
 def under_xargs(folder, cores, more):
     """Train the runs, one process each, as many at once as there are cores; return the seconds."""
     lines = [
-        shlex.join(
-            [*words, "--total-steps", str(steps), "--run-dir", str(folder / name), "--quiet"]
-        )
+        shlex.join([*words, *more, "--run-dir", str(folder / name), "--quiet"])
         for name, words in names()
     ]
     begun = time.monotonic()

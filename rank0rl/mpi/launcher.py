@@ -92,6 +92,7 @@ else
         case ${stat##*) } in T*) now=T ;; *) now= ;; esac
         [ "$now" = "$was" ] || say state $now
         was=$now
+        [ -d /proc/$PPID ] || kill -9 $child
         sleep 1 3>&-
     done > /dev/null &
     end_of $child

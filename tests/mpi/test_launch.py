@@ -278,3 +278,21 @@ def test_ranks_are_bound_to_cores_only_if_asked(tmp_path):
         done = run([sys.executable, str(script), *args], env={"PYTHONPATH": str(HERE.parent)})
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == [str(cores)] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has /proc")
+def test_a_rank_on_another_host_ends_with_the_launcher_there(tmp_path):
+    """Also when the launcher there is killed, and can end nothing."""
+    (tmp_path / "script.py").write_text(
+        "import time\nprint('begun', flush=True)\ntime.sleep(1000)\n"
+    )
+    rank = launchers.rank_command([str(tmp_path / "script.py")])
+    code = "import subprocess, sys; subprocess.call(sys.argv[1:])"
+    there = {**os.environ, "RANK0RL_JOB": str(tmp_path / "not-here"), "PMI_RANK": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *rank], env=there, stdout=subprocess.PIPE
+    )
+    assert process.stdout.readline() == b"begun\n"
+    process.kill()
+    process.wait()
+    assert process.stdout.read() == b""  # the rank has closed it

@@ -62,7 +62,9 @@ class Search:
             study_name="rank0rl",
             load_if_exists=True,
             direction="maximize",
-            sampler=kinds[given.sampler](seed=0),
+            sampler=kinds[
+                given.sampler
+            ](),  # a seed would repeat itself in every start, on every machine
             pruner=optuna.pruners.MedianPruner(_WARM_UP, _WARM_UP),
         )
         self._waiting: deque[Planned] = deque()

@@ -17,6 +17,7 @@ SETS = {
         "NPY_DISABLE_CPU_FEATURES": _NUMPY,
         "ATEN_CPU_CAPABILITY": "avx2",
         "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_CBWR": "AVX2",
         "NUMBA_CPU_NAME": "haswell",
         "NUMBA_CPU_FEATURES": "",
     }

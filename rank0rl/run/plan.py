@@ -91,7 +91,8 @@ def prepare(
     options = dataclasses.replace(
         options, env_id=envs.resolve(options.env_id), resume=str(resume) if resume else None
     )
-    options = _check(options, agent, nworkers, made, checks)
+    instructions.check(options.cpu)
+    options = check_all(options, agent, nworkers, made, checks)
     notes: tuple[str, ...] = ()
     if resume:
         old, old_agent = read([], saved, str(path))
@@ -168,14 +169,14 @@ def _of_new_run(
 ) -> tuple[Path | None, Mapping[str, Any]]:
     """Return the TOML file of a new run, and the settings in it."""
     without_help = [word for word in argv if word not in ("-h", "--help")]
-    source = _file(without_help, configs, given)
+    source = file_of(without_help, configs, given)
     settings = config.load(source) if source else {}
     if given:  # those in configs/ belong to the program
         settings = trusted(settings, str(source), argv, trust)
     return source, settings
 
 
-def _file(argv: list[str], configs: Path | None, given: str | None) -> Path | None:
+def file_of(argv: list[str], configs: Path | None, given: str | None) -> Path | None:
     """Return the TOML file of a new run: the one given, else that of its agent and environment."""
     if given:
         return Path(given)
@@ -185,20 +186,7 @@ def _file(argv: list[str], configs: Path | None, given: str | None) -> Path | No
     return config.find(configs, short_name(first.algo), envs.base(envs.resolve(first.env_id)))
 
 
-def options_of(argv: list[str], configs: Path | None) -> RunOptions:
-    """Return the options of a new run, as a command line and its TOML file give them, checked.
-
-    Raises:
-        ValueError: for what a run would refuse.
-        SystemExit: for a wrong argument, after tyro has said what is wrong.
-    """
-    source = _file(argv, configs, read_some(argv, RunOptions, ("config",)).get("config"))
-    options, agent = read(argv, config.load(source) if source else {}, str(source))
-    options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
-    return _check(options, agent, 1, 0, ())
-
-
-def _check(
+def check_all(
     options: RunOptions,
     agent: Any,
     nworkers: int,
@@ -207,7 +195,6 @@ def _check(
 ) -> RunOptions:
     """Check everything about the options that a run would find out too late; return them complete."""
     options.check(nworkers)
-    instructions.check(options.cpu)
     for name in FUNCTIONS:
         if function := getattr(options, name):
             load_function(function)

@@ -107,7 +107,7 @@ class Recorder:
         self._steps_before = progress.steps
         progress.seconds += seconds
         is_best = self._is_best(evaluated)
-        self.state.judge(evaluated)
+        self.state.judge(batch.ended, evaluated)
         groups: dict[str, Mapping[str, float | str]] = {
             "run": {
                 "iteration": progress.iteration,

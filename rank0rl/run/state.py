@@ -117,13 +117,14 @@ class State:
             return f"{name} {getattr(self._options, name)}"
         if self.callback and self.callback.ends:
             return f"callback {self._options.callback}"
-        return self._goal.reached(self.progress.iteration) if self._goal else ""
+        return self._goal.reached() if self._goal else ""
 
-    def judge(self, evaluated: Batch | None) -> None:
+    def judge(self, ended: Batch, evaluated: Batch | None) -> None:
         """Let a run with a goal see what the iteration that was counted last has brought."""
         if self._goal:
             returns = None if evaluated is None else evaluated["return"]
-            self._goal.judge(self.progress.iteration, self.progress.returns, returns)
+            progress, count = self.progress, len(ended["return"])
+            self._goal.judge(progress.iteration, progress.returns, count, returns)
 
     def advance(self, record: Mapping[str, Any]) -> None:
         """Let a curriculum choose what the next episodes are like, from an iteration's record."""

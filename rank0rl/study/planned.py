@@ -7,11 +7,12 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rank0rl import algos
 from rank0rl.options import flag
-from rank0rl.run import plan
+from rank0rl.run import of_others
 from rank0rl.run.agents import short_name
 from rank0rl.run.options import RunOptions
 from rank0rl.study.options import Options
@@ -27,24 +28,48 @@ class Planned:
     """Command line of training, without the folder and the number of ranks."""
     options: RunOptions
     """Options of the run."""
+    agent: Any = None
+    """Options of its agent."""
 
-    @property
-    def end(self) -> str:
-        """The option by which the run ends at the latest, as summary.json names it."""
-        name = "total_steps" if self.options.num_episodes is None else "num_episodes"
-        return f"{name} {getattr(self.options, name)}"
+    def ends(self, by: str) -> bool:
+        """Return True if a run that has ended by this, as summary.json has it, need not go on."""
+        name, _, value = by.partition(" ")
+        now = getattr(self.options, name, None)
+        return name == "callback" or value == (f"{now:g}" if isinstance(now, float) else str(now))
+
+    def check(self, study: Path) -> None:
+        """Check that what has been trained of it has the same settings.
+
+        Args:
+            study: folder of the study.
+
+        Raises:
+            ValueError: if the run in its folder has other ones.
+        """
+        folder = study / self.name
+        if not (folder / "config.toml").exists():
+            return
+        try:
+            of_others.check_same(self.options, self.agent, folder, [*self.words])
+        except ValueError as error:
+            raise ValueError(
+                f"{folder} holds a run of other settings, so this is another study: name another --out "
+                f"({error})"
+            ) from None
 
     @property
     def most(self) -> int:
         """The most ranks that it can have."""
         envs, episodes = self.options.num_envs, self.options.episodes_per_batch
-        return min(envs, episodes or envs) // self.options.agents
+        rank0 = self.options.rank0_envs
+        others = envs if rank0 is None else max(1, envs - rank0 + 1)
+        return min(envs, others, episodes or envs) // self.options.agents
 
     def with_seed(self, seed: int) -> Planned:
         """Return the same run with another seed."""
         name = f"{self.name.removesuffix(str(self.options.seed))}{seed}"
         options = dataclasses.replace(self.options, seed=seed)
-        return Planned(name, (*self.words[:-1], str(seed)), options)
+        return Planned(name, (*self.words[:-1], str(seed)), options, self.agent)
 
     def part(self, row: Mapping[str, str]) -> float:
         """Return the share of the run that is over after a row of its progress.csv."""
@@ -106,14 +131,14 @@ def plan_run(
     """
     own = [word for name, value in settings.items() for word in _words(name, value)]
     words = (env_id, "--algo", algo, *own, *rest, "--seed", str(seed))
-    options = plan.options_of([*words], algos.CONFIGS)
+    options, agent = of_others.options_of([*words], algos.CONFIGS)
     parts = [
         env_id.rpartition(":")[2],
         short_name(algo),
         *(f"{k}={v}" for k, v in settings.items()),
     ]
     full = "-".join([*(re.sub(r"[^\w.=+-]+", "_", part) for part in parts), f"seed{seed}"])
-    return Planned(name or full, words, options)
+    return Planned(name or full, words, options, agent)
 
 
 def seeds(text: str) -> list[int]:

@@ -84,7 +84,7 @@ class Schedule:
                 training.stop()
             return
         self._training.remove(training)
-        if code in SAVED and training.next_cores:
+        if code in SAVED and training.next_cores and name not in self._enough:
             self._training.append(Training(training.planned, self._folder, training.next_cores))
             return
         self._free += training.next_cores or training.cores
@@ -113,6 +113,8 @@ class Schedule:
         )
         for (training, (startup_s, left_s)), number in zip(known, each, strict=True):
             more = min(number - len(training.cores), len(self._free))
+            if training.planned.name in self._enough:
+                continue
             if more > 0 and left_s * more / number > _WORTH * startup_s:
                 training.next_cores = [*training.cores, *self._taken(more)]
                 training.stop()

@@ -6,6 +6,8 @@ The trials are in a journal file in the folder of the study, so that a search go
 from __future__ import annotations
 
 import csv
+import shlex
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,15 +20,13 @@ from rank0rl.run import run_data
 from rank0rl.study.claim import claim
 from rank0rl.study.options import Options
 from rank0rl.study.planned import Planned, plan_run, seeds
+from rank0rl.study.ranges import as_word, ranges, suggester
 from rank0rl.study.training import Training, ended
 from rank0rl.tools.report_study import TRIALS
 
 _REPORTS = 20  # times in a run that it is compared with the trials before
 _LOOK_S = 2.0  # between looks at the trials of other machines
 _WARM_UP = 5  # of these, the first ones, and trials that are never stopped early
-
-Suggest = Callable[[Any, str], Any]
-"""Takes a trial and the name of a setting; returns its value."""
 
 
 class Search:
@@ -53,7 +53,7 @@ class Search:
         optuna = _optuna()
         self._given, self._rest, self._out, self._over = given, rest, out, over
         self._seeds = seeds(given.search_seeds)
-        self._suggest = {name: _range(name, text) for name, text in _words(given)}
+        self._suggest = {name: suggester(name, text) for name, text in ranges(given.search)}
         (out / "search").mkdir(parents=True, exist_ok=True)
         file = optuna.storages.journal.JournalFileBackend(str(out / "search" / "optuna.journal"))
         kinds = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
@@ -62,10 +62,16 @@ class Search:
             study_name="rank0rl",
             load_if_exists=True,
             direction="maximize",
-            sampler=kinds[
-                given.sampler
-            ](),  # a seed would repeat itself in every start, on every machine
             pruner=optuna.pruners.MedianPruner(_WARM_UP, _WARM_UP),
+        )
+        self._sampler = kinds[given.sampler]
+        self._refuse_another(
+            {
+                **dict(ranges(given.search)),
+                **{name: str(getattr(given, name)) for name in ("envs", "algo", "objective")},
+                "search_seeds": given.search_seeds,
+                "options": shlex.join(rest),
+            }
         )
         self._waiting: deque[Planned] = deque()
         self._trials: dict[str, Any] = {}  # run -> trial
@@ -103,6 +109,17 @@ class Search:
         for frozen in self._study.get_trials(states=[TrialState.RUNNING]):
             if frozen.number not in self._claims:
                 self._plan(Trial(self._study, frozen._trial_id))
+
+    def _refuse_another(self, what: dict[str, str]) -> None:
+        """Raise ValueError if the trials in the journal are those of another search."""
+        before = self._study.user_attrs.get("search")
+        if before is None:
+            self._study.set_user_attr("search", what)
+        elif before != what:
+            changed = [name for name in {**before, **what} if before.get(name) != what.get(name)]
+            raise ValueError(
+                f"{self._out} holds another search: {', '.join(changed)} differ; name another --out"
+            )
 
     def stops(self, training: Training) -> bool:
         """Return True if the curve so far is below the median of the trials before."""
@@ -160,7 +177,7 @@ class Search:
             raise ValueError(
                 f"no trial of the search has come to its end: see {self._out}"
             ) from None
-        return {name: _text(value) for name, value in trial.params.items()}
+        return {name: as_word(value) for name, value in trial.params.items()}
 
     def write(self) -> None:
         """Write the trials to search.csv."""
@@ -169,7 +186,7 @@ class Search:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["trial", *names, "value", "state"])
             for trial in self._study.trials:
-                settings = [_text(trial.params.get(name, "")) for name in names]
+                settings = [as_word(trial.params.get(name, "")) for name in names]
                 value = "" if trial.value is None else f"{trial.value:.6g}"
                 writer.writerow([trial.number, *settings, value, trial.state.name.lower()])
 
@@ -184,15 +201,21 @@ class Search:
             release()
             return
         self._claims[trial.number] = release
+        # A seed of its own: a start, or a machine, must not begin with the trials of another one.
+        self._study.sampler = self._sampler(seed=trial.number)
         self._reported |= {(trial.number, step) for step in frozen.intermediate_values}
-        settings = {name: _text(of(trial, name)) for name, of in self._suggest.items()}
+        settings = {name: as_word(of(trial, name)) for name, of in self._suggest.items()}
         (env_id,), (algo,) = self._given.envs, self._given.algo
-        runs = [
-            plan_run(
-                env_id, algo, settings, seed, self._rest, f"search/{trial.number:04d}/seed{seed}"
-            )
-            for seed in self._seeds
-        ]
+        where = f"search/{trial.number:04d}"
+        try:
+            runs = [
+                plan_run(env_id, algo, settings, seed, self._rest, f"{where}/seed{seed}")
+                for seed in self._seeds
+            ]
+        except ValueError as error:  # settings that do not fit together
+            print(f"trial {trial.number} cannot be: {error}", file=sys.stderr)
+            self._tell(trial, "FAIL")
+            return
         self._trials |= {run.name: trial for run in runs}
         left = [run for run in runs if not ended(run, self._out)]
         self._left[trial.number] = {run.name for run in left}
@@ -213,20 +236,27 @@ class Search:
         self._claims.pop(trial.number)()
 
 
-def check(given: Options) -> None:
+def check(given: Options, rest: Sequence[str]) -> None:
     """Check the options of a search.
 
+    Args:
+        given: options of the study.
+        rest: options of every run.
+
     Raises:
-        ValueError: for several environments or agents, a wrong range, or a seed that is to judge
-            what it has chosen.
+        ValueError: for several environments or agents, a wrong range, a setting that cannot be, or a
+            seed that is to judge what it has chosen.
     """
     if len(given.envs) > 1 or len(given.algo) > 1 or given.grid:
         raise ValueError(
             "a search is of one environment and one agent, without --grid: got "
             f"{' '.join(given.envs)} with {' '.join(given.algo)}"
         )
-    for name, text in _words(given):
-        _range(name, text)
+    for name, text in ranges(given.search):
+        suggester(name, text)
+        ends = text.split("|") if "|" in text else text.removeprefix("log:").split(":")
+        for end in ends:
+            plan_run(given.envs[0], given.algo[0], {name: end}, 0, rest)
     if both := {*seeds(given.seeds)} & {*seeds(given.search_seeds)}:
         raise ValueError(
             f"the seeds of a search must not be those of its results: got {sorted(both)} in --seeds "
@@ -250,39 +280,10 @@ def score(folder: Path, objective: str) -> float:
     ret, steps = ret[there], steps[there]
     if objective == "final":
         return float(ret[-1])
-    end = max(float(run.settings["total_steps"]), steps[-1])
+    by_steps = "num_episodes" not in run.settings
+    end = max(float(run.settings["total_steps"]) if by_steps else 0.0, steps[-1])
     ret, steps = np.append(ret, ret[-1]), np.append(steps, end)
     return float(np.trapezoid(ret, steps) / max(1.0, end - steps[0]))
-
-
-def _words(given: Options) -> list[tuple[str, str]]:
-    """Return (setting, range) for each word of --search."""
-    words = [word.partition("=") for word in given.search]
-    return [(name.replace("-", "_"), text) for name, _, text in words]
-
-
-def _range(name: str, text: str) -> Suggest:
-    """Return what suggests a value for a setting: of 0.9:0.99, log:1e-5:1e-3, 1:20 or tanh|relu."""
-    log = text.startswith("log:")
-    ends = text.removeprefix("log:").split(":")
-    if "|" in text and all(text.split("|")):
-        choices = text.split("|")
-        return lambda trial, name: trial.suggest_categorical(name, choices)
-    for kind, method in ((int, "suggest_int"), (float, "suggest_float")):
-        try:
-            low, high = map(kind, ends)
-        except ValueError:
-            continue
-        if low < high and (low > 0 or not log):
-            return lambda trial, name: getattr(trial, method)(name, low, high, log=log)
-    raise ValueError(
-        f"--search takes NAME=LOW:HIGH, NAME=log:LOW:HIGH or NAME=A|B: got {name or '?'}={text}"
-    )
-
-
-def _text(value: Any) -> str:
-    """Return a value as a word of the command line, a number with four digits."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _optuna() -> Any:

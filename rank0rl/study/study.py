@@ -40,9 +40,11 @@ def main(argv: list[str]) -> int:
     try:
         given, rest = read(argv)
         if given.search:
-            search.check(given)
+            search.check(given, rest)
         runs = planned(given, rest)
         out = Path(given.out or _name(given))
+        for run in runs:
+            run.check(out)
         hosts = read_hosts(given.hosts, None)
         leave = machines.enter(out)
     except (ValueError, OSError) as error:
@@ -64,12 +66,17 @@ def main(argv: list[str]) -> int:
         return 1
     finally:
         leave()
-    if len(failed) < len(runs):
-        print(results.write(out, results.of_study(out), given.minutes_to))
-        (out / "report.html").write_text(report_study.of_study(out), encoding="utf-8")
-        print(f"in {out}: table.md, table.csv, runs.csv, learning.png, report.html")
     for name, why in failed.items():
         print(f"failed: {name}: {why} (see {out / name / 'output.txt'})", file=sys.stderr)
+    if len(failed) == len(runs):
+        return 1
+    try:
+        print(results.write(out, results.of_study(out), given.minutes_to))
+        (out / "report.html").write_text(report_study.of_study(out), encoding="utf-8")
+    except (ValueError, OSError) as error:
+        print(f"error: all is trained, but there are no results: {error}", file=sys.stderr)
+        return 1
+    print(f"in {out}: table.md, table.csv, runs.csv, learning.png, report.html")
     return 1 if failed else 0
 
 
@@ -164,6 +171,8 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
     ):
         file = Path(names[0]) if names[0].endswith(".toml") else Path(names[0], report_study.FILE)
         (default,) = config.apply(config.load(file), Options(), source=str(file))
+        if file.name == report_study.FILE:  # a study goes on in its folder, wherever that is now
+            default = dataclasses.replace(default, out=str(file.parent))
     given, rest = tyro.cli(
         Options,
         args=argv[len(names) :],

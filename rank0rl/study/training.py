@@ -90,6 +90,8 @@ class Training:
         if self._startup_s != self._startup_s:
             self._startup_s = spent
         done = self.planned.part(row) - before
+        if done <= 0:  # no episode has ended yet, or what was lost is made again
+            return None
         return self._startup_s, max(0.0, 1 - before - done) * spent / done
 
 
@@ -118,7 +120,7 @@ def ended(planned: Planned, folder: Path) -> bool:
         by = summary["ended"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return bool(by) and (by == planned.end or not by.startswith(planned.end.partition(" ")[0]))
+    return bool(by) and planned.ends(by)
 
 
 def last_row(path: Path) -> dict[str, str] | None:

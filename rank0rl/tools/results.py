@@ -29,8 +29,11 @@ def of_study(study: Path) -> Agents:
         ValueError: if there is none.
     """
     runs = plot.read_runs(sorted(path.parent for path in study.glob("*/progress.csv")))
-    over = [run for run in runs if ending(run)]
-    return plot.by_agent(over or [run for run in runs if np.isfinite(final(run))])
+    with_return = [run for run in runs if np.isfinite(run.column("return_mean")).any()]
+    over = [run for run in with_return if ending(run)]
+    if not with_return:
+        raise ValueError(f"no run in {study} has a return yet: none of their episodes has ended")
+    return plot.by_agent(over or with_return)
 
 
 def ending(run: RunData) -> str:
@@ -112,8 +115,8 @@ def final(run: RunData) -> float:
 
 
 def minutes_until(run: RunData, ret: float) -> float:
-    """Return the minutes of training until a mean return; inf if the run has not reached it."""
-    reached = run.column("return_mean") >= ret
+    """Return the minutes of training until a mean return of 100 episodes; inf if the run has not reached it."""
+    reached = (run.column("return_mean") >= ret) & (run.column("episodes") >= 100)
     return float(run.column("seconds")[reached.argmax()] / 60) if reached.any() else np.inf
 
 

@@ -15,7 +15,7 @@ from rank0rl.run.trust import trusted
 
 OF_A_START = names(RunOptions, changes_curve=True, resume=True)
 """Settings that a start may change although they change the curve, such as total_steps."""
-_NOT_IN_SUMMARY = {"nprocs", "seconds", "steps_per_s"}
+_NOT_IN_SUMMARY = {"nprocs", "seconds", "steps_per_s", "ended"}
 
 
 class DifferentError(Exception):

@@ -23,6 +23,7 @@ _LOOK_S = 0.2  # seconds between two looks at the record: nothing beside an iter
 _WITHOUT = (
     *("--quiet", "--trust", "--no-tensorboard", "--wandb", "None", "--video-every", "None"),
     *("--rank0-envs", "None", "--learner-threads", "None"),
+    *("--stop-at-return", "None", "--patience", "None"),  # the last iteration is given
     *("--checkpoint-every", "1000000000", "--keep-checkpoints", "1"),
 )
 

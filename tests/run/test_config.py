@@ -110,7 +110,9 @@ def test_every_number_of_a_run_has_a_range(name):
     assert bool(FACTS[name].interval) == bool({int, float} & {kind, *get_args(kind)})
 
 
-@pytest.mark.parametrize("name", [name for name in FACTS if FACTS[name].interval])
+@pytest.mark.parametrize(
+    "name", [name for name in FACTS if FACTS[name].interval[1:5] not in ("", "-inf")]
+)
 def test_a_number_out_of_its_range_is_refused(name):
     low, interval = float(FACTS[name].interval[1:].split(",")[0]), FACTS[name].interval
     below = int(low) - (interval[0] == "[")

@@ -24,37 +24,49 @@ def test_a_run_without_a_goal_has_none():
 
 def test_the_mean_return_counts_once_there_are_enough_episodes():
     goal = goal_of(RunOptions(stop_at_return=5.0))
-    goal.judge(1, episodes(9.0, 9.0), None)
-    assert goal.reached(1) == ""
-    goal.judge(2, episodes(9.0, 5.0, 1.0), None)
-    assert goal.reached(2) == "stop_at_return 5"
-    goal.judge(3, episodes(5.0, 5.0, 4.0), None)
-    assert goal.reached(3) == ""
+    goal.judge(1, episodes(9.0, 9.0), 2, None)
+    assert goal.reached() == ""
+    goal.judge(2, episodes(9.0, 5.0, 1.0), 1, None)
+    assert goal.reached() == "stop_at_return 5"
+    goal.judge(3, episodes(5.0, 5.0, 4.0), 1, None)
+    assert goal.reached() == ""
 
 
 def test_with_evaluations_only_they_count():
     goal = goal_of(RunOptions(stop_at_return=5.0, eval_every=2))
-    goal.judge(1, episodes(9.0, 9.0, 9.0), None)
-    assert goal.reached(1) == ""
-    goal.judge(2, episodes(0.0, 0.0, 0.0), np.array([4.0, 6.0]))
-    assert goal.reached(2) == "stop_at_return 5"
-    assert goal.reached(3) == "stop_at_return 5"
+    goal.judge(1, episodes(9.0, 9.0, 9.0), 3, None)
+    assert goal.reached() == ""
+    goal.judge(2, episodes(0.0, 0.0, 0.0), 3, np.array([4.0, 6.0]))
+    assert goal.reached() == "stop_at_return 5"
 
 
 def test_patience_counts_iterations_since_the_best():
     goal = goal_of(RunOptions(patience=2))
-    assert goal.reached(10) == ""
+    assert goal.reached() == ""
     for iteration, ret in enumerate((1.0, 3.0, 3.0), 1):
-        goal.judge(iteration, episodes(ret, most=1), None)
-    assert goal.reached(3) == ""
-    assert goal.reached(4) == "patience 2"
+        goal.judge(iteration, episodes(ret, most=1), 1, None)
+    assert goal.reached() == ""
+    goal.judge(4, episodes(3.0, most=1), 0, None)
+    assert goal.reached() == ""  # no episode has ended: there is no news
+    goal.judge(5, episodes(2.0, most=1), 1, None)
+    assert goal.reached() == "patience 2"
+
+
+def test_patience_waits_for_the_next_evaluation():
+    goal = goal_of(RunOptions(patience=2, eval_every=10))
+    goal.judge(10, episodes(), 0, np.array([1.0]))
+    goal.judge(15, episodes(5.0), 1, None)
+    assert goal.reached() == ""
+    goal.judge(20, episodes(), 0, np.array([1.0]))
+    assert goal.reached() == "patience 2"
 
 
 def test_a_goal_goes_on_with_its_state():
     goal, other = goal_of(RunOptions(patience=2)), goal_of(RunOptions(patience=2))
-    goal.judge(1, episodes(1.0, most=1), None)
+    goal.judge(1, episodes(1.0, most=1), 1, None)
+    goal.judge(3, episodes(1.0, most=1), 1, None)
     other.load(goal.state())
-    assert other.reached(3) == "patience 2"
+    assert other.reached() == goal.reached() == "patience 2"
 
 
 @pytest.mark.parametrize("resumed", [False, True])

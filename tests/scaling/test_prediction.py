@@ -84,7 +84,7 @@ def test_ranks_exchange(monkeypatch):
 
 
 def test_ranks_that_share_cores_are_measured_where_they_will(monkeypatch):
-    monkeypatch.setattr(calibration.provenance, "cores", lambda: 2)
+    monkeypatch.setattr(calibration, "available_cores", lambda: [(0,), (1,)])
     monkeypatch.setattr(cost_model, "POLL_S", 0.0)
     least = {"latency_s": 1e-4, "message_s": 0.0, "bandwidth": 1.0, "least_exchange_s": 0.02}
     monkeypatch.setattr(calibration, "_link", lambda n: {**least, "exchange_s": n / 100})

@@ -55,7 +55,9 @@ def test_every_setting_has_its_first_seed_early():
 
 def test_a_run_by_episodes():
     (run,) = planned(Options(envs=("CartPole",), algo=("reinforce",), seeds="0"), ["-n", "50"])
-    assert run.end == "num_episodes 50"
+    assert run.ends("num_episodes 50")
+    assert not run.ends("num_episodes 40")
+    assert run.ends("callback mine.py:stop")
     assert run.part({"steps": "250", "episodes": "10"}) == 0.2
 
 
@@ -89,3 +91,8 @@ def test_a_wrong_option_is_found_before_anything_is_trained(capsys):
 )
 def test_cores_go_to_the_run_that_would_end_last(cores, left_s, most, expected):
     assert spread(cores, left_s, most) == expected
+
+
+def test_rank_0_may_leave_fewer_envs_to_others():
+    (run,) = planned(Options(envs=("CartPole",), seeds="0"), [*SMALL, "--rank0-envs", "3"])
+    assert run.most == 2

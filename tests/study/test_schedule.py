@@ -148,3 +148,24 @@ def test_what_another_machine_has_left_is_trained():
     late = Late("a")
     Schedule(late, None, [(0,)], lambda trainings: None).run()
     assert late.ended == [("a", 0)]
+
+
+def test_a_run_that_is_given_up_gets_no_more_cores(monkeypatch):
+    """It takes a while to save, and meanwhile a core is free."""
+
+    class Slow(Pretended):
+        turns = 5
+
+        def stop(self):
+            self._told = True
+
+        def poll(self):
+            if self._told:
+                Slow.turns -= 1
+                return 143 if Slow.turns <= 0 else None
+            return super().poll()
+
+    monkeypatch.setattr(schedule, "Training", Slow)
+    ended, made = scheduled({"a": 2, "b": 1000}, cores=2, stopped=("b",))
+    assert sorted(ended) == [("a", 0), ("b", 0)]
+    assert len(made) == 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from runs import write_run
 
-from rank0rl.study import search
+from rank0rl.study import ranges
 from rank0rl.study.options import Options
 from rank0rl.study.search import Search, check, score
 from rank0rl.tools.report_study import TRIALS
@@ -42,13 +42,14 @@ def lr(run):
         ({"search_seeds": "1:3"}, r"got \[1\] in --seeds and in --search-seeds"),
         ({"search": ("lr",)}, "NAME=LOW:HIGH"),
         ({"search": ("lr=2:1",)}, "NAME=LOW:HIGH"),
+        ({"search": ("gamma=0.9:2",)}, "gamma must be in"),
         ({"search": ("lr=log:0:1",)}, "NAME=LOW:HIGH"),
         ({"search": ("lr=a|",)}, "NAME=LOW:HIGH"),
     ],
 )
 def test_a_wrong_search(more, said):
     with pytest.raises(ValueError, match=said):
-        check(options(**more))
+        check(options(**more), REST)
 
 
 def test_the_best_trial_is_found(tmp_path):
@@ -103,7 +104,7 @@ def test_a_search_goes_on_with_the_trials_under_way(tmp_path):
     write(tmp_path, third, 0.0)
     again.done(third, 0)
     assert again.take() is None
-    assert again.best() == {"lr": f"{lr(run):.4g}"}
+    assert again.best() == {"lr": f"{lr(run):.6g}"}
 
 
 def test_a_failed_trial_counts_and_is_never_the_best(tmp_path):
@@ -143,7 +144,7 @@ def test_a_curve_below_the_median_is_stopped(tmp_path):
 )
 def test_ranges(text, method):
     trial = SimpleNamespace(**{method: lambda name, *ends, **_: (name, ends)})
-    name, ends = search._range("x", text)(trial, "x")
+    name, ends = ranges.suggester("x", text)(trial, "x")
     assert name == "x"
     assert len(ends) == (1 if "|" in text else 2)
 
@@ -183,3 +184,31 @@ def test_all_runs_of_a_trial_that_is_given_up_are_stopped(code, tmp_path):
     searching.write()
     rows = [*csv.DictReader((tmp_path / TRIALS).open())]
     assert rows[-2]["state"] == ("fail" if code else "pruned")
+
+
+def test_a_start_does_not_repeat_the_trials_before(tmp_path):
+    first = Search(options(), REST, tmp_path, lambda *_: None)
+    runs = [first.take()]
+    write(tmp_path, runs[0], 1.0)
+    first.done(runs[0], 0)
+    runs.append(Search(options(), REST, tmp_path, lambda *_: None).take())
+    assert lr(runs[0]) != lr(runs[1])
+
+
+def test_another_search_has_another_folder(tmp_path):
+    Search(options(), REST, tmp_path, lambda *_: None)
+    for given, rest in ((options(objective="mean"), REST), (options(), [*REST, "--gamma", "0.9"])):
+        with pytest.raises(ValueError, match="holds another search: (objective|options) differ"):
+            Search(given, rest, tmp_path, lambda *_: None)
+
+
+def test_a_trial_that_cannot_be_fails_alone(tmp_path, capsys):
+    given = options(search=("steps_per_batch=4:8",), trials=12)
+    searching = Search(given, [*REST, "--num-envs", "4"], tmp_path, lambda *_: None)
+    found = set()
+    while run := searching.take():
+        found.add(run.options.steps_per_batch)
+        write(tmp_path, run, 1.0)
+        searching.done(run, 0)
+    assert found <= {4, 8}
+    assert "steps_per_batch must be a multiple" in capsys.readouterr().err

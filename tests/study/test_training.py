@@ -35,12 +35,16 @@ def test_the_last_complete_row(text, expected, tmp_path):
         ("total_steps 1000", True),
         ("total_steps 500", False),
         ("stop_at_return 475", True),
+        ("stop_at_return 400", False),
+        ("patience 5", False),
         ("", False),
         (None, False),
     ],
 )
 def test_a_run_is_over_once_it_has_ended_by_itself(by, over, tmp_path):
-    (run,) = planned(Options(envs=("CartPole",), seeds="0"), ["--total-steps", "1000"])
+    (run,) = planned(
+        Options(envs=("CartPole",), seeds="0"), ["--total-steps", "1000", "--stop-at-return", "475"]
+    )
     if by is not None:
         (tmp_path / run.name).mkdir()
         (tmp_path / run.name / "summary.json").write_text(json.dumps({"ended": by}))

@@ -330,8 +330,8 @@ def test_wrong_use(tmp_path, capsys, monkeypatch):
         ([write_run(tmp_path / "empty", [])], "empty/progress.csv"),
         ([empty], "speedup.csv"),
         ([run, tmp_path / "nowhere"], "nowhere"),
-        ([run, empty], "study is a speedup study"),
-        ([empty, run], "study is a speedup study"),
+        ([run, empty], "study is a study"),
+        ([empty, run], "study is a study"),
         ([run, "--out", tmp_path / "none" / "x.html"], "none/x.html"),
     ):
         assert report.main([*map(str, args)]) == 2

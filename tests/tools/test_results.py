@@ -12,8 +12,8 @@ from rank0rl.tools import plot, report_study, results
 @pytest.fixture
 def study(tmp_path):
     for seed, end in enumerate((300.0, 500.0, 700.0)):
-        write_run(tmp_path / f"a{seed}", [100.0, end], seconds=120.0, seed=seed)
-    write_run(tmp_path / "b", [100.0, 50.0], seed=0, algo="trpo")
+        write_run(tmp_path / f"a{seed}", [100.0] * 9 + [end], seconds=24.0, seed=seed)
+    write_run(tmp_path / "b", [100.0] * 9 + [50.0], seed=0, algo="trpo")
     (tmp_path / report_study.FILE).write_text(
         'envs = ["Walker2d"]\nminutes_to = [400.0]\nseeds = "0:3"\n'
         'search_seeds = "100:101"\nobjective = "final"\n'
@@ -31,7 +31,7 @@ def test_a_row_for_each_agent(study):
     assert ppo["return"] == ppo["iqm"] == 500.0
     assert (ppo["min"], ppo["max"]) == (300.0, 700.0)
     assert ppo["low"] < 500.0 < ppo["high"]
-    assert ppo["steps"] == 2000
+    assert ppo["steps"] == 10000
     assert ppo["minutes"] == 4.0
     assert ppo["to 400"] == 4.0
     assert trpo["to 400"] == np.inf
@@ -51,7 +51,7 @@ def test_files(study):
 
 
 def test_runs_that_have_not_ended_do_not_count_once_others_have(study):
-    (study / "a1" / "summary.json").write_text('{"ended": "total_steps 2000"}')
+    (study / "a1" / "summary.json").write_text('{"ended": "total_steps 10000"}')
     (study / "b" / "summary.json").write_text('{"ended": ""}')
     ((_, (run,)),) = results.of_study(study).items()
     assert run.folder.name == "a1"
@@ -60,7 +60,7 @@ def test_runs_that_have_not_ended_do_not_count_once_others_have(study):
 def test_a_run_that_ended_early_keeps_its_last_return(study):
     write_run(study / "a3", [400.0], seed=3)
     (curves, _) = plot.curves_of(results.of_study(study), to_longest=True).values()
-    assert curves.x[-1] == 2000
+    assert curves.x[-1] == 10000
     assert curves.ret[3, -1] == 400.0
 
 

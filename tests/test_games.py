@@ -106,7 +106,13 @@ def test_an_agent_that_is_gone_all_the_time_has_no_fragment():
     assert set.union(*found) == {*range(6)}
 
 
-@pytest.mark.parametrize("args", [STEPS, EPISODES], ids=["steps", "episodes"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        pytest.param(STEPS, marks=pytest.mark.slow, id="steps"),
+        pytest.param(EPISODES, id="episodes"),
+    ],
+)
 def test_one_curve_for_any_number_of_ranks_resumed_and_replayed(args, tmp_path):
     more = ["--info", "place", "sum:place", "--eval-every", "2", "--eval-episodes", "2"]
     for n in (1, 3):
@@ -130,6 +136,7 @@ def test_overlap_with_fewer_envs_on_rank_0(tmp_path):
     assert sha(tmp_path / "1") == sha(tmp_path / "2")
 
 
+@pytest.mark.slow
 def test_an_unfinished_game_is_longer_than_one_iteration(tmp_path):
     args = [*HUNT, "--steps-per-batch", "18", "--total-steps", "10000"]
     train(tmp_path / "whole", *args, STOP, "5")
@@ -265,6 +272,7 @@ def test_check_compares_all_agents():
     assert "differs from step" in found["with other global random numbers"]
 
 
+@pytest.mark.slow
 def test_a_policy_with_a_memory_is_resumed(tmp_path):
     args = [*HUNT, "--steps-per-batch", "27", "--total-steps", "10000", "--recurrent", "gru"]
     train(tmp_path / "1", *args, STOP, "3")

@@ -53,6 +53,7 @@ def test_episodes_are_those_of_single_environments(made):
         assert places[fragment.fragment_id] == info["place"]
 
 
+@pytest.mark.slow
 def test_one_curve_for_any_number_of_ranks_resumed_and_replayed(tmp_path):
     for n in (1, 3):
         train_on_ranks(tmp_path / str(n), *ARGS, STOP, "3", nprocs=n)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rank0rl import algos
-from rank0rl.options import flag
+from rank0rl.options import flag, names
 from rank0rl.run import of_others
 from rank0rl.run.agents import short_name
 from rank0rl.run.options import RunOptions
@@ -58,6 +58,13 @@ class Planned:
             ) from None
 
     @property
+    def curve(self) -> dict[str, Any]:
+        """All settings that can change its curve."""
+        every = {**vars(self.options), **(vars(self.agent) if self.agent else {})}
+        same = names(RunOptions, changes_curve=False)
+        return {name: value for name, value in every.items() if name not in same}
+
+    @property
     def most(self) -> int:
         """The most ranks that it can have."""
         envs, episodes = self.options.num_envs, self.options.episodes_per_batch
@@ -89,21 +96,22 @@ def planned(
         found: settings that a search has found, to be trained beside the defaults, in place of a grid.
 
     Raises:
-        ValueError: for wrong seeds or settings, or two runs of one name.
+        ValueError: for wrong seeds or settings, or two runs that would be one.
         SystemExit: for a wrong option of training, after tyro has printed what is wrong.
     """
     first, *others = seeds(given.seeds)
-    runs = [
-        plan_run(env_id, algo, settings, first, rest)
-        for env_id, algo in itertools.product(given.envs, given.algo)
-        for settings in (combined(given.grid) if found is None else [{}, found])
-    ]
+    runs: list[Planned] = []
+    for env_id, algo in itertools.product(given.envs, given.algo):
+        for settings in combined(given.grid) if found is None else [{}, found]:
+            run = plan_run(env_id, algo, settings, first, rest)
+            same = next((other for other in runs if other.curve == run.curve), None)
+            if same is None:
+                runs.append(run)
+            elif found is None:
+                raise ValueError(
+                    f"{same.name} and {run.name} have the same curve: leave one of them out of the study"
+                )
     runs += [run.with_seed(seed) for seed in others for run in runs]
-    names = [one.name for one in runs]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise ValueError(
-            f"the runs of a study must differ: got {', '.join(sorted(twice))} more than once"
-        )
     return runs
 
 

@@ -37,6 +37,7 @@ def test_what_libraries_would_choose_does_not_matter(tmp_path):
     assert sha(tmp_path / "a") == sha(tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_a_resume_keeps_the_limit_also_from_a_file(tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text('env_id = "CartPole"\ncpu = "avx2"\nnum_envs = 4\nsteps_per_batch = 64\n')

@@ -110,6 +110,7 @@ def test_the_shell_around_a_rank_outlasts_the_signals(tmp_path):
         shell.wait()
 
 
+@pytest.mark.slow
 def test_the_launcher_is_not_reached_by_the_signals(tmp_path):
     seen = []
 

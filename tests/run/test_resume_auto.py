@@ -43,6 +43,7 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
     assert "got seed 1 in place of 0;" in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_beginning_may_be_that_of_another_run(tmp_path):
     train(tmp_path / "first", *LONG, "--stop-after-iterations", "1")
     args = [*LONG, *AUTO, "--init-from", str(tmp_path / "first")]

@@ -66,9 +66,18 @@ def test_what_was_found_is_beside_the_defaults():
     assert [run.name for run in runs] == ["CartPole-ppo-seed3", "CartPole-ppo-lr=0.01-seed3"]
 
 
-def test_runs_must_differ():
-    with pytest.raises(ValueError, match="must differ: got CartPole-ppo-seed0 more than once"):
-        planned(Options(envs=("CartPole", "CartPole"), seeds="0"), SMALL)
+@pytest.mark.parametrize(
+    "more", [{"envs": ("CartPole", "CartPole-v1")}, {"grid": ("patience=5,6",)}]
+)
+def test_runs_must_differ(more):
+    given = Options(**{"envs": ("CartPole",), "seeds": "0"} | more)
+    with pytest.raises(ValueError, match="have the same curve: leave one of them out"):
+        planned(given, SMALL)
+
+
+def test_a_search_may_find_the_defaults():
+    runs = planned(Options(envs=("CartPole",), seeds="3"), SMALL, {"num_envs": "4"})
+    assert [run.name for run in runs] == ["CartPole-ppo-seed3"]
 
 
 def test_a_wrong_option_is_found_before_anything_is_trained(capsys):

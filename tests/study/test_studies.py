@@ -67,6 +67,7 @@ def test_a_wrong_use(args, said, tmp_path):
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.slow
 def test_a_study_that_is_stopped_saves_and_goes_on(tmp_path):
     args = ["CartPole", "--seeds", "0", *SMALL, "--total-steps", "9600"]
     command = [*STUDY, *args, "--out", str(tmp_path)]
@@ -93,6 +94,7 @@ def test_a_study_that_is_stopped_saves_and_goes_on(tmp_path):
 
 
 @pytest.mark.skipif(len(available_cores()) < 2, reason="two cores stand for two machines")
+@pytest.mark.slow
 def test_machines_share_a_study(tmp_path, monkeypatch):
     """The second machine is another core of this one, and its ssh a script."""
     ssh = tmp_path / "bin" / "ssh"

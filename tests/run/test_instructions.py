@@ -28,9 +28,13 @@ def train(folder, *args, expect=0, **env):
 
 
 def test_what_libraries_would_choose_does_not_matter(tmp_path):
-    """Another type of CPU, as far as that can be had here: OpenBLAS takes itself for that of one."""
-    for name, kernels in (("a", "Nehalem"), ("b", "SkylakeX")):
-        train(tmp_path / name, *SMALL, *MORE, "--cpu", "avx2", OPENBLAS_CORETYPE=kernels)
+    """Other types of CPU, as far as they can be had here: the libraries take it for one of them."""
+    others = (
+        {"OPENBLAS_CORETYPE": "Nehalem"},
+        {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "default"},
+    )
+    for name, other in zip("ab", others, strict=True):
+        train(tmp_path / name, *SMALL, *MORE, "--cpu", "avx2", **other)
         start = config.starts(tmp_path / name / "config.toml")[0]
         assert start["settings"]["cpu"] == "avx2"
         assert "Haswell" in start["blas"]

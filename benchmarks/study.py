@@ -1,6 +1,9 @@
 """A study that is killed twice, beside the same runs under xargs: time, and the hash of every run.
 
 python benchmarks/study.py --total-steps 200000
+python benchmarks/study.py --total-steps 1000000 --patience 12   # runs of many lengths
+
+Options that are not its own, such as --patience, are those of every run.
 """
 
 import argparse
@@ -78,10 +81,8 @@ def main():
     parser.add_argument("--total-steps", type=int, default=200_000)
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="of the times at which it is killed")
-    parser.add_argument("--stop-at-return", type=float, help="so that runs have several lengths")
-    args = parser.parse_args()
-    more = ["--total-steps", str(args.total_steps)]
-    more += ["--stop-at-return", str(args.stop_at_return)] if args.stop_at_return else []
+    args, more = parser.parse_known_args()
+    more += ["--total-steps", str(args.total_steps)]
     rng = random.Random(args.seed)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)

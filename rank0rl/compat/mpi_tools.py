@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from rank0rl.mpi import comm, launch, reduce
-from rank0rl.mpi.layout import check_layout
+from rank0rl.mpi.layout import SMALL, exchange
+from rank0rl.mpi.statistics import statistics
 from rank0rl.mpi.values import as_value
 
 _OPS = ("sum", "prod", "max", "min")
@@ -81,19 +82,25 @@ def broadcast(x: Any, root: int = 0) -> None:
         ValueError: the same on every rank, if x or root differs between ranks, if x cannot be
             overwritten, or if root is not a rank.
     """
-    layout, problem = {"root": str(root)}, _not_writable(x)
+    layout: dict[str, Any] = {"root": root}
+    problem = _not_writable(x)
     sent = np.empty(0)
     if not 0 <= root < comm.get_nworkers():
         problem = f"root must be a rank, 0 to {comm.get_nworkers() - 1}: got {root}"
     try:
         thing = as_value(x)
-        layout["x"], sent = thing.layout, np.ascontiguousarray(thing.array)
+        layout["x"], sent = thing.kind, np.ascontiguousarray(thing.array)
         if sent.dtype.hasobject:
             problem = problem or f"expected numbers or text: got dtype {sent.dtype}"
     except (TypeError, ValueError) as error:
         problem = problem or str(error)
-    check_layout(layout, "broadcast", problem, "dtypes, shapes and root")
-    comm.bcast_(sent, root=root)
+    small = sent.nbytes <= SMALL
+    payload = sent.tobytes() if small else b""
+    each = exchange(layout, "broadcast", payload, problem, "dtypes, shapes and root")
+    if small:
+        sent = np.frombuffer(each[root], sent.dtype)
+    else:
+        comm.bcast_(sent, root=root)
     if comm.get_rank() != root:
         _fill(x, sent.reshape(x.shape))
 
@@ -150,7 +157,7 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False) -> tuple[float
     Raises:
         ValueError: the same on every rank, if one rank's samples are not real numbers.
     """
-    s = reduce.statistics(x)
+    s = statistics(x)
     return (s.mean, s.std, s.min, s.max) if with_min_and_max else (s.mean, s.std)
 
 

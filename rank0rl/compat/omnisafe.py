@@ -13,6 +13,7 @@ from rank0rl.compat.mpi_pytorch import setup_pytorch_for_mpi as setup_distribute
 from rank0rl.compat.mpi_pytorch import sync_params
 from rank0rl.compat.mpi_tools import op_name
 from rank0rl.mpi import average, comm, launch, reduce
+from rank0rl.mpi.statistics import statistics
 
 __all__ = [
     "avg_grads",
@@ -204,7 +205,7 @@ def dist_statistics_scalar(value: Any, with_min_and_max: bool = False) -> tuple[
     Raises:
         ValueError: the same on every rank, if one rank's samples are not real numbers.
     """
-    s = reduce.statistics(value)
+    s = statistics(value)
     real = isinstance(value, Tensor) and value.is_floating_point()
     kind = {"dtype": value.dtype, "device": value.device} if real else {"dtype": torch.float64}
     found = (s.mean, s.std, s.min, s.max) if with_min_and_max else (s.mean, s.std)

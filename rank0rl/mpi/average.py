@@ -8,16 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rank0rl.mpi.comm import Comm, get_nworkers, reduce_
+from rank0rl.mpi.comm import Comm, get_nworkers, reduce_, world
 from rank0rl.mpi.errors import attempt, collective
-from rank0rl.mpi.layout import check_layout
-from rank0rl.mpi.weights import check_data, rank0_bcast_wts, tensors_to_overwrite
+from rank0rl.mpi.layout import check_layout, exchange
+from rank0rl.mpi.weights import check_data, kinds, rank0_bcast_wts, tensors_to_overwrite
 
 _SAME = "names, dtypes, shapes and kinds of devices"
 # dtype -> dtype to add it in; others are added as they are. MPI cannot add 16-bit floats.
 _WIDE_GRADS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _WIDE_COMPLEX = {torch.complex64: torch.complex128}
-_LARGE = 1 << 14  # bytes of a tensor that is worth a message of its own
+_LARGE = 1 << 17  # bytes of a tensor that is worth a message of its own
 
 
 @collective
@@ -41,7 +41,7 @@ def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None
     """
     what = f"all_avg_wts {label}".strip()
     tensors, problem = attempt(lambda: tensors_to_overwrite(*things), {})
-    check_layout(_layout(tensors), what, problem, _SAME, comm=comm)
+    check_layout(kinds(tensors), what, problem, _SAME, comm=comm)
     averaged = {k: t for k, t in tensors.items() if t.is_floating_point() or t.is_complex()}
     wide = {
         t.dtype: _WIDE_COMPLEX.get(t.dtype, torch.float64)
@@ -70,8 +70,11 @@ def all_avg_grads(thing: nn.Module | Tensor, label: str = "", comm: Comm | None 
         ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
             between ranks, a gradient is sparse or holds no data, or something else is passed.
     """
-    what = f"all_avg_grads {label}".strip()
+    comm = comm or world()
+    if comm is None and isinstance(thing, nn.Module | Tensor):
+        return  # they are their own mean
     named, problem = attempt(lambda: _parameters(thing), {})
+    what = f"all_avg_grads {label}".strip()
     grads = {name: p.grad for name, p in named.items() if p.grad is not None}
     for name, grad in average_grads_(named, grads, what, comm, problem).items():
         named[name].grad = grad
@@ -100,16 +103,13 @@ def average_grads_(
     Returns:
         Name -> gradient, where any rank has one, in the order of the parameters.
     """
-    has = [name in grads for name in params]
-    _, wrong = attempt(lambda: check_data({**params, **grads}), None)
-    by_rank: Any = check_layout(
-        _layout(params), what, problem or wrong, _SAME, comm=comm, numbers=has
-    )
-    used = by_rank.any(axis=0).tolist()
+    has = bytes([name in grads for name in params])
+    _, wrong = attempt(lambda: check_data(params, grads), None)
+    by_rank = exchange(kinds(params), what, has, problem or wrong, _SAME, comm)
     averaged = {
         name: grads[name] if name in grads else torch.zeros_like(p)
-        for (name, p), on_any_rank in zip(params.items(), used, strict=True)
-        if on_any_rank
+        for (name, p), *of_ranks in zip(params.items(), *by_rank, strict=True)
+        if any(of_ranks)
     }
     _average_(averaged, _WIDE_GRADS, what, comm)
     return averaged
@@ -154,7 +154,3 @@ def _parameters(thing: Any) -> dict[str, Tensor]:
     if isinstance(thing, Tensor):
         return {"0": thing}
     raise TypeError(f"expected a module or a tensor: got {type(thing).__name__}")
-
-
-def _layout(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    return {name: f"{t.dtype} {tuple(t.shape)}, {t.device.type}" for name, t in tensors.items()}

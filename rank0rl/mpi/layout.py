@@ -1,8 +1,10 @@
-"""Ranks agree before data moves: `check_layout`."""
+"""Ranks agree before data moves: `check_layout`, and `exchange`, which also moves a few numbers."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,12 +17,13 @@ from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
 
 Array = npt.NDArray[Any]
 
-_NUMBERS = 32  # numbers that fit into the same message as the hashes
+SMALL = 256  # bytes that fit into the same message as the hashes
+_HEAD = struct.Struct("<qqqq")  # hashes of the call and the layout; lengths of problem and payload
+_SIZE = _HEAD.size + SMALL  # of one rank's message, whatever the layout is
 
 
-@collective
 def check_layout(
-    layout: Mapping[str, str],
+    layout: Mapping[str, Any],
     what: str,
     problem: str = "",
     same: str = "names, dtypes and trailing shapes",
@@ -47,31 +50,89 @@ def check_layout(
     Raises:
         ValueError: the same on every rank, naming the rank and the key.
     """
+    sent = np.array(numbers, np.int64).tobytes()
+    each = exchange(layout, what, sent, problem, same, comm, or_nothing)
+    size = max(map(len, each))
+    nothing = np.full(size // 8, -1).tobytes()
+    return np.frombuffer(b"".join(part or nothing for part in each), np.int64).reshape(
+        len(each), size // 8
+    )
+
+
+@collective
+def exchange(
+    layout: Mapping[str, Any],
+    what: str,
+    payload: bytes,
+    problem: str = "",
+    same: str = "names, dtypes and trailing shapes",
+    comm: Comm | None = None,
+    or_nothing: bool = False,
+) -> Sequence[bytes]:
+    """Raise ValueError unless every rank has the same layout; return the payloads of all ranks.
+
+    Up to `SMALL` bytes travel in the same message as the layout's hash.
+
+    Collective: every rank calls this, in the same order.
+
+    Args:
+        layout: name -> what is there: hashable, with a `str` that is the same in every process.
+        what: name of the collective, for the message.
+        payload: bytes, equally many on every rank with this layout.
+        problem: what is wrong on this rank; "" if nothing is.
+        same: what a layout describes, for the message.
+        comm: the ranks; all of the job by default.
+        or_nothing: True if a rank may pass an empty layout instead.
+
+    Returns:
+        Payload of each rank, in rank order; b"" for ranks that passed an empty layout.
+
+    Raises:
+        ValueError: the same on every rank, naming the rank and the key.
+    """
     comm = comm or world()
     if comm is None:
         if problem:
             raise agreed(ValueError(f"{what}: {problem}"))
-        return np.array([numbers], np.int64)
-    count = -1 if or_nothing and not layout else len(numbers)
+        return (payload,)
     errors = raised_alone()
-    head = [hash64((what, len(errors))), hash64(sorted(layout.items())), len(problem), count]
-    padding = [-1] * (_NUMBERS - len(numbers))  # one length, whatever the layouts are
-    mine = np.array([*head, *numbers[:_NUMBERS], *padding], np.int64)
-    messages = np.empty((comm.size, mine.size), np.int64)
+    size = -1 if or_nothing and not layout else len(payload)
+    described = _hash_layout(tuple(layout.items()))
+    head = _HEAD.pack(_hash_call(what, len(errors)), described, len(problem), size)
+    mine = bytearray(head + payload[:SMALL])
+    mine.extend(bytes(_SIZE - len(mine)))
+    messages = bytearray(comm.size * _SIZE)
     wait(comm, what, comm.Iallgather(mine, messages), spin_s=ARRIVE_S)
-    calls, layouts, problems, counts = zip(*messages[:, :4].tolist(), strict=True)
-    distinct = {layout for layout, n in zip(layouts, counts, strict=True) if n >= 0}
+    starts = range(0, len(messages), _SIZE)
+    heads = [messages[start : start + _HEAD.size] for start in starts]
+    payloads = [bytes(messages[start + _HEAD.size : start + _SIZE]) for start in starts]
+    if size <= SMALL and not problem and heads.count(head) == comm.size:
+        return [part[: max(0, size)] for part in payloads]
+    calls, layouts, problems, sizes = zip(*map(_HEAD.unpack, heads), strict=True)
+    distinct = {layout for layout, n in zip(layouts, sizes, strict=True) if n >= 0}
     if len(set(calls)) > 1 or len(distinct) > 1 or any(problems):
-        answer = _Answer(what, dict(layout), problem, errors)
+        answer = _Answer(what, {k: str(v) for k, v in layout.items()}, problem, errors)
         answers = allgather_obj(answer, what, comm)
         raise agreed(ValueError(f"{what}: {_disagreement(answers, same, or_nothing)}"))
-    count = max(0, *counts)
-    if count <= _NUMBERS:
-        return messages[:, 4 : 4 + count]
-    rest = np.array(numbers[_NUMBERS:] or [-1] * (count - _NUMBERS), np.int64)
-    more = np.empty((comm.size, rest.size), np.int64)
-    wait(comm, what, comm.Iallgather(rest, more), spin_s=MOVE_S)
-    return np.concatenate([messages[:, 4:], more], axis=1)
+    longer = max(0, max(sizes) - SMALL)
+    rest, rests = payload[SMALL:] or bytes(longer), bytearray(comm.size * longer)
+    if longer:
+        wait(comm, what, comm.Iallgather(rest, rests), spin_s=MOVE_S)
+    return [
+        (part + rests[r * longer : (r + 1) * longer])[: max(0, n)]
+        for r, (part, n) in enumerate(zip(payloads, sizes, strict=True))
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _hash_call(what: str, errors: int) -> int:
+    return hash64((what, errors))
+
+
+@lru_cache(maxsize=1024)
+def _hash_layout(items: tuple[tuple[str, Any], ...]) -> int:
+    """Return a hash that does not depend on the order of the names."""
+    return hash64(sorted((name, str(what)) for name, what in items))
 
 
 class _Answer(NamedTuple):

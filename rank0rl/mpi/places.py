@@ -36,11 +36,15 @@ class Place:
 
 
 class Recorder:
-    """Records which collective this rank waits in: a write to memory, without a system call."""
+    """Records which collective this rank waits in: a write to memory, without a system call.
+
+    Nothing is written for a collective that is over at once.
+    """
 
     def __init__(self) -> None:
         """Map this rank's file, if there is a supervisor."""
-        self._count = 0
+        self._count = self._written = 0
+        self._names = [""] * _SLOTS
         self._memory: mmap.mmap | None = None
         folder = job.folder()
         if folder:
@@ -49,18 +53,25 @@ class Recorder:
                 self._memory = mmap.mmap(file.fileno(), 0)
 
     def begin(self, name: str) -> None:
-        """Record that the next collective begins."""
+        """Take in that the next collective begins."""
         self._count += 1
-        if self._memory is None:
+        self._names[self._count % _SLOTS] = name
+
+    def wait(self) -> None:
+        """Record that this rank waits in the collective that has begun, and which ones came before."""
+        if self._memory is None or self._written == self._count:
             return
-        text = f"{self._count}\0{name}\0{_caller()}".encode()[: _SLOT - 1] + b"\0"
-        start = _HEAD.size + self._count % _SLOTS * _SLOT
-        self._memory[start : start + len(text)] = text
+        for count in range(max(self._written, self._count - _SLOTS) + 1, self._count + 1):
+            name, where = self._names[count % _SLOTS], _caller() if count == self._count else ""
+            text = f"{count}\0{name}\0{where}".encode()[: _SLOT - 1] + b"\0"
+            start = _HEAD.size + count % _SLOTS * _SLOT
+            self._memory[start : start + len(text)] = text
+        self._written = self._count
         _HEAD.pack_into(self._memory, 0, self._count, 1)
 
     def end(self) -> None:
-        """Record that it is over."""
-        if self._memory is not None:
+        """Record that it is over, if it was recorded that this rank waits."""
+        if self._memory is not None and self._written == self._count:
             _HEAD.pack_into(self._memory, 0, self._count, 0)
 
 

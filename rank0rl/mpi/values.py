@@ -11,6 +11,27 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
+_ARRAYS = (np.ndarray, list, tuple)
+_NUMBERS = (bool, int, float, complex, np.generic)
+
+
+class Kind(NamedTuple):
+    """What ranks must agree on about a value."""
+
+    name: str
+    """"number", "tensor", or "" for an array."""
+    dtype: Any
+    shape: tuple[int, ...]
+    device: str
+
+    def __str__(self) -> str:
+        dtype = self.dtype.str if isinstance(self.dtype, np.dtype) else self.dtype
+        if self.name == "number":
+            return f"number {dtype}"
+        if self.name == "tensor":
+            return f"tensor {dtype} {tuple(self.shape)}, {self.device}"
+        return f"{dtype} {self.shape}"
+
 
 class Value(NamedTuple):
     """A number, array or tensor as an array."""
@@ -19,8 +40,7 @@ class Value(NamedTuple):
     """Its numbers; it may share memory with the value."""
     restore: Callable[[Array], Any]
     """Makes a result of the value's kind from an array."""
-    layout: str
-    """Kind, dtype and shape."""
+    kind: Kind
 
 
 def as_value(x: Any) -> Value:
@@ -33,17 +53,14 @@ def as_value(x: Any) -> Value:
     torch = sys.modules.get("torch")  # ranks that have no tensors need not wait for it to load
     if torch is not None and isinstance(x, torch.Tensor):
         return _tensor_as_value(x)
-    if isinstance(x, np.ndarray | list | tuple):
+    if isinstance(x, _ARRAYS):
         array = np.asarray(x)
-        return Value(array, np.array, f"{array.dtype.str} {array.shape}")
-    if isinstance(x, bool | int | float | complex | np.generic):
+        return Value(array, np.array, Kind("", array.dtype, array.shape, ""))
+    if isinstance(x, _NUMBERS):
         array = np.asarray(x)
         plain = not isinstance(x, np.generic)
-        return Value(
-            array,
-            lambda a: a.item() if plain and a.ndim == 0 else a[()],
-            f"number {array.dtype.str}",
-        )
+        kind = Kind("number", array.dtype, (), "")
+        return Value(array, lambda a: a.item() if plain and a.ndim == 0 else a[()], kind)
     raise TypeError(
         f"expected a number, an array or a tensor: got {type(x).__name__}; make it one of these"
     )
@@ -51,18 +68,22 @@ def as_value(x: Any) -> Value:
 
 def _tensor_as_value(x: Any) -> Value:
     torch = sys.modules["torch"]
-    if x.is_sparse or x.device.type == "meta":
+    if x.is_sparse or x.is_meta:
         kind = "sparse" if x.is_sparse else "on the meta device, where it has no data"
         raise ValueError(f"a tensor must be dense and hold data: got one that is {kind}")
     dtype, device = x.dtype, x.device
-    there = x.detach().cpu().resolve_conj().resolve_neg()
+    there = x.detach().cpu()
+    if there.is_conj() or there.is_neg():
+        there = there.resolve_conj().resolve_neg()
     array = (there.float() if dtype == torch.bfloat16 else there).numpy()
 
     def restore(result: Array) -> Any:
         back = torch.from_numpy(np.array(result, order="C"))
-        return back.to(device, dtype if result.dtype == array.dtype else None)
+        if result.dtype == array.dtype:
+            return back if back.dtype == dtype and device.type == "cpu" else back.to(device, dtype)
+        return back.to(device)
 
-    return Value(array, restore, f"tensor {dtype} {tuple(x.shape)}, {device.type}")
+    return Value(array, restore, Kind("tensor", dtype, x.shape, device.type))
 
 
 def as_values(things: Mapping[str, Any], op: str = "") -> dict[str, Value]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 ARRIVE_S = 50e-6  # test before the first sleep, when the other ranks may arrive much later
 MOVE_S = 0.2  # the same when all ranks are known to be there, and only bytes are missing
+_AT_ONCE = 8  # tests of a wait that is over before it has begun, as it is where ranks are in step
+_RECORD_S = 20e-6  # wait before it is recorded: what is over sooner is not worth the time
 _TESTS = 4  # between two sleeps: one test may complete no more than one step of a collective
 _MISMATCH_S = 8.0  # longer than the supervisor takes to find out
 
@@ -35,17 +38,42 @@ def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
     Raises:
         TimeoutError: after the `collective_timeout` of `mpi_fork`, if there is one.
     """
-    pending = list(requests)
     recorded = comm == world()  # ranks may call collectives of other communicators in any order
     if recorded:
         places.recorder().begin(name)
+    try:
+        for _ in range(_AT_ONCE):
+            if _test(requests):
+                break
+        else:
+            _wait_longer(requests, name, spin_s, recorded)
+    except RuntimeError:  # mpi4py's error is one
+        # If ranks are in different collectives, some MPIs never complete them, and others raise in
+        # one rank or another. The supervisor, which sees all ranks, then gets the time to report it.
+        if recorded:
+            places.recorder().wait()
+        end = time.monotonic() + _MISMATCH_S
+        while job.folder() and not job.failed() and time.monotonic() < end:
+            time.sleep(0.05)
+        raise
+    if recorded:
+        places.recorder().end()
+
+
+def _wait_longer(requests: Sequence[MPI.Request], name: str, spin_s: float, recorded: bool) -> None:
+    """Complete requests that were not complete at once."""
     begin = time.perf_counter()
     if threading.current_thread() is not threading.main_thread():
         spin_s = 0.0  # another thread of this rank has work to do
-    while not (done := _test(pending)) and time.perf_counter() - begin < spin_s:
-        os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
+    for limit_s in (min(spin_s, _RECORD_S), spin_s):
+        while time.perf_counter() - begin < limit_s:
+            os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
+            if _test(requests):
+                return
+        if recorded:
+            places.recorder().wait()
     pause = 20e-6
-    while not (done or any(_test(pending) for _ in range(_TESTS))):
+    while not any(_test(requests) for _ in range(_TESTS)):
         time.sleep(pause)
         pause = min(2 * pause, 1e-3)
         leave_if_told()
@@ -54,25 +82,12 @@ def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
                 f"{name}: the other ranks did not come within {_timeout_s():g} s; raise the "
                 f"collective timeout if they were still working"
             )
-    if recorded:
-        places.recorder().end()
 
 
-def _test(requests: list[MPI.Request]) -> bool:
-    """Return True if all requests are complete.
-
-    If ranks are in different collectives, some MPIs never complete them, and others raise in one
-    rank or another. The supervisor, which sees all ranks, then gets the time to report it.
-    """
-    from mpi4py import MPI
-
-    try:
-        return MPI.Request.Testall(requests)
-    except MPI.Exception:
-        end = time.monotonic() + _MISMATCH_S
-        while job.folder() and not job.failed() and time.monotonic() < end:
-            time.sleep(0.05)
-        raise
+def _test(requests: Sequence[MPI.Request]) -> bool:
+    """Return True if all requests are complete."""
+    done = [request.Test() for request in requests]  # each of them may move bytes
+    return all(done)
 
 
 @cache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from rank0rl.mpi.errors import attempt, collective
 from rank0rl.mpi.layout import check_layout
 
 Array = npt.NDArray[Any]
+
+_SMALL = 1 << 16  # bytes that are copied in less time than a message of their own takes
 
 
 def named_tensors(*things: Any) -> dict[str, Tensor]:
@@ -105,10 +107,22 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
     layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in tensors.items()}
     layout["memory"] = f"blocks of {[block.size for block in blocks]} bytes"
     check_layout(layout, f"rank0_bcast_wts {label}".strip(), problem, comm=comm)
-    for block in blocks:
-        bcast_(block, comm)
+    _bcast_blocks(blocks, comm)
     for name, t in staged.items():
         tensors[name].copy_(t)
+
+
+def _bcast_blocks(blocks: Sequence[Array], comm: Comm) -> None:
+    """Overwrite memory with that of rank 0; many small blocks travel as one message."""
+    small = [block for block in blocks if block.size < _SMALL]
+    together = np.concatenate(small) if small else np.empty(0, np.uint8)
+    bcast_(together, comm)
+    ends = np.cumsum([block.size for block in small])
+    for block, new in zip(small, np.split(together, ends[:-1]), strict=False):
+        block[:] = new
+    for block in blocks:
+        if block.size >= _SMALL:
+            bcast_(block, comm)
 
 
 def _to_send(*things: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Array]]:
@@ -153,17 +167,35 @@ def chksum(
     return hashes.sha256_text("".join(each.values()))
 
 
-def check_data(tensors: Mapping[str, Tensor]) -> None:
+class Kind(NamedTuple):
+    """What ranks must agree on about a tensor."""
+
+    dtype: torch.dtype
+    shape: torch.Size
+    device: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {tuple(self.shape)}, {self.device}"
+
+
+def kinds(tensors: Mapping[str, Tensor]) -> dict[str, Kind]:
+    """Return name -> dtype, shape and kind of device, for `layout.exchange`."""
+    return {name: Kind(t.dtype, t.shape, t.device.type) for name, t in tensors.items()}
+
+
+def check_data(*named: Mapping[str, Tensor]) -> None:
     """Raise ValueError unless every tensor has memory of its own that can be sent."""
-    for name, t in tensors.items():
+    for name, t in [item for tensors in named for item in tensors.items()]:
         kind = ""
-        if t.layout != torch.strided:
+        if t.layout is not torch.strided:
             kind = "is sparse"
-        elif t.device.type == "meta":
+        elif t.is_meta:
             kind = "is on the meta device, where it has no data"
         elif t.is_conj() or t.is_neg():
             kind = "is a view that conjugates or negates another tensor"
-        elif any(step == 0 and n > 1 for step, n in zip(t.stride(), t.shape, strict=True)):
+        elif not t.is_contiguous() and any(
+            step == 0 and n > 1 for step, n in zip(t.stride(), t.shape, strict=True)
+        ):
             kind = "is expanded, so that numbers share memory"
         if kind:
             raise ValueError(f"{name!r} {kind}: a tensor must be dense and hold data")

@@ -192,6 +192,7 @@ def _leave(comm: Comm, finalize: bool) -> None:
         return
     # Tagged messages: a barrier could be matched with another collective of a rank that is not here.
     places.recorder().begin(places.END)
+    places.recorder().wait()
     others = range(1, comm.size) if comm.rank == 0 else range(1)
     for way in (comm.Irecv, comm.Isend) if comm.rank == 0 else (comm.Isend, comm.Irecv):
         requests = [way(bytearray(1), rank, _END_TAG) for rank in others]

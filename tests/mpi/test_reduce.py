@@ -9,6 +9,7 @@ from on_ranks import on_ranks
 
 import rank0rl
 from rank0rl.mpi import comm, reduce
+from rank0rl.mpi.statistics import statistics
 
 RANKS = [1, 2, 3]
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "g", "c8", "c16"]
@@ -114,9 +115,9 @@ def test_what_comes_back_is_what_came_in(n):
 
 def on_rank_statistics():
     samples = np.random.default_rng(comm.rank).normal(1000.0, 1.0, [7, 0, 12][comm.rank])
-    some = reduce.statistics(samples)
-    none = reduce.statistics(torch.empty(0))
-    one = reduce.statistics([3.0] if comm.rank == 0 else [])
+    some = statistics(samples)
+    none = statistics(torch.empty(0))
+    one = statistics([3.0] if comm.rank == 0 else [])
     return [list(vars(some).values()), list(vars(none).values()), list(vars(one).values())]
 
 

@@ -61,6 +61,12 @@ _HOME = {
 __all__ = sorted(_HOME)  # noqa: PLE0605 - names of other files, imported when used
 
 
+if getattr(sys.stdout, "write_through", False):  # python -u
+    from rank0rl.mpi.streams import keep_lines_whole
+
+    keep_lines_whole()
+
+
 def __dir__() -> list[str]:
     return __all__
 

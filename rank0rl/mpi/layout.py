@@ -98,8 +98,8 @@ def exchange(
     errors = raised_alone()
     size = -1 if or_nothing and not layout else len(payload)
     described = _hash_layout(tuple(layout.items()))
-    head = _HEAD.pack(_hash_call(what, len(errors)), described, len(problem), size)
-    mine = bytearray(head + payload[:SMALL])
+    head = bytearray(_HEAD.pack(_hash_call(what, len(errors)), described, len(problem), size))
+    mine = head + payload[:SMALL]
     mine.extend(bytes(_SIZE - len(mine)))
     messages = bytearray(comm.size * _SIZE)
     wait(comm, what, comm.Iallgather(mine, messages), spin_s=ARRIVE_S)

@@ -20,6 +20,7 @@ Array = npt.NDArray[Any]
 SMALL = 256  # bytes that fit into the same message as the hashes
 _HEAD = struct.Struct("<qqqq")  # hashes of the call and the layout; lengths of problem and payload
 _SIZE = _HEAD.size + SMALL  # of one rank's message, whatever the layout is
+_PADDING = bytes(SMALL)
 
 
 def check_layout(
@@ -97,18 +98,18 @@ def exchange(
         return (payload,)
     errors = raised_alone()
     size = -1 if or_nothing and not layout else len(payload)
-    described = _hash_layout(tuple(layout.items()))
-    head = bytearray(_HEAD.pack(_hash_call(what, len(errors)), described, len(problem), size))
-    mine = head + payload[:SMALL]
-    mine.extend(bytes(_SIZE - len(mine)))
+    head = _head(what, len(errors), tuple(layout.items()), len(problem), size)
     messages = bytearray(comm.size * _SIZE)
+    mine = head + payload[:SMALL] + _PADDING[len(payload) :]
     wait(comm, what, comm.Iallgather(mine, messages), spin_s=ARRIVE_S)
-    starts = range(0, len(messages), _SIZE)
-    heads = [messages[start : start + _HEAD.size] for start in starts]
-    payloads = [bytes(messages[start + _HEAD.size : start + _SIZE]) for start in starts]
-    if size <= SMALL and not problem and heads.count(head) == comm.size:
-        return [part[: max(0, size)] for part in payloads]
-    calls, layouts, problems, sizes = zip(*map(_HEAD.unpack, heads), strict=True)
+    starts = range(_HEAD.size, len(messages), _SIZE)
+    if size <= SMALL and not problem:
+        end = max(size, 0)
+        payloads = [bytes(messages[i : i + end]) for i in starts if messages.startswith(head, i - _HEAD.size)]
+        if len(payloads) == comm.size:
+            return payloads
+    heads = [_HEAD.unpack_from(messages, start - _HEAD.size) for start in starts]
+    calls, layouts, problems, sizes = zip(*heads, strict=True)
     distinct = {layout for layout, n in zip(layouts, sizes, strict=True) if n >= 0}
     if len(set(calls)) > 1 or len(distinct) > 1 or any(problems):
         answer = _Answer(what, {k: str(v) for k, v in layout.items()}, problem, errors)
@@ -119,20 +120,18 @@ def exchange(
     if longer:
         wait(comm, what, comm.Iallgather(rest, rests), spin_s=MOVE_S)
     return [
-        (part + rests[r * longer : (r + 1) * longer])[: max(0, n)]
-        for r, (part, n) in enumerate(zip(payloads, sizes, strict=True))
+        (messages[start : start + SMALL] + rests[r * longer : (r + 1) * longer])[: max(0, n)]
+        for r, (start, n) in enumerate(zip(starts, sizes, strict=True))
     ]
 
 
 @lru_cache(maxsize=1024)
-def _hash_call(what: str, errors: int) -> int:
-    return hash64((what, errors))
-
-
-@lru_cache(maxsize=1024)
-def _hash_layout(items: tuple[tuple[str, Any], ...]) -> int:
-    """Return a hash that does not depend on the order of the names."""
-    return hash64(sorted((name, str(what)) for name, what in items))
+def _head(
+    what: str, errors: int, items: tuple[tuple[str, Any], ...], problem: int, size: int
+) -> bytes:
+    """Return what ranks in step send alike. The order of the names does not matter."""
+    described = sorted((name, str(value)) for name, value in items)
+    return _HEAD.pack(hash64((what, errors)), hash64(described), problem, size)
 
 
 class _Answer(NamedTuple):

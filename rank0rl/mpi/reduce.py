@@ -7,7 +7,6 @@ integers, and a result that does not fit raises OverflowError.
 from __future__ import annotations
 
 import functools
-import operator
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -32,7 +31,7 @@ _UFUNC: dict[str, np.ufunc] = {
     "max": np.maximum,
     "min": np.minimum,
 }
-_FLOAT = {op: {"x": as_value(0.0).kind, "op": op} for op in ("sum", "mean")}
+_FLOAT = {op: {"x": str(as_value(0.0).kind), "op": op} for op in ("sum", "mean")}
 _DOUBLE = struct.Struct("d")
 _SAME = "kinds, dtypes and shapes"
 
@@ -173,11 +172,12 @@ def _reduce_one(x: Any, op: str, what: str, comm: Comm | None) -> Any:
     return reduce_many({"x": x}, op, what, comm)["x"]
 
 
-@collective
 def _reduce_float(x: float, op: str, what: str, comm: Comm | None) -> float:
     """Do what `reduce_many` does with a number of Python, in a fraction of its time."""
     each = exchange(_FLOAT[op], what, _DOUBLE.pack(x), "", _SAME, comm)
-    total: float = functools.reduce(operator.add, [_DOUBLE.unpack(part)[0] for part in each])
+    total: float = 0.0
+    for part in each:  # `sum` rounds in another way since Python 3.12
+        total += _DOUBLE.unpack(part)[0]
     return total / len(each) if op == "mean" else total
 
 

@@ -31,8 +31,8 @@ FAMILIES = {
     ),
     "OmniSafe": (
         "rank0rl.compat.omnisafe",
-        "setup_distributed get_rank is_master world_size fork avg_tensor avg_grads sync_params "
-        "avg_params dist_avg dist_sum dist_max dist_min dist_op dist_statistics_scalar",
+        "setup_distributed get_rank is_master world_size reduce all_reduce gather all_gather "
+        "broadcast scatter fork avg_tensor avg_grads sync_params avg_params dist_avg dist_sum dist_max dist_min dist_op dist_statistics_scalar",
     ),
     "EvoRL": (
         "rank0rl.compat.evorl",

@@ -36,8 +36,8 @@ FAMILIES = {
     ),
     "EvoRL": (
         "rank0rl.compat.evorl",
-        "DP_AXIS_NAME POP_AXIS_NAME psum pmean pmax pmin all_gather get_process_id "
-        "get_global_ranks is_dist_initialized split_key_to_devices gradient_update "
+        "DP_AXIS_NAME POP_AXIS_NAME PMAP_AXIS_NAME psum pmean pmax pmin all_gather unpmap "
+        "get_process_id get_global_ranks is_dist_initialized split_key_to_devices gradient_update "
         "agent_gradient_update shmap_map shmap_vmap tree_device_put",
     ),
 }

@@ -114,7 +114,7 @@ def pairs() -> list[tuple[str, Callable[[], Any], Callable[[], Any], int]]:
 
 
 class Originals:
-    """What the originals do, as far as MPI and copies are concerned."""
+    """The originals, as far as MPI and copies are concerned."""
 
     def __init__(self, world: Any) -> None:
         self.world = world

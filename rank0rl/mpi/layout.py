@@ -105,7 +105,11 @@ def exchange(
     starts = range(_HEAD.size, len(messages), _SIZE)
     if size <= SMALL and not problem:
         end = max(size, 0)
-        payloads = [bytes(messages[i : i + end]) for i in starts if messages.startswith(head, i - _HEAD.size)]
+        payloads = [
+            bytes(messages[i : i + end])
+            for i in starts
+            if messages.startswith(head, i - _HEAD.size)
+        ]
         if len(payloads) == comm.size:
             return payloads
     heads = [_HEAD.unpack_from(messages, start - _HEAD.size) for start in starts]
@@ -120,7 +124,7 @@ def exchange(
     if longer:
         wait(comm, what, comm.Iallgather(rest, rests), spin_s=MOVE_S)
     return [
-        (messages[start : start + SMALL] + rests[r * longer : (r + 1) * longer])[: max(0, n)]
+        bytes(messages[start : start + SMALL] + rests[r * longer : (r + 1) * longer])[: max(0, n)]
         for r, (start, n) in enumerate(zip(starts, sizes, strict=True))
     ]
 

@@ -16,7 +16,7 @@ _NUMBERS = (bool, int, float, complex, np.generic)
 
 
 class Kind(NamedTuple):
-    """What ranks must agree on about a value."""
+    """Kind, dtype, shape and device of a value: the ranks must agree on them."""
 
     name: str
     """"number", "tensor", or "" for an array."""

@@ -177,7 +177,7 @@ def chksum(
 
 
 class Kind(NamedTuple):
-    """What ranks must agree on about a tensor."""
+    """Dtype, shape and kind of device of a tensor: the ranks must agree on them."""
 
     dtype: torch.dtype
     shape: torch.Size

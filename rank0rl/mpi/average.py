@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from rank0rl.mpi.comm import Comm, get_nworkers, reduce_, world
 from rank0rl.mpi.errors import attempt, collective
@@ -142,7 +143,7 @@ def _average_(
             small.setdefault(t.dtype, []).append(t)
     sums = [t.contiguous() for t in large]  # the tensor itself, if it is contiguous
     for dtype, these in small.items():
-        flat = torch.cat([t.reshape(-1) for t in these])
+        flat = _flatten_dense_tensors(these)  # type: ignore[no-untyped-call]
         sums.append(flat.to("cpu", wide.get(dtype, dtype)))
     reduce_([t.numpy() for t in sums], "sum", what, comm)
     for t in sums:
@@ -151,8 +152,8 @@ def _average_(
         if mean is not t:
             t.copy_(mean)
     for these, flat in zip(small.values(), sums[len(large) :], strict=True):
-        means = torch.split(flat, [t.numel() for t in these])
-        torch._foreach_copy_(these, [m.view(t.shape) for m, t in zip(means, these, strict=True)])
+        means = _unflatten_dense_tensors(flat, these)  # type: ignore[no-untyped-call]
+        torch._foreach_copy_(these, means)
 
 
 def _parameters(thing: Any) -> dict[str, Tensor]:

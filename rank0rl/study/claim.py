@@ -16,6 +16,9 @@ def claim(folder: Path) -> Callable[[], None] | None:
 
     Returns:
         A function that gives it up; None if another process has claimed it.
+
+    Raises:
+        OSError: if the file system has no locks: two machines would train the same run.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # A file system that machines share knows the locks of files that are open for writing.
@@ -28,6 +31,10 @@ def claim(folder: Path) -> Callable[[], None] | None:
         except BlockingIOError:
             os.close(file)
             return None
-        except OSError:  # a file system without locks
-            pass
+        except OSError as error:
+            os.close(file)
+            raise OSError(
+                f"a study needs a folder on a file system with locks: {folder} has none ({error}); "
+                f"choose another --out"
+            ) from error
     return partial(os.close, file)

@@ -47,10 +47,10 @@ def main(argv: list[str]) -> int:
             run.check(out)
         hosts = read_hosts(given.hosts, None)
         leave = machines.enter(out)
+        _keep(tomli_w.dumps(_settings(given, rest, out)).encode(), out / report_study.FILE)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    files.write(out / report_study.FILE, tomli_w.dumps(_settings(given, rest, out)).encode())
     number = hosts[0].slots if hosts else given.cores
     failed: dict[str, str] = {}
     try:
@@ -98,6 +98,12 @@ def _search(given: Options, rest: Sequence[str], out: Path, number: int | None) 
     words = " ".join(f"{name}={value}" for name, value in found.items())
     print(f"the search of {given.trials} trials has found {words}")
     return found
+
+
+def _keep(settings: bytes, path: Path) -> None:
+    """Write the study's file, unless another machine has written the same."""
+    if not path.exists() or path.read_bytes() != settings:
+        files.write(path, settings)
 
 
 def _train(runs: Sequence[Planned], out: Path, number: int | None) -> dict[str, str]:

@@ -147,7 +147,7 @@ def write(out: Path, agents: Agents, minutes_to: Sequence[float] = ()) -> str:
             f"- {agent}: {mean:.3f} (95 % interval {low:.3f} to {high:.3f})\n"
             for agent, (mean, low, high) in means.items()
         )
-    files.write(out / "table.md", text.encode())
+    (out / "table.md").write_text(text, encoding="utf-8")
     return text
 
 

@@ -118,6 +118,15 @@ def test_machines_share_a_study(tmp_path, monkeypatch):
     assert not here & elsewhere
 
 
+def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
+    def flock(file, operation):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(OSError, match="file system with locks.*choose another --out"):
+        claim(tmp_path / "r")
+
+
 def test_a_run_is_claimed_once(tmp_path):
     release = claim(tmp_path / "r")
     assert claim(tmp_path / "r") is None

@@ -130,12 +130,13 @@ class Search:
         if trial.number in self._verdict:
             return True
         which = self._seeds.index(training.planned.options.seed)
-        step = which * _REPORTS + int(_REPORTS * min(training.part, 1.0))
+        part = int(_REPORTS * min(training.part, 1.0))
+        step = which * (_REPORTS + 1) + part
         if (trial.number, step) in self._reported:
             return False
         self._reported.add((trial.number, step))
         trial.report(float(row["return_mean"]), step)
-        if not self._given.prune or step >= (which + 1) * _REPORTS or not trial.should_prune():
+        if not self._given.prune or part == _REPORTS or not trial.should_prune():
             return False
         self._drop(trial, "PRUNED")
         return True

@@ -11,22 +11,39 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rank0rl.run import run_data
 from rank0rl.study.claim import claim
 from rank0rl.study.options import Options
 from rank0rl.study.planned import Planned, plan_run, seeds
 from rank0rl.study.ranges import as_word, ranges, suggester
+from rank0rl.study.score import score
 from rank0rl.study.training import Training, ended
 from rank0rl.tools.report_study import TRIALS
 
 _REPORTS = 20  # times in a run that it is compared with the trials before
 _LOOK_S = 2.0  # between looks at the trials of other machines
 _WARM_UP = 5  # of these, the first ones, and trials that are never stopped early
+
+
+@dataclass(eq=False)
+class _Trial:
+    """A trial that this process has claimed."""
+
+    of_optuna: Any
+    release: Callable[[], None]
+    """Gives up the claim."""
+    reported: set[int]
+    """Steps at which it has been compared with the trials before."""
+    runs: list[str] = field(default_factory=list)
+    left: set[str] = field(default_factory=set)
+    """Its runs that are not over."""
+    verdict: str = "COMPLETE"
+    """"PRUNED" or "FAIL" once it is given up."""
 
 
 class Search:
@@ -74,12 +91,9 @@ class Search:
             }
         )
         self._waiting: deque[Planned] = deque()
-        self._trials: dict[str, Any] = {}  # run -> trial
-        self._verdict: dict[int, str] = {}  # number of a trial that is given up -> why
-        self._reported: set[tuple[int, int]] = set()
-        self._left: dict[int, set[str]] = {}  # number of a trial -> its runs that are not over
+        self._mine: dict[int, _Trial] = {}  # by number
+        self._trials: dict[str, _Trial] = {}  # by run
         self._all = self._elsewhere = False
-        self._claims: dict[int, Callable[[], None]] = {}
         self._looked = -_LOOK_S
         self._adopt()
 
@@ -107,7 +121,7 @@ class Search:
             return
         self._looked, self._elsewhere = time.monotonic(), False
         for frozen in self._study.get_trials(states=[TrialState.RUNNING]):
-            if frozen.number not in self._claims:
+            if frozen.number not in self._mine:
                 self._plan(Trial(self._study, frozen._trial_id))
 
     def _refuse_another(self, what: dict[str, str]) -> None:
@@ -127,16 +141,16 @@ class Search:
         if row is None or not row["return_mean"]:
             return False
         trial = self._trials[training.planned.name]
-        if trial.number in self._verdict:
+        if trial.verdict != "COMPLETE":
             return True
         which = self._seeds.index(training.planned.options.seed)
         part = int(_REPORTS * min(training.part, 1.0))
         step = which * (_REPORTS + 1) + part
-        if (trial.number, step) in self._reported:
+        if step in trial.reported:
             return False
-        self._reported.add((trial.number, step))
-        trial.report(float(row["return_mean"]), step)
-        if not self._given.prune or part == _REPORTS or not trial.should_prune():
+        trial.reported.add(step)
+        trial.of_optuna.report(float(row["return_mean"]), step)
+        if not self._given.prune or part == _REPORTS or not trial.of_optuna.should_prune():
             return False
         self._drop(trial, "PRUNED")
         return True
@@ -144,21 +158,20 @@ class Search:
     def done(self, run: Planned, code: int) -> None:
         """Tell Optuna what a trial came to, when the last of its runs is over."""
         trial = self._trials[run.name]
-        left = self._left[trial.number]
-        left.discard(run.name)
+        trial.left.discard(run.name)
         if code:
             self._drop(trial, "FAIL")
         self._over(run, code)
-        if not left:
-            self._tell(trial, self._verdict.get(trial.number, "COMPLETE"))
+        if not trial.left:
+            self._tell(trial)
 
-    def _drop(self, trial: Any, verdict: str) -> None:
+    def _drop(self, trial: _Trial, verdict: str) -> None:
         """Give up a trial: its runs that wait are not trained, and those in training are stopped."""
-        self._verdict.setdefault(trial.number, verdict)
-        waiting = [run for run in self._waiting if self._trials[run.name] is trial]
-        for run in waiting:
+        if trial.verdict == "COMPLETE":
+            trial.verdict = verdict
+        for run in [run for run in self._waiting if run.name in trial.left]:
             self._waiting.remove(run)
-        self._left[trial.number] -= {run.name for run in waiting}
+            trial.left.discard(run.name)
 
     @property
     def over(self) -> int:
@@ -191,50 +204,49 @@ class Search:
                 value = "" if trial.value is None else f"{trial.value:.6g}"
                 writer.writerow([trial.number, *settings, value, trial.state.name.lower()])
 
-    def _plan(self, trial: Any) -> None:
+    def _plan(self, of_optuna: Any) -> None:
         """Let the runs of a trial wait, but for those that are over."""
-        release = claim(self._out / "search" / f"{trial.number:04d}")
+        number = of_optuna.number
+        release = claim(self._out / "search" / f"{number:04d}")
         if release is None:
             self._elsewhere = True
             return
-        frozen = self._study.trials[trial.number]
+        frozen = self._study.trials[number]
         if frozen.state.is_finished():  # by another machine, just now
             release()
             return
-        self._claims[trial.number] = release
+        self._mine[number] = trial = _Trial(of_optuna, release, {*frozen.intermediate_values})
         # A seed of its own: a start, or a machine, must not begin with the trials of another one.
-        self._study.sampler = self._sampler(seed=trial.number)
-        self._reported |= {(trial.number, step) for step in frozen.intermediate_values}
-        settings = {name: as_word(of(trial, name)) for name, of in self._suggest.items()}
+        self._study.sampler = self._sampler(seed=number)
+        settings = {name: as_word(of(of_optuna, name)) for name, of in self._suggest.items()}
         (env_id,), (algo,) = self._given.envs, self._given.algo
-        where = f"search/{trial.number:04d}"
         try:
             runs = [
-                plan_run(env_id, algo, settings, seed, self._rest, f"{where}/seed{seed}")
+                plan_run(
+                    env_id, algo, settings, seed, self._rest, f"search/{number:04d}/seed{seed}"
+                )
                 for seed in self._seeds
             ]
         except ValueError as error:  # settings that do not fit together
-            print(f"trial {trial.number} cannot be: {error}", file=sys.stderr)
-            self._tell(trial, "FAIL")
-            return
-        self._trials |= {run.name: trial for run in runs}
+            print(f"trial {number} cannot be: {error}", file=sys.stderr)
+            trial.verdict, runs = "FAIL", []
         left = [run for run in runs if not ended(run, self._out)]
-        self._left[trial.number] = {run.name for run in left}
+        trial.runs, trial.left = [run.name for run in runs], {run.name for run in left}
+        self._trials |= dict.fromkeys(trial.runs, trial)
         self._waiting += left
         if not left:
-            self._tell(trial, "COMPLETE")
+            self._tell(trial)
 
-    def _tell(self, trial: Any, state: str) -> None:
+    def _tell(self, trial: _Trial) -> None:
         """Finish a trial. Its value is the mean over its seeds."""
         from optuna.trial import TrialState
 
-        runs = [name for name, of in self._trials.items() if of.number == trial.number]
         value = None
-        if state == "COMPLETE":
-            values = [score(self._out / name, self._given.objective) for name in runs]
-            value = float(np.mean(values))
-        self._study.tell(trial, value, state=TrialState[state])
-        self._claims.pop(trial.number)()
+        if trial.verdict == "COMPLETE":
+            scores = [score(self._out / name, self._given.objective) for name in trial.runs]
+            value = float(np.mean(scores))
+        self._study.tell(trial.of_optuna, value, state=TrialState[trial.verdict])
+        trial.release()
 
 
 def check(given: Options, rest: Sequence[str]) -> None:
@@ -263,28 +275,6 @@ def check(given: Options, rest: Sequence[str]) -> None:
             f"the seeds of a search must not be those of its results: got {sorted(both)} in --seeds "
             f"and in --search-seeds"
         )
-
-
-def score(folder: Path, objective: str) -> float:
-    """Return what a run came to.
-
-    Args:
-        folder: the run's folder.
-        objective: "final" for the mean return of its last 100 episodes; "mean" for the mean of its
-            learning curve over all of its steps, where a run that ended early keeps its last return.
-    """
-    run = run_data.read(folder)
-    ret, steps = run.column("return_mean"), run.column("steps")
-    there = np.isfinite(ret)
-    if not there.any():
-        return -np.inf
-    ret, steps = ret[there], steps[there]
-    if objective == "final":
-        return float(ret[-1])
-    by_steps = "num_episodes" not in run.settings
-    end = max(float(run.settings["total_steps"]) if by_steps else 0.0, steps[-1])
-    ret, steps = np.append(ret, ret[-1]), np.append(steps, end)
-    return float(np.trapezoid(ret, steps) / max(1.0, end - steps[0]))
 
 
 def _optuna() -> Any:

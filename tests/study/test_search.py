@@ -11,7 +11,8 @@ from runs import write_run
 
 from rank0rl.study import ranges
 from rank0rl.study.options import Options
-from rank0rl.study.search import Search, check, score
+from rank0rl.study.score import score
+from rank0rl.study.search import Search, check
 from rank0rl.tools.report_study import TRIALS
 
 REST = ["--total-steps", "9000"]
@@ -87,8 +88,8 @@ def test_a_search_goes_on_with_the_trials_under_way(tmp_path):
     assert not first.stops(
         SimpleNamespace(planned=under_way, part=0.1, row=lambda: {"return_mean": "1"})
     )
-    for release in first._claims.values():
-        release()
+    for trial in first._mine.values():
+        trial.release()
     again = Search(options(), REST, tmp_path, lambda *_: None)  # it was killed before it knew
     run = again.take()
     assert run == under_way

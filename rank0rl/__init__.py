@@ -38,10 +38,14 @@ _HOME = {
     "bcast": "mpi.comm",
     "rank0_accum_batches": "mpi.gather",
     "all_accum_batches": "mpi.gather",
+    "accum_batches": "compat.mpi_util",
     "all_sum": "mpi.reduce",
     "all_mean": "mpi.reduce",
+    "all_sum_scalar": "compat.mpi_util",
+    "all_mean_scalar": "compat.mpi_util",
     "all_avg_wts": "mpi.average",
     "steps_sec": "compat.mpi_util",
+    "cumsum_steps": "compat.mpi_util",
     "timeit": "compat.mpi_util",
     "tf_config": "compat.mpi_util",
     "rank0_bcast_wts": "mpi.weights",
@@ -62,11 +66,19 @@ _HOME = {
 __all__ = sorted(_HOME)  # noqa: PLE0605 - names of other files, imported when used
 
 
+if getattr(sys.stdout, "write_through", False):  # python -u
+    from rank0rl.mpi.streams import keep_lines_whole
+
+    keep_lines_whole()
+
+
 def __dir__() -> list[str]:
     return __all__
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'rank0rl' has no attribute {name!r}")
+        from rank0rl.compat import no_attribute
+
+        raise no_attribute(__name__, name)
     return getattr(importlib.import_module(f"rank0rl.{_HOME[name]}"), name)

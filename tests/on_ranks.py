@@ -138,7 +138,6 @@ def typed(
     found = {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(HERE.parent),
-        "PYTHONUNBUFFERED": "",  # else a line is written in parts, between those of other ranks
     }
     done = run(shlex.split(command), env={**found, **(env or {})}, cwd=cwd, **kwargs)
     assert done.returncode == 0, done.stdout + done.stderr

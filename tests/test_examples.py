@@ -50,7 +50,8 @@ def test_an_mpi_example_prints_what_it_says(name):
     command, output = shown(name)
     start = "" if name == "08_fork" else f"mpiexec -n {RANKS[name]} "
     assert command == f"{start}python examples/mpi/{name}.py"
-    assert sorted(typed(command)) == sorted(output.splitlines())
+    lines = typed(command, env={"PYTHONUNBUFFERED": "1"})  # as in many containers
+    assert sorted(lines) == sorted(output.splitlines())
 
 
 def test_every_mpi_example_is_in_the_docs_as_it_is():

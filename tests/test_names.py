@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from rank0rl import compat
+from rank0rl.compat import mpi_util
+
 ROOT = Path(__file__).parent.parent
 TABLES = (ROOT / "docs" / "names.md").read_text()
 
@@ -14,7 +17,8 @@ FAMILIES = {
     "mpi_util": (
         "rank0rl",
         "mpi_fork rank nworkers tf_config set_global_seeds rank0_accum_batches all_accum_batches "
-        "rank0_bcast_wts all_sum all_mean all_avg_wts bcast print0 steps_sec timeit chksum",
+        "rank0_bcast_wts all_sum all_mean all_avg_wts bcast print0 steps_sec timeit chksum "
+        "accum_batches all_sum_scalar all_mean_scalar cumsum_steps",
     ),
     "mpi_tools": (
         "rank0rl.compat.mpi_tools",
@@ -52,6 +56,12 @@ def rows(heading):
         if line.startswith("| `")
     ]
     return {name.strip("`"): rest for name, *rest in cells}
+
+
+def test_every_name_that_is_absent_is_in_its_table():
+    table = rows("Names of mpi_util that are not here")
+    assert table == {name: [remedy] for name, remedy in compat.ABSENT.items()}
+    assert not compat.ABSENT.keys() & {*mpi_util.__all__}
 
 
 @pytest.mark.parametrize("heading", FAMILIES)

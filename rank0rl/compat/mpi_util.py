@@ -11,11 +11,14 @@ import importlib
 import os
 import random
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rank0rl.compat import no_attribute
 from rank0rl.mpi import comm, job, reduce
+from rank0rl.mpi.values import as_value
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +39,11 @@ _HOME = {
 }
 
 __all__ = sorted(  # noqa: PLE0605 - some are names of other files, imported when used
-    [*_HOME, "set_global_seeds", "steps_sec", "tf_config", "timeit"]
+    [
+        *_HOME,
+        *("accum_batches", "all_mean_scalar", "all_sum_scalar", "cumsum_steps"),
+        *("set_global_seeds", "steps_sec", "tf_config", "timeit"),
+    ]
 )
 
 # The first number of the key of these streams. The trainer's streams have others, so that a
@@ -49,12 +56,52 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Return `tf_config`, the device of this rank, or a collective. Both are found when they are read."""
+    """Return `tf_config`, `cumsum_steps` or a collective, found when it is read."""
     if name == "tf_config":
         return device()
+    if name == "cumsum_steps":
+        return _laps.cumsum_steps
     if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise no_attribute(__name__, name)
     return getattr(importlib.import_module(f"rank0rl.mpi.{_HOME[name]}"), name)
+
+
+all_sum_scalar, all_mean_scalar = reduce.all_sum, reduce.all_mean  # which take numbers too
+
+
+def accum_batches(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return batches of this rank as one, put together as `rank0_accum_batches` does. Nothing is sent.
+
+    Args:
+        batches: one batch or more, with the same names, and the same dtype under a name.
+
+    Raises:
+        ValueError: if there is no batch, or their names, dtypes or trailing shapes differ.
+    """
+    names = {tuple(sorted(batch)) for batch in batches}
+    if len(names) != 1:
+        got = " and ".join(str(each) for each in sorted(names)) or "no batch"
+        raise ValueError(f"one or more batches must have the same names: got {got}")
+    return {name: _together([batch[name] for batch in batches], name) for name in batches[0]}
+
+
+def _together(parts: Sequence[Any], name: str) -> Any:
+    kinds = {_kind(part) for part in parts}
+    if len(kinds) > 1:
+        got = " and ".join(sorted(kinds))
+        raise ValueError(f"batches must have the same kind of values: {name!r} is {got}")
+    if isinstance(parts[0], Mapping):
+        return accum_batches(parts)
+    if isinstance(parts[0], list):
+        return [item for part in parts for item in part]
+    values = [as_value(part) for part in parts]
+    return values[0].restore(np.concatenate([np.atleast_1d(value.array) for value in values]))
+
+
+def _kind(part: Any) -> str:
+    if isinstance(part, Mapping | list):
+        return "a dict" if isinstance(part, Mapping) else "a list"
+    return str(part.dtype if hasattr(part, "dtype") else np.asarray(part).dtype)
 
 
 def set_global_seeds(i: int) -> None:
@@ -97,6 +144,8 @@ class Laps:
 
     def __init__(self) -> None:
         """Start the clocks."""
+        self.cumsum_steps = 0
+        """Steps that all ranks have made, of all calls of `steps_sec`."""
         self._steps_since = self._label_since = time.perf_counter()
         self._loop_since: float | None = None
         self._phases: dict[str, float] = {}
@@ -117,6 +166,7 @@ class Laps:
         now = time.perf_counter()
         took_s, self._steps_since = now - self._steps_since, now
         steps, seconds = reduce.all_sum([count, took_s if comm.get_rank() == 0 else 0.0])
+        self.cumsum_steps += int(steps)
         rate = float(steps / seconds)
         comm.print0(f"steps/s {rate:,.0f}")
         return rate

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rank0rl.mpi.comm import Comm, get_nworkers, reduce_
 from rank0rl.mpi.errors import attempt, collective
 from rank0rl.mpi.layout import check_layout
-from rank0rl.mpi.weights import check_data, rank0_bcast_wts, tensors_to_overwrite
+from rank0rl.mpi.weights import check_data, rank0_bcast_wts, tensors_to_overwrite, without_label
 
 _SAME = "names, dtypes, shapes and kinds of devices"
 # dtype -> dtype to add it in; others are added as they are. MPI cannot add 16-bit floats.
@@ -31,7 +31,7 @@ def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None
 
     Args:
         things: modules, tensors, arrays, and nested dicts and lists of them.
-        label: name of these weights, for error messages.
+        label: name of these weights, for error messages. It may also be the last of the things.
         comm: the ranks; all of the job by default.
 
     Raises:
@@ -39,6 +39,7 @@ def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None
             between ranks, a tensor is sparse or holds no data, an array is read-only, or something
             else is passed.
     """
+    things, label = without_label(things, label)
     what = f"all_avg_wts {label}".strip()
     tensors, problem = attempt(lambda: tensors_to_overwrite(*things), {})
     check_layout(_layout(tensors), what, problem, _SAME, comm=comm)

@@ -143,12 +143,14 @@ def allgather_obj(value: Any, what: str, comm: Comm | None = None) -> list[Any]:
 
 @collective
 def bcast(array: Any, comm: Comm | None = None) -> Array:
-    """Return a copy of rank 0's array on every rank. What the other ranks pass is ignored.
+    """Return a copy of rank 0's array on every rank, and overwrite arrays like it on the others.
 
     Collective: every rank calls this, in the same order.
 
     Args:
-        array: on rank 0, an array of any dtype except object, or a list of numbers.
+        array: on rank 0, an array of any dtype except object, or a list of numbers. It stays as it
+            is. On the other ranks, an array of that shape and dtype is overwritten in place, unless
+            it is read-only. Anything else that they pass is ignored.
         comm: the ranks; all of the job by default.
 
     Raises:
@@ -174,6 +176,9 @@ def bcast(array: Any, comm: Comm | None = None) -> Array:
         )
     out = out if get_rank(comm) == 0 else np.empty(shape, dtype)
     bcast_(out, comm)
+    fits = isinstance(array, np.ndarray) and (array.shape, array.dtype) == (out.shape, out.dtype)
+    if get_rank(comm) and fits and array.flags.writeable:
+        array[...] = out
     return out
 
 

@@ -1,8 +1,8 @@
-"""Batches of all ranks put together: nested dicts of arrays, numbers and lists."""
+"""Batches of all ranks put together: nested dicts of arrays, tensors, numbers and lists."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,29 +13,33 @@ from rank0rl.mpi.comm import Comm, allgather_obj, world
 from rank0rl.mpi.errors import attempt, collective
 from rank0rl.mpi.layout import check_layout
 from rank0rl.mpi.rows import gather_rows
+from rank0rl.mpi.values import as_value, is_tensor, tensor_restorer
 
 Array = npt.NDArray[Any]
+Restore = Callable[[Array], Any]
 
 
 def rank0_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> dict[str, Any]:
     """Return the batches of all ranks, concatenated in rank order, on rank 0.
 
-    Arrays travel as they are, whatever their dtype and shape. Lists are pickled, which costs time
-    and memory: pass large data as arrays.
+    Arrays travel as they are, whatever their dtype and shape. Tensors travel as arrays, and come
+    back as tensors: detached, of the same dtype, on the device of this rank's own tensor. Lists are
+    pickled, which costs time and memory: pass large data as arrays or tensors.
 
     Collective: every rank calls this, in the same order.
 
     Args:
-        batch: name -> array of one or more axes, rows first; number; list; or another such dict.
-            Names are strings. Any dtype except object. The number of rows may differ between ranks
-            and between names, and may be zero. A rank that has collected nothing, and so knows no
-            names, passes {}.
+        batch: name -> array or tensor of one or more axes, rows first; number; list; or another
+            such dict. Names are strings. Any dtype except object. The number of rows may differ
+            between ranks and between names, and may be zero. A rank that has collected nothing, and
+            so knows no names, passes {}.
         comm: the ranks; all of the job by default.
 
     Returns:
         On rank 0, name -> the rows, or the items, of rank 0, then of rank 1, and so on; numbers
-        become an array with one number per rank. On the other ranks the same names with no rows or
-        items, so that no rank goes on with incomplete data by mistake.
+        become an array, and tensors without axes a tensor, with one number per rank. On the other
+        ranks the same names with no rows or items, so that no rank goes on with incomplete data by
+        mistake. A rank that passes {} gets tensors in main memory.
 
     Raises:
         ValueError: the same on every rank, if the ranks disagree on names, dtypes or trailing
@@ -61,11 +65,13 @@ class _Kind(NamedTuple):
     dtype: Any
     row: tuple[int, ...]
     """Trailing shape."""
+    tensor: str = ""
+    """Dtype of the tensor that the rows are of, such as "torch.bfloat16"; "" for an array."""
 
     def __str__(self) -> str:
         if self.name == "list":
             return "a list"
-        dtype = self.dtype if self.dtype.names else self.dtype.str
+        dtype = self.tensor or (self.dtype if self.dtype.names else self.dtype.str)
         return f"one number, {dtype}" if self.name == "number" else f"{dtype} {self.row}"
 
 
@@ -77,7 +83,7 @@ def _accumulate(
     batch: Mapping[str, Any], what: str, comm: Comm | None, to_all: bool
 ) -> dict[str, Any]:
     comm = comm or world()
-    (kinds, arrays), problem = attempt(lambda: _as_rows(batch), ({}, {}))
+    (kinds, arrays, restores), problem = attempt(lambda: _as_rows(batch), ({}, {}, {}))
     names = sorted(kinds)
     rows = [len(arrays[name]) for name in names]
     layout = {_readable(name): str(kind) for name, kind in kinds.items()}
@@ -98,6 +104,8 @@ def _accumulate(
         if kind.name == "list":
             name = f"{what}: the list {_readable(path)!r}"
             whole = _items(whole, counts[:, names.index(path)], name)
+        elif kind.tensor:
+            whole = (restores.get(path) or tensor_restorer(kind.tensor))(whole)
         inner = out
         for key in path[:-1]:
             inner = inner.setdefault(key, {})
@@ -107,29 +115,30 @@ def _accumulate(
 
 def _as_rows(
     batch: Mapping[str, Any],
-) -> tuple[dict[trees.Path, _Kind], dict[trees.Path, Array]]:
-    """Return path -> kind of value, and path -> its rows.
+) -> tuple[dict[trees.Path, _Kind], dict[trees.Path, Array], dict[trees.Path, Restore | None]]:
+    """Return path -> kind of value, path -> its rows, and path -> what makes rows a tensor again.
 
     Raises:
         ValueError: if anything in the batch cannot be sent.
     """
     if not isinstance(batch, Mapping):
         raise ValueError(
-            f"a batch must be a dict, name -> array, number, list or another such dict: got "
+            f"a batch must be a dict, name -> array, tensor, number, list or another such dict: got "
             f"{type(batch).__name__}; a rank that has nothing passes {{}}"
         )
     kinds: dict[trees.Path, _Kind] = {}
     arrays: dict[trees.Path, Array] = {}
+    restores: dict[trees.Path, Restore | None] = {}
     for path, value in trees.leaves(batch, trees.dict_items):
         for key in path:
             if not isinstance(key, str):
                 raise ValueError(f"names must be strings: got {key!r}")
-        kinds[path], arrays[path] = _value_as_rows(value, path)
-    return kinds, arrays
+        kinds[path], arrays[path], restores[path] = _value_as_rows(value, path)
+    return kinds, arrays, restores
 
 
-def _value_as_rows(value: Any, path: trees.Path) -> tuple[_Kind, Array]:
-    """Return the kind of a value, and its rows.
+def _value_as_rows(value: Any, path: trees.Path) -> tuple[_Kind, Array, Restore | None]:
+    """Return the kind of a value, its rows, and, for a tensor, what makes rows a tensor again.
 
     Raises:
         ValueError: if it is of no kind that can be sent.
@@ -140,6 +149,8 @@ def _value_as_rows(value: Any, path: trees.Path) -> tuple[_Kind, Array]:
         array = value if value.ndim else value.reshape(1)
         number = _Kind("number", value.dtype, ())
         kind = _Kind("rows", value.dtype, value.shape[1:]) if value.ndim else number
+    elif is_tensor(value):
+        return _tensor_as_rows(value, path)
     elif isinstance(value, list):
         try:
             array = objects.as_rows(value)
@@ -153,10 +164,19 @@ def _value_as_rows(value: Any, path: trees.Path) -> tuple[_Kind, Array]:
         got = f"{value.dtype}, shape {value.shape}" if plain else type(value).__name__
         raise ValueError(
             f"{_readable(path)!r} must be a numpy array with rows along its first axis and a "
-            f"dtype other than object, a number, a list, or a dict of these: got {got}; make it "
-            f"one"
+            f"dtype other than object, a tensor, a number, a list, or a dict of these: got {got}; "
+            f"make it one"
         )
-    return kind, array
+    return kind, array, None
+
+
+def _tensor_as_rows(tensor: Any, path: trees.Path) -> tuple[_Kind, Array, Restore]:
+    try:
+        array, restore, _ = as_value(tensor)
+    except ValueError as error:
+        raise ValueError(f"{_readable(path)!r}: {error}") from None
+    kind, rows, _ = _value_as_rows(array, path)
+    return kind._replace(tensor=str(tensor.dtype)), rows, restore
 
 
 def _readable(path: trees.Path) -> str:

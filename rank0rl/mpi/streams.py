@@ -15,6 +15,8 @@ import sys
 import threading
 from typing import Any
 
+from rank0rl.mpi import job
+
 _TURN_S = 0.2
 _UNREAD = (errno.EPIPE, errno.EIO)  # of a pipe without a reader; of a terminal that is gone
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk without room, which later writes may find
@@ -35,6 +37,19 @@ def outlast_readers() -> None:
         elif mode == "w" and stream is getattr(sys, f"__{name}__") and sys.platform != "win32":
             stream.flush()
             setattr(sys, name, _like(stream))
+
+
+def keep_lines_whole() -> None:
+    """Let a rank write each line at once, as at a terminal, even where Python is unbuffered.
+
+    An unbuffered `print` writes its arguments and the newline one by one. A launcher may then put
+    what other ranks write between them. (After a text of several lines it still may, before the
+    last newline.)
+    """
+    if job.world_size() is not None:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.write_through:
+                stream.reconfigure(line_buffering=True, write_through=False)
 
 
 def _like(stream: Any) -> io.TextIOWrapper:

@@ -23,6 +23,12 @@ class Value(NamedTuple):
     """Kind, dtype and shape."""
 
 
+def is_tensor(x: Any) -> bool:
+    """Return True for a tensor. Torch is not loaded for that: who has not loaded it has no tensors."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
 def as_value(x: Any) -> Value:
     """Return a number, array, tensor or list of numbers as an array.
 
@@ -30,8 +36,7 @@ def as_value(x: Any) -> Value:
         TypeError: if it is anything else.
         ValueError: if it is a tensor that has no such array.
     """
-    torch = sys.modules.get("torch")  # ranks that have no tensors need not wait for it to load
-    if torch is not None and isinstance(x, torch.Tensor):
+    if is_tensor(x):
         return _tensor_as_value(x)
     if isinstance(x, np.ndarray | list | tuple):
         array = np.asarray(x)
@@ -51,18 +56,39 @@ def as_value(x: Any) -> Value:
 
 def _tensor_as_value(x: Any) -> Value:
     torch = sys.modules["torch"]
-    if x.is_sparse or x.device.type == "meta":
-        kind = "sparse" if x.is_sparse else "on the meta device, where it has no data"
+    kind = ""
+    if x.layout != torch.strided:
+        kind = "sparse; pass tensor.to_dense()"
+    elif x.device.type == "meta":
+        kind = "on the meta device, where it has no data; make it on another device"
+    if kind:
         raise ValueError(f"a tensor must be dense and hold data: got one that is {kind}")
     dtype, device = x.dtype, x.device
-    there = x.detach().cpu().resolve_conj().resolve_neg()
-    array = (there.float() if dtype == torch.bfloat16 else there).numpy()
+    try:
+        there = x.detach().cpu().resolve_conj().resolve_neg()
+        array = (there.float() if dtype == torch.bfloat16 else there).numpy()
+    except (TypeError, ValueError, RuntimeError) as error:  # NumPy does not have all that torch has
+        raise ValueError(
+            f"a tensor of dtype {dtype} has no array ({error}); pass one that you have made of it, "
+            f"such as tensor.float().cpu().numpy()"
+        ) from error
 
     def restore(result: Array) -> Any:
         back = torch.from_numpy(np.array(result, order="C"))
         return back.to(device, dtype if result.dtype == array.dtype else None)
 
     return Value(array, restore, f"tensor {dtype} {tuple(x.shape)}, {device.type}")
+
+
+def tensor_restorer(dtype: str) -> Callable[[Array], Any]:
+    """Return `Value.restore` of a tensor in main memory, for a rank that has no such tensor.
+
+    Args:
+        dtype: name of the tensor's dtype, such as "torch.float32".
+    """
+    import torch  # a rank that has not loaded it gets tensors of others now
+
+    return as_value(torch.empty(0, dtype=getattr(torch, dtype.removeprefix("torch.")))).restore
 
 
 def as_values(things: Mapping[str, Any], op: str = "") -> dict[str, Value]:

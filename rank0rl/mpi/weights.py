@@ -81,6 +81,13 @@ def _tensors(thing: Any, name: str) -> Iterator[tuple[str, Tensor]]:
         )
 
 
+def without_label(things: tuple[Any, ...], label: str) -> tuple[tuple[Any, ...], str]:
+    """Return weights and their label, which mpi_util's scripts pass as the last of the things."""
+    if not label and len(things) > 1 and isinstance(things[-1], str):
+        return things[:-1], things[-1]
+    return things, label
+
+
 @collective
 def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None:
     """Overwrite weights, in place, with those of rank 0: parameters and buffers.
@@ -91,7 +98,7 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
 
     Args:
         things: modules, tensors, arrays, and nested dicts and lists of them.
-        label: name of these weights, for error messages.
+        label: name of these weights, for error messages. It may also be the last of the things.
         comm: the ranks; all of the job by default.
 
     Raises:
@@ -101,6 +108,7 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
     comm = comm or world()
     if comm is None:
         return
+    things, label = without_label(things, label)
     (tensors, staged, blocks), problem = attempt(lambda: _to_send(*things), ({}, {}, []))
     layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in tensors.items()}
     layout["memory"] = f"blocks of {[block.size for block in blocks]} bytes"
@@ -132,7 +140,7 @@ def chksum(
 
     Args:
         things: modules, tensors, arrays, and nested dicts and lists of them.
-        label: name of these weights, for error messages.
+        label: name of these weights, for error messages. It may also be the last of the things.
         before: earlier result of `hashes.sha256_each` on this rank, if the weights must not have
             changed since.
         comm: the ranks; all of the job by default.
@@ -144,6 +152,7 @@ def chksum(
         ValueError: the same on every rank, naming a rank and a tensor that differ from rank 0's, or
             from what they were before; or if something else is passed.
     """
+    things, label = without_label(things, label)
     each, problem = attempt(lambda: hashes.sha256_each(named_tensors(*things)), {})
     changed = [name for name in each if before is not None and before.get(name) != each[name]]
     if changed:

@@ -45,7 +45,8 @@ def test_the_streams_of_scripts_are_those_that_the_trainer_leaves_to_them(monkey
 def test_the_whole_family_can_be_imported_from_here():
     family = (
         "mpi_fork rank nworkers tf_config set_global_seeds rank0_accum_batches all_accum_batches "
-        "rank0_bcast_wts all_sum all_mean all_avg_wts bcast print0 steps_sec timeit chksum"
+        "rank0_bcast_wts all_sum all_mean all_avg_wts bcast print0 steps_sec timeit chksum "
+        "accum_batches all_sum_scalar all_mean_scalar cumsum_steps"
     )
     assert sorted(mpi_util.__all__) == sorted(family.split())
     for name in mpi_util.__all__:
@@ -67,6 +68,7 @@ def on_rank_steps_sec(at_s):
     with mock.patch.object(mpi_util, "time", clock), redirect_stdout(said):
         laps = mpi_util.Laps()
         rates = [laps.steps_sec(1000 * (comm.rank + 1)), laps.steps_sec(0)]
+    assert laps.cumsum_steps == sum(1000 * (rank + 1) for rank in range(comm.nworkers))
     return [rates, said.getvalue()]
 
 
@@ -125,6 +127,39 @@ def test_mpi_fork_tells_the_ranks_their_share(monkeypatch):
         rank0rl.mpi_fork(1, gpu_pct=5)
 
 
+def test_steps_of_all_calls_are_added_up():
+    before = rank0rl.cumsum_steps
+    rank0rl.steps_sec(7)
+    assert mpi_util.cumsum_steps == rank0rl.cumsum_steps == before + 7
+
+
+def test_batches_of_one_rank_are_put_together():
+    batches = [
+        {"x": np.full((n, 2), n, np.int16), "t": torch.ones(n).bfloat16(), "n": n, "l": [n]}
+        for n in (2, 0, 1)
+    ]
+    whole = mpi_util.accum_batches([{"in": batch, "y": batch["x"]} for batch in batches])
+    assert (whole["y"].dtype, whole["y"].tolist()) == (np.int16, [[2, 2], [2, 2], [1, 1]])
+    assert whole["in"]["x"].tolist() == whole["y"].tolist()
+    assert (whole["in"]["t"].dtype, whole["in"]["t"].tolist()) == (torch.bfloat16, [1] * 3)
+    assert (whole["in"]["n"].tolist(), whole["in"]["l"]) == ([2, 0, 1], [2, 0, 1])
+    with pytest.raises(ValueError, match=r"got \('a',\) and \('a', 'b'\)"):
+        mpi_util.accum_batches([{"a": 1, "b": 1}, {"a": 1}])
+    with pytest.raises(ValueError, match="got no batch"):
+        mpi_util.accum_batches([])
+    for part in ([1.0], {"b": 1}, torch.ones(1), np.ones(1), 1):
+        with pytest.raises(ValueError, match="the same kind of values: 'a' is .*float32"):
+            mpi_util.accum_batches([{"a": part}, {"a": np.ones(1, np.float32)}])
+
+
+@pytest.mark.parametrize("module", [rank0rl, mpi_util])
+def test_a_name_that_is_not_here_says_what_to_do(module):
+    words = "'set_wt': use rank0_bcast_wts, which overwrites weights in place"
+    with pytest.raises(AttributeError, match=words):
+        module.set_wt
+
+
 def test_the_recipes_names_are_here():
     assert np.array_equal(rank0rl.bcast(np.arange(3)), [0, 1, 2])
     assert rank0rl.all_accum_batches({"x": [1]}) == {"x": [1]}
+    assert (rank0rl.all_sum_scalar(2), rank0rl.all_mean_scalar(np.float64(0.5))) == (2, 0.5)

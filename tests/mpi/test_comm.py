@@ -44,6 +44,38 @@ def test_broadcasts_give_every_rank_what_rank_0_has(n):
     assert on_ranks(n, "test_comm:on_rank_broadcast") == [expected] * n
 
 
+def on_rank_overwritten():
+    """Return what is left of the arrays that were passed, and what was returned for each."""
+    first = np.arange(6.0).reshape(2, 3)
+    passed = {
+        "like it": np.full((2, 3), float(comm.rank)),
+        "strided": np.full((3, 2), float(comm.rank)).T,
+        "other shape": np.full(6, float(comm.rank)),
+        "other dtype": np.full((2, 3), comm.rank, np.float32),
+        "read-only": np.full((2, 3), float(comm.rank)),
+        "list": [[comm.rank] * 3] * 2,
+    }
+    passed["read-only"].flags.writeable = False
+    if comm.rank == 0:
+        passed = dict.fromkeys(passed, first)
+    returned = {name: comm.bcast(array) for name, array in passed.items()}
+    right = [(array == np.arange(6.0).reshape(2, 3)).all() for array in returned.values()]
+    for array in returned.values():
+        array[:] = -1  # a copy on every rank
+    return [all(right), {name: np.asarray(array).tolist() for name, array in passed.items()}]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_bcast_overwrites_an_array_like_rank_0s_and_nothing_else(n):
+    whole = np.arange(6.0).reshape(2, 3).tolist()
+    results = on_ranks(n, "test_comm:on_rank_overwritten")
+    for rank, (right, passed) in enumerate(results):
+        mine = [[rank] * 3] * 2
+        kept = {"other shape": [rank] * 6, "other dtype": mine, "read-only": mine, "list": mine}
+        assert right
+        assert passed == dict.fromkeys(passed, whole) | (kept if rank else {})
+
+
 def on_rank_chunks(bytes_):
     """Return what arrives where an array is many messages, and how many collectives that took."""
     names = []

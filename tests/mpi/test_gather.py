@@ -2,10 +2,13 @@
 
 import re
 import resource
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from on_ranks import on_ranks
+import torch
+from on_ranks import on_ranks, run
 
 from rank0rl.mpi import comm
 from rank0rl.mpi.gather import all_accum_batches, rank0_accum_batches
@@ -82,6 +85,96 @@ def test_nested_dicts_numbers_and_lists(n):
     assert [r[2] for r in results] == [plain({**alone, **numbers})] * n
 
 
+TENSORS = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64]
+
+
+def tensors_of(rank):
+    """Return a batch of tensors: of every dtype, without axes, without rows, not contiguous, in a dict."""
+    rows = [2, 0, 3][rank]
+    every = {str(dtype): torch.full((rows, 2), rank + 0.1).to(dtype) for dtype in TENSORS}
+    return {
+        **every,
+        "single": {
+            "real": torch.tensor(rank + 0.1, dtype=torch.bfloat16),
+            "int": torch.tensor(rank),
+        },
+        "param": torch.nn.Parameter(torch.arange(6.0).reshape(3, 2).T[:, :rows].T * 1.5),
+        "conj": torch.full((rows,), rank + 1j).conj(),
+        "empty": torch.empty(0, 3),
+        "array": np.arange(rows),
+    }
+
+
+def plain_tensors(value):
+    """Return a batch as JSON: of each tensor its dtype, shape, numbers, device, and whether it has a gradient."""
+    if isinstance(value, dict):
+        return {name: plain_tensors(inner) for name, inner in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value)
+    wide = value.to(torch.complex128)
+    place = str(value.device), value.requires_grad
+    return [str(value.dtype), repr(wide.tolist()), *value.shape, *place]
+
+
+def whole_tensors(n, rows=slice(None)):
+    """Return those of n ranks, put together by torch."""
+
+    def together(values):
+        if isinstance(values[0], dict):
+            return {name: together([value[name] for value in values]) for name in values[0]}
+        if isinstance(values[0], np.ndarray):
+            return np.concatenate(values)[rows]
+        return torch.cat([torch.atleast_1d(value.detach()) for value in values])[rows]
+
+    return plain_tensors(together([tensors_of(rank) for rank in range(n)]))
+
+
+def on_rank_tensors():
+    mine, last = tensors_of(comm.rank), comm.rank == comm.nworkers - 1
+    return [
+        plain_tensors(rank0_accum_batches(mine)),
+        plain_tensors(all_accum_batches(mine)),
+        plain_tensors(all_accum_batches({"x": torch.ones(2).bfloat16(), "y": 1} if last else {})),
+    ]
+
+
+@pytest.mark.parametrize("n", RANKS)
+def test_tensors_come_back_as_tensors(n):
+    results = on_ranks(n, "test_gather:on_rank_tensors")
+    whole = whole_tensors(n)
+    assert [r[0] for r in results] == [whole] + [whole_tensors(n, slice(0))] * (n - 1)
+    assert [r[1] for r in results] == [whole] * n
+    ones = ["torch.bfloat16", repr([1 + 0j, 1 + 0j]), 2, "cpu", False]
+    assert [r[2] for r in results] == [{"x": ones, "y": plain(np.array([1]))}] * n
+
+
+def test_a_tensor_of_one_process_is_not_the_one_that_was_passed():
+    x = torch.zeros(2, requires_grad=True)
+    rank0_accum_batches({"x": x})["x"][:] = 1
+    assert x.tolist() == [0, 0]
+
+
+def test_torch_is_loaded_only_where_tensors_come(tmp_path):
+    """Rank 0 has no tensors, and has not loaded torch before rank 1 sends it some."""
+    code = """
+import sys
+import numpy as np
+import rank0rl
+if rank0rl.mpi_fork(2) == "parent":
+    sys.exit()
+arrays = rank0rl.rank0_accum_batches({"x": np.zeros(2)})
+loaded = ["torch" in sys.modules]
+if rank0rl.rank == 1:
+    import torch
+batch = rank0rl.rank0_accum_batches({"x": torch.ones(2)} if rank0rl.rank == 1 else {})
+rank0rl.print0(loaded, batch)
+"""
+    (tmp_path / "script.py").write_text(code)
+    paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = run([sys.executable, str(tmp_path / "script.py")], env=paths)
+    assert done.stdout == "[False] {'x': tensor([1., 1.])}\n", done.stderr
+
+
 class Sour:
     """Raises whatever it is told to when it is pickled."""
 
@@ -114,6 +207,28 @@ WRONG = {
     "ragged": ({"a": ((1, 2), (3,))}, {"a": np.zeros(2)}, "rank 0: 'a' must be a numpy array"),
     "empty inside": ({"a": {"x": np.ones(2)}}, {"a": {}, "b": 1}, "missing on rank"),
     "inside or dotted": ({"a": {"b": 1}}, {"a.b": 1}, "missing on rank"),
+    "a tensor and an array": (
+        {"a": torch.zeros(2)},
+        {"a": np.zeros(2, np.float32)},
+        "'a' is torch.float32 () on rank 0 and <f4 () on rank 1",
+    ),
+    "tensors of two dtypes": (
+        {"a": torch.tensor(1.0)},
+        {"a": torch.tensor(1.0).bfloat16()},
+        "one number, torch.float32 on rank 0 and one number, torch.bfloat16 on rank 1",
+    ),
+    "a sparse tensor": (
+        {"a": {"b": torch.eye(2).to_sparse()}},
+        {},
+        "('a', 'b')\": a tensor must be dense and hold data: got one that is sparse; pass "
+        "tensor.to_dense()",
+    ),
+    "a tensor without data": ({}, {"a": torch.ones(2, device="meta")}, "make it on another device"),
+    "a tensor that is no array": (
+        {"a": torch.ones(2).to(torch.float8_e4m3fn)},
+        {"a": np.zeros(2)},
+        "rank 0: 'a': a tensor of dtype torch.float8_e4m3fn has no array .*cpu\\(\\).numpy\\(\\)$",
+    ),
     "too large": ({"a": 2**70}, {"a": 1}, "rank 0: 'a' must be a numpy array with rows"),
 }
 

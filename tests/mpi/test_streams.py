@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 
 import pytest
-from on_ranks import HERE, LIMIT_S, environment
+from on_ranks import HERE, LIMIT_S, environment, mpiexec, run
 
 from rank0rl.mpi import streams
 
@@ -102,6 +102,31 @@ def test_nothing_is_lost_in_a_full_pipe_that_does_not_block():
     later.join()
     assert os.read(reader, full) == b"words"
     os.close(reader)
+
+
+WRITES = """
+import os, socket, sys
+reads, writes = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+told = os.dup(1)
+os.dup2(writes.fileno(), 1)
+os.dup2(writes.fileno(), 2)
+import rank0rl
+for stream in (sys.stdout, sys.stderr):
+    print("rank", 1, end=" of ", file=stream)
+    print("two", 3.5, file=stream)
+print("kept", end="", flush=True)
+each = [os.read(reads.fileno(), 999) for _ in range(3)]
+os.write(told, f"{each}\\n".encode())
+"""
+
+
+def test_a_rank_writes_whole_lines_even_if_python_is_unbuffered(tmp_path):
+    """Each write to a datagram socket is read on its own."""
+    (tmp_path / "script.py").write_text(WRITES)
+    command = [mpiexec(), "-n", "2", sys.executable, "-u", str(tmp_path / "script.py")]
+    done = run(command, env=PATHS)
+    each = [b"rank 1 of two 3.5\n"] * 2 + [b"kept"]
+    assert done.stdout == f"{each}\n" * 2, done.stderr
 
 
 @pytest.mark.parametrize("unread", UNREAD[:3])

@@ -6,7 +6,7 @@ import torch
 from on_ranks import on_ranks
 from torch import nn
 
-from rank0rl.mpi import comm, hashes, weights
+from rank0rl.mpi import average, comm, hashes, weights
 from rank0rl.nets.flat import flatten_
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.nets.value import ValueFunction
@@ -84,6 +84,28 @@ def test_other_shapes_dtypes_or_names_raise_the_same_error_on_every_rank():
         assert "policy" in message
         assert "rank 1" in message
     assert fixed == [0, 0]
+
+
+def on_rank_label():
+    """Return what is said where the label comes last, as in mpi_util's scripts."""
+    said, array = [], np.full(2, float(comm.rank))
+    weights.rank0_bcast_wts(array, "val")
+    average.all_avg_wts({"a": array}, [array], "val")
+    weights.chksum(array, "val")
+    for call in (weights.rank0_bcast_wts, average.all_avg_wts, weights.chksum):
+        with pytest.raises(ValueError, match=" policy: ") as error:
+            call(np.zeros(2 + comm.rank), "policy")
+        said.append(str(error.value))
+        for label in ({"label": "policy"}, {}):  # no second label, and no label without weights
+            with pytest.raises(ValueError, match="dicts and lists of them: got str"):
+                call(*[array] * len(label), "val", **label)
+    return [said, array.tolist()]
+
+
+def test_the_label_may_be_the_last_argument():
+    first, second = on_ranks(2, "test_weights:on_rank_label")
+    assert first == second
+    assert first[1] == [0, 0]
 
 
 def test_what_is_no_weight_is_named():

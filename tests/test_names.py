@@ -35,13 +35,13 @@ FAMILIES = {
     ),
     "OmniSafe": (
         "rank0rl.compat.omnisafe",
-        "setup_distributed get_rank is_master world_size fork avg_tensor avg_grads sync_params "
-        "avg_params dist_avg dist_sum dist_max dist_min dist_op dist_statistics_scalar",
+        "setup_distributed get_rank is_master world_size reduce all_reduce gather all_gather "
+        "broadcast scatter fork avg_tensor avg_grads sync_params avg_params dist_avg dist_sum dist_max dist_min dist_op dist_statistics_scalar",
     ),
     "EvoRL": (
         "rank0rl.compat.evorl",
-        "DP_AXIS_NAME POP_AXIS_NAME psum pmean pmax pmin all_gather get_process_id "
-        "get_global_ranks is_dist_initialized split_key_to_devices gradient_update "
+        "DP_AXIS_NAME POP_AXIS_NAME PMAP_AXIS_NAME psum pmean pmax pmin all_gather unpmap "
+        "get_process_id get_global_ranks is_dist_initialized split_key_to_devices gradient_update "
         "agent_gradient_update shmap_map shmap_vmap tree_device_put",
     ),
 }

@@ -1,98 +1,23 @@
-"""EvoRL's collectives: trees of arrays, tensors and numbers, over the ranks along a named axis."""
+"""EvoRL's collectives: trees of arrays, tensors and numbers, over the ranks along named axes."""
 
 from __future__ import annotations
 
-import math
 import platform
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from rank0rl.compat._evorl_mesh import AxisName, axis_names, current_mesh
 from rank0rl.mpi import comm, reduce, trees
-from rank0rl.mpi.comm import Comm
+from rank0rl.mpi.errors import attempt
 from rank0rl.mpi.layout import check_layout
-from rank0rl.mpi.values import as_value
-
-DP_AXIS_NAME = "DP"
-"""Axis of the ranks that share the samples of one agent."""
-POP_AXIS_NAME = "POP"
-"""Axis of the ranks that share the agents of a population."""
+from rank0rl.mpi.values import as_value, as_values
 
 
-@dataclass(frozen=True)
-class Mesh:
-    """Grid of ranks with named axes."""
-
-    sizes: Mapping[str, int]
-    """Axis -> number of ranks along it."""
-    comms: Mapping[str, Comm | None]
-    """Axis -> communicator of this rank's neighbours along it; None in a single process."""
-
-    def index(self, axis_name: str) -> int:
-        """Return this rank's place along an axis, from 0."""
-        return comm.get_rank(self.comm(axis_name))
-
-    def comm(self, axis_name: str) -> Comm | None:
-        """Return the communicator of the ranks along an axis; None in a single process.
-
-        Raises:
-            ValueError: if there is no such axis.
-        """
-        if axis_name not in self.comms:
-            raise ValueError(
-                f"axis_name must be None or one of {', '.join(self.comms)}: got {axis_name!r}; "
-                f"to have other axes, call use_axes"
-            )
-        return self.comms[axis_name]
-
-
-_meshes: list[Mesh] = []  # the one in use is the last
-
-
-def use_axes(**sizes: int) -> Mesh:
-    """Lay all ranks out in a grid, whose axes have names that the other functions take.
-
-    Before the first call, "DP" and "POP" both mean all ranks. `use_axes(DP=2, POP=3)` makes two
-    rows of three: ranks 0, 1, 2 share a population, and so do ranks 3, 4, 5; ranks 0 and 3 share an
-    agent's samples. A call without arguments returns to the beginning.
-
-    Collective: every rank calls this, in the same order, with the same sizes.
-
-    Args:
-        sizes: axis -> number of ranks along it. Consecutive ranks are neighbours along the last
-            axis.
-
-    Raises:
-        ValueError: the same on every rank, if the product of the sizes is not the number of ranks,
-            or if the sizes differ between ranks.
-    """
-    n = comm.get_nworkers()
-    problem = ""
-    if sizes and (min(sizes.values()) < 1 or math.prod(sizes.values()) != n):
-        problem = f"the product of the sizes must be the number of ranks, {n}: got {sizes}"
-    layout = {axis: str(size) for axis, size in sizes.items()} | {"order": " ".join(sizes)}
-    check_layout(layout, "use_axes", problem, "axes and sizes")
-    mesh = Mesh(sizes, _along(sizes)) if sizes else _all_ranks()
-    for before in _meshes:
-        for along in before.comms.values():
-            if along and along != comm.world():
-                along.Free()
-    _meshes[:] = [mesh]
-    return mesh
-
-
-def current_mesh() -> Mesh:
-    """Return the grid in use."""
-    if not _meshes:
-        _meshes.append(_all_ranks())
-    return _meshes[-1]
-
-
-def psum(x: Any, axis_name: str | None = None) -> Any:
+def psum(x: Any, axis_name: AxisName = None) -> Any:
     """Return sums over the ranks of an axis, leaf by leaf. Leaves of one dtype are one message.
 
     Collective: every rank of the axis calls this, in the same order.
@@ -100,7 +25,8 @@ def psum(x: Any, axis_name: str | None = None) -> Any:
     Args:
         x: array, tensor or number, or a tree of them: nested dicts, lists, tuples, namedtuples and
             dataclasses.
-        axis_name: "DP", "POP", or a name that was given to `use_axes`. None returns x itself.
+        axis_name: "DP", "POP", "P", or a name that was given to `use_axes`. A tuple of names means
+            the ranks of all these axes together. None returns x itself.
 
     Returns:
         A tree like x. Integers are exact.
@@ -113,7 +39,7 @@ def psum(x: Any, axis_name: str | None = None) -> Any:
     return _reduced(x, "sum", axis_name, "psum")
 
 
-def pmean(x: Any, axis_name: str | None = None) -> Any:
+def pmean(x: Any, axis_name: AxisName = None) -> Any:
     """Return means over the ranks of an axis, as `psum` does. The mean of integers is float64.
 
     Collective: every rank of the axis calls this, in the same order.
@@ -121,7 +47,7 @@ def pmean(x: Any, axis_name: str | None = None) -> Any:
     return _reduced(x, "mean", axis_name, "pmean")
 
 
-def pmax(x: Any, axis_name: str | None = None) -> Any:
+def pmax(x: Any, axis_name: AxisName = None) -> Any:
     """Return the largest values over the ranks of an axis, element by element, as `psum` does.
 
     Collective: every rank of the axis calls this, in the same order.
@@ -129,7 +55,7 @@ def pmax(x: Any, axis_name: str | None = None) -> Any:
     return _reduced(x, "max", axis_name, "pmax")
 
 
-def pmin(x: Any, axis_name: str | None = None) -> Any:
+def pmin(x: Any, axis_name: AxisName = None) -> Any:
     """Return the smallest values over the ranks of an axis, element by element, as `psum` does.
 
     Collective: every rank of the axis calls this, in the same order.
@@ -137,7 +63,7 @@ def pmin(x: Any, axis_name: str | None = None) -> Any:
     return _reduced(x, "min", axis_name, "pmin")
 
 
-def all_gather(x: Any, axis_name: str | None = None, *, axis: int = 0, tiled: bool = False) -> Any:
+def all_gather(x: Any, axis_name: AxisName = None, *, axis: int = 0, tiled: bool = False) -> Any:
     """Stack what all ranks of an axis have, leaf by leaf, in the order of ranks.
 
     Collective: every rank of the axis calls this, in the same order.
@@ -150,15 +76,49 @@ def all_gather(x: Any, axis_name: str | None = None, *, axis: int = 0, tiled: bo
 
     Returns:
         A tree like x. With axis 0, each leaf has shape (ranks, *its shape). Numbers become arrays.
+        With a tuple of names, neighbours differ along the axis that is named last.
 
     Raises:
         ValueError: in the same cases as `psum`.
     """
-    if axis_name is None:
+    if not axis_names(axis_name):
+        return x
+    mesh = current_mesh()
+    gathered = reduce.gather_many(trees.named(x), "all_gather", mesh.comm(axis_name))
+    order = mesh.order(axis_name)
+    if order != sorted(order):
+        gathered = {name: a[order] for name, a in gathered.items()}
+    return trees.rebuilt(x, [_laid(a, axis, tiled) for a in gathered.values()])
+
+
+def unpmap(x: Any, axis_name: AxisName = None) -> Any:
+    """Return what the first rank of an axis has, leaf by leaf, on every rank of the axis.
+
+    Collective: every rank of the axis calls this, in the same order.
+
+    Args:
+        x: tree, as in `psum`, with the same dtypes and shapes on every rank.
+        axis_name: name of the axis, as in `psum`.
+
+    Returns:
+        A tree like x.
+
+    Raises:
+        ValueError: in the same cases as `psum`.
+    """
+    if not axis_names(axis_name):
         return x
     along = current_mesh().comm(axis_name)
-    gathered = reduce.gather_many(trees.named(x), "all_gather", along)
-    return trees.rebuilt(x, [_laid(a, axis, tiled) for a in gathered.values()])
+    leaves = trees.named(x)
+    values, problem = attempt(lambda: as_values(leaves), {})
+    layout = {name: value.layout for name, value in values.items()}
+    check_layout(layout, "unpmap", problem, "kinds, dtypes and shapes", along)
+    first = {}
+    for name, value in values.items():
+        array = np.array(value.array, order="C")
+        comm.bcast_(array, along)
+        first[name] = value.restore(array)
+    return trees.rebuilt(x, [first[name] for name in leaves])
 
 
 def is_dist_initialized() -> bool:
@@ -199,24 +159,8 @@ def split_key_to_devices(key: Any, devices: Sequence[Any]) -> list[Any]:
     return [_child(key, i) for i in range(len(devices))]
 
 
-def _all_ranks() -> Mesh:
-    n, everyone = comm.get_nworkers(), comm.world()
-    names = (DP_AXIS_NAME, POP_AXIS_NAME)
-    return Mesh(dict.fromkeys(names, n), dict.fromkeys(names, everyone))
-
-
-def _along(sizes: Mapping[str, int]) -> dict[str, Comm | None]:
-    """Return, for each axis, the communicator of the ranks that differ from this one along it alone."""
-    place = np.unravel_index(comm.get_rank(), tuple(sizes.values()))
-    found: dict[str, Comm | None] = {}
-    for i, axis in enumerate(sizes):
-        others = [0 if i == j else int(at) for j, at in enumerate(place)]
-        found[axis] = comm.split(int(np.ravel_multi_index(others, tuple(sizes.values()))))
-    return found
-
-
-def _reduced(x: Any, op: str, axis_name: str | None, what: str) -> Any:
-    if axis_name is None:
+def _reduced(x: Any, op: str, axis_name: AxisName, what: str) -> Any:
+    if not axis_names(axis_name):
         return x
     along = current_mesh().comm(axis_name)
     return trees.rebuilt(x, reduce.reduce_many(trees.named(x), op, what, along).values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rank0rl.compat._evorl_comm import pmean
+from rank0rl.compat._evorl_mesh import AxisName
 from rank0rl.mpi import trees
 
 Update = Callable[..., tuple[Any, Any, Any]]
@@ -59,10 +61,25 @@ class TorchOptimizer:
         return trees.rebuilt(params, changes), optimizer.state_dict()
 
 
+def _or_pmap_axis_name(function: Callable[..., Update]) -> Callable[..., Update]:
+    """Let a function take `pmap_axis_name` as another name of `dp_axis_name`."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Update:
+        if "pmap_axis_name" in kwargs:
+            if "dp_axis_name" in kwargs:
+                raise TypeError("dp_axis_name and pmap_axis_name are one argument: got both")
+            kwargs["dp_axis_name"] = kwargs.pop("pmap_axis_name")
+        return function(*args, **kwargs)
+
+    return call
+
+
+@_or_pmap_axis_name
 def gradient_update(
     loss_fn: Callable[..., Any],
     optimizer: GradientTransformation,
-    dp_axis_name: str | None,
+    dp_axis_name: AxisName,
     has_aux: bool = False,
 ) -> Update:
     """Return a function that makes one optimizer step down the gradient of a loss.
@@ -71,7 +88,8 @@ def gradient_update(
         loss_fn: function of (params, ...) that returns the loss, a tensor of one number, or
             (loss, aux). params is a tree of tensors.
         optimizer: object with optax's `init` and `update`, such as a `TorchOptimizer`.
-        dp_axis_name: axis of the ranks over which gradients are averaged. None: no average.
+        dp_axis_name: axis of the ranks over which gradients are averaged, or a tuple of axes. None:
+            no average. The keyword may be `pmap_axis_name` too.
         has_aux: True if loss_fn returns (loss, aux).
 
     Returns:
@@ -100,10 +118,11 @@ def _detach_params(agent_state: Any) -> Any:
     return agent_state.params
 
 
+@_or_pmap_axis_name
 def agent_gradient_update(
     loss_fn: Callable[..., Any],
     optimizer: GradientTransformation,
-    dp_axis_name: str | None = None,
+    dp_axis_name: AxisName = None,
     has_aux: bool = False,
     attach_fn: Callable[[Any, Any], Any] = _attach_params,
     detach_fn: Callable[[Any], Any] = _detach_params,
@@ -113,7 +132,8 @@ def agent_gradient_update(
     Args:
         loss_fn: function of (agent_state, ...) that returns the loss, or (loss, aux).
         optimizer: object with optax's `init` and `update`, as in `gradient_update`.
-        dp_axis_name: axis to average over, as in `gradient_update`.
+        dp_axis_name: axis to average over, as in `gradient_update`. The keyword may be
+            `pmap_axis_name` too.
         has_aux: True if loss_fn returns (loss, aux).
         attach_fn: function of (agent_state, params) that returns the state with these parameters.
             The default replaces `params` of a dataclass, of a namedtuple, or of an object with a

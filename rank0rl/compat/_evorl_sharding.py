@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rank0rl.compat._evorl_comm import Mesh, current_mesh
+from rank0rl.compat._evorl_mesh import Mesh, current_mesh
 from rank0rl.mpi import reduce, trees
 from rank0rl.mpi.errors import alone, attempt
 
@@ -69,15 +69,18 @@ def _shard_map(
         out = run(*shards)
         if isinstance(out_specs, str) or out_specs is None:
             return _together(out, out_specs, grid)
-        axes = _axes(out_specs, len(out), "out_specs")
-        return tuple(_together(x, axis, grid) for x, axis in zip(out, axes, strict=True))
+        several = isinstance(out, list | tuple)
+        results = out if several else (out,)
+        axes = _axes(out_specs, len(results), "out_specs", "results")
+        whole = tuple(_together(x, axis, grid) for x, axis in zip(results, axes, strict=True))
+        return whole if several else whole[0]
 
     return sharded
 
 
 def _shards(args: Sequence[Any], in_specs: Any, mesh: Mesh) -> list[Any]:
     """Return this rank's rows of all arguments."""
-    axes = _axes(in_specs, len(args), "in_specs")
+    axes = _axes(in_specs, len(args), "in_specs", "arguments")
     shards = [_rows(x, axis, mesh) for x, axis in zip(args, axes, strict=True)]
     counts = {len(leaf) for shard in shards for leaf in trees.named(shard).values()}
     if len(counts) != 1 or counts == {0}:
@@ -90,20 +93,23 @@ def _shards(args: Sequence[Any], in_specs: Any, mesh: Mesh) -> list[Any]:
 def _refuse(problem: str, out_specs: Any, mesh: Mesh) -> None:
     """Raise ValueError on every rank that gathers the first of the results; on this rank if none is gathered."""
     specs = [out_specs] if isinstance(out_specs, str) or out_specs is None else out_specs
-    axis = next(filter(None, _axes(specs, len(specs), "out_specs")), None)
+    axis = next(filter(None, _axes(specs, len(specs), "out_specs", "results")), None)
     if axis is None:
         raise alone(ValueError(problem))
     reduce.gather_many({}, "shmap", mesh.comm(axis), problem)
 
 
-def _axes(specs: Any, n: int, what: str) -> list[str | None]:
-    """Return the axis of each of n trees."""
+def _axes(specs: Any, n: int, what: str, trees_are: str) -> list[str | None]:
+    """Return the axis of each of n trees, which are the arguments or the results of fn."""
     if isinstance(specs, str) or specs is None:
         return [specs] * n
     axes = [spec[0] if isinstance(spec, Sequence) and len(spec) == 1 else spec for spec in specs]
-    if len(axes) != n or not all(isinstance(axis, str) or axis is None for axis in axes):
+    if not all(isinstance(axis, str) or axis is None for axis in axes):
+        raise ValueError(f"{what} must be an axis, None, or a sequence of these: got {specs}")
+    if len(axes) != n:
         raise ValueError(
-            f"{what} must be an axis, None, or a sequence of {n} of these: got {specs}"
+            f"{what} must have as many specs as fn has {trees_are}, {n}: got {len(axes)}; the name "
+            f"of one axis, without a sequence, holds for all"
         )
     return axes
 

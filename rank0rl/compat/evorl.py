@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from rank0rl.compat._evorl_comm import (
-    DP_AXIS_NAME,
-    POP_AXIS_NAME,
-    Mesh,
     all_gather,
     get_global_ranks,
     get_process_id,
@@ -15,7 +12,7 @@ from rank0rl.compat._evorl_comm import (
     pmin,
     psum,
     split_key_to_devices,
-    use_axes,
+    unpmap,
 )
 from rank0rl.compat._evorl_gradients import (
     GradientTransformation,
@@ -23,10 +20,18 @@ from rank0rl.compat._evorl_gradients import (
     agent_gradient_update,
     gradient_update,
 )
+from rank0rl.compat._evorl_mesh import (
+    DP_AXIS_NAME,
+    PMAP_AXIS_NAME,
+    POP_AXIS_NAME,
+    Mesh,
+    use_axes,
+)
 from rank0rl.compat._evorl_sharding import shmap_map, shmap_vmap, tree_device_put
 
 __all__ = [
     "DP_AXIS_NAME",
+    "PMAP_AXIS_NAME",
     "POP_AXIS_NAME",
     "GradientTransformation",
     "Mesh",
@@ -45,5 +50,6 @@ __all__ = [
     "shmap_vmap",
     "split_key_to_devices",
     "tree_device_put",
+    "unpmap",
     "use_axes",
 ]

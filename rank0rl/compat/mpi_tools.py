@@ -81,21 +81,7 @@ def broadcast(x: Any, root: int = 0) -> None:
         ValueError: the same on every rank, if x or root differs between ranks, if x cannot be
             overwritten, or if root is not a rank.
     """
-    layout, problem = {"root": str(root)}, _not_writable(x)
-    sent = np.empty(0)
-    if not 0 <= root < comm.get_nworkers():
-        problem = f"root must be a rank, 0 to {comm.get_nworkers() - 1}: got {root}"
-    try:
-        thing = as_value(x)
-        layout["x"], sent = thing.layout, np.ascontiguousarray(thing.array)
-        if sent.dtype.hasobject:
-            problem = problem or f"expected numbers or text: got dtype {sent.dtype}"
-    except (TypeError, ValueError) as error:
-        problem = problem or str(error)
-    check_layout(layout, "broadcast", problem, "dtypes, shapes and root")
-    comm.bcast_(sent, root=root)
-    if comm.get_rank() != root:
-        _fill(x, sent.reshape(x.shape))
+    bcast_from(root, x, "broadcast")
 
 
 def mpi_op(x: Any, op: Any) -> Any:
@@ -167,6 +153,41 @@ def op_name(op: Any) -> str:
         return next(known, "another operation of mpi4py")
     name = str(getattr(op, "name", op)).lower()
     return _TORCH.get(name, name)
+
+
+def bcast_from(root: Any, x: Any, what: str, problem: str = "", name: str = "root") -> None:
+    """Overwrite an array or tensor with that of rank `root`, as `broadcast` does.
+
+    Collective: every rank calls this, in the same order, with the same dtype, shape and root.
+
+    Args:
+        root: number of the rank.
+        x: array or tensor.
+        what: name of the collective, for error messages.
+        problem: what else is wrong on this rank; "" if nothing is.
+        name: name of the argument `root`, for error messages.
+    """
+    layout, sent = {name: str(root)}, np.empty(0)
+    problem = problem or not_a_rank(name, root) or _not_writable(x)
+    try:
+        thing = as_value(x)
+        layout["x"], sent = thing.layout, np.ascontiguousarray(thing.array)
+        if sent.dtype.hasobject:
+            problem = problem or f"expected numbers or text: got dtype {sent.dtype}"
+    except (TypeError, ValueError) as error:
+        problem = problem or str(error)
+    check_layout(layout, what, problem, f"dtypes, shapes and {name}")
+    comm.bcast_(sent, root=root)
+    if comm.get_rank() != root:
+        _fill(x, sent.reshape(x.shape))
+
+
+def not_a_rank(name: str, rank: Any) -> str:
+    """Explain why an argument is not the number of a rank; return "" if it is one."""
+    n = comm.get_nworkers()
+    if isinstance(rank, int | np.integer) and 0 <= rank < n:
+        return ""
+    return f"{name} must be a rank, 0 to {n - 1}: got {rank!r}"
 
 
 def _unfit(sent: Any, recvbuf: Any, op: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,15 +10,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rank0rl.compat._omnisafe_collectives import (
+    all_gather,
+    all_reduce,
+    broadcast,
+    gather,
+    reduce,
+    reduce_tensor,
+    scatter,
+)
 from rank0rl.compat.mpi_pytorch import setup_pytorch_for_mpi as setup_distributed
 from rank0rl.compat.mpi_pytorch import sync_params
 from rank0rl.compat.mpi_tools import op_name
-from rank0rl.mpi import average, comm, launch, reduce
+from rank0rl.mpi import average, comm, launch
+from rank0rl.mpi.reduce import all_reduce as reduce_any
+from rank0rl.mpi.reduce import statistics
 
 __all__ = [
+    "all_gather",
+    "all_reduce",
     "avg_grads",
     "avg_params",
     "avg_tensor",
+    "broadcast",
     "dist_avg",
     "dist_max",
     "dist_min",
@@ -25,8 +40,11 @@ __all__ = [
     "dist_statistics_scalar",
     "dist_sum",
     "fork",
+    "gather",
     "get_rank",
     "is_master",
+    "reduce",
+    "scatter",
     "setup_distributed",
     "sync_params",
     "world_size",
@@ -50,14 +68,21 @@ def world_size() -> int:
 
 def fork(
     parallel: int,
-    bind_to_core: bool = False,
-    use_number_of_threads: bool = False,
+    bind_to_core: bool | str = False,
+    use_number_of_threads: Any = False,
     device: str = "cpu",
     manual_args: Sequence[str] | None = None,
 ) -> bool:
     """Run this command line again on several ranks.
 
-    A script calls it once, early: ``if fork(n): sys.exit()``.
+    A script calls it once, early: ``if fork(n): sys.exit()``. Some versions of OmniSafe have the
+    arguments (parallel, device, manual_args) instead. They work too: a text in second place is the
+    device.
+
+    If there are several ranks, they get the variables of torchrun: RANK, WORLD_SIZE, LOCAL_RANK,
+    LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Nothing listens on that port.
+
+    Collective: every rank calls this, in the same order.
 
     Args:
         parallel: number of ranks. With 1 or less, nothing is started.
@@ -77,14 +102,31 @@ def fork(
         SystemExit: in the original process, with the job's exit code, when the job failed.
         RuntimeError: if torch does not know the device.
     """
+    if isinstance(bind_to_core, str):  # (parallel, device, manual_args)
+        device, manual_args = bind_to_core, use_number_of_threads or manual_args
+        bind_to_core = use_number_of_threads = False
     torch.device(device)
     done = launch.mpi_fork(
         parallel, bind_to_core=bind_to_core, hwthreads=use_number_of_threads, args=manual_args
     )
+    if comm.get_nworkers() > 1:
+        _set_variables_of_torchrun()
     return done == "parent"
 
 
-@torch.no_grad()
+def _set_variables_of_torchrun() -> None:
+    """Set the variables that torchrun sets for its ranks. The user's MASTER_ADDR and MASTER_PORT stay."""
+    hosts, rank = comm.hosts(), comm.get_rank()
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(len(hosts)),
+        LOCAL_RANK=str(hosts[:rank].count(hosts[rank])),
+        LOCAL_WORLD_SIZE=str(hosts.count(hosts[rank])),
+    )
+    os.environ.setdefault("MASTER_ADDR", hosts[0])
+    os.environ.setdefault("MASTER_PORT", "29500")  # torch.distributed's default
+
+
 def avg_tensor(value: Tensor) -> None:
     """Overwrite a tensor of any shape, in place, with its mean over ranks.
 
@@ -94,13 +136,7 @@ def avg_tensor(value: Tensor) -> None:
         ValueError: the same on every rank, if dtypes or shapes differ between ranks, or if the
             value is not a tensor of real or complex numbers.
     """
-    problem = ""
-    if not isinstance(value, Tensor):
-        problem = f"expected a tensor: got {type(value).__name__}"
-    elif not (value.is_floating_point() or value.is_complex()):
-        problem = f"{value.dtype} cannot hold a mean: use dist_avg, which gives float64"
-    mean = reduce.reduce_many({"value": value}, "mean", "avg_tensor", problem=problem)["value"]
-    value.copy_(mean)
+    reduce_tensor(value, "mean", "avg_tensor")
 
 
 def avg_grads(module: nn.Module | Tensor) -> None:
@@ -182,7 +218,7 @@ def dist_op(value: Any, operation: Any) -> Tensor:
             ranks, or if the operation is unknown.
         OverflowError: the same on every rank, if an integer result does not fit its dtype.
     """
-    result = reduce.all_reduce(value, op_name(operation))
+    result = reduce_any(value, op_name(operation))
     return result if isinstance(result, Tensor) else torch.from_numpy(np.array(result))
 
 
@@ -198,13 +234,14 @@ def dist_statistics_scalar(value: Any, with_min_and_max: bool = False) -> tuple[
 
     Returns:
         (mean, std[, min, max]), tensors of shape (). They have the dtype and device of the value if
-        it is a tensor of real numbers, else float64. std divides the sum of squares by the number
-        of samples.
+        it is a tensor of real numbers, else float64. Every element is a sample: mean and std divide
+        by the number of elements. OmniSafe divides by len(value), the number of rows, which gives
+        other results for a 2-D value.
 
     Raises:
         ValueError: the same on every rank, if one rank's samples are not real numbers.
     """
-    s = reduce.statistics(value)
+    s = statistics(value)
     real = isinstance(value, Tensor) and value.is_floating_point()
     kind = {"dtype": value.dtype, "device": value.device} if real else {"dtype": torch.float64}
     found = (s.mean, s.std, s.min, s.max) if with_min_and_max else (s.mean, s.std)

@@ -165,7 +165,11 @@ def reduce_many(
 
 @collective
 def gather_many(
-    things: Mapping[str, Any], what: str, comm: Comm | None = None, problem: str = ""
+    things: Mapping[str, Any],
+    what: str,
+    comm: Comm | None = None,
+    problem: str = "",
+    to_all: bool = True,
 ) -> dict[str, Any]:
     """Return the things of all ranks, stacked along a new first axis in rank order, on every rank.
 
@@ -176,6 +180,7 @@ def gather_many(
         what: name of the collective, for error messages.
         comm: the ranks; all of the job by default.
         problem: what else is wrong on this rank; "" if nothing is.
+        to_all: False to send them to rank 0 alone. The others then get stacks of no things.
 
     Returns:
         Name -> array, or tensor where one came in, of shape (ranks, *its shape).
@@ -192,7 +197,7 @@ def gather_many(
     comm = comm or world()
     stacked = [value.array[None] for value in values.values()]
     if comm:
-        stacked = gather_rows(stacked, counts, what, comm, to_all=True)
+        stacked = gather_rows(stacked, counts, what, comm, to_all)
     out = {name: v.restore(a) for (name, v), a in zip(values.items(), stacked, strict=True)}
     return {name: out[name] for name in things}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from on_ranks import on_ranks
 
-from rank0rl.compat import _evorl_comm, evorl
+from rank0rl.compat import _evorl_mesh, evorl
 from rank0rl.mpi import comm, trees
 
 RANKS = [1, pytest.param(2, marks=pytest.mark.slow), 3]
@@ -75,7 +75,7 @@ def on_rank_collectives():
             return np.asarray(out).astype(dtype)[()]
 
         mine = tree(r)
-        for axis in ("DP", "POP"):
+        for axis in ("DP", "POP", "P", ("POP", "DP")):
             check(name, getattr(evorl, name)(mine, axis), trees.tree_map(whole, *of_ranks))
         check(f"{name} unchanged", mine, tree(r))
         check(f"{name} of none", getattr(evorl, name)(mine), mine)
@@ -95,6 +95,9 @@ def on_rank_collectives():
     for axis in (0, 1, -1):
         tiled = evorl.all_gather(parts[r], "DP", axis=axis, tiled=True)
         check(f"tiled {axis}", tiled, torch.cat(parts, axis))
+    check("several", evorl.all_gather(r, ("POP", "DP")), np.arange(n))
+    check("unpmap", evorl.unpmap(tree(r), evorl.PMAP_AXIS_NAME), tree(0))
+    check("unpmap of none", evorl.unpmap(tree(r)), tree(r))
     check("who", [evorl.is_dist_initialized(), evorl.get_process_id()], [n > 1, 0])
     ranks = evorl.get_global_ranks()
     check("ranks", ranks, np.arange(n, dtype=np.int32))
@@ -111,12 +114,15 @@ def on_rank_axes():
         mesh = evorl.use_axes(DP=dp, POP=pop)
         check(f"DP={dp}", evorl.psum(1, "DP"), dp)
         check(f"POP={pop}", evorl.all_gather(r, "POP"), np.arange(n) if pop == n else np.array([r]))
+        both = evorl.all_gather(r, ("POP", "DP")), evorl.psum(1, ("DP", "POP"))
+        check("both", both, (np.arange(n), n))
         check("place", [mesh.index("DP"), mesh.index("POP")], [r * (dp > 1), r * (pop > 1)])
     evorl.use_axes(island=n)
     check("island", evorl.pmax(r, "island"), n - 1)
     said = []
     for use in (
         lambda: evorl.psum(1, "DP"),
+        lambda: evorl.psum(1, ("island", "island")),
         lambda: evorl.use_axes(DP=n, POP=2),
         lambda: evorl.use_axes(DP=-n, POP=-1),
     ):
@@ -124,8 +130,9 @@ def on_rank_axes():
             use()
         except ValueError as error:
             said.append(str(error))
-    check("errors", len(said), 3)
-    check("unknown", "must be None or one of island: got 'DP'" in said[0], True)
+    check("errors", len(said), 4)
+    check("unknown", "must be None or one of island" in said[0] and "got 'DP'" in said[0], True)
+    check("twice", "got ('island', 'island')" in said[1], True)
     evorl.use_axes()
     check("again", evorl.psum(1, "POP"), n)
     return check.wrong
@@ -193,7 +200,7 @@ def on_rank_updates():
     r, n = comm.rank, comm.nworkers
     check = Checks()
     expected = by_hand(3, [data(i) for i in range(n)])
-    update = evorl.gradient_update(loss_fn, Momentum, "DP")
+    update = evorl.gradient_update(loss_fn, Momentum, pmap_axis_name=("POP", "DP"))
     params = first = start()
     opt_state = Momentum.init(params)
     first_loss = update(opt_state, params, data(r))[0]
@@ -214,6 +221,10 @@ def on_rank_updates():
         (_, aux), agent, opt_state = update(opt_state, agent, data(r), scale=1.0)
     check("agent", agent, State(expected, 5))
     check("aux", [aux["rows"], aux["w"].requires_grad], [len(data(r)), False])
+
+    update = evorl.agent_gradient_update(with_aux, Momentum, pmap_axis_name="P", has_aux=True)
+    _, agent, _ = update(Momentum.init(start()), State(start()), data(r))
+    check("P", agent.params, by_hand(1, [data(i) for i in range(n)]))
 
     # By default no average over ranks; and a state of one's own.
     update = evorl.agent_gradient_update(
@@ -250,18 +261,22 @@ def on_rank_shards():
     t = torch.from_numpy
     check("vmap, tensors", batched(t(w), t(a)), {"z": t(w * a.sum(1))})
     check("one for all", evorl.shmap_vmap(torch.square, mesh, None, None)(b), b**2)
+    check("one spec", evorl.shmap_vmap(torch.square, mesh, ("POP",), ("POP",))(b), b**2)
     said = []
     for use in (
+        lambda: evorl.shmap_map(fn, mesh, "POP", ("POP",))({"a": a, "b": b}, w),
+        lambda: evorl.shmap_map(fn, mesh, ("POP", None, None), "POP")(a, w),
         lambda: evorl.shmap_vmap(torch.square, mesh, "POP", "POP")(torch.ones(3 * n + 1)),
         lambda: batched(w, a[: 6 // n]) if n > 1 else batched(w, a[:3]),
-        lambda: evorl.shmap_map(fn, mesh, ("POP", None, None), "POP")(a, w),
         lambda: evorl.shmap_map(fn, mesh, "ROWS", "POP")(a, w),
     ):
         try:
             use()
         except ValueError as error:
             said.append(str(error))
-    check("errors", len(said), 3 + (n > 1 or len(said) == 4))
+    check("errors", len(said), 4 + (n > 1 or len(said) == 5))
+    check("results", "as many specs as fn has results, 2: got 1" in said[0], True)
+    check("arguments", "as many specs as fn has arguments, 2: got 3" in said[1], True)
     evorl.use_axes()
     return check.wrong
 
@@ -282,7 +297,7 @@ def on_rank_wrong():
         {"a": np.zeros(2 + last)},
         {"a": "word" if last else 1.0},
     ):
-        for use in (evorl.psum, evorl.all_gather):
+        for use in (evorl.psum, evorl.all_gather, evorl.unpmap):
             try:
                 use(mine, "DP")
                 said.append("nothing")
@@ -314,11 +329,58 @@ def test_tools_are_as_on_the_whole(n):
 @pytest.mark.parametrize("rank", range(6))
 def test_six_ranks_are_two_by_three(rank, monkeypatch):
     """Ranks with the same color are an axis; six of them would take long to start."""
-    monkeypatch.setattr(comm, "get_rank", lambda: rank)
+    monkeypatch.setattr(comm, "get_rank", lambda comm=None: rank)
     monkeypatch.setattr(comm, "split", lambda color: color)
-    colors = {"DP": [0, 1, 2, 0, 1, 2], "POP": [0, 0, 0, 3, 3, 3]}
-    expected = {axis: of_ranks[rank] for axis, of_ranks in colors.items()}
-    assert _evorl_comm._along({"DP": 2, "POP": 3}) == expected
+    colors = {
+        ("DP",): [0, 1, 2, 0, 1, 2],
+        ("POP",): [0, 0, 0, 3, 3, 3],
+        ("DP", "POP"): [0, 0, 0, 0, 0, 0],
+    }
+    expected = {frozenset(axes): of_ranks[rank] for axes, of_ranks in colors.items()}
+    assert _evorl_mesh._along({"DP": 2, "POP": 3}) == expected
+
+
+def test_neighbours_of_several_axes_differ_along_the_last_one(monkeypatch):
+    monkeypatch.setattr(comm, "get_nworkers", lambda comm=None: comm)
+    sizes = {"DP": 2, "POP": 3, "P": 2}
+    counts = {frozenset(sizes): 12, frozenset(["DP", "POP"]): 6, frozenset(["POP"]): 3}
+    mesh = evorl.Mesh(sizes, counts)
+    ranks = np.arange(12).reshape(2, 3, 2)  # of DP, POP, P
+    assert mesh.order("POP") == [0, 1, 2]
+    assert mesh.order(("DP", "POP")) == [0, 1, 2, 3, 4, 5]
+    assert mesh.order(("POP", "DP")) == [0, 3, 1, 4, 2, 5]
+    several = [ranks[dp, pop, p] for p in range(2) for dp in range(2) for pop in range(3)]
+    assert mesh.order(("P", "DP", "POP")) == several
+
+
+def on_rank_two_axes():
+    """Two by two: the numbers of this row, of this column, and of all in both orders."""
+    evorl.use_axes(DP=2, POP=2)
+    r = comm.rank
+    axes = ("POP", "DP", ("DP", "POP"), ("POP", "DP"))
+    gathered = [evorl.all_gather(torch.tensor(r), axis).tolist() for axis in axes]
+    found = [gathered, evorl.psum(r, axes[-1]), evorl.unpmap(r, "POP"), evorl.unpmap(r, axes[-1])]
+    evorl.use_axes()
+    return found
+
+
+@pytest.mark.slow
+def test_four_ranks_are_two_by_two():
+    whole = [[0, 1, 2, 3], [0, 2, 1, 3]]
+    assert on_ranks(4, "test_evorl:on_rank_two_axes") == [
+        [[[0, 1], [0, 2], *whole], 6, 0, 0],
+        [[[0, 1], [1, 3], *whole], 6, 0, 0],
+        [[[2, 3], [0, 2], *whole], 6, 2, 0],
+        [[[2, 3], [1, 3], *whole], 6, 2, 0],
+    ]
+
+
+def test_the_axis_of_an_update_has_two_names_and_one_value():
+    for make in (evorl.gradient_update, evorl.agent_gradient_update):
+        with pytest.raises(TypeError, match="are one argument: got both"):
+            make(loss_fn, Momentum, dp_axis_name="DP", pmap_axis_name="P")
+    with pytest.raises(TypeError, match="dp_axis_name"):
+        evorl.gradient_update(loss_fn, Momentum)
 
 
 @pytest.mark.parametrize(

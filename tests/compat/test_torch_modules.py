@@ -3,6 +3,7 @@
 import os
 import sys
 
+import numpy as np
 import pytest
 import torch
 from on_ranks import HERE, on_ranks, run
@@ -151,6 +152,44 @@ def on_rank_tensors():
     return check.wrong
 
 
+def on_rank_collectives():
+    """OmniSafe's collectives in place, on tensors that are not contiguous and that need a gradient."""
+    r, n = comm.rank, comm.nworkers
+    check = Checks()
+    for dtype in (torch.bfloat16, torch.float64, torch.complex64, torch.int8):
+        of_ranks = [torch.full((2, 3), i + 1).to(dtype).T for i in range(n)]
+        total = torch.full((3, 2), sum(range(n + 1))).to(dtype)
+        x = of_ranks[r].clone()
+        omnisafe.all_reduce(x)
+        check(f"all_reduce {dtype}", x, total)
+        several = [torch.zeros(2, 3, dtype=dtype).T for _ in range(n)]
+        omnisafe.all_gather(several, of_ranks[r])
+        check(f"all_gather {dtype}", torch.stack(several), torch.stack(of_ranks))
+        for root in range(n):
+            x = of_ranks[r].clone()
+            omnisafe.reduce(x, root)
+            check(f"reduce {dtype} to {root}", x, total if r == root else of_ranks[r])
+            several = [torch.zeros(3, 2, dtype=dtype) for _ in range(n)] if r == root else None
+            omnisafe.gather(of_ranks[r], several, dst=root)
+            if r == root:
+                check(f"gather {dtype}", torch.stack(several), torch.stack(of_ranks))
+            x = of_ranks[r].clone()
+            omnisafe.broadcast(x, root)
+            check(f"broadcast {dtype} from {root}", x, of_ranks[root])
+            omnisafe.scatter(x, [i * total for i in range(n)] if r == root else None, root)
+            check(f"scatter {dtype} from {root}", x, r * total)
+    from torch.distributed import ReduceOp
+
+    leaf = nn.Parameter(torch.tensor(float(r)))
+    omnisafe.all_reduce(leaf, ReduceOp.MAX)
+    check("MAX", leaf.detach(), torch.tensor(n - 1.0))
+    omnisafe.all_reduce(leaf, op=ReduceOp.AVG, group=None, async_op=False)
+    check("AVG", leaf.detach(), torch.tensor(n - 1.0))
+    omnisafe.scatter(leaf, [leaf * i for i in range(n)] if r == 0 else [])
+    check("leaf", leaf.detach(), torch.tensor((n - 1.0) * r))
+    return check.wrong
+
+
 def data(r):
     generator = torch.Generator().manual_seed(r)
     x = torch.randn(8, 2, generator=generator)
@@ -246,6 +285,36 @@ def wrong_uses():
         "dist_sum kinds": lambda: omnisafe.dist_sum([1.0] if last else torch.ones(1)),
         "avg_tensor integers": lambda: omnisafe.avg_tensor(torch.zeros(2, dtype=torch.int64)),
         "avg_tensor number": lambda: omnisafe.avg_tensor(1.0 if last else torch.zeros(())),
+        "all_reduce group": lambda: omnisafe.all_reduce(torch.ones(2), group="some"),
+        "reduce async": lambda: omnisafe.reduce(torch.ones(2), 0, async_op=last),
+        "all_reduce op": lambda: omnisafe.all_reduce(torch.ones(2), "max" if last else "min"),
+        "all_reduce bool": lambda: omnisafe.all_reduce(torch.ones(2, dtype=torch.bool)),
+        "all_reduce expanded": lambda: omnisafe.all_reduce(
+            torch.ones(1).expand(2) if last else torch.ones(2)
+        ),
+        "reduce dst": lambda: omnisafe.reduce(torch.ones(2), dst=int(last)),
+        "reduce no dst": lambda: omnisafe.reduce(torch.ones(2), dst=None),
+        "broadcast array": lambda: omnisafe.broadcast(np.ones(2), 0),
+        "broadcast src": lambda: omnisafe.broadcast(torch.ones(2), src=int(last)),
+        "broadcast shapes": lambda: omnisafe.broadcast(torch.ones(2 + last), 0),
+        "all_gather list": lambda: omnisafe.all_gather(
+            [torch.ones(2)] * (comm.nworkers - last), torch.ones(2)
+        ),
+        "all_gather shapes": lambda: omnisafe.all_gather(
+            [torch.ones(2 + last)] * comm.nworkers, torch.ones(2)
+        ),
+        "gather nothing": lambda: omnisafe.gather(torch.ones(2)),
+        "gather twice": lambda: omnisafe.gather(torch.ones(2), [torch.ones(2)] * comm.nworkers),
+        "gather expanded": lambda: omnisafe.gather(
+            torch.ones(2), None if comm.rank else [torch.ones(1).expand(2)] * comm.nworkers
+        ),
+        "scatter dtypes": lambda: omnisafe.scatter(
+            torch.ones(2), None if comm.rank else [torch.ones(2).double()] * comm.nworkers
+        ),
+        "scatter meta": lambda: omnisafe.scatter(
+            torch.ones(2), None if comm.rank else [torch.ones(2, device="meta")] * comm.nworkers
+        ),
+        "scatter src": lambda: omnisafe.scatter(torch.ones(2), src=comm.nworkers),
         "compute_gradients": lambda: mpi_tf.MpiAdamOptimizer().compute_gradients(
             torch.zeros(()), [torch.zeros(2 + last, requires_grad=True)]
         ),
@@ -285,7 +354,11 @@ def on_rank_alone():
 
 
 def on_rank_tools():
-    parts = [on_rank_gradients_and_weights(), on_rank_adam(), on_rank_tensors()]
+    parts = [
+        on_rank_gradients_and_weights() + on_rank_collectives(),
+        on_rank_adam(),
+        on_rank_tensors(),
+    ]
     return [*parts, *([on_rank_wrong(), on_rank_alone()] if comm.nworkers > 1 else [])]
 
 
@@ -317,6 +390,17 @@ def same_errors(results, n):
     for name in ("dist_sum meta", "statistics meta", "broadcast meta"):
         assert f"rank {n - 1}: " in said[name]
         assert "meta device" in said[name]
+    assert "group must be None and async_op False" in said["all_reduce group"]
+    assert f"rank {n - 1}: group must be None and async_op False" in said["reduce async"]
+    assert f"'dst' is 0 on rank 0 and 1 on rank {n - 1}" in said["reduce dst"]
+    assert f"'src' is 0 on rank 0 and 1 on rank {n - 1}" in said["broadcast src"]
+    assert f"src must be a rank, 0 to {n - 1}: got {n}" in said["scatter src"]
+    assert (
+        f"must be a list of {n} tensors, one for each rank: got {n - 1}" in said["all_gather list"]
+    )
+    assert "rank 0: gather_list must be a list" in said["gather nothing"]
+    assert "rank 1: gather_list must be None on all ranks but 0" in said["gather twice"]
+    assert "scatter_list[0]: expected the dtype and shape of" in said["scatter dtypes"]
     assert "weights, bit for bit: '0, of shape (3,)' is" in said["drift"]
     assert f"on rank {n - 1}" in said["drift"]
 
@@ -327,14 +411,24 @@ def test_an_unknown_keyword_is_an_error():
         mpi_tf.MpiAdamOptimizer().compute_gradients(x.sum(), [x], var_lists=[])
 
 
+NAMES = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
+
 SCRIPT = """
-import sys
+import os, platform, sys
 from rank0rl.compat import omnisafe
+from rank0rl.mpi import comm
 args = [__file__, "other", "0"] if sys.argv[1] == "manual" else None
-if omnisafe.fork(2, use_number_of_threads=True, device="cpu", manual_args=args):
-    print("parent")
+if args:
+    parent = omnisafe.fork(2, "cpu", args)
+else:
+    parent = omnisafe.fork(2, False, use_number_of_threads=True, device="cpu")
+if parent:
+    print("parent", "RANK" in os.environ)
     sys.exit()
 total = omnisafe.dist_sum(1).item()
+found = comm.allgather_obj([os.environ[name] for name in NAMES], "variables")
+here = platform.node()
+assert found == [[str(rank), "2", str(rank), "2", here, "29500"] for rank in range(2)], found
 if omnisafe.is_master():
     print(sys.argv[1], total)
 sys.exit(int(sys.argv[2]))
@@ -344,12 +438,12 @@ sys.exit(int(sys.argv[2]))
 @pytest.mark.parametrize(
     ("args", "code", "out"),
     [
-        (["manual", "7"], 0, ["other 2", "parent"]),
+        (["manual", "7"], 0, ["other 2", "parent False"]),
         (["own", "3"], 3, ["own 2"]),
     ],
 )
 def test_fork_is_true_in_the_parent_of_a_job_that_succeeded(args, code, out, tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "script.py").write_text(SCRIPT.replace("NAMES", repr(NAMES)))
     command = [sys.executable, str(tmp_path / "script.py"), *args]
     done = run(command, env={"PYTHONPATH": str(HERE.parent)})
     assert done.returncode == code, done.stderr
@@ -357,6 +451,23 @@ def test_fork_is_true_in_the_parent_of_a_job_that_succeeded(args, code, out, tmp
 
 
 def test_fork_of_one_is_this_process():
-    assert omnisafe.fork(1) is False
-    with pytest.raises(RuntimeError):
-        omnisafe.fork(1, device="no such device")
+    before = dict(os.environ)
+    assert omnisafe.fork(1) is omnisafe.fork(1, "cpu") is omnisafe.fork(1, "cpu", ["x"]) is False
+    assert {name: os.environ.get(name) for name in NAMES} == {
+        name: before.get(name) for name in NAMES
+    }
+    for order in ({"device": "no such device"}, {"bind_to_core": "no such device"}):
+        with pytest.raises(RuntimeError):
+            omnisafe.fork(1, **order)
+
+
+def test_the_variables_of_torchrun_on_two_hosts(monkeypatch):
+    monkeypatch.setattr(comm, "hosts", lambda: ("a", "b", "a", "b", "b"))
+    monkeypatch.setattr(os, "environ", {"MASTER_PORT": "1234", "RANK": "7"})
+    of_ranks = []
+    for rank in range(5):
+        monkeypatch.setattr(comm, "get_rank", lambda rank=rank: rank)
+        omnisafe._set_variables_of_torchrun()
+        of_ranks.append([os.environ[name] for name in NAMES])
+    where = [("0", "2"), ("0", "3"), ("1", "2"), ("1", "3"), ("2", "3")]
+    assert of_ranks == [[str(r), "5", *local, "a", "1234"] for r, local in enumerate(where)]

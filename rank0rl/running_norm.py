@@ -20,8 +20,8 @@ class RunningNorm:
     """Mean and variance of the rows that all ranks have seen before the last `merge`.
 
     Between two merges they stay as they are, so that all ranks scale alike, bit for bit. Before the
-    first one they are 0 and 1. The names are those of the statistics in the wrappers of Gymnasium
-    (`obs_rms`, `return_rms`) and stable-baselines3 (`obs_rms`, `ret_rms`), whose place it can take.
+    first one they are 0 and 1. The names are those of the statistics in Gymnasium's wrappers
+    (`obs_rms` and `return_rms`), whose place it can take.
 
     Args:
         shape: shape of one row.

@@ -106,3 +106,20 @@ def test_it_takes_the_place_of_the_statistics_in_gymnasiums_wrappers():
     np.testing.assert_allclose(obs[:, 0], 2 / (2 / 3) ** 0.5, rtol=1e-6)
     np.testing.assert_allclose(obs, norms[0].scale(np.full((2, 1), 3.0)), rtol=1e-6)
     np.testing.assert_allclose(reward, 1 / 0.25, rtol=1e-6)
+
+
+def on_rank_disagree():
+    norms = [rank0rl.RunningNorm((2 + comm.rank,)), rank0rl.RunningNorm()]
+    errors = []
+    for passed in (norms[:1], norms[1:] * (1 + comm.rank)):
+        try:
+            rank0rl.RunningNorm.merge(*passed)
+        except ValueError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_ranks_that_pass_others_get_the_same_error():
+    first, second = on_ranks(2, "test_running_norm:on_rank_disagree")
+    assert first == second
+    assert len(first) == 2

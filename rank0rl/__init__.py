@@ -51,6 +51,7 @@ _HOME = {
     "rank0_bcast_wts": "mpi.weights",
     "chksum": "mpi.weights",
     "set_global_seeds": "compat.mpi_util",
+    "RunningNorm": "running_norm",
     "train": "api",
     "Run": "api",
     "evaluate": "api",

@@ -51,6 +51,7 @@ NOT_RUN = {
         *(r".* ale_py:.*", r".* minigrid:.*", r".* LunarLander .*", r"python .*pettingzoo.*"),
         r"python benchmarks/foreign_environments\.py",
         r"python benchmarks/update\.py --beside DIR",  # measures stable-baselines3 too
+        *(r"python -m spinup\..*", r"python examples/train_policy\.py .*"),
     ],
     "runs in test_examples.py": [
         *(r"mpiexec .* examples/mpi/\w+\.py", r"python examples/mpi/.*", r"diff .*"),
@@ -80,7 +81,8 @@ SHORTER = {
     r"^python -m rank0rl speedup .*--nprocs.*": r"\g<0> --iterations 1 --repeats 1",
     r"^python -m rank0rl study .*": r"\g<0> --total-steps 256 --num-envs 2 --steps-per-batch 64",
     r"^python -m rank0rl study .*--search.*": r"\g<0> --trials 2",
-    r"^python examples/.*": r"\g<0> --iterations 2 --steps-per-batch 256",
+    r"^python examples/ppo.*": r"\g<0> --iterations 2 --steps-per-batch 256",
+    r"^python examples/cleanrl.*": r"\g<0> --total-timesteps 1024 --num-steps 64",
     r"^python benchmarks/(?!learning|table|es_scaling|chaos|same).*": r"\g<0> --repeats 1",
     r"^python benchmarks/(scaling_model|eight_steps|train)\.py.*": r"\g<0> --iterations 2",
     r"^python benchmarks/train\.py.*": r"\g<0> --sb3 --single-file --steps-per-batch 512",
@@ -89,6 +91,7 @@ SHORTER = {
     r"^python benchmarks/comm\.py.* --sizes": r"\g<0> 1",
     r"^python benchmarks/invariance\.py.*": r"\g<0> --num-envs 2 --steps-per-batch 64",
     r"^python benchmarks/learning\.py.*": r"\g<0> --seeds 0 --total-steps 20000",
+    r"^python benchmarks/drop_in_learning\.py.*": r"\g<0> --total-timesteps 4096 --nprocs 2",
     r"^python benchmarks/chaos\.py": r"\g<0> --runs 1",
     r"^python benchmarks/same_curve\.py.*": r"\g<0> --only reinforce --nprocs 1",
 }

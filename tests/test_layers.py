@@ -51,7 +51,10 @@ LAYERS = {
     "run": {"rank0rl.run."},
     "loop": {
         f"rank0rl.{name}"
-        for name in ("trainer", "collector", "learner", "evaluation", "suspicion", "policy")
+        for name in (
+            *("trainer", "collector", "learner", "evaluation", "suspicion", "policy"),
+            "running_norm",
+        )
     },
     "start": {"rank0rl.start"},
     "tools": {"rank0rl.tools."},

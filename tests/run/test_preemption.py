@@ -77,7 +77,7 @@ def test_ranks_without_a_supervisor_end_together_with_the_code(number, tmp_path)
     process, token = start(str(script), *args)
     wait_for_rows(process, tmp_path / "r", 3)
     os.kill(rank_of(token, number), signal.SIGUSR1)
-    out, err = end(process, token)
+    out, err = end(process, token, patience_s=5.0)  # the launcher does not wait for those it kills
     assert process.returncode == 128 + signal.SIGUSR1, err
     assert "SIGUSR1: saved iteration" in out
 

@@ -19,19 +19,18 @@ from table import alternate, ratio, show
 
 import rank0rl
 
-REPEATS = 21
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nprocs", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=21)
     parser.add_argument("--out", default="", help="CSV in benchmarks/results")
     args = parser.parse_args()
     if rank0rl.mpi_fork(args.nprocs) == "parent":
         return
     for what, ours, original, calls in pairs():
         ways = {"here": per_call(ours, calls), "original": per_call(original, calls)}
-        figures = alternate(ways, REPEATS)
+        figures = alternate(ways, args.repeats)
         if rank0rl.rank == 0:
             rows = {f"{way}, us": seconds for way, seconds in figures.items()}
             rows["here / original"] = ratio(figures["here"], figures["original"])

@@ -147,6 +147,7 @@ def test_the_same_on_any_number_of_ranks_resumed_and_replayed(args, tmp_path):
         assert replay(whole, iteration, **{kind: 3}).stdout.count("the same data") == 2
 
 
+@pytest.mark.slow
 def test_figures_are_everywhere_that_returns_are(tmp_path):
     train(tmp_path / "r", *CORRIDOR, *INFO, *STEPS, "--num-envs", "4", "--tensorboard")
     events = EventAccumulator(str(tmp_path / "r"))

@@ -59,6 +59,7 @@ def use(python, folder, env=None):
     assert (folder / "r" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_it_needs_nothing_of_the_checkout(wheel, tmp_path):
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as file:

@@ -129,7 +129,7 @@ def exchange(
     ]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _head(
     what: str, errors: int, items: tuple[tuple[str, Any], ...], problem: int, size: int
 ) -> bytes:

@@ -27,7 +27,7 @@ SIZES = {
     "bc": ["--hidden", "8", "--steps", "5", "--data", "data.npz"],
 }
 BATCHES = {"steps": ["--steps-per-batch", "60"], "episodes": ["--episodes-per-batch", "6"]}
-FAST = {("trpo", "CartPole", "episodes"), ("es", "Hopper", "episodes")}
+FAST = {("trpo", "CartPole", "episodes"), ("es", "CartPole", "episodes")}
 CASES = [
     pytest.param(*case, marks=[] if case in FAST else pytest.mark.slow)
     for case in itertools.product(SIZES, ("CartPole", "Hopper"), BATCHES)

@@ -40,7 +40,12 @@ def faulty(*args):
     return process.returncode, err
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+SLOW = {"sys.exit(3)", "os._exit(3)", "SIGSTOP"}  # each like one of the others
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(f, marks=pytest.mark.slow if f in SLOW else []) for f in FAULTS]
+)
 def test_each_fault_once(fault):
     code, err = faulty("3", fault, "between", "1")
     expected, said = FAULTS[fault]

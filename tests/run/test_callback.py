@@ -81,7 +81,9 @@ def test_what_is_wrong_is_said(tmp_path, words, name, text):
     assert text in done.stderr
 
 
-@pytest.mark.parametrize("more", [[], ["--overlap"]], ids=["", "overlap"])
+@pytest.mark.parametrize(
+    "more", [[], pytest.param(["--overlap"], marks=pytest.mark.slow)], ids=["", "overlap"]
+)
 def test_the_last_update_has_what_was_set_after_a_resume_too(tmp_path, words, more):
     args = [*words("each"), *more]
     train(tmp_path / "one", *args)

@@ -1,0 +1,54 @@
+"""Reduce the runs of a study that have ended to what is worth committing: python benchmarks/keep_study.py FOLDER.
+
+What stays of a run are its settings, its summary with the hash of the weights, and one row in ten of
+progress.csv. `python -m rank0rl study FOLDER` goes on with the other runs, and `verify` checks the rows
+that are left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+from pathlib import Path
+
+KEPT = {"config.toml", "summary.json", "progress.csv"}
+OF_STUDY = {"study.toml", "table.md", "table.csv", "runs.csv"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--every", type=int, default=10, help="keep one row in so many")
+    args = parser.parse_args()
+    for summary in sorted(args.folder.glob("*/summary.json")):
+        if json.loads(summary.read_text())["ended"]:
+            remove(summary.parent, KEPT)
+            thin(summary.with_name("progress.csv"), args.every)
+    remove(args.folder, OF_STUDY | {path.parent.name for path in args.folder.glob("*/config.toml")})
+
+
+def remove(folder: Path, kept: set[str]) -> None:
+    """Remove everything in a folder that is not to be kept."""
+    for path in folder.iterdir():
+        if path.name in kept:
+            continue
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def thin(path: Path, every: int) -> None:
+    """Keep the rows of every so many iterations, and the last one."""
+    with path.open(newline="") as file:
+        names, *rows = csv.reader(file)
+    at = names.index("iteration")
+    kept = [row for row in rows[:-1] if int(row[at]) % every == 0]
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([names, *kept, rows[-1]])
+
+
+if __name__ == "__main__":
+    main()

@@ -13,7 +13,9 @@ from rank0rl.nets.normalize import Moments
 
 Array = npt.NDArray[Any]
 
-_MANY = 1000  # updates whose rows are counted at once: one by one takes several times as long
+_MANY = (
+    1 << 20
+)  # bytes of rows that are counted at once: update by update takes several times as long
 
 
 class RunningNorm:
@@ -33,6 +35,7 @@ class RunningNorm:
         """The statistics as a torch module: for `state_dict`, and for `rank0_bcast_wts`."""
         self._new = Moments(shape)
         self._rows: list[Array] = []
+        self._bytes = 0
 
     @property
     def mean(self) -> Array:
@@ -63,7 +66,8 @@ class RunningNorm:
         if rows.ndim == 0 or rows.shape[1:] != shape:
             raise ValueError(f"rows must have the shape (N, *{shape}): got {rows.shape}")
         self._rows.append(rows)
-        if len(self._rows) == _MANY:
+        self._bytes += rows.nbytes
+        if self._bytes >= _MANY:
             self._count()
 
     def merge(self, *others: RunningNorm) -> None:
@@ -92,10 +96,9 @@ class RunningNorm:
 
     def _count(self) -> None:
         """Add the rows of the last updates to the new statistics."""
-        rows = np.concatenate([np.empty((0, *self.mean.shape)), *self._rows])
-        if len(rows):
-            self._new.merge(rows)
-        self._rows = []
+        if self._bytes:
+            self._new.merge(np.concatenate(self._rows))
+        self._rows, self._bytes = [], 0
 
     def _as_rows(self) -> dict[str, Array]:
         """Return the new count, mean and variance as one row each."""

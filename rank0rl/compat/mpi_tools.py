@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rank0rl.mpi import comm, launch, reduce
+from rank0rl.mpi.errors import attempt
 from rank0rl.mpi.layout import SMALL, exchange
 from rank0rl.mpi.statistics import statistics
 from rank0rl.mpi.values import as_value
@@ -64,11 +65,9 @@ def allreduce(sendbuf: Any, recvbuf: Any, op: Any = "sum") -> None:
     """
     if sendbuf is getattr(sys.modules.get("mpi4py.MPI"), "IN_PLACE", None):
         sendbuf = recvbuf
-    name, problem = op_name(op), ""
-    try:
-        problem = _unfit(as_value(sendbuf).array, recvbuf, name)
-    except (TypeError, ValueError) as error:
-        problem = str(error)
+    name = op_name(op)
+    unfit, wrong = attempt(lambda: _unfit(as_value(sendbuf).array, recvbuf, name), "")
+    problem = unfit or wrong
     result = reduce.reduce_many({"sendbuf": sendbuf}, name, "allreduce", problem=problem)["sendbuf"]
     _fill(recvbuf, as_value(result).array.reshape(recvbuf.shape))
 
@@ -182,7 +181,7 @@ def bcast_from(root: Any, x: Any, what: str, problem: str = "", name: str = "roo
     payload = sent.tobytes() if small else b""
     each = exchange(layout, what, payload, problem, f"dtypes, shapes and {name}")
     if small:
-        sent = np.frombuffer(each[root], sent.dtype)
+        sent = np.frombuffer(bytearray(each[root]), sent.dtype)  # torch warns of bytes
     else:
         comm.bcast_(sent, root=root)
     if comm.get_rank() != root:

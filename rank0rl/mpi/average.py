@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from rank0rl.mpi.comm import Comm, get_nworkers, reduce_, world
+from rank0rl.mpi.comm import Comm, among, get_nworkers, reduce_
 from rank0rl.mpi.errors import attempt, collective
 from rank0rl.mpi.layout import check_layout, exchange
 from rank0rl.mpi.weights import (
@@ -24,7 +24,6 @@ _SAME = "names, dtypes, shapes and kinds of devices"
 # dtype -> dtype to add it in; others are added as they are. MPI cannot add 16-bit floats.
 _WIDE_GRADS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _WIDE_COMPLEX = {torch.complex64: torch.complex128}
-_LARGE = 1 << 17  # bytes of a tensor that is worth a message of its own
 
 
 @collective
@@ -64,8 +63,8 @@ def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None
 def all_avg_grads(thing: nn.Module | Tensor, label: str = "", comm: Comm | None = None) -> None:
     """Overwrite the gradients of a module's parameters, in place, with their mean over ranks.
 
-    Large ones travel as they are, small ones together. If only some ranks have a gradient, it counts
-    as 0 on the others, and every rank gets the mean. If no rank has one, none gets one.
+    If only some ranks have a gradient, it counts as 0 on the others, and every rank gets the mean.
+    If no rank has one, none gets one.
 
     Collective: every rank calls this, in the same order.
 
@@ -78,7 +77,7 @@ def all_avg_grads(thing: nn.Module | Tensor, label: str = "", comm: Comm | None 
         ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
             between ranks, a gradient is sparse or holds no data, or something else is passed.
     """
-    comm = comm or world()
+    comm = among(comm)
     if comm is None and isinstance(thing, nn.Module | Tensor):
         return  # they are their own mean
     named, problem = attempt(lambda: _parameters(thing), {})
@@ -131,28 +130,18 @@ def _average_(
 ) -> None:
     """Overwrite tensors with their means, computed from sums in a wider dtype where there is one.
 
-    Large tensors are added where they are, which saves two copies. The small ones of one dtype are
-    put together, which saves messages.
+    The tensors of one dtype travel as one message.
     """
-    once = {t.data_ptr(): t for t in tensors.values() if t.dtype not in wide}  # some are tied
-    large = [t for t in once.values() if t.nbytes >= _LARGE and t.device.type == "cpu"]
-    ids = {id(t) for t in large}
-    small: dict[torch.dtype, list[Tensor]] = {}
+    groups: dict[torch.dtype, list[Tensor]] = {}
     for t in tensors.values():
-        if id(t) not in ids:
-            small.setdefault(t.dtype, []).append(t)
-    sums = [t.contiguous() for t in large]  # the tensor itself, if it is contiguous
-    for dtype, these in small.items():
-        flat = _flatten_dense_tensors(these)  # type: ignore[no-untyped-call]
-        sums.append(flat.to("cpu", wide.get(dtype, dtype)))
-    reduce_([t.numpy() for t in sums], "sum", what, comm)
-    for t in sums:
-        t.div_(get_nworkers(comm))
-    for t, mean in zip(large, sums, strict=False):
-        if mean is not t:
-            t.copy_(mean)
-    for these, flat in zip(small.values(), sums[len(large) :], strict=True):
-        means = _unflatten_dense_tensors(flat, these)  # type: ignore[no-untyped-call]
+        groups.setdefault(t.dtype, []).append(t)
+    sums = [
+        _flatten_dense_tensors(these).to("cpu", wide.get(dtype, dtype))  # type: ignore[no-untyped-call]
+        for dtype, these in groups.items()
+    ]
+    reduce_([flat.numpy() for flat in sums], "sum", what, comm)
+    for these, flat in zip(groups.values(), sums, strict=True):
+        means = _unflatten_dense_tensors(flat.div_(get_nworkers(comm)), these)  # type: ignore[no-untyped-call]
         torch._foreach_copy_(these, means)
 
 

@@ -24,6 +24,7 @@ from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
 from rank0rl.mpi.world import (
     Comm,
     abort,
+    among,
     get_nworkers,
     get_rank,
     has_threads,
@@ -38,6 +39,7 @@ __all__ = [
     "Comm",
     "abort",
     "allgather_obj",
+    "among",
     "barrier",
     "bcast",
     "bcast_",
@@ -89,7 +91,7 @@ def barrier(comm: Comm | None = None) -> None:
 
     Collective: every rank calls this, in the same order.
     """
-    comm = comm or world()
+    comm = among(comm)
     if comm:
         wait(comm, "barrier", comm.Ibarrier(), spin_s=ARRIVE_S)
 
@@ -106,7 +108,7 @@ def bcast_obj(value: Any, comm: Comm | None = None) -> Any:
         ValueError: the same on every rank, if it cannot be pickled.
         RuntimeError: on the ranks that cannot unpickle it.
     """
-    comm = comm or world()
+    comm = among(comm)
     if comm is None:
         return value
     raw = _packed(value).reshape(-1) if comm.rank == 0 else np.empty(0, np.uint8)
@@ -130,7 +132,7 @@ def allgather_obj(value: Any, what: str, comm: Comm | None = None) -> list[Any]:
         ValueError: the same on every rank, if one of them cannot be pickled.
         RuntimeError: on the ranks that cannot unpickle one.
     """
-    comm = comm or world()
+    comm = among(comm)
     if comm is None:
         return [value]
     mine = _packed(value)
@@ -156,7 +158,7 @@ def bcast(array: Any, comm: Comm | None = None) -> Array:
     Raises:
         ValueError: the same on every rank, if rank 0 passes anything else.
     """
-    comm = comm or world()
+    comm = among(comm)
     out: Array = np.empty(0)
     header: Any = None
     if get_rank(comm) == 0:
@@ -188,7 +190,7 @@ def bcast_(array: Array, comm: Comm | None = None, root: int = 0) -> None:
 
     Collective: every rank calls this, in the same order, with the same root.
     """
-    comm = comm or world()
+    comm = among(comm)
     if comm is None:
         return
     raw = array.reshape(-1).view(np.uint8)
@@ -215,7 +217,7 @@ def reduce_(arrays: Sequence[Array], op: str, what: str, comm: Comm | None = Non
         what: name of the collective.
         comm: the ranks; all of the job by default.
     """
-    comm = comm or world()
+    comm = among(comm)
     if comm is None:
         return
     from mpi4py import MPI

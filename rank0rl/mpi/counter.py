@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rank0rl.mpi.comm import Comm, barrier, world
+from rank0rl.mpi.comm import Comm, among, barrier
 from rank0rl.mpi.world import free_at_end
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Counter:
     def __init__(self, n: int, comm: Comm | None = None) -> None:
         """Make two counters on rank 0: one for this round, one for the next."""
         self._n, self._rounds = n, 0
-        self._comm = comm or world()
+        self._comm = among(comm)
         if self._comm:
             from mpi4py import MPI
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.mpi import objects, trees
-from rank0rl.mpi.comm import Comm, allgather_obj, world
+from rank0rl.mpi.comm import Comm, allgather_obj, among
 from rank0rl.mpi.errors import attempt, collective
 from rank0rl.mpi.layout import check_layout
 from rank0rl.mpi.rows import gather_rows
@@ -82,7 +82,7 @@ _LIST = _Kind("list", np.dtype(np.uint8), (objects.ROW,))
 def _accumulate(
     batch: Mapping[str, Any], what: str, comm: Comm | None, to_all: bool
 ) -> dict[str, Any]:
-    comm = comm or world()
+    comm = among(comm)
     (kinds, arrays, restores), problem = attempt(lambda: _as_rows(batch), ({}, {}, {}))
     names = sorted(kinds)
     rows = [len(arrays[name]) for name in names]
@@ -105,7 +105,8 @@ def _accumulate(
             name = f"{what}: the list {_readable(path)!r}"
             whole = _items(whole, counts[:, names.index(path)], name)
         elif kind.tensor:
-            whole = (restores.get(path) or tensor_restorer(kind.tensor))(whole)
+            restore = restores.get(path) or tensor_restorer(kind.tensor)
+            whole = restore(whole if comm else whole.copy())
         inner = out
         for key in path[:-1]:
             inner = inner.setdefault(key, {})

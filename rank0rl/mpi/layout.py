@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.mpi.comm import Comm, allgather_obj, world
+from rank0rl.mpi.comm import Comm, allgather_obj, among
 from rank0rl.mpi.errors import agreed, collective, raised_alone
 from rank0rl.mpi.hashes import hash64
 from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
@@ -91,7 +91,7 @@ def exchange(
     Raises:
         ValueError: the same on every rank, naming the rank and the key.
     """
-    comm = comm or world()
+    comm = among(comm)
     if comm is None:
         if problem:
             raise agreed(ValueError(f"{what}: {problem}"))

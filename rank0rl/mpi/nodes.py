@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from rank0rl.mpi.wait import ARRIVE_S, wait
 from rank0rl.mpi.world import Comm
 
 
@@ -36,6 +37,8 @@ def nodes(comm: Comm) -> Nodes | None:
 
     found: Any = comm.Get_attr(key())
     if found is None:
+        # What follows neither sleeps nor can be reported, so let all ranks be here.
+        wait(comm, "the first broadcast or gather", comm.Ibarrier(), spin_s=ARRIVE_S)
         inner: Any = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
         first = np.array([comm.rank])
         inner.Bcast(first)

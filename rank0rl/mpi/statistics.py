@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rank0rl.mpi.comm import Comm
 from rank0rl.mpi.errors import attempt, collective
@@ -46,11 +45,8 @@ def statistics(x: Any, comm: Comm | None = None) -> Statistics:
     Raises:
         ValueError: the same on every rank, if one passes anything but real numbers.
     """
-    samples, problem = attempt(lambda: _samples(x), np.empty(0))
-    n, total = samples.size, samples.sum()
-    squares = np.square(samples - total / max(1, n)).sum()
-    here = (n, total, squares, samples.min(initial=np.inf), samples.max(initial=-np.inf))
-    each = exchange({}, "statistics", _OF_RANK.pack(*here), problem, comm=comm)
+    here, problem = attempt(lambda: _of_rank(x), b"")
+    each = exchange({}, "statistics", here, problem, comm=comm)
     counts, totals, squared, lows, highs = np.array([_OF_RANK.unpack(part) for part in each]).T
     count = counts.sum()
     if not count:
@@ -63,7 +59,13 @@ def statistics(x: Any, comm: Comm | None = None) -> Statistics:
     )
 
 
-def _samples(x: Any) -> npt.NDArray[Any]:
+def _of_rank(x: Any) -> bytes:
+    """Return what the statistics need of this rank's samples."""
     array = as_value(x).array
     check_numbers(array, "max")
-    return array.astype(np.float64).reshape(-1)
+    samples = array.astype(np.float64).reshape(-1)
+    n, total = samples.size, samples.sum()
+    squares = np.square(samples - total / max(1, n)).sum()
+    return _OF_RANK.pack(
+        n, total, squares, samples.min(initial=np.inf), samples.max(initial=-np.inf)
+    )

@@ -40,16 +40,15 @@ def outlast_readers() -> None:
 
 
 def keep_lines_whole() -> None:
-    """Let a rank write each line at once, as at a terminal, even where Python is unbuffered.
+    """Let a rank write each line to stdout at once, as at a terminal, even where Python is unbuffered.
 
     An unbuffered `print` writes its arguments and the newline one by one. A launcher may then put
     what other ranks write between them. (After a text of several lines it still may, before the
-    last newline.)
+    last newline.) An unfinished line shows when it is flushed, or on stderr, which stays as it is.
     """
-    if job.world_size() is not None:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper) and stream.write_through:
-                stream.reconfigure(line_buffering=True, write_through=False)
+    out = sys.stdout
+    if job.world_size() is not None and isinstance(out, io.TextIOWrapper) and out.write_through:
+        out.reconfigure(line_buffering=True, write_through=False)
 
 
 def _like(stream: Any) -> io.TextIOWrapper:

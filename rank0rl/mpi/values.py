@@ -19,18 +19,18 @@ class Kind(NamedTuple):
     """Kind, dtype, shape and device of a value: the ranks must agree on them."""
 
     name: str
-    """"number", "tensor", or "" for an array."""
+    """"number", "tensor", or "" for arrays and weights."""
     dtype: Any
     shape: tuple[int, ...]
     device: str
 
     def __str__(self) -> str:
-        dtype = self.dtype.str if isinstance(self.dtype, np.dtype) else self.dtype
+        plain = isinstance(self.dtype, np.dtype) and not self.dtype.names
+        dtype = self.dtype.str if plain else self.dtype
         if self.name == "number":
             return f"number {dtype}"
-        if self.name == "tensor":
-            return f"tensor {dtype} {tuple(self.shape)}, {self.device}"
-        return f"{dtype} {self.shape}"
+        where = f", {self.device}" if self.device else ""
+        return f"{self.name} {dtype} {tuple(self.shape)}{where}".strip()
 
 
 class Value(NamedTuple):
@@ -93,7 +93,8 @@ def _tensor_as_value(x: Any) -> Value:
         ) from error
 
     def restore(result: Array) -> Any:
-        back = torch.from_numpy(np.array(result, order="C"))
+        usable = result.flags.c_contiguous and result.flags.writeable
+        back = torch.from_numpy(result if usable else np.array(result, order="C"))
         if result.dtype == array.dtype:
             return back if back.dtype == dtype and device.type == "cpu" else back.to(device, dtype)
         return back.to(device)

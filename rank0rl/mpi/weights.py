@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.mpi import hashes, trees
-from rank0rl.mpi.comm import Comm, bcast_, world
+from rank0rl.mpi.comm import Comm, among, bcast_
 from rank0rl.mpi.errors import attempt, collective
 from rank0rl.mpi.layout import check_layout
+from rank0rl.mpi.values import Kind
 
 Array = npt.NDArray[Any]
 
@@ -107,13 +108,13 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
         ValueError: the same on every rank, if names, dtypes or shapes differ between ranks, a tensor
             is sparse or holds no data, an array is read-only, or something else is passed.
     """
-    comm = comm or world()
+    comm = among(comm)
     if comm is None:
         return
     things, label = without_label(things, label)
     (tensors, staged, blocks), problem = attempt(lambda: _to_send(*things), ({}, {}, []))
     layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in tensors.items()}
-    layout["memory"] = f"blocks of {[block.size for block in blocks]} bytes"
+    layout["~memory"] = f"blocks of {[block.size for block in blocks]} bytes"
     check_layout(layout, f"rank0_bcast_wts {label}".strip(), problem, comm=comm)
     _bcast_blocks(blocks, comm)
     for name, t in staged.items():
@@ -176,20 +177,9 @@ def chksum(
     return hashes.sha256_text("".join(each.values()))
 
 
-class Kind(NamedTuple):
-    """Dtype, shape and kind of device of a tensor: the ranks must agree on them."""
-
-    dtype: torch.dtype
-    shape: torch.Size
-    device: str
-
-    def __str__(self) -> str:
-        return f"{self.dtype} {tuple(self.shape)}, {self.device}"
-
-
 def kinds(tensors: Mapping[str, Tensor]) -> dict[str, Kind]:
     """Return name -> dtype, shape and kind of device, for `layout.exchange`."""
-    return {name: Kind(t.dtype, t.shape, t.device.type) for name, t in tensors.items()}
+    return {name: Kind("", t.dtype, t.shape, t.device.type) for name, t in tensors.items()}
 
 
 def check_data(*named: Mapping[str, Tensor]) -> None:

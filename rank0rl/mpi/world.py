@@ -76,15 +76,28 @@ def world() -> Comm | None:
     return comm
 
 
+def among(comm: Comm | None) -> Comm | None:
+    """Return a communicator as it is, and all ranks for None, which is None in a single process.
+
+    Raises:
+        ValueError: if it has been freed.
+    """
+    if comm is None:
+        return world()
+    if not comm:
+        raise ValueError("the communicator has been freed: pass one that is in use")
+    return comm
+
+
 def get_rank(comm: Comm | None = None) -> int:
     """Return this process's number among the ranks, from 0."""
-    comm = comm or world()
+    comm = among(comm)
     return comm.rank if comm else 0
 
 
 def get_nworkers(comm: Comm | None = None) -> int:
     """Return the number of ranks."""
-    comm = comm or world()
+    comm = among(comm)
     return comm.size if comm else 1
 
 
@@ -117,7 +130,7 @@ def split(color: int, comm: Comm | None = None) -> Comm | None:
 
     Collective: every rank calls this, in the same order.
     """
-    comm = comm or world()
+    comm = among(comm)
     if comm is None:
         return None
     from mpi4py import MPI

@@ -139,7 +139,7 @@ class PPO:
 
 
 class RanksPPO(PPO):
-    """The lines of docs/drop-in.md."""
+    """A short form of the class in docs/drop-in.md."""
 
     trained = 0
 

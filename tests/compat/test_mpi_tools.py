@@ -139,6 +139,7 @@ def wrong_uses():
         "broadcast frozen": lambda: mpi_tools.broadcast(frozen if last else ok),
         "broadcast objects": lambda: mpi_tools.broadcast(np.array([{}, None])),
         "broadcast shapes": lambda: mpi_tools.broadcast(np.zeros(2 + last)),
+        "fields": lambda: mpi_tools.broadcast(np.zeros(2, "f8,i4" if last else "i4,f8")),
         "roots": lambda: mpi_tools.broadcast(ok, root=int(last)),
         "no root": lambda: mpi_tools.broadcast(ok, root=7),
     }

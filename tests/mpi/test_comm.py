@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from on_ranks import on_ranks
 
-from rank0rl.mpi import comm, rows, wait
+from rank0rl.mpi import comm, errors, rows, wait
 from rank0rl.mpi.gather import rank0_accum_batches
 
 RANKS = [1, 2, 3]
@@ -147,6 +147,18 @@ def test_a_waiting_rank_sleeps_ever_longer_up_to_a_millisecond():
     assert pauses[:6] == pytest.approx([20e-6 * 2**i for i in range(6)])
     assert max(pauses) == 1e-3
     assert set(tests[:-1]) == {wait._TESTS}
+
+
+def on_rank_freed():
+    freed = comm.split(0)
+    freed.Free()
+    with pytest.raises(ValueError, match="has been freed"):
+        comm.barrier(freed)
+    errors._broken.clear()  # the ranks live on
+
+
+def test_a_communicator_that_was_freed_is_not_taken_for_all_ranks():
+    on_ranks(2, "test_comm:on_rank_freed")
 
 
 def test_a_single_process_is_rank_0_of_1():

@@ -57,8 +57,8 @@ def test_each_fault_once(fault):
 
 def test_a_deadlock_names_the_place_of_each_rank():
     _, err = faulty("3", "skip", "between", "1")
-    assert "rank 0 waits in its collective 16, rank0_accum_batches, called at faulty.py:" in err
-    assert "rank 1 waits in its collective 16, bcast_obj, called at faulty.py:" in err
+    assert "rank 0 waits in its collective 17, rank0_accum_batches, called at faulty.py:" in err
+    assert "rank 1 waits in its collective 17, bcast_obj, called at faulty.py:" in err
 
 
 def test_ranks_that_fail_alike_are_reported_once():
@@ -141,6 +141,14 @@ def test_a_rank_that_ends_before_it_meets_the_others(tmp_path):
     _, err = end(process, token)
     assert process.returncode == 1
     assert "rank 1 ended before the others, which wait for it" in err
+
+
+def test_a_first_broadcast_that_meets_another_collective_is_reported(tmp_path):
+    text = "rank0rl.bcast([1]) if rank0rl.rank == 0 else rank0rl.all_sum(1.0)"
+    process, token = start_script(tmp_path, text)
+    _, err = end(process, token)
+    assert process.returncode == 1
+    assert "rank 1 waits in its collective 1, all_sum" in err
 
 
 def test_a_code_is_kept_where_another_collective_would_meet_the_end(tmp_path):

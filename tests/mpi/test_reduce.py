@@ -77,6 +77,7 @@ def on_rank_kinds():
         "means": [[type(x).__name__, repr(x)] for x in means],
         "bits": hash(bits) if comm.nworkers == 1 else bits[:4000] + bits[-4000:],
         "nan": [repr(reduce.all_reduce(nan, op).tolist()) for op in ("max", "min")],
+        "zero": repr(rank0rl.all_sum(-0.0)),
     }
 
 
@@ -111,6 +112,33 @@ def test_what_comes_back_is_what_came_in(n):
         ["ndarray", repr(np.array([m, 1.0]))],
     ]
     assert first["nan"] == ["[1.0, nan, inf, -inf]"] * 2
+    assert first["zero"] == "-0.0"
+
+
+NEAR = [  # numbers of each rank, whose sum in float64 is beyond the limits, or within, and wrong
+    np.uint64([2**63 + 1023, 2**62 + 1024 + 511, 2**62 - 2048 + 255]),
+    np.int64([2**62 + 511, 2**61 + 512 + 255, 2**61 - 1024 + 127]),
+    np.int64([2**63 - 1, -1, 1]),
+    np.int64([-(2**63), 1, -1]),
+    np.uint64([2**64 - 3, 1, 1]),
+]
+
+
+def on_rank_near_the_limits():
+    found = []
+    for numbers in NEAR:
+        for size in (1, 100):  # in the message of the layout, and in one of its own
+            try:
+                found.append(rank0rl.all_sum(np.full(size, numbers[comm.rank])).tolist())
+            except OverflowError:
+                found.append("too large")
+    return found
+
+
+def test_sums_of_integers_near_the_limits_are_exact_or_an_error():
+    whole = [sum(map(int, numbers)) for numbers in NEAR]
+    expected = ["too large"] * 4 + [[x] * size for x in whole[2:] for size in (1, 100)]
+    assert on_ranks(3, "test_reduce:on_rank_near_the_limits") == [expected] * 3
 
 
 def on_rank_statistics():

@@ -42,7 +42,7 @@ lint: $(READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/$(INSTALL) ".[mpi,mujoco,plot,tensorboard,video,cma,minari,dev]"
+	$(BIN)/$(INSTALL) ".[mpi,mujoco,plot,tensorboard,video,cma,minari,onnx,dev]"
 	touch $(READY)
 
 $(OPEN_MPI)/ready: pyproject.toml constraints.txt

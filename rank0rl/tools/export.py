@@ -1,8 +1,8 @@
-"""python -m rank0rl export RUN: write the policy of a run's last checkpoint for PyTorch alone.
+"""python -m rank0rl export RUN: write the policy of a run's last checkpoint for PyTorch or ONNX.
 
 The exported program takes the environment's own observations and returns the environment's own
 actions. It contains the scaling of observations, the bounds of actions and the numbering of
-choices.
+choices. What is written as ONNX is that same program.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import copy
 import dataclasses
 import inspect
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,23 +25,32 @@ from rank0rl import env_spaces, envs
 from rank0rl.agent import Agent, Space, Spaces
 from rank0rl.mpi.threads import set_threads
 from rank0rl.policy import load
+from rank0rl.tools import onnx_graph
 from rank0rl.tools.evaluate import RunToLoad
 
 
 @dataclass(frozen=True)
 class Options(RunToLoad):
-    """Write a run's policy, without its noise, to a file that PyTorch loads without rank0rl."""
+    """Write a run's policy, without its noise, to a file that needs no rank0rl."""
 
-    out: Path = Path("policy.pt2")
-    """File to write; its name must end in .pt2."""
+    out: Path | None = None
+    """File to write; its name must end in .pt2 or .onnx. None: policy.pt2, or policy.onnx."""
+    format: Literal["pt2", "onnx"] | None = None
+    """pt2: a program for PyTorch. onnx: a graph for ONNX Runtime (pip install -e ".[onnx]"). None: what the file's name ends in."""
 
 
 def main(argv: list[str]) -> int:
     """Run the tool; return its exit code: 0, or 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl export")
     set_threads(1)
+    ending = f".{given.format or 'pt2'}"
+    out = given.out or Path("policy" + ending)
     try:
-        print(export(given.run, given.out, given.trust))
+        if given.format and out.suffix != ending:
+            raise ValueError(
+                f"--format {given.format} needs a file that ends in {ending}: got {out}"
+            )
+        print(export(given.run, out, given.trust))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -48,22 +58,26 @@ def main(argv: list[str]) -> int:
 
 
 def export(run: Path, out: Path, trust: bool = False) -> str:
-    """Write a program of torch.export that returns the most probable actions of a run's policy.
+    """Write a program that returns the most probable actions of a run's policy.
 
     Args:
         run: the run's folder, or one of its checkpoints.
-        out: file to write; its name must end in .pt2.
+        out: file to write. The end of its name says what: .pt2, a program of torch.export, or
+            .onnx, an ONNX graph.
         trust: import all code that the run names.
 
     Returns:
         Text for the user: what the file contains, and the lines that load it.
 
     Raises:
-        ValueError: if the agent has nothing to export, or the file cannot be written; else as
-            `policy.load`.
+        ValueError: if the agent has nothing to export, the file cannot be written, or the packages
+            of ONNX are missing; else as `policy.load`.
     """
-    if out.suffix != ".pt2":
-        raise ValueError(f"the name of the file must end in .pt2: got {out}")
+    if out.suffix not in (".pt2", ".onnx"):
+        raise ValueError(f"the name of the file must end in .pt2 or .onnx: got {out}")
+    to_onnx = out.suffix == ".onnx"
+    if to_onnx:
+        onnx_graph.check_installed()
     policy = load(run, trust)
     agent, options = policy.agent, policy.options
     env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
@@ -72,23 +86,36 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
         program = exported(agent, env, masked)
     finally:
         env.close()
+    spaces = env_spaces.describe(env)
+    more = list(_more(agent, spaces.act, masked))
     try:
-        torch.export.save(program, out)
+        if to_onnx:
+            onnx_graph.save(program, out, more)
+        else:
+            torch.export.save(program, out)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a missing folder
         raise ValueError(f"cannot write {out}: {error}") from None
-    spaces = env_spaces.describe(env)
+    about = f"{out} holds the policy for {options.env_id}: {_in_and_out(agent, spaces)}"
+    lines_of = onnx_graph.lines if to_onnx else _lines
+    lines = lines_of(out, spaces.obs.dtype, agent.memory, more)
+    notes = [about, *_notes(agent, env, options.wrappers), "load it without rank0rl:"]
+    return "\n".join([*notes, *(f"    {line}" for line in lines)])
+
+
+def _in_and_out(agent: Agent, spaces: Spaces) -> str:
+    """Return the shapes and dtypes of observations and actions, for the user."""
     size, keys = _seen(agent, spaces)
     seen = f" of the keys {', '.join(keys)}" if keys else ""
     shape = _shape(dataclasses.replace(spaces.obs, shape=(size,)) if keys else spaces.obs)
-    notes = [
-        f"{out} holds the policy for {options.env_id}: from observations {shape}{seen} to "
-        f"the most probable actions {_shape(spaces.act)}"
-    ]
-    if options.wrappers:
-        notes.append(
-            f"observations and actions are those of the wrappers {', '.join(options.wrappers)}"
-        )
-    if keys:
+    return f"from observations {shape}{seen} to the most probable actions {_shape(spaces.act)}"
+
+
+def _notes(agent: Agent, env: Any, wrappers: Sequence[str]) -> list[str]:
+    """Return what the user has to know of the rows of observations and actions."""
+    notes = []
+    if wrappers:
+        notes.append(f"observations and actions are those of the wrappers {', '.join(wrappers)}")
+    if agent.mode_obs:
         notes.append("flatten these keys of each observation, one behind the other, in this order")
     elif envs.is_flattened(env):
         notes.append(
@@ -99,17 +126,22 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
             "each action is a row of numbers: those of all parts of env.action_space, one behind the "
             "other, in its order"
         )
-    act, more, end = ("act, memory", ", memory", "") if agent.memory else ("act", "", ".numpy()")
-    if masked:
-        more += ", torch.as_tensor(mask, dtype=torch.bool)"
-    lines = [
-        "import torch",
-        f'policy = torch.export.load("{out}").module()',
-        f"{act} = policy(torch.as_tensor(obs, dtype=torch.{spaces.obs.dtype}){more}){end}",
-    ]
-    if agent.memory:
-        lines.insert(2, f"memory = torch.zeros(N, {agent.memory})  # where an episode begins")
-    return "\n".join([*notes, "load it without rank0rl:", *(f"    {line}" for line in lines)])
+    return notes
+
+
+def _lines(out: Path, dtype: str, memory: int, more: list[str]) -> list[str]:
+    """Return the lines that load a program of torch.export; arguments as of `onnx_graph.lines`."""
+    args = {
+        "obs": f"torch.as_tensor(obs, dtype=torch.{dtype})",
+        "memory": "memory",
+        "mask": "torch.as_tensor(mask, dtype=torch.bool)",
+    }
+    call = f"policy({', '.join(args[name] for name in ('obs', *more))})"
+    load = ["import torch", f'policy = torch.export.load("{out}").module()']
+    if not memory:
+        return [*load, f"act = {call}.numpy()"]
+    start = f"memory = torch.zeros(N, {memory})  # where an episode begins"
+    return [*load, start, f"act, memory = {call}"]
 
 
 def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.ExportedProgram:
@@ -129,11 +161,7 @@ def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.Expor
     """
     spaces = env_spaces.describe(env)
     mode = _copy(agent.mode())
-    more = {}
-    if agent.memory:
-        more["memory"] = torch.zeros(2, agent.memory)
-    if masked:
-        more["mask"] = torch.ones(2, spaces.act.size, dtype=torch.bool)
+    more = _more(agent, spaces.act, masked)
     size, keys = _seen(agent, spaces)
     out = mode(torch.zeros(2, size), *more.values())
     shape = tuple(out[0].shape if agent.memory else out.shape)
@@ -145,11 +173,19 @@ def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.Expor
     rows_of = (size,) if keys else spaces.obs.shape
     obs = torch.zeros(2, *rows_of, dtype=getattr(torch, spaces.obs.dtype))
     module = _ForEnvironment(mode, spaces.act, env_spaces.first_choice(env))
-    rows = {0: torch.export.Dim("N")}
-    shapes: dict[str, Any] = {"obs": rows}
-    if more:
-        shapes["more"] = tuple(rows for _ in more)
-    return torch.export.export(module, (obs, *more.values()), dynamic_shapes=shapes)
+    rows = {0: torch.export.Dim("N", max=2**31)}  # torch 2.6 refuses one without an end
+    args = (obs, *more.values())
+    return torch.export.export(module, args, dynamic_shapes=(rows,) * len(args), strict=False)
+
+
+def _more(agent: Agent, space: Space, masked: bool) -> dict[str, Tensor]:
+    """Return what a program takes besides observations, in its order: examples for 2 rows."""
+    more = {}
+    if agent.memory:
+        more["memory"] = torch.zeros(2, agent.memory)
+    if masked:
+        more["mask"] = torch.ones(2, space.size, dtype=torch.bool)
+    return more
 
 
 def _seen(agent: Agent, spaces: Spaces) -> tuple[int, tuple[str, ...]]:
@@ -182,8 +218,11 @@ class _ForEnvironment(nn.Module):
                 "first", torch.from_numpy(np.asarray(0 if first is None else first, np.int64))
             )
 
-    def forward(self, obs: Tensor, *more: Tensor) -> Any:
-        """Return actions, (N, *act); and memory, if the agent has one."""
+    def forward(
+        self, obs: Tensor, second: Tensor | None = None, third: Tensor | None = None
+    ) -> Any:
+        """Return actions, (N, *act), and memory if the agent has one; `_more` says what follows obs."""
+        more = [x for x in (second, third) if x is not None]  # torch 2.9 fails to export *more
         obs = obs.reshape(obs.shape[0], -1).to(torch.float32)
         out = self.mode(obs, *more)
         act, *memory = out if isinstance(out, tuple) else (out,)

@@ -1,6 +1,8 @@
-"""Policies in files that PyTorch loads without rank0rl."""
+"""Policies in files that PyTorch or ONNX Runtime loads without rank0rl."""
 
+import dataclasses
 import sys
+import textwrap
 
 import numpy as np
 import pytest
@@ -14,13 +16,15 @@ from toy_envs import ACT_SPACES
 from rank0rl import env_spaces, envs
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.policy import load
+from rank0rl.tools import onnx_graph
 from rank0rl.tools.export import export, exported, main
 
 
-def untrained(algo, env):
+def untrained(algo, env, **changed):
     """Make an agent whose weights and statistics are large enough to reach every bound and choice."""
     agent_class, options = AGENTS[algo]
     rng = np.random.default_rng(0)
+    options = dataclasses.replace(options, **changed)
     agent = agent_class(env_spaces.describe(env), options, rng)
     with torch.no_grad():
         agent.policy.mlp.weights[-1].mul_(200)
@@ -167,13 +171,101 @@ def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monk
         assert got == str(in_numpy(agent, env, obs, mask).tolist())
 
 
+def needs_onnx():
+    """Return ONNX Runtime; skip a test where it is missing, or what writes its files."""
+    return [pytest.importorskip(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
+
+
+GRU, LSTM = ({"recurrent": cell, "memory_size": 6} for cell in ("gru", "lstm"))
+
+
+@pytest.mark.parametrize(
+    ("obs", "act", "options", "masked"),
+    [
+        ("image", "box2d", {"state_std": True}, False),
+        ("box", "box", {"actions": "beta"} | LSTM, False),
+        ("multi", "discrete", {}, True),
+        ("dict", "multi", GRU, True),
+    ],
+    ids=str,
+)
+def test_onnx_gives_the_actions_of_the_program(obs, act, options, masked, tmp_path):
+    onnxruntime = needs_onnx()
+    env = envs.make("toy_envs:Spaced-v0", obs=obs, act=act, masked=masked)
+    env.observation_space.seed(0)
+    agent = untrained("ppo", env, **options)
+    program = exported(agent, env, masked)
+    more = ["memory"] * bool(agent.memory) + ["mask"] * masked
+    onnx_graph.save(program, tmp_path / "a.onnx", more)
+    graph = onnxruntime.InferenceSession(tmp_path / "a.onnx")
+    assert [x.name for x in graph.get_inputs()] == ["obs", *more]
+    assert {x.shape[0] for x in (*graph.get_inputs(), *graph.get_outputs())} == {"N"}
+    rng, space = np.random.default_rng(0), env_spaces.describe(env).act
+    for n in (1, 7, 300):
+        x = {"memory": np.zeros((n, agent.memory), np.float32)}
+        for _ in range(3):
+            x["obs"] = observations(env, n)
+            x["mask"] = rng.random((n, space.size)) < 0.5
+            x["mask"][:, [columns.start for columns in space.choice_slices()]] = True
+            given = {name: x[name] for name in ("obs", *more)}
+            expected = program.module()(*map(torch.from_numpy, given.values()))
+            expected = expected if agent.memory else (expected,)
+            for got, one in zip(graph.run(None, given), expected, strict=True):
+                assert (got.shape, got.dtype) == (one.shape, one.numpy().dtype)
+                assert np.allclose(got, one, rtol=1e-6, atol=1e-6)
+            x["memory"] = expected[-1].numpy()
+
+
+@pytest.mark.slow
+def test_the_lines_of_both_formats_give_the_same(tmp_path, monkeypatch, capsys):
+    needs_onnx()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    kwargs = ["--env-kwargs", "obs=dict", "act=multi", "masked=1", *SMALL[1:]]
+    train(tmp_path / "r", "toy_envs:Spaced-v0", *kwargs, "--recurrent", "gru", "-n", "20")
+    x = {"N": 7, "obs": np.random.default_rng(0).normal(size=(7, 5)), "mask": [[0, 1, 0, 0, 1]] * 7}
+    seen = []
+    for given in (["--format", "onnx"], ["--out", "policy.pt2"]):
+        assert main(["r", *given]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        exec(textwrap.dedent(out.split("without rank0rl:\n")[1]), x)
+        seen.append([np.asarray(x[name]) for name in ("act", "memory")])
+    onnx, torch_s = seen
+    assert onnx[0].tolist() == torch_s[0].tolist() == [[2, 1]] * 7
+    assert np.allclose(onnx[1], torch_s[1], rtol=0, atol=1e-6)
+    assert onnx[1].any()
+
+
+class Bessel(torch.nn.Linear):
+    def forward(self, x):
+        return torch.special.bessel_j0(super().forward(x))
+
+
+def test_what_onnx_cannot_hold(tmp_path):
+    needs_onnx()
+    env = envs.make("toy_envs:Spaced-v0", act="box")
+    agent = untrained("ppo", env)
+    agent.mode = lambda: Bessel(3, 2)
+    with pytest.raises(RuntimeError, match="^ONNX cannot hold this policy: .*bessel_j0"):
+        onnx_graph.save(exported(agent, env), tmp_path / "a.onnx", [])
+
+
+def test_onnx_needs_its_packages(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    assert main([str(tmp_path / "none"), "--out", str(tmp_path / "a.onnx")]) == 2
+    assert 'pip install -e ".[onnx]"' in capsys.readouterr().err
+
+
 def test_wrong_use(tmp_path, capsys):
     train(tmp_path, *SMALL[:-2], "--algo", "cem", "--population", "4", "--total-steps", "128")
-    for out, facts in (("a.pt2", ("CEM", "mode(")), ("a.pth", ("a.pth", ".pt2"))):
+    for out, facts in (("a.pt2", ("CEM", "mode(")), ("a.pth", ("a.pth", ".pt2", ".onnx"))):
         assert main([str(tmp_path), "--out", str(tmp_path / out)]) == 2
         err = capsys.readouterr().err
         assert all(fact in err for fact in facts), err
     assert not (tmp_path / "a.pt2").exists()
+    assert main([str(tmp_path), "--format", "onnx", "--out", "a.pt2"]) == 2
+    assert "ends in .onnx: got a.pt2" in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written(tmp_path):

@@ -27,7 +27,7 @@ def options_of(argv: list[str], configs: Path | None) -> tuple[RunOptions, Any]:
 
 
 def check_same(options: RunOptions, agent: Any, run: Path, argv: list[str]) -> None:
-    """Check that the run in a folder has these options, but for those that a resume may change.
+    """Check that the run in a folder has these options, but for those that change no curve.
 
     Args:
         options: options of a run.
@@ -41,3 +41,10 @@ def check_same(options: RunOptions, agent: Any, run: Path, argv: list[str]) -> N
     file = run / "config.toml"
     old, old_agent = plan.read([], trusted(config.load(file), str(file), argv, False), str(file))
     resumed.check_unchanged((resumed.without_beginning(options, old), agent), (old, old_agent))
+    for name in (
+        "total_steps",
+        "num_episodes",
+    ):  # a resume may change these: schedules then end elsewhere
+        before, now = getattr(old, name), getattr(options, name)
+        if before != now:
+            raise ValueError(f"{name} was {before}, and is now {now}")

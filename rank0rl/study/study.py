@@ -108,9 +108,11 @@ def _keep(settings: bytes, path: Path) -> None:
 
 def _train(runs: Sequence[Planned], out: Path, number: int | None) -> dict[str, str]:
     """Train the runs that are not over yet; return run -> why it has failed."""
+    cores = available_cores()[:number]
+    print(f"runs: {len(runs)}, cores: {len(cores)}, folder: {out}", flush=True)
     with Progress(len(runs), "study") as show:
         listed = Listed(runs, out, show)
-        Schedule(listed, out, available_cores()[:number], show).run()
+        Schedule(listed, out, cores, show).run()
     return listed.failed
 
 

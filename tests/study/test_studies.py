@@ -38,6 +38,8 @@ def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypat
     done = study(tmp_path, *args, "--total-steps", "128", "--gamma", "0.9", expect=2)
     assert "holds a run of other settings" in done.stderr
     assert "gamma 0.9 in place of 0.99" in done.stderr
+    done = study(tmp_path, *args, "--total-steps", "256", expect=2)
+    assert "total_steps was 128, and is now 256" in done.stderr
     # The same study again, with a seed more, from its file.
     (tmp_path / "study.toml").write_text(
         (tmp_path / "study.toml").read_text().replace('"toy_envs:Breaks-v0",', "")

@@ -19,7 +19,7 @@ from rank0rl.mpi.errors import agreed, attempt, collective
 from rank0rl.mpi.integers import check_products, halves, whole
 from rank0rl.mpi.layout import SMALL, check_layout, exchange
 from rank0rl.mpi.rows import gather_rows
-from rank0rl.mpi.values import as_value, as_values
+from rank0rl.mpi.values import as_value, as_values, is_dense
 
 Array = npt.NDArray[Any]
 X = TypeVar("X")
@@ -116,7 +116,7 @@ def reduce_many(
     comm = among(comm)
     arrays = [value.array for value in values.values()]
     if get_nworkers(comm) == 1 and not (problem or wrong):
-        results = [_over_ranks(array[None], op, what) for array in arrays]
+        results = [_of_one(array, op) for array in arrays]
     else:
         layout: dict[str, Any] = {name: value.kind for name, value in values.items()} | {"op": op}
         small = sum([array.nbytes for array in arrays]) <= SMALL
@@ -175,6 +175,8 @@ def gather_many(
 def _reduce_one(x: Any, op: str, what: str, comm: Comm | None) -> Any:
     if type(x) is float and op in _FLOAT:
         return _reduce_float(x, op, what, comm)
+    if op in OPS and is_dense(x) and x.is_floating_point() and get_nworkers(comm) == 1:
+        return x.detach().clone()
     return reduce_many({"x": x}, op, what, comm)["x"]
 
 
@@ -209,6 +211,12 @@ def _stacked(arrays: Sequence[Array], each: Sequence[bytes]) -> Iterator[Array]:
         joined = b"".join([part[start:end] for part in each])
         yield np.frombuffer(joined, array.dtype).reshape(len(each), *array.shape)
         start = end
+
+
+def _of_one(array: Array, op: str) -> Array:
+    """Return the result for a single rank: the array, in the dtype that results have."""
+    counted = array.dtype.kind == "b" or (op == "mean" and array.dtype.kind in "iu")
+    return array.astype(_wide(array.dtype, op) if counted else array.dtype)
 
 
 def _over_ranks(stacked: Array, op: str, what: str) -> Array:
@@ -286,4 +294,4 @@ def _narrow(result: Array, dtype: np.dtype[Any], op: str, what: str) -> Array:
                     f"larger integers"
                 )
             )
-    return result.astype(dtype)
+    return result.astype(dtype, copy=False)

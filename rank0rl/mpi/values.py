@@ -49,6 +49,11 @@ def is_tensor(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def is_dense(x: Any) -> bool:
+    """Return True for a tensor that has memory of its own, of which NumPy could have a view."""
+    return is_tensor(x) and x.layout is sys.modules["torch"].strided and not x.is_meta
+
+
 def as_value(x: Any) -> Value:
     """Return a number, array, tensor or list of numbers as an array.
 

@@ -52,7 +52,9 @@ def use(python, folder, env=None):
     assert "settings: " in said
     assert "configs/ppo.toml" in said
     assert "has ended" in run("train", "--resume", "r")
-    assert "3 episodes: return" in run("evaluate", "r", "--episodes", "3")
+    assert "3 episodes with actions drawn at random: return" in run(
+        "evaluate", "r", "--episodes", "3"
+    )
     run("export", "r", "--out", "policy.pt2")
     run("report", "r")
     assert {"r", "policy.pt2"} == {path.name for path in folder.iterdir()}

@@ -49,8 +49,9 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     ret, length = ended["return"], ended["length"]
+    actions = "the most probable actions" if given.deterministic else "actions drawn at random"
     print(
-        f"{len(ret)} episodes: return {ret.mean():.6g} (standard deviation {ret.std():.4g}, from "
+        f"{len(ret)} episodes with {actions}: return {ret.mean():.6g} (standard deviation {ret.std():.4g}, from "
         f"{ret.min():.6g} to {ret.max():.6g}), length {length.mean():.4g}"
     )
     for name in (name for name in ended if name not in ("return", "length")):

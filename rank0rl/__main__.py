@@ -8,6 +8,7 @@ import sys
 
 from rank0rl import cli
 from rank0rl.mpi.streams import outlast_readers
+from rank0rl.run import instructions
 
 _TOOLS = {
     "train": "train an agent on N ranks",
@@ -40,6 +41,7 @@ def main() -> int:
         cli.main(argv)
         return 0
     if name in _TOOLS:
+        instructions.limit_as(argv)
         folder = {"speedup": "scaling", "study": "study"}.get(name, "tools")
         return int(importlib.import_module(f"rank0rl.{folder}.{name}").main(argv))
     is_help = name in ("-h", "--help")

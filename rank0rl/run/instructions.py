@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
 
 # NumPy's names before and after 2.4; it passes over those that it does not know.
 _NUMPY = "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL"
@@ -40,6 +43,21 @@ def limit(name: str | None) -> None:
         raise ValueError(f"cpu must be one of {', '.join(SETS)}: got {name!r}; set --cpu")
     if "numpy" not in sys.modules:
         os.environ.update(SETS[name])
+
+
+def limit_as(words: Iterable[str]) -> None:
+    """Limit this process as the first run was that these words name: folders of runs, or files in them."""
+    for word in words:
+        for folder in (Path(word), *Path(word).parents[:2]):
+            try:
+                name = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8")).get(
+                    "cpu"
+                )
+            except (OSError, ValueError):
+                continue
+            if name in SETS:  # whatever else it is, reading the run will say so
+                limit(name)
+            return
 
 
 def check(name: str | None) -> None:

@@ -39,6 +39,15 @@ def test_what_libraries_would_choose_does_not_matter(tmp_path):
         assert start["settings"]["cpu"] == "avx2"
         assert "Haswell" in start["blas"]
     assert sha(tmp_path / "a") == sha(tmp_path / "b")
+    replay = [sys.executable, "-m", "rank0rl", "replay", str(tmp_path / "a"), "--iteration", "2"]
+    done = subprocess.run(
+        [*replay, "--env", "0"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NPY_DISABLE_CPU_FEATURES": "", "OPENBLAS_CORETYPE": "Nehalem"},
+    )
+    assert done.stdout.count("the same data") == 2, done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -1,0 +1,100 @@
+"""Learning curves of stable-baselines3's PPO with the settings of rl-baselines3-zoo: python benchmarks/rivals.py Walker2d Hopper.
+
+It needs the bench extra. One process and one torch thread for each run, as many runs at once as --jobs says. A
+run whose CSV is in benchmarks/results/rivals is not trained again. Rows are the mean return of the last 100
+episodes, as in progress.csv, after every hundredth of the steps. The settings are in rivals.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+import time
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from table import RESULTS
+
+FOLDER = RESULTS / "rivals"
+SETTINGS = Path(__file__).with_suffix(".toml")
+
+
+def main() -> None:
+    tasks = tomllib.loads(SETTINGS.read_text())
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("tasks", nargs="*", default=[*tasks], choices=[*tasks])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--total-steps", type=int, default=1_000_000)
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
+    parser.add_argument("--out", type=Path, help="train the one run that is named, into this file")
+    args = parser.parse_args()
+    if args.out:
+        train(args.tasks[0], tasks[args.tasks[0]], args.seeds[0], args.total_steps, args.out)
+        return
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with ThreadPoolExecutor(args.jobs) as pool:
+        for seed in args.seeds:
+            for task in args.tasks:
+                pool.submit(start, task, seed, args.total_steps)
+
+
+def start(task: str, seed: int, total_steps: int) -> None:
+    """Train in a process of its own, unless the result is there."""
+    out = FOLDER / f"sb3-{task}-seed{seed}.csv"
+    if out.exists():
+        return
+    command = [sys.executable, __file__, task, "--seeds", str(seed)]
+    command += ["--total-steps", str(total_steps), "--out", str(out)]
+    done = subprocess.run(command, check=False)
+    rows = out.read_text().splitlines() if out.exists() else ["no result"]
+    print(f"{out.stem}: exit code {done.returncode}, {rows[-1]}", flush=True)
+
+
+def train(task: str, settings: dict[str, Any], seed: int, total_steps: int, out: Path) -> None:
+    """Train, and write the curve when it is complete."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    torch.set_num_threads(1)
+    rows: list[tuple[int, float, float]] = []
+    begin = time.perf_counter()
+
+    class Curve(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            returns = [info["r"] for info in self.model.ep_info_buffer]
+            due = not rows or self.num_timesteps >= rows[-1][0] + total_steps / 100
+            if returns and (due or self.num_timesteps >= total_steps):
+                seconds = round(time.perf_counter() - begin, 2)
+                rows.append((self.num_timesteps, float(np.mean(returns)), seconds))
+
+    options = {name: value for name, value in settings.items() if name != "wide"}
+    if settings.get("wide"):
+        layers = {"pi": [256, 256], "vf": [256, 256]}
+        options["policy_kwargs"] = {
+            "log_std_init": -2,
+            "ortho_init": False,
+            "activation_fn": torch.nn.ReLU,
+            "net_arch": layers,
+        }
+    envs = make_vec_env(f"{task}-v5", 1, seed=seed)
+    envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
+    PPO("MlpPolicy", envs, seed=seed, device="cpu", **options).learn(total_steps, callback=Curve())
+    with out.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["steps", "return_mean", "seconds"])
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -148,7 +148,7 @@ def test_a_first_broadcast_that_meets_another_collective_is_reported(tmp_path):
     process, token = start_script(tmp_path, text)
     _, err = end(process, token)
     assert process.returncode == 1
-    assert "rank 1 waits in its collective 1, all_sum" in err
+    assert re.search(r"rank 1 waits in its collective \d, all_sum", err)  # which: MPIs differ
 
 
 def test_a_code_is_kept_where_another_collective_would_meet_the_end(tmp_path):

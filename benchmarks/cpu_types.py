@@ -6,6 +6,7 @@ compute the same bits.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import json
 import subprocess
@@ -23,6 +24,8 @@ NAMES = ("env", "algo", "cpu", "weights_sha256", "machine", "numpy", "torch")
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.parse_args()
     path = RESULTS / "cpu_types.csv"
     rows = list(csv.DictReader(path.open(newline=""))) if path.exists() else []
     for env, algo in RUNS:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch._utils import _unflatten_dense_tensors
 
 from rank0rl.mpi.comm import Comm, among, get_nworkers, reduce_
 from rank0rl.mpi.errors import attempt, collective
@@ -21,6 +21,7 @@ from rank0rl.mpi.weights import (
 )
 
 _SAME = "names, dtypes, shapes and kinds of devices"
+_LARGE = 1 << 16  # bytes of a tensor that is worth a message of its own
 # dtype -> dtype to add it in; others are added as they are. MPI cannot add 16-bit floats.
 _WIDE_GRADS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _WIDE_COMPLEX = {torch.complex64: torch.complex128}
@@ -130,19 +131,46 @@ def _average_(
 ) -> None:
     """Overwrite tensors with their means, computed from sums in a wider dtype where there is one.
 
-    The tensors of one dtype travel as one message.
+    Large tensors are added where they are, which saves two copies; one that shares memory with
+    another is copied. The small ones of one dtype are put together, which saves messages.
     """
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    for t in tensors.values():
-        groups.setdefault(t.dtype, []).append(t)
-    sums = [
-        _flatten_dense_tensors(these).to("cpu", wide.get(dtype, dtype))  # type: ignore[no-untyped-call]
-        for dtype, these in groups.items()
+    large = [
+        t
+        for t in tensors.values()
+        if t.nbytes >= _LARGE and t.dtype not in wide and t.device.type == "cpu"
     ]
-    reduce_([flat.numpy() for flat in sums], "sum", what, comm)
-    for these, flat in zip(groups.values(), sums, strict=True):
-        means = _unflatten_dense_tensors(flat.div_(get_nworkers(comm)), these)  # type: ignore[no-untyped-call]
+    ids = {id(t) for t in large}
+    small: dict[torch.dtype, list[Tensor]] = {}
+    for t in tensors.values():
+        if id(t) not in ids:
+            small.setdefault(t.dtype, []).append(t)
+    apart = _apart(large)
+    sums = [
+        t if i in apart else t.clone(memory_format=torch.contiguous_format)
+        for i, t in enumerate(large)
+    ]
+    for dtype, these in small.items():
+        flat = torch.cat([t.reshape(-1) for t in these])
+        sums.append(flat.to("cpu", wide.get(dtype, dtype)))
+    reduce_([t.numpy() for t in sums], "sum", what, comm)
+    for t in sums:
+        t.div_(get_nworkers(comm))
+    for t, mean in zip(large, sums, strict=False):
+        if mean is not t:
+            t.copy_(mean)
+    for these, flat in zip(small.values(), sums[len(large) :], strict=True):
+        means = _unflatten_dense_tensors(flat, these)  # type: ignore[no-untyped-call]
         torch._foreach_copy_(these, means)
+
+
+def _apart(tensors: Sequence[Tensor]) -> set[int]:
+    """Return the indices of contiguous tensors of which no two share memory."""
+    found, end = set(), 0
+    for i, t in sorted(enumerate(tensors), key=lambda item: item[1].data_ptr()):
+        if t.is_contiguous() and t.data_ptr() >= end:
+            found.add(i)
+            end = t.data_ptr() + t.nbytes
+    return found
 
 
 def _parameters(thing: Any) -> dict[str, Tensor]:

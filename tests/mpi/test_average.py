@@ -53,9 +53,10 @@ def on_rank_gradients():
     single = torch.tensor(1.0, requires_grad=True)
     single.grad = torch.tensor(2.0 * (comm.rank + 1))
     average.all_avg_grads(single)
-    params = nn.ParameterDict({name: nn.Parameter(torch.zeros(40_000)) for name in "ab"})
+    params = nn.ParameterDict({name: nn.Parameter(torch.zeros(40_000)) for name in "abc"})
     params["a"].grad = torch.full((40_000,), comm.rank + 1.0)
-    params["b"].grad = params["a"].grad.view(-1)  # the same memory
+    params["b"].grad = params["a"].grad.view(-1) if comm.rank == 0 else params["a"].grad.clone()
+    params["c"].grad = params["a"].grad
     average.all_avg_grads(params)
     tied = {x for p in params.values() for x in p.grad.tolist()}
     wrong += [] if tied == {(comm.nworkers + 1) / 2} else [f"tied: {tied}"]

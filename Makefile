@@ -1,5 +1,6 @@
 # make train            make the environment, and train ENV on NPROCS ranks
 # make test             make the environment, and pass all checks and tests
+# make docs             build the site of docs/ into site/
 # make wheel            build dist/rank0rl-VERSION.whl, with the agents and their settings
 # make test-all         the slow tests besides, and those of ranks on Open MPI, in an environment of its own
 #
@@ -19,7 +20,7 @@ OPEN_MPI := $(VENV)-openmpi
 OF_RANKS := tests/mpi tests/compat tests/tools/test_doctor.py tests/test_trainer.py tests/test_evaluation.py tests/test_examples.py
 INSTALL = pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable
 
-.PHONY: train test test-all lint fast wheel clean
+.PHONY: train test test-all lint fast docs wheel clean
 
 train: $(READY)
 	$(BIN)/python train.py $(ENV) --nprocs $(NPROCS) $(ARGS)
@@ -40,9 +41,12 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/codespell
 
+docs: $(READY)
+	$(BIN)/zensical build --clean --strict
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/$(INSTALL) ".[mpi,mujoco,plot,tensorboard,video,cma,minari,onnx,dev]"
+	$(BIN)/$(INSTALL) ".[mpi,mujoco,plot,tensorboard,video,cma,minari,onnx,docs,dev]"
 	touch $(READY)
 
 $(OPEN_MPI)/ready: pyproject.toml constraints.txt
@@ -54,4 +58,4 @@ wheel:
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 clean:
-	rm -rf $(VENV) $(OPEN_MPI) build dist *.egg-info
+	rm -rf $(VENV) $(OPEN_MPI) .cache site build dist *.egg-info

@@ -1,0 +1,244 @@
+"""Write the table of MuJoCo's v5 tasks from committed runs: python benchmarks/v5.py --write.
+
+Studies are in benchmarks/results/v5/, a folder for each column; the curves of other libraries are in
+benchmarks/results/rivals/. The tables stand in docs/results.md, the curves in docs/v5.svg.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import keep_study
+import numpy as np
+from table import RESULTS
+
+from rank0rl.run import run_data
+from rank0rl.tools import figures
+from rank0rl.tools.curves import interquartile_mean, on_grid
+from rank0rl.tools.results import ending
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE, PICTURE = DOCS / "results.md", DOCS / "v5.svg"
+STUDIES = {  # folder of benchmarks/results/v5 -> column
+    "ppo": "PPO",
+    "ppo-tuned": "PPO, tuned",
+    "trpo": "TRPO",
+    "klppo": "KL-PPO",
+    "es": "ES",
+}
+RIVALS = {"sb3": "stable-baselines3 PPO", "cleanrl": "CleanRL-style PPO"}
+SCORES = {"Walker2d": (1000, 2000, 3000), "Hopper": (1000, 2000, 3000), "HalfCheetah": (3000,)}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, as the tables need it."""
+
+    steps: np.ndarray
+    ret: np.ndarray
+    """Mean return of the last 100 episodes."""
+    seconds: np.ndarray
+    command: str = ""
+    sha256: str = ""
+
+    def after(self, steps: float) -> float:
+        """Return the mean return after so many steps."""
+        return float(self.ret[min(np.searchsorted(self.steps, steps), len(self.ret) - 1)])
+
+    def minutes_to(self, ret: float) -> float:
+        """Return the minutes until a mean return; inf if the run has not reached it."""
+        reached = self.ret >= ret
+        return float(self.seconds[reached.argmax()] / 60) if reached.any() else np.inf
+
+
+Runs = dict[str, dict[str, list[Run]]]
+"""Task -> column -> runs, by seed."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/results.md and its picture"
+    )
+    parser.add_argument("--at", type=float, default=1e6, help="steps of the first table")
+    args = parser.parse_args()
+    runs = read()
+    tables = {
+        "returns": returns(runs, args.at),
+        "improvement": improvement(runs, args.at),
+        "minutes": minutes(runs),
+        "hashes": hashes(runs),
+    }
+    print("\n\n".join(tables.values()))
+    if args.write:
+        text = PAGE.read_text()
+        for name, table in tables.items():
+            begin, end = f"<!-- {name}: written by benchmarks/v5.py -->", f"<!-- end of {name} -->"
+            text = re.sub(f"{begin}.*?{end}", f"{begin}\n{table}\n{end}", text, flags=re.S)
+        PAGE.write_text(text)
+        draw(runs)
+
+
+def read() -> Runs:
+    """Read all runs that have ended."""
+    runs: Runs = {}
+    for folder, column in STUDIES.items():
+        for path in sorted((RESULTS / "v5" / folder).glob("*/progress.csv"), key=seed_of):
+            run = run_data.read(path.parent)
+            if ending(run):
+                task = run.settings["env_id"].removesuffix("-v5")
+                of_column = runs.setdefault(task, {}).setdefault(column, [])
+                of_column.append(
+                    Run(
+                        *(run.column(name) for name in ("steps", "return_mean", "seconds")),
+                        command=command(run),
+                        sha256=run.rows[-1]["weights_sha256"],
+                    )
+                )
+    for path in sorted((RESULTS / "rivals").glob("*.csv"), key=seed_of):
+        name, task, _ = path.stem.split("-")
+        rows = np.loadtxt(path, delimiter=",", skiprows=1)
+        runs.setdefault(task, {}).setdefault(RIVALS[name], []).append(Run(*rows.T))
+    return dict(sorted(runs.items()))
+
+
+def seed_of(path: Path) -> tuple[str, int]:
+    """Return the key by which runs are sorted: their name, then their seed."""
+    stem = path.parent.name if path.name == "progress.csv" else path.stem
+    name, _, seed = stem.rpartition("-seed")
+    return name, int(seed)
+
+
+def command(run: run_data.RunData) -> str:
+    """Return the command that trains this run again, with train.py on two ranks."""
+    words = keep_study.command(run.starts[0]["command"]).split()
+    words[words.index("--nprocs") + 1] = "2"
+    return " ".join(["python", "train.py", *words[4:]])
+
+
+def returns(runs: Runs, at: float) -> str:
+    """Return the table of mean returns, with the interval of their interquartile mean."""
+    columns = [name for name in (*STUDIES.values(), *RIVALS.values()) if any_of(runs, name)]
+    lines = [f"| task | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for task, of_task in runs.items():
+        cells = [cell([run.after(at) for run in of_task.get(name, ())]) for name in columns]
+        lines.append(f"| {task} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def any_of(runs: Runs, column: str) -> bool:
+    return any(column in of_task for of_task in runs.values())
+
+
+def cell(final: Sequence[float]) -> str:
+    """Return mean, interval of the interquartile mean, and number of seeds."""
+    if not final:
+        return ""
+    _, low, high = interquartile_mean([np.array(final)])
+    mean, low, high = (number(value) for value in (np.mean(final), low, high))
+    return f"**{mean}** ({low} to {high}; {len(final)})"
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def improvement(runs: Runs, at: float) -> str:
+    """Return, for each pair of a column and a rival, how probably a run of the column is better.
+
+    Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.3.
+    """
+    lines = ["| | " + " | ".join(RIVALS.values()) + " |", "|---" * (len(RIVALS) + 1) + "|"]
+    for column in STUDIES.values():
+        if any_of(runs, column):
+            cells = [probability(runs, column, rival, at) for rival in RIVALS.values()]
+            lines.append(f"| {column} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def probability(runs: Runs, column: str, rival: str, at: float) -> str:
+    """Return the mean over tasks of P(X > Y), its 95 % interval, and on how many tasks the mean is higher."""
+    pairs = [
+        tuple(np.array([run.after(at) for run in of_task[name]]) for name in (column, rival))
+        for of_task in runs.values()
+        if column in of_task and rival in of_task
+    ]
+    if not pairs:
+        return ""
+    rng = np.random.default_rng(0)
+    drawn = [
+        np.mean([above(rng.choice(x, len(x)), rng.choice(y, len(y))) for x, y in pairs])
+        for _ in range(2000)
+    ]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    better = sum(x.mean() >= y.mean() for x, y in pairs)
+    mean = np.mean([above(x, y) for x, y in pairs])
+    return f"{mean:.2f} ({low:.2f} to {high:.2f}); higher mean on {better} of {len(pairs)} tasks"
+
+
+def above(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the fraction of pairs in which x is greater; equal ones count half."""
+    return float(np.mean((x[:, None] > y) + 0.5 * (x[:, None] == y)))
+
+
+def minutes(runs: Runs) -> str:
+    """Return the table of the median minutes until a mean return."""
+    columns = [name for name in (*STUDIES.values(), *RIVALS.values()) if any_of(runs, name)]
+    lines = [f"| task | return | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    for task, scores in SCORES.items():
+        for score in scores:
+            cells = []
+            for name in columns:
+                times = [run.minutes_to(score) for run in runs.get(task, {}).get(name, ())]
+                median = np.median(times) if times else np.nan
+                cells.append("" if not times else f"{median:.1f}" if median < np.inf else "never")
+            lines.append(f"| {task} | {score} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def hashes(runs: Runs) -> str:
+    """Return the command of seed 0 of each row, and the hash with which it ends."""
+    lines = ["| command | SHA-256 of the last weights |", "|---|---|"]
+    for of_task in runs.values():
+        for name in STUDIES.values():
+            if name in of_task:
+                first = of_task[name][0]
+                lines.append(f"| `{first.command}` | `{first.sha256[:16]}` |")
+    return "\n".join(lines)
+
+
+def draw(runs: Runs) -> None:
+    """Draw the curves of all runs, and the mean of each column, into the picture."""
+    columns = [name for name in (*STUDIES.values(), *RIVALS.values()) if any_of(runs, name)]
+    with figures.style() as figure_class:
+        figure = figure_class(figsize=(13.2, 3.0 * -(-len(runs) // 4)), layout="constrained")
+        lines = {}
+        for i, (task, of_task) in enumerate(runs.items()):
+            axis = figure.add_subplot(-(-len(runs) // 4), 4, i + 1)
+            axis.set(title=task)
+            axis.xaxis.set_major_formatter(figures.short_numbers())
+            for name, these in of_task.items():
+                color = f"C{columns.index(name)}"
+                for run in these:
+                    axis.plot(run.steps, run.ret, color=color, alpha=0.25, linewidth=0.7)
+                known = [np.isfinite(run.ret) for run in these]
+                mean = on_grid(
+                    [(run.steps[k], run.ret[k]) for run, k in zip(these, known, strict=True)]
+                )
+                (lines[name],) = axis.plot(mean.x, mean.ret.mean(0), color=color)
+        figure.legend(
+            [lines[name] for name in columns if name in lines],
+            [name for name in columns if name in lines],
+            loc="outside lower center",
+            ncols=len(lines),
+            title="mean return of the last 100 episodes over steps; thin: one seed",
+        )
+        figure.savefig(PICTURE)
+
+
+if __name__ == "__main__":
+    main()

@@ -30,7 +30,7 @@ WRONG = [
     (["Walker2d", "--config", "none.toml"], "cannot read config none.toml"),
     (["Walker2d", "--env-kwargs", "speed=3"], "cannot make environment 'Walker2d-v5'"),
     (["--resume", "none"], "there is none in none/checkpoints; name the folder of a run"),
-    (["CartPole", "--nprocs", "40"], "num_envs=8, nprocs=40; raise --num-envs"),
+    (["CartPole", "--nprocs", "40"], "num_envs=32, nprocs=40; raise --num-envs"),
     (["CartPole", "--steps-per-batch", "64", "--episodes-per-batch", "4"], "got both"),
     (["CartPole", "--env-kwargs", "x=null"], "x cannot be null"),
     (["CartPole", "--run-dir", "train.py"], "cannot make the run's folder"),

@@ -1,8 +1,8 @@
-"""Train two iterations in environments of other projects, and write what happens: docs/environments.md.
+"""Train two iterations in environments of other projects, and write what happens: results/foreign_environments.md.
 
     pip install minigrid highway-env gymnasium-robotics "gymnasium[box2d,toy-text]" ale-py shimmy dm_control "mujoco<4" \
         "pettingzoo[sisl,butterfly]" envpool opencv-python-headless
-    python benchmarks/foreign_environments.py               # the table in docs/environments.md
+    python benchmarks/foreign_environments.py               # the table of that file
     python benchmarks/foreign_environments.py Taxi Pong     # some rows, printed only
 
 Each environment is trained in at 1 and at 2 ranks. The table has the first digits of the weights' SHA-256 if they
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "environments.md"
+PAGE = ROOT / "benchmarks" / "results" / "foreign_environments.md"
 SIZE = "--config configs/ppo.toml --num-envs 2 --steps-per-batch 64 --total-steps 128 --epochs 2 --minibatch-size 32 --hidden 16"
 LIMIT_S = 240
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"

@@ -1,16 +1,20 @@
-"""Learning curves of stable-baselines3's PPO with the settings of rl-baselines3-zoo: python benchmarks/rivals.py Walker2d Hopper.
+"""Learning curves of other libraries' PPO: python benchmarks/rivals.py Walker2d Hopper --library sb3.
 
-It needs the bench extra. One process and one torch thread for each run, as many runs at once as --jobs says. A
-run whose CSV is in benchmarks/results/rivals is not trained again. Rows are the mean return of the last 100
-episodes, as in progress.csv, after every hundredth of the steps. The settings are in rivals.toml.
+sb3 is stable-baselines3 with the settings of rl-baselines3-zoo, which are in rivals.toml; it needs the bench extra.
+cleanrl is examples/cleanrl_style.py with one environment and 2048 steps a batch, as CleanRL has them. One process
+and one torch thread for each run, as many runs at once as --jobs says. A run whose CSV is in
+benchmarks/results/rivals is not trained again. Rows are the mean return of the last 100 episodes, as in
+progress.csv, after every hundredth of the steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import os
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
@@ -28,35 +32,45 @@ def main() -> None:
     tasks = tomllib.loads(SETTINGS.read_text())
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tasks", nargs="*", default=[*tasks], choices=[*tasks])
+    parser.add_argument("--library", choices=["sb3", "cleanrl"], default="sb3")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--total-steps", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
     parser.add_argument("--out", type=Path, help="train the one run that is named, into this file")
     args = parser.parse_args()
     if args.out:
-        train(args.tasks[0], tasks[args.tasks[0]], args.seeds[0], args.total_steps, args.out)
+        (task, *_), (seed, *_) = args.tasks, args.seeds
+        if args.library == "sb3":
+            rows = sb3(task, tasks[task], seed, args.total_steps)
+        else:
+            rows = cleanrl(task, seed, args.total_steps)
+        write(rows, args.out)
         return
     FOLDER.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(args.jobs) as pool:
         for seed in args.seeds:
             for task in args.tasks:
-                pool.submit(start, task, seed, args.total_steps)
+                pool.submit(start, args.library, task, seed, args.total_steps)
 
 
-def start(task: str, seed: int, total_steps: int) -> None:
+def start(library: str, task: str, seed: int, total_steps: int) -> None:
     """Train in a process of its own, unless the result is there."""
-    out = FOLDER / f"sb3-{task}-seed{seed}.csv"
+    out = FOLDER / f"{library}-{task}-seed{seed}.csv"
     if out.exists():
         return
-    command = [sys.executable, __file__, task, "--seeds", str(seed)]
+    command = [sys.executable, __file__, task, "--library", library, "--seeds", str(seed)]
     command += ["--total-steps", str(total_steps), "--out", str(out)]
     done = subprocess.run(command, check=False)
     rows = out.read_text().splitlines() if out.exists() else ["no result"]
     print(f"{out.stem}: exit code {done.returncode}, {rows[-1]}", flush=True)
 
 
-def train(task: str, settings: dict[str, Any], seed: int, total_steps: int, out: Path) -> None:
-    """Train, and write the curve when it is complete."""
+Rows = list[tuple[int, float, float]]
+"""Steps, mean return of the last 100 episodes, seconds."""
+
+
+def sb3(task: str, settings: dict[str, Any], seed: int, total_steps: int) -> Rows:
+    """Train with stable-baselines3; return the curve."""
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -64,7 +78,7 @@ def train(task: str, settings: dict[str, Any], seed: int, total_steps: int, out:
     from stable_baselines3.common.vec_env import VecNormalize
 
     torch.set_num_threads(1)
-    rows: list[tuple[int, float, float]] = []
+    rows: Rows = []
     begin = time.perf_counter()
 
     class Curve(BaseCallback):
@@ -90,6 +104,33 @@ def train(task: str, settings: dict[str, Any], seed: int, total_steps: int, out:
     envs = make_vec_env(f"{task}-v5", 1, seed=seed)
     envs = VecNormalize(envs, gamma=settings.get("gamma", 0.99))
     PPO("MlpPolicy", envs, seed=seed, device="cpu", **options).learn(total_steps, callback=Curve())
+    return rows
+
+
+def cleanrl(task: str, seed: int, total_steps: int) -> Rows:
+    """Train with the CleanRL-style file; return the curve."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    file = Path(__file__).parents[1] / "examples" / "cleanrl_style.py"
+    options = ["--env-id", f"{task}-v5", "--seed", seed, "--total-timesteps", total_steps]
+    options += ["--num-envs", 1, "--num-steps", 2048]
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.time()
+        command = [sys.executable, str(file), *map(str, options)]
+        subprocess.run(command, cwd=folder, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        (run,) = Path(folder, "runs").iterdir()
+        events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+        episodes = events.Scalars("charts/episodic_return")
+    rows: Rows = []
+    for i, each in enumerate(episodes):
+        if not rows or each.step >= rows[-1][0] + total_steps / 100 or i == len(episodes) - 1:
+            last = [e.value for e in episodes[max(0, i - 99) : i + 1]]
+            rows.append((each.step, float(np.mean(last)), round(each.wall_time - begin, 2)))
+    return rows
+
+
+def write(rows: Rows, out: Path) -> None:
+    """Write a curve."""
     with out.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["steps", "return_mean", "seconds"])

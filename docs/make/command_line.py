@@ -45,8 +45,8 @@ HEAD = """\
 
 <!-- Written by docs/make/command_line.py from the options in the code. Change them there. -->
 
-Every tool is started as `python -m rank0rl TOOL`. After an installation, `rank0rl TOOL` is the same.
-`python -m rank0rl TOOL --help` prints the options of one tool.
+Type `python -m rank0rl`, then the name of a tool, then its options. After an installation, `rank0rl` is the same as
+`python -m rank0rl`. Each tool has `--help`: `python -m rank0rl plot --help`.
 
 {tools}
 
@@ -59,7 +59,7 @@ How to write options:
 
 ## train
 
-In a checkout, `python train.py` is the same. The column *marks* has three words:
+In a checkout, `train.py` is the same as `-m rank0rl train`. The column *marks* has three words:
 
 - *curve*: the option can change the learning curve.
 - *resume*: a resumed run may have another value than before.

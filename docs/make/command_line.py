@@ -180,7 +180,7 @@ def _docs(kind: type) -> dict[str, str]:
 def _text(text: str) -> str:
     """Return a text of the code as Markdown in a table: options in code font, nothing else marked up."""
     escaped = re.sub(r"([|*<\[\]])", r"\\\1", text)
-    return re.sub(r"(?<![\w-])(--?[a-z][a-z0-9-]*)", r"`\1`", escaped)
+    return re.sub(r"(?<![\w-])(--[a-z][a-z0-9-]*)", r"`\1`", escaped)
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

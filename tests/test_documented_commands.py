@@ -97,6 +97,7 @@ SHORTER = {
 SLOW = (
     r"mpiexec .*|python -m rank0rl speedup .*--nprocs.*|python (benchmarks|examples)/.*"
     r"|python train\.py (HalfCheetah|Hopper|InvertedDoublePendulum|Swimmer) .*"
+    r"|python train\.py .*--cpu .*"  # where NumPy is not loaded yet
 )
 
 

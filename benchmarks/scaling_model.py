@@ -3,7 +3,7 @@
 It takes about 20 minutes and needs only the mpi extra. It predicts from 1 rank and measures 1 to 16 ranks.
 
     python benchmarks/scaling_model.py --cases a b      # only these cases; the others stay as they were
-    python benchmarks/scaling_model.py --markdown       # print the table of docs/scaling.md from the CSV
+    python benchmarks/scaling_model.py --markdown       # print the CSV as a table: predicted / measured
 
 Each case is one `python -m rank0rl speedup ... --predict`: the model knows the row of 1 rank, what a step
 consists of, and an exchange between ranks of this machine. Cases with several nodes then run, as root, on

@@ -1,6 +1,6 @@
 """Print the figures that benchmarks recorded as tables: python benchmarks/table.py performance.csv.
 
-The output is what docs/performance.md shows. The functions here are shared by all benchmarks: they let ways
+docs/performance.md shows some of them. The functions here are shared by all benchmarks: they let ways
 take turns, and print and record medians.
 """
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import Any
 
 from rank0rl import cli
 from rank0rl.mpi.streams import outlast_readers
 from rank0rl.run import instructions
 
-_TOOLS = {
+TOOLS = {
     "train": "train an agent on N ranks",
     "sbatch": "print a batch script for Slurm that goes on after a preemption or a time limit",
     "doctor": "check that ranks can start here, and say what to fix",
@@ -40,21 +41,26 @@ def main() -> int:
     if name == "train":
         cli.main(argv)
         return 0
-    if name in _TOOLS:
+    if name in TOOLS:
         instructions.limit_as(argv)
-        folder = {"speedup": "scaling", "study": "study"}.get(name, "tools")
-        return int(importlib.import_module(f"rank0rl.{folder}.{name}").main(argv))
+        return int(module_of(name).main(argv))
     is_help = name in ("-h", "--help")
     out = sys.stdout if is_help else sys.stderr
     if not is_help:
-        print(f"error: unknown tool {name!r}: expected one of {', '.join(_TOOLS)}", file=out)
+        print(f"error: unknown tool {name!r}: expected one of {', '.join(TOOLS)}", file=out)
     print(
         "usage: rank0rl TOOL ...   (rank0rl TOOL --help for more; python -m rank0rl is the same)",
         file=out,
     )
-    for tool, purpose in _TOOLS.items():
+    for tool, purpose in TOOLS.items():
         print(f"  {tool:8} {purpose}", file=out)
     return 0 if is_help else 2
+
+
+def module_of(tool: str) -> Any:
+    """Return the module of a tool, with its `Options` and its `main`."""
+    folder = {"speedup": "scaling", "study": "study"}.get(tool, "tools")
+    return importlib.import_module(f"rank0rl.{folder}.{tool}")
 
 
 if __name__ == "__main__":

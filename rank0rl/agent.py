@@ -55,7 +55,9 @@ class Spaces:
     """The observations that an environment gives and the actions that it takes."""
 
     obs: Space
+    """Space of one observation. A Dict or a Tuple is flattened."""
     act: Space
+    """Space of one action, as `Agent.act` returns it."""
 
 
 @dataclass(eq=False)

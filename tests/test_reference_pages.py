@@ -1,0 +1,35 @@
+"""The pages of docs/ that stand for the code: the command line and the Python API."""
+
+import pydoc
+import re
+
+import warm
+from on_ranks import HERE
+
+import rank0rl
+from rank0rl.__main__ import TOOLS
+
+DOCS = HERE.parent / "docs"
+COMMAND_LINE = (DOCS / "command-line.md").read_text()
+API = (DOCS / "api.md").read_text()
+MAKE = "docs/make/command_line.py"
+
+
+def test_the_command_line_is_what_the_options_say():
+    done = warm.run(MAKE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == COMMAND_LINE, f"run: python {MAKE} --write"
+
+
+def test_the_command_line_has_every_tool_and_every_agent():
+    agents = {path.stem for path in (HERE.parent / "algos").glob("[!_]*.py")}
+    assert {*re.findall(r"^## (\w+)$", COMMAND_LINE, re.M)} == {*TOOLS, "Agents"}
+    assert agents <= {*re.findall(r"^### (\w+)$", COMMAND_LINE, re.M)}
+
+
+def test_the_api_has_every_public_name_where_it_is():
+    """Every object that the page takes its text from exists, and no name of rank0rl is missing."""
+    found = re.findall(r"^::: (\S+)$", API, re.M)
+    assert [path for path in found if pydoc.locate(path) is None] == []
+    named = {path.rpartition(".")[2] for path in found} | {*re.findall(r"`(\w+)`", API)}
+    assert {*rank0rl.__all__} - named == set()

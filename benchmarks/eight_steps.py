@@ -1,10 +1,11 @@
-"""Speed and returns of the three PPO files in examples/, in alternation.
+"""Speed and returns of PPO on one rank, on n with gathered rows, and on n with averaged gradients, in alternation.
 
     python benchmarks/eight_steps.py                           # needs the mujoco extra
     python benchmarks/eight_steps.py --env CartPole-v1 --iterations 20 --last 5
 
-The files are ppo_serial.py, ppo_ranks.py and ppo_averaged.py. Every figure is a process of its own
-and its first iteration does not count. Every repeat has its own seed, the same for all files.
+The files are ppo_gathered.py and ppo_averaged.py in examples/. On one rank no MPI is loaded. Every
+figure is a process of its own and its first iteration does not count. Every repeat has its own seed,
+the same for all ways.
 """
 
 from __future__ import annotations
@@ -37,13 +38,17 @@ def main() -> None:
     )
     args = parser.parse_args()
     gathered, averaged = (f"{args.nprocs} ranks, {way}" for way in ("gathered", "averaged"))
-    names = {"serial": "ppo_serial.py", gathered: "ppo_ranks.py", averaged: "ppo_averaged.py"}
-    learned: dict[str, list[float]] = {name: [] for name in names}
-    ways = {name: way(args, file, learned[name]) for name, file in names.items()}
+    files = {
+        "1 rank": ("ppo_gathered.py", 1),
+        gathered: ("ppo_gathered.py", args.nprocs),
+        averaged: ("ppo_averaged.py", args.nprocs),
+    }
+    learned: dict[str, list[float]] = {name: [] for name in files}
+    ways = {name: way(args, *file, learned[name]) for name, file in files.items()}
     rates = alternate(ways, args.repeats)
     figures = {f"{name}, steps/s": x for name, x in rates.items()}
-    figures["gathered / serial"] = ratio(rates[gathered], rates["serial"])
-    figures["averaged / serial"] = ratio(rates[averaged], rates["serial"])
+    figures["gathered / 1 rank"] = ratio(rates[gathered], rates["1 rank"])
+    figures["averaged / 1 rank"] = ratio(rates[averaged], rates["1 rank"])
     figures["averaged / gathered"] = ratio(rates[averaged], rates[gathered])
     what = f"mean return, iterations {args.iterations - args.last + 1} to {args.iterations}"
     for name, x in learned.items():
@@ -52,7 +57,9 @@ def main() -> None:
     show(f"The eight steps on {args.env}, {size}", figures, args.out)
 
 
-def way(args: argparse.Namespace, file: str, learned: list[float]) -> Callable[[], float]:
+def way(
+    args: argparse.Namespace, file: str, nprocs: int, learned: list[float]
+) -> Callable[[], float]:
     """Return a function that runs a file and returns its steps per second.
 
     The function also adds the mean return of the last iterations to a list.
@@ -61,8 +68,7 @@ def way(args: argparse.Namespace, file: str, learned: list[float]) -> Callable[[
     command += ["--iterations", str(args.iterations)]
     command += ["--steps-per-batch", str(args.steps_per_batch)]
     command += ["--minibatch-size", str(args.minibatch_size)]
-    if file != "ppo_serial.py":
-        command += ["--nprocs", str(args.nprocs)]
+    command += ["--nprocs", str(nprocs)]
 
     def once() -> float:
         seeded = [*command, "--seed", str(len(learned))]

@@ -1,4 +1,4 @@
-"""PPO in one file on n ranks with averaged gradients: ppo_ranks.py after five edits, marked a to e.
+"""PPO in one file on n ranks with averaged gradients: ppo_gathered.py after five edits, marked a to e.
 
     python examples/ppo_averaged.py --env CartPole-v1 --nprocs 2
     python examples/ppo_averaged.py --env Walker2d-v5 --iterations 500 --nprocs 8

@@ -1,6 +1,6 @@
 """REINFORCE with a memory: an agent of one's own whose actions depend on all that it has seen in an episode.
 
-python train.py examples.partly_seen:recall --algo examples/remember.py --episodes-per-batch 64 --num-episodes 12800
+python train.py examples.05_memory:recall --algo examples/remember.py --episodes-per-batch 64 --num-episodes 12800
 """
 
 from dataclasses import dataclass

@@ -13,19 +13,21 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from rank0rl.env_wrappers import EPISODE, EpisodeInfo, ResetMethod, label
 from rank0rl.run.curriculum import Curriculum
 
-CORRIDOR = ["examples.harder:corridor", "--curriculum", "examples.harder:farther"]
+CORRIDOR = ["examples.02_environment:corridor", "--curriculum", "examples.06_curriculum:farther"]
 STEPS = ["--steps-per-batch", "256", "--total-steps", "1536"]
 EPISODES = ["--episodes-per-batch", "20", "-n", "120"]
 INFO = ["--info", "success", "sum:success", "nowhere"]
 SLOW = pytest.mark.slow
 
 OWN = """
-import gymnasium as gym
-from examples.harder import Corridor
+import importlib
+
+Corridor = importlib.import_module("examples.02_environment").Corridor
 
 
 class Told(Corridor):
     def __init__(self, start=0):
+        super().__init__()
         self.start, self.told = start, 0
 
     def tell(self, settings):
@@ -192,11 +194,14 @@ def test_arguments_by_index_and_a_method_that_takes_the_settings(tmp_path, monke
         (["--curriculum", "math:prod"], "TypeError"),
         (["--curriculum", "operator:and_"], "TypeError"),
         (["--env-kwargs-of", "math:sqrt"], "math:sqrt(0) must return a dict: got 0.0"),
-        (["--curriculum", "examples.harder:nothing"], "does not name a function"),
+        (["--curriculum", "examples.06_curriculum:nothing"], "does not name a function"),
         (["--curriculum", "nowhere.py:f"], "nowhere.py:f' ([Errno 2]"),
         (["--curriculum-method", "tell"], "add --curriculum"),
         ([*CORRIDOR[1:], "--curriculum-method", "tell"], "does not have"),
-        (["--env-kwargs-of", "examples.harder:farther", "--episodes-per-batch", "8"], "batches of"),
+        (
+            ["--env-kwargs-of", "examples.06_curriculum:farther", "--episodes-per-batch", "8"],
+            "batches of",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(args, said, tmp_path):

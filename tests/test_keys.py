@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from in_process import train_here
+from on_ranks import HERE
 from runs import curve, resume, sha, train
 
 from rank0rl import env_spaces, envs
@@ -16,7 +17,7 @@ from rank0rl.tools.export import export, exported
 
 KEYS = {"policy_obs": ("seen",), "critic_obs": ("seen", "hidden")}
 FLAGS = ["--policy-obs", "seen", "--critic-obs", "seen", "hidden"]
-WORLD = "examples.partly_seen:cartpole_keys"
+WORLD = "toy_envs:cartpole_keys"
 
 
 def spaces():
@@ -96,7 +97,8 @@ def test_an_observation_without_keys_is_refused():
 
 
 @pytest.mark.slow
-def test_the_same_curve_on_any_number_of_ranks_resumed_and_exported(tmp_path):
+def test_the_same_curve_on_any_number_of_ranks_resumed_and_exported(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = [WORLD, *FLAGS, "--num-envs", "4", "--steps-per-batch", "64", "--total-steps", "256"]
     train(tmp_path / "whole", *args, "--env-processes")
     train(tmp_path / "parts", *args, "--stop-after-iterations", "2", nprocs=3)
@@ -112,7 +114,7 @@ def test_the_same_curve_on_any_number_of_ranks_resumed_and_exported(tmp_path):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_a_critic_that_sees_more_lets_the_actor_learn_sooner(seed, tmp_path):
     """40,000 steps: what is right is found where the critic knows the luck of each episode."""
-    world = {"env_id": "examples.partly_seen:luck", "seed": seed, "total_steps": 40_000}
+    world = {"env_id": "examples.luck:luck", "seed": seed, "total_steps": 40_000}
     right = {}
     for sees in (("seen", "hidden"), ("seen",)):
         options = PPOOptions(policy_obs=("seen",), critic_obs=sees)

@@ -149,6 +149,22 @@ class Latent(Endless):
         return obs, random.random(), *rest
 
 
+class Keys(gym.ObservationWrapper):
+    """CartPole with two keys: the places, and the velocities."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        two = gym.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.observation_space = gym.spaces.Dict({"seen": two, "hidden": two})
+
+    def observation(self, observation):
+        return {"seen": observation[[0, 2]], "hidden": observation[[1, 3]]}
+
+
+def cartpole_keys(**kwargs):
+    return Keys(gym.make("CartPole-v1", **kwargs))
+
+
 def normalized():
     return gym.wrappers.NormalizeObservation(Count(length=50))
 

@@ -31,6 +31,6 @@ buffer = weights.copy() if rank == 0 else np.empty(3)
 comm.Bcast(buffer, root=0)
 
 # rank0rl: `bcast` sends an array of rank 0. The others do not have to know its shape.
-# `rank0_bcast_wts` sends all weights of a torch module, in place: see examples/ppo_ranks.py.
+# `rank0_bcast_wts` sends all weights of a torch module, in place: see examples/08_script_ranks.py.
 ours = rank0rl.bcast(weights if rank == 0 else None)
 print(f"rank {rank} has {number} and {buffer}, by rank0rl {ours}")

@@ -209,9 +209,9 @@ def test_a_run_that_its_callback_ended_is_ended_and_resumed_again(tmp_path, caps
 @pytest.mark.slow
 def test_a_curriculum_is_followed_again(tmp_path, capsys):
     args = [
-        "examples.harder:corridor",
+        "examples.02_environment:corridor",
         "--curriculum",
-        "examples.harder:farther",
+        "examples.06_curriculum:farther",
         "--num-envs",
         "4",
     ]

@@ -1,10 +1,10 @@
-"""PPO in one file on n ranks: ppo_serial.py after eight edits, each marked with its step.
+"""PPO in one file on n ranks, with gathered rows. Comments mark the eight edits to a serial script.
 
-    python examples/ppo_ranks.py --env CartPole-v1 --nprocs 2
-    python examples/ppo_ranks.py --env Walker2d-v5 --iterations 500 --nprocs 8
+    python examples/ppo_gathered.py --env CartPole-v1 --nprocs 2
+    python examples/ppo_gathered.py --env Walker2d-v5 --iterations 500 --nprocs 8
 
-Each iteration collects a batch of steps, estimates advantages and makes some epochs of clipped
-gradient steps.
+Each iteration collects a batch of steps, estimates advantages, gathers the rows to rank 0, and makes
+some epochs of clipped gradient steps there. ppo_averaged.py is the same with averaged gradients.
 Source: Schulman et al. 2017, arXiv:1707.06347.
 """
 

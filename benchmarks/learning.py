@@ -1,7 +1,8 @@
 """Measure learning curves: python benchmarks/learning.py Walker2d HalfCheetah Hopper --seeds 0 1 2 --nprocs 2.
 
-train.py runs once for each environment and seed. Each run gives a CSV; all runs give a table and a picture. The
-curves are the same for every --nprocs; `--nprocs 1 --jobs 2` keeps two cores just as busy.
+train.py runs once for each environment and seed. Each run gives a CSV; all runs give a table, and `python
+docs/make/plots.py` draws docs/learning.svg. The curves are the same for every --nprocs; `--nprocs 1 --jobs 2`
+keeps two cores just as busy.
 """
 
 from __future__ import annotations
@@ -17,11 +18,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-
 import rank0rl
-from rank0rl.tools import figures, plot
-from rank0rl.tools.curves import on_grid
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "learning"
@@ -30,7 +27,7 @@ KEPT = ("iteration", "steps", "episodes", "return_mean", "length_mean")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("env_ids", nargs="*", help="none: only draw the existing results")
+    parser.add_argument("env_ids", nargs="*", help="none: only the table of the existing results")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--algo", default="ppo")
     parser.add_argument("--total-steps", type=int, default=1_000_000)
@@ -48,7 +45,6 @@ def main() -> None:
         runs = [(env_id, seed) for env_id in args.env_ids for seed in args.seeds]
         list(pool.map(lambda run: train(args, *run), runs))
     table()
-    draw()
 
 
 def train(args: argparse.Namespace, env_id: str, seed: int) -> None:
@@ -105,20 +101,6 @@ def table() -> None:
 
 def after(curve: list[dict[str, str]], steps: int) -> float:
     return next(float(row["return_mean"]) for row in curve if int(row["steps"]) >= steps)
-
-
-def draw() -> None:
-    groups = {
-        (env_id, algo.replace("--", ", ")): on_grid([curve(run) for run in runs])
-        for (env_id, algo), runs in results().items()
-    }
-    with figures.style():
-        plot.draw(groups).savefig(ROOT / "docs" / "learning.png", dpi=120)
-
-
-def curve(run: dict) -> tuple[np.ndarray, np.ndarray]:
-    steps, returns = ([float(row[key]) for row in run["curve"]] for key in ("steps", "return_mean"))
-    return np.array(steps), np.array(returns)
 
 
 if __name__ == "__main__":

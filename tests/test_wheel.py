@@ -10,6 +10,8 @@ import zipfile
 import pytest
 from on_ranks import HERE, LIMIT_S
 
+from rank0rl import __version__
+
 ROOT = HERE.parent
 
 
@@ -59,6 +61,11 @@ def use(python, folder, env=None):
     run("report", "r")
     assert {"r", "policy.pt2"} == {path.name for path in folder.iterdir()}
     assert (folder / "r" / "report.html").exists()
+
+
+def test_the_citation_and_the_changelog_have_this_version():
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"\n## {__version__} " in (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.mark.slow

@@ -7,15 +7,18 @@ from html import escape
 
 from rank0rl.tools.series import Series
 
-_STYLE = (
-    """
+COLORS = """\
 :root { color-scheme: light dark; --back: #fff; --text: #1f2328; --muted: #59636e; --line: #d8dee4;
   --tile: #f6f8fa; --c0: #2563eb; --c1: #d97706; --c2: #059669; --c3: #dc2626; --c4: #7c3aed;
   --c5: #0891b2; --c6: #db2777; --c7: #6b7280; --c8: #84910b; --c9: #8b5e34; }
 @media (prefers-color-scheme: dark) { :root { --back: #0d1117; --text: #e6edf3; --muted: #9198a1;
   --line: #30363d; --tile: #161b22; --c0: #60a5fa; --c1: #fbbf24; --c2: #34d399; --c3: #f87171;
   --c4: #a78bfa; --c5: #22d3ee; --c6: #f472b6; --c7: #9ca3af; --c8: #cddc39; --c9: #d6a77a; } }
-* { box-sizing: border-box; }
+"""
+"""The colors of pages and pictures as CSS variables, light or dark as the browser is."""
+_STYLE = (
+    COLORS
+    + """* { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
 body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif;
   max-width: 68rem; margin: 0 auto; padding: 1.75rem 1.25rem 3rem; }

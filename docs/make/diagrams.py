@@ -6,6 +6,18 @@ from theme import arrow, box, save_diagram, write
 
 from rank0rl.env_block import envs_of
 
+# What screen readers say.
+LOOP = (
+    "One iteration on three ranks. Every rank collects steps of its own envs and processes them "
+    "to rows. The rows of all ranks are gathered on rank 0 in order of fragment ids. Rank 0 "
+    "updates while the other ranks sleep. The new weights are broadcast to all ranks."
+)
+FRAGMENTS = (
+    "What one env collects in one iteration is a fragment; its fragment id is the env's index. "
+    "Six envs are spread over 1, 2 or 3 ranks. The batch has the rows of all six fragments in "
+    "order of fragment ids, so it is the same batch each time, bit for bit."
+)
+
 
 def main() -> None:
     loop()
@@ -39,25 +51,15 @@ def loop() -> None:
         for to in mid[1:]
     ]
     end = x[2] + width
-    back = (
-        (end, rows[4] + 18),
-        (end + 24, rows[4] + 18),
-        (end + 24, rows[0] + 18),
-        (end, rows[0] + 18),
-    )
-    made.append(arrow(*back))
+    low, high = rows[4] + 18, rows[0] + 18
+    made.append(arrow((end, low), (end + 24, low), (end + 24, high), (end, high)))
     made.append(
         f'<g transform="translate({end + 44} {rows[2] + 18}) rotate(-90)">'
         f"{write(0, 0, 'next iteration', 'middle small muted')}</g>\n"
     )
     phases = ("collect", "process", "gather", "update", "broadcast")
     made += [write(14, y + 23, phase, "bold") for phase, y in zip(phases, rows, strict=True)]
-    alt = (
-        "One iteration on three ranks. Every rank collects steps of its own envs and processes them "
-        "to rows. The rows of all ranks are gathered on rank 0 in order of fragment ids. Rank 0 "
-        "updates while the other ranks sleep. The new weights are broadcast to all ranks."
-    )
-    save_diagram("loop", 372, alt, *made)
+    save_diagram("loop", 372, LOOP, *made)
 
 
 def fragments() -> None:
@@ -89,12 +91,7 @@ def fragments() -> None:
     made += [chip(left + gap + env * (size + gap), y, env) for env in range(6)]
     made.append(write(left + 318, y + 20, "always the same,"))
     made.append(write(left + 318, y + 39, "bit for bit"))
-    alt = (
-        "What one env collects in one iteration is a fragment; its fragment id is the env's index. "
-        "Six envs are spread over 1, 2 or 3 ranks. The batch has the rows of all six fragments in "
-        "order of fragment ids, so it is the same batch each time, bit for bit."
-    )
-    save_diagram("fragments", y + size + 20, alt, *made)
+    save_diagram("fragments", y + size + 20, FRAGMENTS, *made)
 
 
 def chip(x: float, y: float, env: int) -> str:

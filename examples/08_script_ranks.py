@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import rank0rl  # step 2
+import rank0rl  # edit 2
 
 
 def collect(env, net, steps, device, gamma=0.99):
@@ -54,24 +54,24 @@ def main():
     parser.add_argument("--steps", type=int, default=1000, help="steps of a batch")
     parser.add_argument("--nprocs", type=int, default=1)
     args = parser.parse_args()
-    if rank0rl.mpi_fork(args.nprocs) == "parent":  # step 3
+    if rank0rl.mpi_fork(args.nprocs) == "parent":  # edit 3
         raise SystemExit
-    device = rank0rl.tf_config  # step 1
-    rank0rl.set_global_seeds(args.seed)  # step 4
+    device = rank0rl.tf_config  # edit 1
+    rank0rl.set_global_seeds(args.seed)  # edit 4
     env = gym.make("CartPole-v1")
-    env.reset(seed=int(torch.randint(2**31, ())))  # step 4
+    env.reset(seed=int(torch.randint(2**31, ())))  # edit 4
     net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 2)).to(device)
     adam = torch.optim.Adam(net.parameters(), lr=1e-2)
-    rank0rl.print0("training on", device)  # step 5
-    rank0rl.rank0_bcast_wts(net)  # step 8: before the first rollout too
+    rank0rl.print0("training on", device)  # edit 5
+    rank0rl.rank0_bcast_wts(net)  # edit 8: before the first rollout too
 
     for iteration in range(args.iterations):
         batch = collect(env, net, args.steps // rank0rl.nworkers, device)
-        batch = rank0rl.rank0_accum_batches(batch)  # step 6
-        if rank0rl.rank == 0:  # step 7
+        batch = rank0rl.rank0_accum_batches(batch)  # edit 6
+        if rank0rl.rank == 0:  # edit 7
             update(net, adam, batch, device)
             print(f"iteration {iteration}  return {np.mean(batch['totals']):.1f}", flush=True)
-        rank0rl.rank0_bcast_wts(net)  # step 8
+        rank0rl.rank0_bcast_wts(net)  # edit 8
 
 
 if __name__ == "__main__":

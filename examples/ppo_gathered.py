@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import rank0rl  # step 2
+import rank0rl  # edit 2
 
 
 def parse():
@@ -174,32 +174,32 @@ def update(net, adam, batch, args):
 def main():
     """Train."""
     args = parse()
-    if rank0rl.mpi_fork(args.nprocs, gpu_pct=args.gpu_pct) == "parent":  # step 3
+    if rank0rl.mpi_fork(args.nprocs, gpu_pct=args.gpu_pct) == "parent":  # edit 3
         sys.exit()
-    device = rank0rl.tf_config  # step 1
+    device = rank0rl.tf_config  # edit 1
     torch.set_num_threads(1)  # more threads do not help networks this small
     torch.distributions.Distribution.set_default_validate_args(False)  # checks slow down sampling
-    rank0rl.set_global_seeds(args.seed)  # step 4
+    rank0rl.set_global_seeds(args.seed)  # edit 4
     env = make_env(args.env)
-    now, _ = env.reset(seed=int(torch.randint(2**31, ())))  # step 4: drawn on each rank
+    now, _ = env.reset(seed=int(torch.randint(2**31, ())))  # edit 4: drawn on each rank
     net = ActorCritic(env).to(device)
     adam = torch.optim.Adam(net.parameters(), lr=args.lr, eps=1e-5)
-    rank0rl.rank0_bcast_wts(net)  # step 8: also before the first rollout
+    rank0rl.rank0_bcast_wts(net)  # edit 8: also before the first rollout
     steps = args.steps_per_batch // rank0rl.nworkers
 
     for iteration in range(args.iterations):
         start = time.perf_counter()
         adam.param_groups[0]["lr"] = args.lr * (1 - iteration / args.iterations)
         batch, now = collect(env, net, now, steps, args)
-        batch = rank0rl.rank0_accum_batches(batch)  # step 6
-        if rank0rl.rank == 0:  # step 7
+        batch = rank0rl.rank0_accum_batches(batch)  # edit 6
+        if rank0rl.rank == 0:  # edit 7
             update(net, adam, batch, args)
-        rank0rl.rank0_bcast_wts(net)  # step 8
+        rank0rl.rank0_bcast_wts(net)  # edit 8
         ended = batch["returns"]
         rate = len(batch["obs"]) / (time.perf_counter() - start)
         mean = ended.mean() if len(ended) else np.nan
         text = f"iteration {iteration}  return {mean:.1f}  steps/s {rate:.0f}"
-        rank0rl.print0(text, flush=True)  # step 5
+        rank0rl.print0(text, flush=True)  # edit 5
 
 
 if __name__ == "__main__":

@@ -59,6 +59,7 @@ NOT_RUN = {
 
 # Regular expression -> replacement, in this order. The last value of an option counts.
 SHORTER = {
+    r" --run-dir runs/(first|second)": "",
     r"\bruns/\S+": "runs/done",  # this and other files are those of the fixture
     r"\b(DIR|OLD|NEW)\b": str(ROOT),
     r"walker2d/ppo-v0 --nprocs": "batches --nprocs",
@@ -189,6 +190,7 @@ def checkout(tmp_path_factory):
     (folder / "my_file.py").write_text(MY_FILE.format(docs_policies=own))
     (folder / "my_module.py").write_text(MY_MODULE)
     shutil.copy(folder / "algos" / "a2c.py", folder / "mine.py")
+    shutil.copy(folder / "examples" / "03_agent.py", folder / "my_agent.py")
     (folder / "my_study.toml").write_text('envs = ["CartPole"]\nseeds = "0:1"\n')
     (folder / "STUDY").mkdir()
     for name, text in STUDY.items():

@@ -88,7 +88,7 @@ def test_the_numbered_examples_are_short_and_in_the_docs():
     for name, path in found.items():
         assert len(path.read_text().splitlines()) < 80, name
         assert f'--8<-- "examples/{name}.py"' in page, name
-        assert f"`python examples/{name}.py" in page, name
+        assert f"\n| `{name}.py` |" in page, name
         assert f"\n    python examples/{name}.py" in doc(path), name
 
 
@@ -149,22 +149,22 @@ def on_rank_script():
     return seen
 
 
-def test_the_eight_steps_do_what_they_say():
+def test_the_eight_edits_do_what_they_say():
     first, second = on_ranks(2, "test_examples:on_rank_script")
-    assert second["updates"] == []  # step 7
-    assert first["mine"][0] != second["mine"][0]  # step 4
+    assert second["updates"] == []  # edit 7
+    assert first["mine"][0] != second["mine"][0]  # edit 4
     assert min(len(rows) for rows in first["mine"] + second["mine"]) >= 50  # half of the steps
     both = [mine + other for mine, other in zip(first["mine"], second["mine"], strict=True)]
-    assert first["obs"] == both  # step 6: rank 0's rows, then rank 1's
+    assert first["obs"] == both  # edit 6: rank 0's rows, then rank 1's
     assert first["updates"] == [len(rows) for rows in both]
-    assert first["nets"] == second["nets"]  # step 8, before the first rollout too
+    assert first["nets"] == second["nets"]  # edit 8, before the first rollout too
     assert len(set(first["nets"])) == 2
 
 
-def test_the_eight_steps_print_each_line_once():
+def test_the_eight_edits_print_each_line_once():
     short = "--nprocs 2 --iterations 2 --steps 100"
     training, *iterations = typed(f"python examples/08_script_ranks.py {short}")
-    assert training.startswith("training on c")  # step 5: cpu, or cuda
+    assert training.startswith("training on c")  # edit 5: cpu, or cuda
     assert [re.fullmatch(LINE, line)[1] for line in iterations] == ["0", "1"]
 
 
@@ -175,7 +175,7 @@ def test_the_docs_show_each_step_as_it_is_in_the_file():
     assert [number for number, _ in rows] == list("12345678")
     for number, shown_code in rows:
         for code in re.findall(r"`(.+?)`", shown_code):
-            assert any(code in line and f"# step {number}" in line for line in lines), code
+            assert any(code in line and f"# edit {number}" in line for line in lines), code
 
 
 @pytest.mark.parametrize("page", ["own-script", "drop-in"])

@@ -1,7 +1,9 @@
 """A network of your own in PPO: any torch modules, here with ReLU and layer norm.
 
-python examples/04_network.py
-python train.py CartPole --algo examples/04_network.py:MyPPO
+    python examples/04_network.py
+    python train.py CartPole --algo examples/04_network.py:MyPPO
+
+All else stays PPO's: its options, its update, its export.
 """
 
 from torch import nn
@@ -11,7 +13,7 @@ from rank0rl.algos.ppo import PPO
 
 
 class MyPPO(PPO):
-    """PPO, with other networks. All else stays."""
+    """PPO with other networks."""
 
     @staticmethod
     def make_networks(spaces, options, rng):

@@ -83,11 +83,11 @@ def test_file_and_command_line_are_recorded(tmp_path):
 @pytest.mark.parametrize("algo", ["ppo", "rank0rl.algos.ppo:PPO"])
 def test_the_configs_file_of_an_environment_is_loaded_by_itself(tmp_path, algo):
     """And the command line's kind of batch is over the file's."""
-    args = ["Walker2d", "--total-steps", "1", "--run-dir", str(tmp_path), "--algo", algo]
+    args = ["Hopper", "--total-steps", "1", "--run-dir", str(tmp_path), "--algo", algo]
     done = train(*args, "--episodes-per-batch", "2")
     assert done.returncode == 0, done.stderr
     assert "settings: " in done.stdout
-    assert "configs/ppo-Walker2d.toml" in done.stdout
+    assert "configs/ppo-Hopper.toml" in done.stdout
     settings = tomllib.loads((tmp_path / "config.toml").read_text())
     assert settings["episodes_per_batch"] == 2
     assert "steps_per_batch" not in settings

@@ -26,12 +26,12 @@ train: $(READY)
 	$(BIN)/python train.py $(ENV) --nprocs $(NPROCS) $(ARGS)
 
 test: $(READY)
-	$(MAKE) --jobs 2 lint fast
+	$(MAKE) --jobs 2 lint docs fast
 
 fast: $(READY)
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-all: $(READY) $(OPEN_MPI)/ready lint
+test-all: $(READY) $(OPEN_MPI)/ready lint docs
 	$(BIN)/python -m pytest -n 2
 	$(OPEN_MPI)/bin/python -m pytest -n 2 $(OF_RANKS)
 

@@ -1,7 +1,8 @@
-"""The pages of docs/ that stand for the code: the command line and the Python API."""
+"""The pages of docs/: those that stand for the code are up to date, all are in the site, and the README is short."""
 
 import pydoc
 import re
+import tomllib
 
 import warm
 from on_ranks import HERE
@@ -33,3 +34,15 @@ def test_the_api_has_every_public_name_where_it_is():
     assert [path for path in found if pydoc.locate(path) is None] == []
     named = {path.rpartition(".")[2] for path in found} | {*re.findall(r"`(\w+)`", API)}
     assert {*rank0rl.__all__} - named == set()
+
+
+def test_every_page_is_in_the_navigation():
+    site = tomllib.loads((HERE.parent / "zensical.toml").read_text())["project"]
+    pages = re.findall(r"[\w-]+\.md", str(site["nav"]))
+    assert sorted(pages) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def test_the_readme_is_read_to_the_end():
+    text = (HERE.parent / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    assert len(text.encode()) <= 8000

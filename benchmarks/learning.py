@@ -1,8 +1,7 @@
 """Measure learning curves: python benchmarks/learning.py Walker2d HalfCheetah Hopper --seeds 0 1 2 --nprocs 2.
 
-train.py runs once for each environment and seed. Each run gives a CSV; all runs give a table, and `python
-docs/make/plots.py` draws docs/learning.svg. The curves are the same for every --nprocs; `--nprocs 1 --jobs 2`
-keeps two cores just as busy.
+train.py runs once for each environment and seed. Each run gives a CSV; all runs give a table. The curves are
+the same for every --nprocs; `--nprocs 1 --jobs 2` keeps two cores just as busy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draw docs/learning.svg, speedup.svg and scaling.svg from benchmarks/results/: python docs/make/plots.py."""
+"""Draw docs/speedup.svg and scaling.svg from benchmarks/results/: python docs/make/plots.py."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from theme import DOCS, save_plot
 
 from rank0rl.run.timing import PHASES
 from rank0rl.scaling.what_if import LARGER_BATCH, SAME, SAME_BATCH
-from rank0rl.tools import figures, plot
-from rank0rl.tools.curves import Curves, on_grid
+from rank0rl.tools import figures
 
 RESULTS = DOCS.parent / "benchmarks" / "results"
-AGENTS = {"ppo": "ppo", "ppo--overlap": "ppo, overlap", "trpo": "trpo", "klppo": "klppo"}
 SIZE = (5.8, 3.8)  # inches; with text of 9 points, a phone still shows it
 LABELS = {
     SAME: "predicted, the same experiment",
@@ -24,7 +22,6 @@ LABELS = {
 
 
 def main() -> None:
-    learning()
     speedup(RESULTS / "speedup" / "ppo")
     scaling(RESULTS / "speedup" / "ppo-predicted")
 
@@ -38,25 +35,6 @@ def table(path: Path) -> list[dict[str, str]]:
 def numbers(rows: list[dict[str, str]], name: str) -> list[float]:
     """Return a column of these rows."""
     return [float(row[name]) for row in rows]
-
-
-def learning() -> None:
-    """Draw the curves of benchmarks/learning.py."""
-    found: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {}
-    for path in sorted((RESULTS / "learning").glob("*-seed*.csv")):
-        name, _, _ = path.stem.rpartition("-")
-        algo, _, env_id = name.rpartition("-")
-        if algo in AGENTS:
-            rows = table(path)
-            curve = (np.array(numbers(rows, "steps")), np.array(numbers(rows, "return_mean")))
-            found.setdefault((env_id, AGENTS[algo]), []).append(curve)
-    groups = {}
-    for key, curves in found.items():
-        on = on_grid(curves)
-        groups[key] = Curves(on.x[::4], on.ret[:, ::4])  # a point every three pixels
-    names = ", ".join(sorted({env_id for env_id, _ in groups}))
-    with figures.style():
-        save_plot("learning", plot.draw(groups), f"Mean return by steps: {names}")
 
 
 def speedup(study: Path) -> None:

@@ -1,7 +1,7 @@
-"""Write the table of MuJoCo's v5 tasks from committed runs: python benchmarks/v5.py --write.
+"""Write the tables of docs/results.md and docs/learning.svg from committed runs: python docs/make/results.py --write.
 
 Studies are in benchmarks/results/v5/, a folder for each column; the curves of other libraries are in
-benchmarks/results/rivals/. The tables stand in docs/results.md, the curves in docs/v5.svg.
+benchmarks/results/rivals/. Without --write, print the tables.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import keep_study
 import numpy as np
-from table import RESULTS
+from theme import DOCS, save_plot
 
 from rank0rl.run import run_data
 from rank0rl.tools import figures
 from rank0rl.tools.curves import interquartile_mean, on_grid
 from rank0rl.tools.results import ending
 
-DOCS = Path(__file__).parents[1] / "docs"
-PAGE, PICTURE = DOCS / "results.md", DOCS / "v5.svg"
+RESULTS = DOCS.parent / "benchmarks" / "results"
 STUDIES = {  # folder of benchmarks/results/v5 -> column
     "ppo": "PPO",
     "ppo-tuned": "PPO, tuned",
@@ -44,6 +42,11 @@ class Run:
     seconds: np.ndarray
     command: str = ""
     sha256: str = ""
+
+    @property
+    def known(self) -> np.ndarray:
+        """Rows with a return: none has one before the first episode has ended."""
+        return np.isfinite(self.ret)
 
     def after(self, steps: float) -> float:
         """Return the mean return after so many steps."""
@@ -75,11 +78,15 @@ def main() -> None:
     }
     print("\n\n".join(tables.values()))
     if args.write:
-        text = PAGE.read_text()
+        page = DOCS / "results.md"
+        text = page.read_text()
         for name, table in tables.items():
-            begin, end = f"<!-- {name}: written by benchmarks/v5.py -->", f"<!-- end of {name} -->"
+            begin, end = (
+                f"<!-- {name}: written by docs/make/results.py -->",
+                f"<!-- end of {name} -->",
+            )
             text = re.sub(f"{begin}.*?{end}", f"{begin}\n{table}\n{end}", text, flags=re.S)
-        PAGE.write_text(text)
+        page.write_text(text)
         draw(runs)
 
 
@@ -115,14 +122,14 @@ def seed_of(path: Path) -> tuple[str, int]:
 
 def command(run: run_data.RunData) -> str:
     """Return the command that trains this run again, with train.py on two ranks."""
-    words = keep_study.command(run.starts[0]["command"]).split()
+    words = run.starts[0]["command"].removeprefix("python -m rank0rl train ").split()
     words[words.index("--nprocs") + 1] = "2"
-    return " ".join(["python", "train.py", *words[4:]])
+    return " ".join(["python", "train.py", *words])
 
 
 def returns(runs: Runs, at: float) -> str:
     """Return the table of mean returns, with the interval of their interquartile mean."""
-    columns = [name for name in (*STUDIES.values(), *RIVALS.values()) if any_of(runs, name)]
+    columns = shown(runs)
     lines = [f"| task | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for task, of_task in runs.items():
         cells = [cell([run.after(at) for run in of_task.get(name, ())]) for name in columns]
@@ -130,8 +137,10 @@ def returns(runs: Runs, at: float) -> str:
     return "\n".join(lines)
 
 
-def any_of(runs: Runs, column: str) -> bool:
-    return any(column in of_task for of_task in runs.values())
+def shown(runs: Runs) -> list[str]:
+    """Return the columns that have a run."""
+    there = {name for of_task in runs.values() for name in of_task}
+    return [name for name in (*STUDIES.values(), *RIVALS.values()) if name in there]
 
 
 def cell(final: Sequence[float]) -> str:
@@ -152,10 +161,13 @@ def improvement(runs: Runs, at: float) -> str:
 
     Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.3.
     """
-    lines = ["| | " + " | ".join(RIVALS.values()) + " |", "|---" * (len(RIVALS) + 1) + "|"]
-    for column in STUDIES.values():
-        if any_of(runs, column):
-            cells = [probability(runs, column, rival, at) for rival in RIVALS.values()]
+    rivals = [name for name in shown(runs) if name in RIVALS.values()]
+    if not rivals:
+        return "Not trained yet."
+    lines = [f"| | {' | '.join(rivals)} |", "|---" * (len(rivals) + 1) + "|"]
+    for column in shown(runs):
+        if column not in rivals:
+            cells = [probability(runs, column, rival, at) for rival in rivals]
             lines.append(f"| {column} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -187,7 +199,7 @@ def above(x: np.ndarray, y: np.ndarray) -> float:
 
 def minutes(runs: Runs) -> str:
     """Return the table of the median minutes until a mean return."""
-    columns = [name for name in (*STUDIES.values(), *RIVALS.values()) if any_of(runs, name)]
+    columns = shown(runs)
     lines = [f"| task | return | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for task, scores in SCORES.items():
         for score in scores:
@@ -212,32 +224,30 @@ def hashes(runs: Runs) -> str:
 
 
 def draw(runs: Runs) -> None:
-    """Draw the curves of all runs, and the mean of each column, into the picture."""
-    columns = [name for name in (*STUDIES.values(), *RIVALS.values()) if any_of(runs, name)]
+    """Draw the curves of all runs, and the mean of each column."""
+    columns = shown(runs)
     with figures.style() as figure_class:
-        figure = figure_class(figsize=(13.2, 3.0 * -(-len(runs) // 4)), layout="constrained")
+        figure = figure_class(figsize=(5.8, 2.0 * -(-len(runs) // 2)), layout="constrained")
         lines = {}
         for i, (task, of_task) in enumerate(runs.items()):
-            axis = figure.add_subplot(-(-len(runs) // 4), 4, i + 1)
+            axis = figure.add_subplot(-(-len(runs) // 2), 2, i + 1)
             axis.set(title=task)
             axis.xaxis.set_major_formatter(figures.short_numbers())
             for name, these in of_task.items():
                 color = f"C{columns.index(name)}"
-                for run in these:
-                    axis.plot(run.steps, run.ret, color=color, alpha=0.25, linewidth=0.7)
-                known = [np.isfinite(run.ret) for run in these]
-                mean = on_grid(
-                    [(run.steps[k], run.ret[k]) for run, k in zip(these, known, strict=True)]
-                )
-                (lines[name],) = axis.plot(mean.x, mean.ret.mean(0), color=color)
+                curves = [(run.steps[run.known], run.ret[run.known]) for run in these]
+                for steps, ret in curves:
+                    axis.plot(steps, ret, color=color, alpha=0.3, linewidth=0.6)
+                mean = on_grid(curves)
+                (lines[name],) = axis.plot(mean.x[::8], mean.ret.mean(0)[::8], color=color)
         figure.legend(
-            [lines[name] for name in columns if name in lines],
-            [name for name in columns if name in lines],
+            [lines[name] for name in columns],
+            columns,
             loc="outside lower center",
-            ncols=len(lines),
-            title="mean return of the last 100 episodes over steps; thin: one seed",
+            ncols=2,
+            title="mean return of the last 100 episodes over steps; thin lines: each seed",
         )
-        figure.savefig(PICTURE)
+        save_plot("learning", figure, f"Learning curves on {', '.join(runs)}")
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def scaling(study: Path) -> None:
             )
         measured = [row for row in rows if row["measured"]]
         points = (numbers(measured, column) for column in ("nprocs", "measured"))
-        axis.plot(*points, "ko", markersize=4, label="measured")
+        axis.plot(*points, "C3o", markersize=5, label="measured")
         axis.set(xlabel="ranks", ylabel="steps per second", yscale="log")
         axis.set_xscale("log", base=2)
         axis.set_xticks(ranks[::2], [f"{n:,}" for n in ranks[::2]])

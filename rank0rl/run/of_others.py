@@ -20,8 +20,12 @@ def options_of(argv: list[str], configs: Path | None) -> tuple[RunOptions, Any]:
         ValueError: for what a run would refuse.
         SystemExit: for a wrong argument, after tyro has said what is wrong.
     """
-    source = plan.file_of(argv, configs, read_some(argv, RunOptions, ("config",)).get("config"))
-    options, agent = plan.read(argv, config.load(source) if source else {}, str(source))
+    given = read_some(argv, RunOptions, ("config", "trust"))
+    source = plan.file_of(argv, configs, given.get("config"))
+    settings = config.load(source) if source else {}
+    if "config" in given:  # those in configs/ belong to the program
+        settings = trusted(settings, str(source), argv, given.get("trust", False))
+    options, agent = plan.read(argv, settings, str(source))
     options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
     return plan.check_all(options, agent, 1, 0, ()), agent
 

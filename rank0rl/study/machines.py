@@ -49,7 +49,7 @@ class Others:
     def __enter__(self) -> Others:
         """Start the study on every other machine."""
         for host in self._hosts:
-            study = [sys.executable, "-m", "rank0rl", "study", str(self._out)]
+            study = [sys.executable, "-m", "rank0rl", "study", str(self._out), "--trust"]
             words = shlex.join([*study, "--cores", str(host.slots)])
             path = shlex.quote(os.environ.get("PYTHONPATH", ""))
             command = f"cd {shlex.quote(os.getcwd())} && PYTHONPATH={path} TERM=dumb exec {words}"

@@ -45,5 +45,7 @@ class Options:
     """Sampler of Optuna, which chooses the settings of a trial."""
     prune: bool = True
     """Stop a trial early whose curve is below the median of those before."""
+    trust: bool = False
+    """Import all code that a file of a study names. Without it, only Gymnasium's and rank0rl's own are imported."""
     train: str = ""
     """Options of every run in one text, for a file: "--total-steps 100000"."""

@@ -25,7 +25,7 @@ from rank0rl.mpi.hosts import read_hosts
 from rank0rl.run import config, files
 from rank0rl.run.agents import short_name
 from rank0rl.run.cores import available_cores
-from rank0rl.study import machines, search
+from rank0rl.study import from_file, machines, search
 from rank0rl.study.claim import claim
 from rank0rl.study.live import Progress
 from rank0rl.study.options import Options
@@ -33,6 +33,8 @@ from rank0rl.study.planned import Planned, planned, seeds
 from rank0rl.study.schedule import Schedule
 from rank0rl.study.training import Training, complaint, ended, last_row
 from rank0rl.tools import report_study, results
+
+_TRUST = "--trust"
 
 
 def main(argv: list[str]) -> int:
@@ -173,12 +175,14 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
         SystemExit: when help was asked for, or an argument is wrong, after tyro has printed it.
     """
     names = [*itertools.takewhile(lambda word: not word.startswith("-"), argv)]
-    default = Options(envs=tuple(names))
+    default, file = Options(envs=tuple(names)), None
     if len(names) == 1 and (
         names[0].endswith(".toml") or Path(names[0], report_study.FILE).exists()
     ):
         file = Path(names[0]) if names[0].endswith(".toml") else Path(names[0], report_study.FILE)
         (default,) = config.apply(config.load(file), Options(), source=str(file))
+        of_file = default
+        default = dataclasses.replace(default, trust=False)  # only the command line says that
         if file.name == report_study.FILE:  # a study goes on in its folder, wherever that is now
             default = dataclasses.replace(default, out=str(file.parent))
     given, rest = tyro.cli(
@@ -194,7 +198,9 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
             "name the environments first, or a file of a study: python -m rank0rl study Walker2d "
             "Hopper --seeds 0:5"
         )
-    return given, [*shlex.split(given.train), *rest]
+    if file and not given.trust:
+        from_file.check(of_file, file)
+    return given, [*shlex.split(given.train), *rest, *[_TRUST] * given.trust]
 
 
 def _name(given: Options) -> str:
@@ -205,8 +211,9 @@ def _name(given: Options) -> str:
 
 def _settings(given: Options, rest: Sequence[str], out: Path) -> dict[str, Any]:
     """Return the contents of study.toml, with which `study FOLDER` goes on, on any machine."""
-    values = dataclasses.asdict(given) | {"train": shlex.join(rest), "out": str(out)}
-    values |= {"cores": None, "hosts": None}
+    train = shlex.join(word for word in rest if word != _TRUST)
+    values = dataclasses.asdict(given) | {"train": train, "out": str(out)}
+    values |= {"cores": None, "hosts": None, "trust": None}
     return {name: value for name, value in values.items() if value not in (None, (), "")}
 
 

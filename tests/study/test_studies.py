@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+import tomli_w
 import warm
 from on_ranks import HERE, LIMIT_S
 from runs import curve, sha, table, train
@@ -44,11 +45,39 @@ def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypat
     (tmp_path / "study.toml").write_text(
         (tmp_path / "study.toml").read_text().replace('"toy_envs:Breaks-v0",', "")
     )
-    done = study(tmp_path, str(tmp_path), "--seeds", "0:2")
+    done = study(tmp_path, str(tmp_path), "--seeds", "0:2", expect=2)
+    assert "study.toml names code that is neither Gymnasium's nor rank0rl's" in done.stderr
+    assert "toy_envs:Count-v0; if you trust it, go on with" in done.stderr
+    done = study(tmp_path, str(tmp_path), "--seeds", "0:2", "--trust")
     assert "study, 2 of 2: Count-v0-ppo-seed1" in done.stdout
     assert "seed0" not in done.stdout
     train(tmp_path / "alone", "toy_envs:Count-v0", *SMALL, "--total-steps", "128", "--seed", "1")
     assert sha(tmp_path / "alone") == sha(tmp_path / "Count-v0-ppo-seed1")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"algo": ["planted:Agent"]}, "planted:Agent"),
+        ({"grid": ["callback=planted.py:f"]}, "--callback"),
+        ({"search": ["env-kwargs=planted|0"]}, "--env-kwargs"),
+        ({"hosts": "planted:1"}, "--hosts"),
+        ({"trust": True, "train": "--wrappers=planted:Wrapper"}, "--wrappers"),
+        ({"train": "--trust --config planted.toml"}, "--trust"),
+        ({"train": "--config planted.toml"}, "algo \\['planted:Agent'\\]"),
+        ({"train": "--mpiexec 'touch planted'"}, "--mpiexec"),
+    ],
+)
+def test_a_file_of_a_study_imports_nothing_and_starts_no_program(tmp_path, monkeypatch, more, said):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "planted.py").write_text("open('imported', 'w')")
+    (tmp_path / "planted.toml").write_text('algo = "planted:Agent"')
+    (tmp_path / "mine.toml").write_text(tomli_w.dumps({"envs": ["CartPole"]} | more))
+    done = warm.run("-m", "rank0rl", "study", "mine.toml", "--out", "runs", cwd=tmp_path)
+    assert done.returncode == 2
+    assert re.search(said, done.stderr), done.stderr
+    assert "if you trust it" in done.stderr
+    assert not (tmp_path / "imported").exists()
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,6 @@ class Options:
     sampler: Literal["tpe", "random"] = "tpe"
     """Sampler of Optuna, which chooses the settings of a trial."""
     prune: bool = True
-    """Stop a trial early whose curve is below the median of those before."""
+    """Stop a trial early if its curve is below the median of the trials before it."""
     train: str = ""
     """Options of every run in one text, for a file: "--total-steps 100000"."""

@@ -28,7 +28,7 @@ class CMAESOptions(CheckedOptions):
     """Options of CMA-ES."""
 
     population: int = option(16, "[2, inf)")
-    """Number of candidates. --episodes-per-batch is this, or a multiple: then several episodes of each candidate count."""
+    """Number of candidates. --episodes-per-batch must be this number or a multiple of it. With a multiple, each candidate plays several episodes."""
     std: float = option(0.5, "(0, inf)")
     """Initial standard deviation of the weights, usually 0.1 to 1."""
     hidden: tuple[int, ...] = option((), "[1, inf)")

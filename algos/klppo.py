@@ -35,9 +35,9 @@ class KLPPOOptions(CheckedOptions):
     lam: float = option(0.98, "[0, 1]")
     """GAE mixing, usually 0.9 to 0.98. 0 trusts the value function alone, 1 the returns alone."""
     hidden: tuple[int, ...] | None = option(None, "[1, inf)")
-    """Units of each hidden layer of the policy. None: three layers of 10 per observation, the geometric mean of the others, and 10 per action."""
+    """Units of each hidden layer of the policy. None: three layers, with 10 units per number of the observation, the geometric mean of the other two layers, and 10 units per action."""
     value_hidden: tuple[int, ...] | None = option(None, "[1, inf)")
-    """Units of each hidden layer of the value function. None: three layers of 10 per observation, the geometric mean of the others, and 5."""
+    """Units of each hidden layer of the value function. None: three layers, with 10 units per number of the observation, the geometric mean of the other two layers, and 5 units."""
     target_kl: float = option(0.003, "(0, inf)")
     """Mean KL divergence of one update that the penalty aims at, in nats, usually 0.001 to 0.01."""
     eta: float = option(50.0, "[0, inf)")

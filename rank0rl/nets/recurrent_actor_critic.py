@@ -30,7 +30,7 @@ class RecurrentOptions(NetworkOptions):
     """Options of a policy and a value function that may share a memory."""
 
     recurrent: Cell | None = None
-    """Remember: a layer before the hidden ones, gru or lstm, shared by policy and value function."""
+    """Memory: a layer before the hidden layers, gru or lstm, shared by policy and value function."""
     memory_size: int = option(64, "[1, inf)")
     """With --recurrent: units of that layer."""
     chunk_steps: int = option(32, "[1, inf)")

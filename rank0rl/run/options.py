@@ -76,15 +76,15 @@ class RunOptions(LaunchOptions):
     episodes_per_batch: int | None = setting(None, "[1, inf)", changes_curve=True, resume=False)
     """Episodes per iteration, in place of --steps-per-batch: batches of whole episodes, at least one episode per rank."""
     learner_threads: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
-    """Threads of rank 0's compiled updates. The data stay the same. None: one for each of this host's cores, at most 8; with --overlap, one for each core without a rank."""
+    """Threads of rank 0's compiled updates. The curve stays the same. None: one for each of this host's cores, at most 8; with --overlap, one for each core without a rank."""
     device: str = setting("cpu", changes_curve=True, resume=True)
     """Device of rank 0's update: cpu, cuda or cuda:1. Everything else runs on CPUs."""
     overlap: bool = setting(False, changes_curve=True, resume=False)
     """Let rank 0 update on one batch while the other ranks collect the next one. Their weights are one update older, so the curve is another one. It is the same for every nprocs."""
     rank0_envs: int | None = setting(None, "[0, inf)", changes_curve=False, resume=True)
-    """Environments of rank 0. Give it fewer if --overlap leaves it less time, or 0 if there are many ranks. In batches of whole episodes this sets its share of the episodes. The data stay the same. None: an equal share."""
+    """Environments of rank 0. Give it fewer if --overlap leaves it less time, or 0 if there are many ranks. In batches of whole episodes this sets its share of the episodes. The curve stays the same. None: an equal share."""
     gather_parts: int = setting(1, "[1, inf)", changes_curve=False, resume=True)
-    """Number of parts in which a rank collects and sends its rows. Every part but the last is sent while the next one is collected, which helps on slow links between hosts. The data stay the same."""
+    """Number of parts in which a rank collects and sends its rows. Every part but the last is sent while the next one is collected, which helps on slow links between hosts. The curve stays the same."""
     stop_after_iterations: int | None = setting(
         None, "[1, inf)", changes_curve=False, resume=True, in_file=False
     )
@@ -94,9 +94,9 @@ class RunOptions(LaunchOptions):
     )
     """Stop early, at the end of the iteration in which this many seconds have passed since this start or restart."""
     stop_at_return: float | None = setting(None, "(-inf, inf)", changes_curve=False, resume=True)
-    """Stop early, once the mean return of an evaluation has come so far; without --eval-every, that of the last 100 episodes."""
+    """Stop early, once the mean return of an evaluation has reached this number; without --eval-every, that of the last 100 episodes."""
     patience: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
-    """Stop early, once that mean return has been no better than before for this many iterations."""
+    """Stop early, once the mean return, as in --stop-at-return, has not become better for this many iterations."""
     eval_every: int | None = setting(None, "[1, inf)", changes_curve=False, resume=False)
     """Iterations between evaluations. Every evaluation uses the same episodes, which training does not see. None: no evaluations."""
     eval_episodes: int = setting(10, "[1, inf)", changes_curve=False, resume=False)
@@ -118,7 +118,7 @@ class RunOptions(LaunchOptions):
     env_kwargs: Pairs = setting({}, changes_curve=True, resume=False)
     """Arguments of the environment, such as healthy_reward=0.5. Values are JSON."""
     env_kwargs_of: str | None = setting(None, changes_curve=True, resume=False)
-    """Function, as file.py:name or module:name, that returns more arguments for the environment of an index, from 0: (index) -> dict. For batches of steps, in which an environment keeps its index."""
+    """Function, as file.py:name or module:name, that returns more arguments for the environment with a given index, from 0: (index) -> dict. For batches of steps, in which an environment keeps its index."""
     curriculum: str | None = setting(None, changes_curve=True, resume=False)
     """Function, as file.py:name or module:name, that chooses reset options for the next episodes after every iteration: (progress, record) -> dict."""
     callback: str | None = setting(None, changes_curve=True, resume=False)
@@ -126,7 +126,7 @@ class RunOptions(LaunchOptions):
     curriculum_method: str | None = setting(None, changes_curve=True, resume=False)
     """Method of the environment that takes what --curriculum returns before every reset, in place of reset options."""
     info: tuple[str, ...] = setting((), changes_curve=False, resume=False)
-    """Figures of episodes from info: NAME, its last value in an episode, sum:NAME or max:NAME. Their means over the last 100 episodes go into the record, and into evaluations."""
+    """Metrics of episodes from info: NAME (its last value in an episode), sum:NAME (the sum) or max:NAME (the largest). Their means over the last 100 episodes go into the record, and into evaluations."""
     env_retries: int = setting(0, "[0, inf)", changes_curve=False, resume=True)
     """Number of times that a failing step is tried again. The environment that raised is made anew, and its episode is repeated up to that step, so the curve stays the same. Episodes longer than --max-replay-steps are not repeated."""
     on_env_error: Literal["stop", "truncate"] = setting("stop", changes_curve=True, resume=True)
@@ -138,7 +138,7 @@ class RunOptions(LaunchOptions):
     video_every: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
     """Iterations between videos of one evaluation episode, in the run's folder. All other ranks wait meanwhile. None: no videos."""
     keep_batches: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
-    """Folder for the rows of every batch, a file.npz an iteration: what the agent's process returned, and "fragment_id". Name it again to resume."""
+    """Folder for the rows of every batch, one .npz file for each iteration: what the agent's process returned, and "fragment_id". Name it again to resume."""
     phases: bool = setting(False, changes_curve=False, resume=True, in_file=False)
     """Print the share of time that each phase of an iteration takes, too."""
     quiet: bool = setting(False, changes_curve=False, resume=True, in_file=False)
@@ -148,7 +148,7 @@ class RunOptions(LaunchOptions):
     wandb: str | None = setting(None, changes_curve=False, resume=True)
     """Project of Weights & Biases that is sent the record (pip install wandb)."""
     trust: bool = setting(False, changes_curve=False, resume=True, in_file=False)
-    """Import all code that the run to resume, or the file of settings, names. Without it, code that is not part of Gymnasium or rank0rl is only imported for runs of your own."""
+    """Import all code that is named by the run to resume, or by the file of settings. Without it, code that is not part of Gymnasium or rank0rl is only imported for runs of your own."""
 
     @property
     def steps_per_env(self) -> int:

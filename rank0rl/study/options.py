@@ -44,7 +44,7 @@ class Options:
     sampler: Literal["tpe", "random"] = "tpe"
     """Sampler of Optuna, which chooses the settings of a trial."""
     prune: bool = True
-    """Stop a trial early whose curve is below the median of those before."""
+    """Stop a trial early if its curve is below the median of the trials before it."""
     trust: bool = False
     """Import all code that a file of a study names. Without it, only Gymnasium's and rank0rl's own are imported."""
     train: str = ""

@@ -41,7 +41,7 @@ class LaunchOptions(CheckedOptions):
     num_envs: int = setting(32, "[1, inf)", changes_curve=True, resume=False)
     """Environments over all ranks, at least one per rank. The number is part of the experiment: nprocs never changes it."""
     cpu: str | None = setting(None, changes_curve=True, resume=True)
-    """Instructions that the libraries may use: avx2, for the same bits on all types of CPU that have it. None: the best of each CPU."""
+    """Instructions that the libraries may use: avx2, so that CPUs of different types run the same ones. None: the best of each CPU."""
     config: str | None = setting(None, changes_curve=True, resume=False, in_file=False)
     """TOML file of settings. None: the file in configs/ that is named after the agent and the environment, if there is one."""
     resume: str | None = setting(None, changes_curve=False, resume=True, in_file=False)

@@ -35,7 +35,7 @@ PROGRAMS = {
 
 # Reason -> regular expressions of whole commands, as the pages show them.
 NOT_RUN = {
-    "needs a network": [r"pip install .*", r"pre-commit install", r"apt install .*"],
+    "needs a network": [r"pip install .*", r"apt install .*"],
     "is for a folder of the reader's": [r"python3 -m venv .*", r"\. \S+/activate", r"cd .*"],
     "needs other hosts": [
         *(r"python .* --hosts .*", r"python .* --hostfile .*"),

@@ -43,8 +43,8 @@ def test_a_rank_that_dies_once_changes_nothing(what, said, tmp_path):
     (tmp_path / "dies.py").write_text(DIES.format(what=what))
     args = [*SMALL, "--total-steps", "640"]
     train(tmp_path / "whole", *args)
-    algo = ["--algo", f"{tmp_path / 'dies.py'}:Dies", "--max-restarts", "1"]
-    done = train(tmp_path / "r", *args, *algo, nprocs=3)
+    algo = ["--algo", f"{tmp_path / 'dies.py'}:Dies", "--config", "configs/ppo.toml"]
+    done = train(tmp_path / "r", *args, *algo, "--max-restarts", "1", nprocs=3)
     assert said in done.stderr
     assert "restart 1 of 1 in 1 s, from the last checkpoint" in done.stderr
     assert curve(tmp_path / "r") == curve(tmp_path / "whole")

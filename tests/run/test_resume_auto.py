@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from on_ranks import HERE
 from runs import SMALL, curve, sha, table, train
 
 from rank0rl import cli
@@ -37,7 +38,8 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
     train(tmp_path / "r", *LONG, "--lr", "0.1", "--stop-after-iterations", "1")
     refused = train(tmp_path / "r", *LONG, *AUTO, expect=2)
     assert "lr linear:3e-4:0 in place of 0.1" in refused.stderr
-    (tmp_path / "c.toml").write_text("lr = 0.1\n")
+    of_program = (HERE.parent / "configs/ppo.toml").read_text()
+    (tmp_path / "c.toml").write_text(f"{of_program}lr = 0.1\n")
     file = ["--config", str(tmp_path / "c.toml")]
     refused = train(tmp_path / "r", *LONG, *AUTO, *file, "--seed", "1", expect=2)
     assert "got seed 1 in place of 0;" in refused.stderr

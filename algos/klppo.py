@@ -41,7 +41,7 @@ class KLPPOOptions(CheckedOptions):
     target_kl: float = option(0.003, "(0, inf)")
     """Mean KL divergence of one update that the penalty aims at, in nats, usually 0.001 to 0.01."""
     eta: float = option(50.0, "[0, inf)")
-    """Weight of the squared excess of the divergence over twice its target."""
+    """Weight of an extra penalty: the square of how far the divergence is above twice its target."""
     epochs: int = option(20, "[1, inf)")
     """Full-batch gradient steps of the policy per update, usually 10 to 20."""
     lr: float | None = option(None, "(0, inf)")

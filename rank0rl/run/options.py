@@ -124,7 +124,7 @@ class RunOptions(LaunchOptions):
     callback: str | None = setting(None, changes_curve=True, resume=False)
     """Function, as file.py:name or module:name, that rank 0 calls after every iteration: (iteration) -> bool | None. It may read iteration.record, save, and change coefficients of the agent; False ends the run."""
     curriculum_method: str | None = setting(None, changes_curve=True, resume=False)
-    """Method of the environment that takes what --curriculum returns before every reset, in place of reset options."""
+    """Method of the environment that is called before every reset, with what --curriculum has returned. It takes the place of reset options."""
     info: tuple[str, ...] = setting((), changes_curve=False, resume=False)
     """Metrics of episodes from info: NAME (its last value in an episode), sum:NAME (the sum) or max:NAME (the largest). Their means over the last 100 episodes go into the record, and into evaluations."""
     env_retries: int = setting(0, "[0, inf)", changes_curve=False, resume=True)
@@ -134,7 +134,7 @@ class RunOptions(LaunchOptions):
     env_processes: bool = setting(False, changes_curve=False, resume=True)
     """Run every environment in a process of its own. If it crashes or exits, that is an error of this environment, as if it had raised, and not the end of its rank. A step takes longer."""
     step_timeout: float | None = setting(None, "(0, inf)", changes_curve=False, resume=True)
-    """Seconds that a step or a reset of an environment may take, with --env-processes. After that its process is killed, which is an error as if it had raised. None: no limit."""
+    """Seconds that a step or a reset of an environment may take, with --env-processes. After that its process is killed, and this counts as an exception of the environment. None: no limit."""
     video_every: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
     """Iterations between videos of one evaluation episode, in the run's folder. All other ranks wait meanwhile. None: no videos."""
     keep_batches: str | None = setting(None, changes_curve=False, resume=True, in_file=False)

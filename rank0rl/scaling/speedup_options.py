@@ -20,7 +20,7 @@ class Options:
     iterations: int = option(10, "[1, inf)")
     """Iterations of each run that are timed. One more iteration comes first and is not timed."""
     seconds: float | None = option(None, "(0, inf)")
-    """Length of each run in seconds, instead of --iterations. What is timed ends with the last iteration that all runs have made."""
+    """Length of each run in seconds, instead of --iterations. Only iterations that all runs have made are timed."""
     script: Path | None = None
     """Training script of your own, which calls rank0rl.cli.main. None: rank0rl's."""
     out: Path | None = None

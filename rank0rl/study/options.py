@@ -34,7 +34,7 @@ class Options:
     out: str | None = None
     """Folder of the study. None: one under runs/ with the names of its environments and agents."""
     search: tuple[str, ...] = ()
-    """Settings to search for with Optuna: lr=log:1e-5:1e-3 gamma=0.95:0.999 epochs=3:20 "hidden=64 64|256 256". The seeds of the study then train the defaults and what was found."""
+    """Settings to search for with Optuna: lr=log:1e-5:1e-3 gamma=0.95:0.999 epochs=3:20 "hidden=64 64|256 256". Then the default settings and the best settings found are trained with the seeds of the study."""
     trials: int = option(50, "[1, inf)")
     """Number of trials of the search."""
     search_seeds: str = "100:101"

@@ -53,7 +53,7 @@ exit $code
 
 @dataclass(frozen=True)
 class Options(CheckedOptions):
-    """Print a batch script for a training command, which comes after --. Any option of Slurm's sbatch may be given to it later: sbatch --partition long job.sh."""
+    """Print a batch script for a training command, which comes after --. Give options of Slurm when you submit the script: sbatch --partition long job.sh."""
 
     nodes: int = option(1, "[1, inf)")
     """Number of nodes."""

@@ -161,7 +161,8 @@ def read_saved(
         or not isinstance(saved.get("rows_sha256"), str)
     ):
         raise ValueError(f"checkpoint {path} holds no run: expected {', '.join(parts)}")
-    return {**saved, "settings": trusted(saved["settings"], str(path), argv, trust)}
+    settings = resumed.with_moved_agent(saved["settings"], argv)
+    return {**saved, "settings": trusted(settings, str(path), argv, trust)}
 
 
 def _of_new_run(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rank0rl.options import names
+from rank0rl.options import names, read_some
+from rank0rl.run.agents import absolute
 from rank0rl.run.options import RunOptions
 
 
@@ -41,6 +43,25 @@ def check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) ->
             f"a resumed run keeps its own settings: got {', '.join(sorted(changed))}; keep to its "
             f"own, or start a new run"
         )
+
+
+def with_moved_agent(settings: dict[str, Any], argv: Sequence[str] | None) -> dict[str, Any]:
+    """Return a run's settings, with the file of its agent where the command line says that it is now.
+
+    A file counts as moved if it is no longer where it was, and its name and its class are the same.
+
+    Args:
+        settings: of the run.
+        argv: the command line; None if there is none.
+    """
+    named = read_some(argv or (), RunOptions, ("algo",)).get("algo", "")
+    (new, _, new_class), (old, _, old_class) = (
+        str(algo).partition(":") for algo in (named, settings.get("algo"))
+    )
+    is_moved = old.endswith(".py") and Path(new).name == Path(old).name and not Path(old).exists()
+    if is_moved and new_class in ("", old_class):
+        return {**settings, "algo": absolute(named)}
+    return settings
 
 
 def schedule_notes(new: RunOptions, old: RunOptions) -> list[str]:

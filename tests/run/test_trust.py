@@ -284,3 +284,19 @@ def test_where_no_key_can_be_the_run_says_how_to_go_on(tmp_path, monkeypatch):
     done = train(tmp_path / "r", *args, "--algo", f"{agent}:Mine")
     assert f"--resume {tmp_path / 'r'} --algo {agent}:Mine\n" in done.stdout
     assert "seal" not in checkpoint.read(checkpoint.latest(tmp_path / "r"))["settings"]
+
+
+@pytest.mark.parametrize("class_name", [":Mine", ""])
+def test_the_file_of_ones_own_agent_may_move_with_the_run(mine, key, monkeypatch, class_name):
+    """As to another machine, whose key is another one; a second file of that name is refused."""
+    run, _ = mine
+    monkeypatch.setattr(plan, "lock", lambda *args: None)
+    old, new = run.parent / "mine.py", run.parent / "moved" / "mine.py"
+    new.parent.mkdir()
+    new.write_text(old.read_text())
+    argv = ["--resume", str(run), "--algo", f"{new}{class_name}"]
+    with pytest.raises(ValueError, match="a resumed run keeps its own settings: got algo"):
+        plan.prepare([*argv, "--trust"], None, 1)
+    old.unlink()
+    key.unlink()
+    assert plan.prepare(argv, None, 1).options.algo == f"{new}{class_name}"

@@ -40,7 +40,7 @@ class TRPOOptions(NetworkOptions):
     cg_iterations: int = option(10, "[1, inf)")
     """Iterations of conjugate gradient, usually 10 to 20."""
     fisher_stride: int = option(5, "[1, inf)")
-    """The Fisher matrix uses one row of the batch out of this many."""
+    """Compute the Fisher matrix from every n-th row of the batch, where n is this number."""
     backtracks: int = option(10, "[0, inf)")
     """Number of times that the line search shortens the step before it gives up. 0: no line search, the full natural-gradient step."""
     backtrack_ratio: float = option(0.8, "(0, 1)")

@@ -22,7 +22,7 @@ TOOLS = {
     "plot": "draw the learning curves of runs",
     "report": "write a run or a study as one HTML page",
     "play": "show a run's policy in a window, or film it",
-    "export": "write a run's policy to a file for PyTorch or ONNX, without rank0rl",
+    "export": "write a run's policy to a file for PyTorch or ONNX that works without rank0rl",
     "record": "write episodes of a run's policy as a Minari dataset",
     "replay": "repeat one environment of one iteration of a run in this process",
     "verify": "train a run again, and compare every row with its record",

@@ -41,7 +41,7 @@ class PPOOptions(RecurrentOptions):
     lr: Scheduled = option("linear:3e-4:0", "(0, inf)")
     """Adam's step size, usually from 1e-4 to 1e-3. A number, linear:START:END or cosine:START:END."""
     clip_ratio: Scheduled = option(0.2, "(0, inf)")
-    """How far the ratio of new to old probability may be from 1 before it is clipped, usually 0.1 to 0.3. May be a schedule, as lr."""
+    """Limit of the distance from 1 of the ratio of new to old probability, usually 0.1 to 0.3. May be a schedule, as lr."""
     target_kl: float | None = option(None, "(0, inf)")
     """An update ends early when the mean KL divergence from the acting policy exceeds this, in nats, usually 0.01 to 0.05. None: never."""
     normalize: Literal["batch", "minibatch"] = "batch"

@@ -94,6 +94,9 @@ class Policy:
     def make_env(self, **kwargs: Any) -> Any:
         """Make an environment as the run's, with its wrappers.
 
+        Its observations are flattened, as the agent sees them. `__call__` takes them, and those of
+        the environment itself.
+
         Args:
             kwargs: more arguments, such as render_mode="human".
         """
@@ -165,8 +168,8 @@ def load(run: str | Path, trust: bool = False) -> Policy:
 
     Args:
         run: the run's folder, or one of its checkpoints, such as checkpoints/best.pt.
-        trust: import all code that the run names. Without it, code that is not part of Gymnasium or
-            rank0rl is only imported for runs of your own.
+        trust: True to import all code that the run names. Without it, code that is not part of
+            Gymnasium or rank0rl is only imported for runs of your own, and is an error for others.
 
     Raises:
         ValueError: if there is no such run, its checkpoint is damaged, or it names code that is not

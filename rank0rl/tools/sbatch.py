@@ -66,7 +66,7 @@ class Options(CheckedOptions):
     srun: bool = True
     """Start the ranks with srun. --no-srun lets rank0rl start them, on one node."""
     mpi: Literal["pmi2", "pmix"] | None = None
-    """How srun connects the ranks: the PMI of the MPI that mpi4py uses. None: pmix if the mpiexec of this Python is Open MPI's, else pmi2."""
+    """The PMI by which srun connects the ranks, that of the MPI that mpi4py uses. None: pmix if the mpiexec of this Python is Open MPI's, else pmi2."""
 
 
 def main(argv: list[str]) -> int:

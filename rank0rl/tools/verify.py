@@ -38,7 +38,7 @@ class Options(RunToLoad):
     rows: int | None = option(None, "[1, inf)")
     """Verify this many iterations, the first ones. None: all."""
     sample: bool = False
-    """Verify a few iterations after each checkpoint that was kept, in at most 5 % of the run's time. See --keep-checkpoints spread:10."""
+    """Verify a few iterations after some of the checkpoints that were kept, until 5 % of the run's time is used. At least one checkpoint is taken, so a short run takes longer. See --keep-checkpoints spread:10."""
 
 
 def main(argv: list[str]) -> int:

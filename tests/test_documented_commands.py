@@ -49,7 +49,7 @@ NOT_RUN = {
     "needs a package that `make test` does not install": [
         *(r".* ale_py:.*", r".* minigrid:.*", r".* LunarLander .*", r"python .*pettingzoo.*"),
         r"python benchmarks/foreign_environments\.py",
-        r"python benchmarks/update\.py --beside DIR",  # measures stable-baselines3 too
+        r"python benchmarks/(update\.py --beside DIR|rivals\.py .*)",  # stable-baselines3 too
         *(r"python -m spinup\..*", r"python examples/train_policy\.py .*"),
     ],
     "runs in test_examples.py": [
@@ -62,6 +62,7 @@ SHORTER = {
     r" --run-dir runs/(first|second)": "",
     r"\bruns/\S+": "runs/done",  # this and other files are those of the fixture
     r"\b(DIR|OLD|NEW)\b": str(ROOT),
+    r"--out benchmarks/results/\S+": "--out v5",  # what is there has other settings
     r"walker2d/ppo-v0 --nprocs": "batches --nprocs",
     r"--seed N": "--seed 0",
     r"\bENV\b": "CartPole",
@@ -83,7 +84,7 @@ SHORTER = {
     r"^python -m rank0rl study .*--search.*": r"\g<0> --trials 2",
     r"^python examples/ppo.*": r"\g<0> --iterations 2 --steps-per-batch 256",
     r"^python examples/cleanrl.*": r"\g<0> --total-timesteps 1024 --num-steps 64",
-    r"^python benchmarks/(?!learning|table|es_scaling|chaos|same|study|cpu_types).*": r"\g<0> --repeats 1",
+    r"^python benchmarks/(?!learning|table|es_|chaos|same|study|keep_|cpu_).*": r"\g<0> --repeats 1",
     r"^python benchmarks/(scaling_model|eight_steps|train)\.py.*": r"\g<0> --iterations 2",
     r"^python benchmarks/train\.py.*": r"\g<0> --sb3 --single-file --steps-per-batch 512",
     r"^python benchmarks/scaling_model\.py.*": r"\g<0> --cases a",

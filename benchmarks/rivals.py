@@ -1,4 +1,4 @@
-"""Learning curves of other libraries' PPO: python benchmarks/rivals.py Walker2d Hopper --library sb3.
+"""Learning curves of other libraries' PPO: python benchmarks/rivals.py Walker2d Hopper --rival sb3.
 
 sb3 is stable-baselines3 with the settings of rl-baselines3-zoo, which are in rivals.toml; it needs the bench extra.
 cleanrl is examples/cleanrl_style.py with one environment and 2048 steps a batch, as CleanRL has them. One process
@@ -32,7 +32,7 @@ def main() -> None:
     tasks = tomllib.loads(SETTINGS.read_text())
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tasks", nargs="*", default=[*tasks], choices=[*tasks])
-    parser.add_argument("--library", choices=["sb3", "cleanrl"], default="sb3")
+    parser.add_argument("--rival", choices=["sb3", "cleanrl"], default="sb3")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--total-steps", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=2, help="runs at the same time")
@@ -40,7 +40,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.out:
         (task, *_), (seed, *_) = args.tasks, args.seeds
-        if args.library == "sb3":
+        if args.rival == "sb3":
             rows = sb3(task, tasks[task], seed, args.total_steps)
         else:
             rows = cleanrl(task, seed, args.total_steps)
@@ -50,15 +50,15 @@ def main() -> None:
     with ThreadPoolExecutor(args.jobs) as pool:
         for seed in args.seeds:
             for task in args.tasks:
-                pool.submit(start, args.library, task, seed, args.total_steps)
+                pool.submit(start, args.rival, task, seed, args.total_steps)
 
 
-def start(library: str, task: str, seed: int, total_steps: int) -> None:
+def start(rival: str, task: str, seed: int, total_steps: int) -> None:
     """Train in a process of its own, unless the result is there."""
-    out = FOLDER / f"{library}-{task}-seed{seed}.csv"
+    out = FOLDER / f"{rival}-{task}-seed{seed}.csv"
     if out.exists():
         return
-    command = [sys.executable, __file__, task, "--library", library, "--seeds", str(seed)]
+    command = [sys.executable, __file__, task, "--rival", rival, "--seeds", str(seed)]
     command += ["--total-steps", str(total_steps), "--out", str(out)]
     done = subprocess.run(command, check=False)
     rows = out.read_text().splitlines() if out.exists() else ["no result"]

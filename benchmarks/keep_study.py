@@ -18,6 +18,8 @@ from typing import Any
 
 import tomli_w
 
+from rank0rl.run import trust
+
 KEPT = {"config.toml", "summary.json", "progress.csv"}
 OF_STUDY = {"study.toml"}
 OF_MACHINE = ("host", "hosts")
@@ -60,7 +62,7 @@ def thin(path: Path, every: int) -> None:
 
 def anywhere(config: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a run without what belongs to one machine: its seal, hosts and folders."""
-    config.pop("seal", None)
+    config = trust.without_seal(config)
     for start in config.get("record", ()):
         for name in OF_MACHINE:
             start.pop(name, None)

@@ -54,7 +54,7 @@ How to write options:
 
 - A switch has two forms: `--overlap` turns it on, and `--no-overlap` turns it off.
 - An option with *several* values takes them as words: `--hidden 128 128`.
-- A *schedule* is a text such as `linear:3e-4:0` or `cosine:3e-4:0`: the value at the start of the run, and at its end.
+- A *schedule* is a string such as `linear:3e-4:0` or `cosine:3e-4:0`: the value at the start of the run, and at its end.
 - `None` means that the option is not set.
 
 ## train

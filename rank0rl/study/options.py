@@ -48,4 +48,4 @@ class Options:
     trust: bool = False
     """Import all code that a file of a study names. Without it, only Gymnasium's and rank0rl's own are imported."""
     train: str = ""
-    """Options of every run in one text, for a file: "--total-steps 100000"."""
+    """Options of every run in one string, for a file: "--total-steps 100000"."""

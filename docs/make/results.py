@@ -24,10 +24,14 @@ RESULTS = DOCS.parent / "benchmarks" / "results"
 STUDIES = {  # folder of benchmarks/results/v5 -> column
     "ppo": "PPO",
     "ppo-tuned": "PPO, tuned",
+    "ppo-3M": "PPO, tuned, 3M steps",
     "trpo": "TRPO",
     "klppo": "KL-PPO",
     "es": "ES",
+    "cmaes": "CMA-ES",
 }
+COMPARED = ("PPO", "PPO, tuned", "TRPO")
+"""Columns that are compared with other libraries: with as many steps."""
 RIVALS = {"sb3": "stable-baselines3 PPO", "cleanrl": "CleanRL-style PPO"}
 SCORES = {"Walker2d": (1000, 2000, 3000), "Hopper": (1000, 2000, 3000), "HalfCheetah": (3000,)}
 
@@ -48,9 +52,10 @@ class Run:
         """Rows with a return: none has one before the first episode has ended."""
         return np.isfinite(self.ret)
 
-    def after(self, steps: float) -> float:
-        """Return the mean return after so many steps."""
-        return float(self.ret[min(np.searchsorted(self.steps, steps), len(self.ret) - 1)])
+    @property
+    def last(self) -> float:
+        """Mean return at the end."""
+        return float(self.ret[-1])
 
     def minutes_to(self, ret: float) -> float:
         """Return the minutes until a mean return; inf if the run has not reached it."""
@@ -67,12 +72,12 @@ def main() -> None:
     parser.add_argument(
         "--write", action="store_true", help="write docs/results.md and its picture"
     )
-    parser.add_argument("--at", type=float, default=1e6, help="steps of the first table")
     args = parser.parse_args()
     runs = read()
     tables = {
-        "returns": returns(runs, args.at),
-        "improvement": improvement(runs, args.at),
+        "returns": returns(runs),
+        "improvement": improvement(runs),
+        "durations": durations(runs),
         "minutes": minutes(runs),
         "hashes": hashes(runs),
     }
@@ -98,8 +103,8 @@ def read() -> Runs:
             run = run_data.read(path.parent)
             if ending(run):
                 task = run.settings["env_id"].removesuffix("-v5")
-                of_column = runs.setdefault(task, {}).setdefault(column, [])
-                of_column.append(
+                these = runs.setdefault(task, {}).setdefault(column, [])
+                these.append(
                     Run(
                         *(run.column(name) for name in ("steps", "return_mean", "seconds")),
                         command=command(run),
@@ -127,12 +132,12 @@ def command(run: run_data.RunData) -> str:
     return " ".join(["python", "train.py", *words])
 
 
-def returns(runs: Runs, at: float) -> str:
+def returns(runs: Runs) -> str:
     """Return the table of mean returns, with the interval of their interquartile mean."""
     columns = shown(runs)
     lines = [f"| task | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for task, of_task in runs.items():
-        cells = [cell([run.after(at) for run in of_task.get(name, ())]) for name in columns]
+        cells = [cell([run.last for run in of_task.get(name, ())]) for name in columns]
         lines.append(f"| {task} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -156,7 +161,7 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
 
 
-def improvement(runs: Runs, at: float) -> str:
+def improvement(runs: Runs) -> str:
     """Return, for each pair of a column and a rival, how probably a run of the column is better.
 
     Source: Agarwal et al. 2021, arXiv:2108.13264, section 4.3.
@@ -166,18 +171,18 @@ def improvement(runs: Runs, at: float) -> str:
         return "Not trained yet."
     lines = [f"| | {' | '.join(rivals)} |", "|---" * (len(rivals) + 1) + "|"]
     for column in shown(runs):
-        if column not in rivals:
-            cells = [probability(runs, column, rival, at) for rival in rivals]
+        if column in COMPARED:
+            cells = [probability(runs, column, rival) for rival in rivals]
             lines.append(f"| {column} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def probability(runs: Runs, column: str, rival: str, at: float) -> str:
+def probability(runs: Runs, column: str, rival: str) -> str:
     """Return the mean over tasks of P(X > Y), its 95 % interval, and on how many tasks the mean is higher."""
     pairs = [
-        tuple(np.array([run.after(at) for run in of_task[name]]) for name in (column, rival))
+        tuple(np.array([run.last for run in of_column(of_task, name)]) for name in (column, rival))
         for of_task in runs.values()
-        if column in of_task and rival in of_task
+        if of_column(of_task, column) and rival in of_task
     ]
     if not pairs:
         return ""
@@ -192,14 +197,30 @@ def probability(runs: Runs, column: str, rival: str, at: float) -> str:
     return f"{mean:.2f} ({low:.2f} to {high:.2f}); higher mean on {better} of {len(pairs)} tasks"
 
 
+def of_column(of_task: dict[str, list[Run]], column: str) -> list[Run]:
+    """Return the runs of a column; those with the defaults if a task has no tuned settings."""
+    return of_task.get(column) or (of_task.get("PPO", []) if column == "PPO, tuned" else [])
+
+
 def above(x: np.ndarray, y: np.ndarray) -> float:
     """Return the fraction of pairs in which x is greater; equal ones count half."""
     return float(np.mean((x[:, None] > y) + 0.5 * (x[:, None] == y)))
 
 
+def durations(runs: Runs) -> str:
+    """Return the table of the median minutes of a whole run."""
+    columns = [name for name in shown(runs) if "3M" not in name]
+    lines = [f"| task | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for task, of_task in runs.items():
+        times = [[run.seconds[-1] / 60 for run in of_task.get(name, ())] for name in columns]
+        cells = [f"{np.median(x):.1f}" if x else "" for x in times]
+        lines.append(f"| {task} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def minutes(runs: Runs) -> str:
     """Return the table of the median minutes until a mean return."""
-    columns = shown(runs)
+    columns = shown({task: runs.get(task, {}) for task in SCORES})
     lines = [f"| task | return | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
     for task, scores in SCORES.items():
         for score in scores:

@@ -28,6 +28,17 @@ def test_the_command_line_has_every_tool_and_every_agent():
     assert agents <= {*re.findall(r"^### (\w+)$", COMMAND_LINE, re.M)}
 
 
+def test_the_results_are_those_of_the_committed_runs():
+    done = warm.run("docs/make/results.py")
+    assert done.returncode == 0, done.stderr
+    tables = done.stdout.strip().split("\n\n")
+    assert len(tables) == 5
+    page = (DOCS / "results.md").read_text()
+    assert [table for table in tables if table not in page] == [], (
+        "run: python docs/make/results.py --write"
+    )
+
+
 def test_the_api_has_every_public_name_where_it_is():
     """Every object that the page takes its text from exists, and no name of rank0rl is missing."""
     found = re.findall(r"^::: (\S+)$", API, re.M)

@@ -32,7 +32,7 @@ from rank0rl.study.options import Options
 from rank0rl.study.planned import Planned, planned, seeds
 from rank0rl.study.schedule import Schedule
 from rank0rl.study.training import Training, complaint, ended, last_row
-from rank0rl.tools import report_study, results
+from rank0rl.tools import figures, report_study, results
 
 _TRUST = "--trust"
 
@@ -40,6 +40,7 @@ _TRUST = "--trust"
 def main(argv: list[str]) -> int:
     """Run the tool; return its exit code: 0, 1 if a run has failed, 2 for a wrong use, 128 + s after signal s."""
     try:
+        figures.check()  # now, and not after all runs
         given, rest = read(argv)
         if given.search:
             search.check(given, rest)

@@ -39,6 +39,20 @@ _COLORS = {
 }
 
 
+def check() -> None:
+    """Check that figures can be drawn.
+
+    Raises:
+        ValueError: if matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl  # noqa: F401
+    except ImportError:
+        raise ValueError(
+            "figures need matplotlib, which is in the extra \"plot\": run pip install -e '.[plot]'"
+        ) from None
+
+
 @contextlib.contextmanager
 def style() -> Iterator[type[Figure]]:
     """Give matplotlib's Figure class; figures drawn and saved in this context share one style.
@@ -46,13 +60,10 @@ def style() -> Iterator[type[Figure]]:
     Raises:
         ValueError: if matplotlib is not installed.
     """
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ValueError(
-            "figures need matplotlib, which is in the extra \"plot\": run pip install -e '.[plot]'"
-        ) from None
+    check()
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
     with mpl.rc_context(_STYLE):
         yield Figure
 

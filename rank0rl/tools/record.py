@@ -32,7 +32,7 @@ class Options(RunToLoad):
     """Write episodes of a run's policy as a Minari dataset (pip install "minari[hdf5]")."""
 
     minari: str
-    """Name of the dataset, such as walker2d/ppo-v0. It is made where MINARI_DATASETS_PATH says, or in ~/.minari."""
+    """Name of the dataset, such as walker2d/ppo-v0. It is made where MINARI_DATASETS_PATH says, or in ~/.minari/datasets."""
     episodes: int = option(100, "[1, inf)")
     """Number of episodes."""
     seed: int | None = option(None, "[0, inf)")

@@ -15,6 +15,7 @@ from on_ranks import HERE, LIMIT_S
 from runs import curve, sha, table, train
 
 from rank0rl.run.cores import available_cores
+from rank0rl.study import study as tool
 from rank0rl.study.claim import claim
 
 STUDY = [sys.executable, "-m", "rank0rl", "study"]
@@ -96,6 +97,14 @@ def test_a_wrong_use(args, said, tmp_path):
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
     assert not (tmp_path / "s").exists()
+
+
+def test_without_matplotlib_nothing_is_trained(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = tmp_path / "study"
+    assert tool.main(["CartPole", "--seeds", "0", "--out", str(out)]) == 2
+    assert "pip install -e '.[plot]'" in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Minutes that 1M steps take with rank0rl on N ranks and with stable-baselines3: python benchmarks/minutes.py --nprocs 2.
+"""Minutes that 1M steps take with rank0rl on N ranks and with stable-baselines3: python benchmarks/minutes.py Walker2d Hopper.
 
 Both have the whole machine, in turns, and the settings with which docs/results.md compares them: rank0rl those of
 `train.py TASK`, stable-baselines3 those in rivals.toml. A turn makes --steps steps. Its start is not counted.
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 def main() -> None:
     tasks = [*tomllib.loads(SETTINGS.read_text())]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tasks", nargs="*", default=sorted(tasks), choices=tasks)
+    parser.add_argument("tasks", nargs="+", choices=[*tasks])
     parser.add_argument("--nprocs", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20_480)
     parser.add_argument("--repeats", type=int, default=3)

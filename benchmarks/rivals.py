@@ -31,7 +31,7 @@ SETTINGS = Path(__file__).with_suffix(".toml")
 def main() -> None:
     tasks = tomllib.loads(SETTINGS.read_text())
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tasks", nargs="*", default=[*tasks], choices=[*tasks])
+    parser.add_argument("tasks", nargs="+", choices=[*tasks])
     parser.add_argument("--rival", choices=["sb3", "cleanrl"], default="sb3")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--total-steps", type=int, default=1_000_000)

@@ -23,7 +23,7 @@ LABELS = {
 
 def main() -> None:
     speedup(RESULTS / "speedup" / "ppo")
-    scaling(RESULTS / "speedup" / "ppo-predicted")
+    scaling(RESULTS / "speedup" / "ppo")
 
 
 def table(path: Path) -> list[dict[str, str]]:

@@ -49,7 +49,7 @@ NOT_RUN = {
     "needs a package that `make test` does not install": [
         *(r".* ale_py:.*", r".* minigrid:.*", r".* LunarLander .*", r"python .*pettingzoo.*"),
         r"python benchmarks/foreign_environments\.py",
-        r"python benchmarks/(update\.py --beside DIR|rivals\.py .*)",  # stable-baselines3 too
+        r"python benchmarks/(update|minutes|rivals)\.py.*",  # stable-baselines3 too
         *(r"python -m spinup\..*", r"python examples/train_policy\.py .*"),
     ],
     "runs in test_examples.py": [

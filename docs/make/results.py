@@ -7,6 +7,7 @@ benchmarks/results/rivals/. Without --write, print the tables.
 from __future__ import annotations
 
 import argparse
+import csv
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,7 +78,7 @@ def main() -> None:
     tables = {
         "returns": returns(runs),
         "improvement": improvement(runs),
-        "durations": durations(runs),
+        "durations": durations(),
         "minutes": minutes(runs),
         "hashes": hashes(runs),
     }
@@ -207,14 +208,17 @@ def above(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.mean((x[:, None] > y) + 0.5 * (x[:, None] == y)))
 
 
-def durations(runs: Runs) -> str:
-    """Return the table of the median minutes of a whole run."""
-    columns = [name for name in shown(runs) if "3M" not in name]
-    lines = [f"| task | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for task, of_task in runs.items():
-        times = [[run.seconds[-1] / 60 for run in of_task.get(name, ())] for name in columns]
-        cells = [f"{np.median(x):.1f}" if x else "" for x in times]
-        lines.append(f"| {task} | {' | '.join(cells)} |")
+def durations() -> str:
+    """Return the table of the minutes for 1M steps, from benchmarks/minutes.py."""
+    rows: dict[str, list[str]] = {}
+    with (RESULTS / "minutes.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            median, low, high = (float(row[name]) for name in ("median", "min", "max"))
+            digits = 2 if median < 10 else 1
+            cell = f"{median:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+            rows.setdefault(row["title"].split(",")[0], []).append(cell)
+    lines = ["| task | rank0rl, 2 ranks | stable-baselines3 | ratio |", "|---|---|---|---|"]
+    lines += [f"| {task} | {' | '.join(cells)} |" for task, cells in rows.items()]
     return "\n".join(lines)
 
 

@@ -67,7 +67,7 @@ SHORTER = {
     r"--seed N": "--seed 0",
     r"\bENV\b": "CartPole",
     r"--episodes-per-batch \d+": "--episodes-per-batch 4",
-    r"^python (train\.py|-m rank0rl train) (?!.*(--help|--resume|episodes|-n |klppo)).*": (
+    r"^python (train\.py|-m rank0rl train) (?!.*(--help|--resume|episodes|-n |--algo (klppo|es|cmaes))).*": (
         r"\g<0> --steps-per-batch 256"
     ),
     r"--nprocs 1 2 4 8": "--nprocs 1 2",

@@ -10,62 +10,19 @@ import argparse
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
+from committed_runs import RESULTS, RIVALS, STUDIES, Run, Runs, mujoco, other_tasks
 from theme import DOCS, save_plot
 
-from rank0rl.run import run_data
 from rank0rl.tools import figures
 from rank0rl.tools.curves import interquartile_mean, on_grid
-from rank0rl.tools.results import ending
 
-RESULTS = DOCS.parent / "benchmarks" / "results"
-STUDIES = {  # folder of benchmarks/results/v5 -> column
-    "ppo": "PPO",
-    "ppo-tuned": "PPO, tuned",
-    "ppo-3M": "PPO, tuned, 3M steps",
-    "trpo": "TRPO",
-    "klppo": "KL-PPO",
-    "es": "ES",
-    "cmaes": "CMA-ES",
-}
+BESIDE = ("PPO", "PPO, tuned", *RIVALS.values())
+"""Columns of the first table."""
 COMPARED = ("PPO", "PPO, tuned", "TRPO")
 """Columns that are compared with other libraries: with as many steps."""
-RIVALS = {"sb3": "stable-baselines3 PPO", "cleanrl": "CleanRL-style PPO"}
 SCORES = {"Walker2d": (1000, 2000, 3000), "Hopper": (1000, 2000, 3000), "HalfCheetah": (3000,)}
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run, as the tables need it."""
-
-    steps: np.ndarray
-    ret: np.ndarray
-    """Mean return of the last 100 episodes."""
-    seconds: np.ndarray
-    command: str = ""
-    sha256: str = ""
-
-    @property
-    def known(self) -> np.ndarray:
-        """Rows with a return: none has one before the first episode has ended."""
-        return np.isfinite(self.ret)
-
-    @property
-    def last(self) -> float:
-        """Mean return at the end."""
-        return float(self.ret[-1])
-
-    def minutes_to(self, ret: float) -> float:
-        """Return the minutes until a mean return; inf if the run has not reached it."""
-        reached = self.ret >= ret
-        return float(self.seconds[reached.argmax()] / 60) if reached.any() else np.inf
-
-
-Runs = dict[str, dict[str, list[Run]]]
-"""Task -> column -> runs, by seed."""
 
 
 def main() -> None:
@@ -74,13 +31,14 @@ def main() -> None:
         "--write", action="store_true", help="write docs/results.md and its picture"
     )
     args = parser.parse_args()
-    runs = read()
+    runs, others = mujoco(), other_tasks()
     tables = {
         "returns": returns(runs),
         "improvement": improvement(runs),
         "durations": durations(),
         "minutes": minutes(runs),
-        "hashes": hashes(runs),
+        "others": of_others(runs, others),
+        "hashes": hashes(runs | others),
     }
     print("\n\n".join(tables.values()))
     if args.write:
@@ -96,46 +54,9 @@ def main() -> None:
         draw(runs)
 
 
-def read() -> Runs:
-    """Read all runs that have ended."""
-    runs: Runs = {}
-    for folder, column in STUDIES.items():
-        for path in sorted((RESULTS / "v5" / folder).glob("*/progress.csv"), key=seed_of):
-            run = run_data.read(path.parent)
-            if ending(run):
-                task = run.settings["env_id"].removesuffix("-v5")
-                these = runs.setdefault(task, {}).setdefault(column, [])
-                these.append(
-                    Run(
-                        *(run.column(name) for name in ("steps", "return_mean", "seconds")),
-                        command=command(run),
-                        sha256=run.rows[-1]["weights_sha256"],
-                    )
-                )
-    for path in sorted((RESULTS / "rivals").glob("*.csv"), key=seed_of):
-        name, task, _ = path.stem.split("-")
-        rows = np.loadtxt(path, delimiter=",", skiprows=1)
-        runs.setdefault(task, {}).setdefault(RIVALS[name], []).append(Run(*rows.T))
-    return dict(sorted(runs.items()))
-
-
-def seed_of(path: Path) -> tuple[str, int]:
-    """Return the key by which runs are sorted: their name, then their seed."""
-    stem = path.parent.name if path.name == "progress.csv" else path.stem
-    name, _, seed = stem.rpartition("-seed")
-    return name, int(seed)
-
-
-def command(run: run_data.RunData) -> str:
-    """Return the command that trains this run again, with train.py on two ranks."""
-    words = run.starts[0]["command"].removeprefix("python -m rank0rl train ").split()
-    words[words.index("--nprocs") + 1] = "2"
-    return " ".join(["python", "train.py", *words])
-
-
 def returns(runs: Runs) -> str:
     """Return the table of mean returns, with the interval of their interquartile mean."""
-    columns = shown(runs)
+    columns = [name for name in shown(runs) if name in BESIDE]
     lines = [f"| task | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for task, of_task in runs.items():
         cells = [cell([run.last for run in of_task.get(name, ())]) for name in columns]
@@ -237,13 +158,24 @@ def minutes(runs: Runs) -> str:
     return "\n".join(lines)
 
 
+def of_others(runs: Runs, others: Runs) -> str:
+    """Return the table of the other agents, numbers of steps and tasks."""
+    lines = ["| task | agent | steps | mean return |", "|---|---|---|---|"]
+    for task, of_task in (runs | others).items():
+        for column, these in of_task.items():
+            if column not in BESIDE or task in others:
+                steps = f"{these[0].steps[-1]:,.0f}"
+                final = cell([run.last for run in these])
+                lines.append(f"| {task} | {column.split(',')[0]} | {steps} | {final} |")
+    return "\n".join(lines)
+
+
 def hashes(runs: Runs) -> str:
     """Return the command of seed 0 of each row, and the hash with which it ends."""
     lines = ["| command | SHA-256 of the last weights |", "|---|---|"]
     for of_task in runs.values():
-        for name in STUDIES.values():
-            if name in of_task:
-                first = of_task[name][0]
+        for name, (first, *_) in of_task.items():
+            if name not in RIVALS.values():
                 lines.append(f"| `{first.command}` | `{first.sha256[:16]}` |")
     return "\n".join(lines)
 

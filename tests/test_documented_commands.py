@@ -47,7 +47,12 @@ NOT_RUN = {
     "needs a display": [r"python -m rank0rl play \S+ --seed 3"],
     "needs an account": [r".* --wandb .*"],
     "needs a package that `make test` does not install": [
-        *(r".* ale_py:.*", r".* minigrid:.*", r".* (LunarLander(Continuous)?|BipedalWalker) .*", r"python .*pettingzoo.*"),
+        *(
+            r".* ale_py:.*",
+            r".* minigrid:.*",
+            r".* (LunarLander(Continuous)?|BipedalWalker) .*",
+            r"python .*pettingzoo.*",
+        ),
         r"python benchmarks/foreign_environments\.py",
         r"python benchmarks/(update|minutes|rivals)\.py.*",  # stable-baselines3 too
         *(r"python -m spinup\..*", r"python examples/train_policy\.py .*"),

@@ -61,6 +61,8 @@ def make_policy(
 ) -> Policy:
     """Return a policy for a space of actions: continuous for a box, categorical for choices.
 
+    Its attribute `noise` says which random numbers it takes: make it the agent's `noise`.
+
     Args:
         inputs: shape of the inputs: (number,), or the shape of an image.
         act: the space of actions.

@@ -22,6 +22,8 @@ class ValueFunction(nn.Module):
     The loss then has the same size whatever the rewards are. Rank 0 alone learns the scale. It is a
     scale without a shift: returns that hardly vary around a large number are learned slowly.
 
+    To learn returns, call `merge(ret)` first. The targets of `forward` are then `ret / scale`.
+
     Args:
         shape: (inputs,), or the shape of an image.
         hidden: units of each hidden layer, or a network of one's own.

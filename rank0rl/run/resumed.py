@@ -48,7 +48,7 @@ def check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) ->
 def with_moved_agent(settings: dict[str, Any], argv: Sequence[str] | None) -> dict[str, Any]:
     """Return a run's settings, with the file of its agent where the command line says that it is now.
 
-    A file counts as moved if it is no longer where it was, and its name and its class are the same.
+    A file counts as moved if it is no longer where it was, and its name is the same. So is its class, if both name one.
 
     Args:
         settings: of the run.
@@ -59,7 +59,7 @@ def with_moved_agent(settings: dict[str, Any], argv: Sequence[str] | None) -> di
         str(algo).partition(":") for algo in (named, settings.get("algo"))
     )
     is_moved = old.endswith(".py") and Path(new).name == Path(old).name and not Path(old).exists()
-    if is_moved and new_class in ("", old_class):
+    if is_moved and (new_class == old_class or "" in (new_class, old_class)):
         return {**settings, "algo": absolute(named)}
     return settings
 

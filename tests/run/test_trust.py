@@ -9,7 +9,7 @@ import pytest
 from on_ranks import HERE
 from runs import SMALL, train
 
-from rank0rl.run import agents, checkpoint, config, plan, trust
+from rank0rl.run import agents, checkpoint, config, plan, resumed, trust
 from rank0rl.tools import evaluate, export, play, replay
 
 OWN = {
@@ -300,3 +300,11 @@ def test_the_file_of_ones_own_agent_may_move_with_the_run(mine, key, monkeypatch
     old.unlink()
     key.unlink()
     assert plan.prepare(argv, None, 1).options.algo == f"{new}{class_name}"
+
+
+@pytest.mark.parametrize(("trained", "is_same"), [("", True), (":Mine", True), (":Other", False)])
+def test_an_agent_that_moved_may_be_named_with_its_class_or_without(tmp_path, trained, is_same):
+    now = f"{tmp_path / 'mine.py'}:Mine"
+    settings = {"algo": f"{tmp_path / 'gone' / 'mine.py'}{trained}"}
+    found = resumed.with_moved_agent(settings, ["--resume", "r", "--algo", now])
+    assert (found["algo"] == now) == is_same

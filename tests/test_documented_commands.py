@@ -79,7 +79,6 @@ SHORTER = {
     r"^(python (?!benchmarks).*)--nprocs (?!1 2)\d+": r"\1--nprocs 1",
     r"--iteration 90": "--iteration 1",
     r"--episodes \d+": "--episodes 2",
-    r"--evaluate \d+": "--evaluate 2",
     r"^make .*": r"\g<0> --dry-run",
     r"^mpiexec -n 4": "mpiexec -n 2",
     r"^(mpiexec.* )?python (train\.py|-m rank0rl train) (?!--help).*": r"\g<0> --stop-after-iterations 1",

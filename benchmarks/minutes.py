@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 def main() -> None:
     tasks = [*tomllib.loads(SETTINGS.read_text())]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("tasks", nargs="+", choices=[*tasks])
+    parser.add_argument("tasks", nargs="+", choices=tasks)
     parser.add_argument("--nprocs", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20_480)
     parser.add_argument("--repeats", type=int, default=3)

@@ -22,7 +22,7 @@ STUDIES = {  # folder of benchmarks/results/v5 -> column
     "es": "ES",
     "cmaes": "CMA-ES",
 }
-AGENTS = {"ppo": "PPO", "cmaes": "CMA-ES"}
+AGENTS = {"ppo": "PPO", "a2c": "A2C", "reinforce": "REINFORCE", "es": "ES", "cmaes": "CMA-ES"}
 RIVALS = {"sb3": "stable-baselines3 PPO", "cleanrl": "CleanRL-style PPO"}
 
 

@@ -13,15 +13,14 @@ import numpy as np
 
 from rank0rl.batch import Batch, Gathered
 from rank0rl.mpi import comm, hashes, job
-from rank0rl.run import checkpoint, columns, files
+from rank0rl.run import checkpoint, columns, console, files
 from rank0rl.run.columns import mean
 from rank0rl.run.interrupt import Interrupted
-from rank0rl.run.logger import Logger, short
+from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
 from rank0rl.run.state import State
 from rank0rl.run.timing import PHASES, Phases
 
-_ON_CONSOLE = ("kl", "entropy")  # of what the update returns
 _HASH = 16  # digits of a hash in the CSV: 64 bits tell any two apart
 
 
@@ -56,6 +55,7 @@ class Recorder:
         self._ended = state.ended()
         self._steps_before = state.progress.steps
         self._begun, self._share_begun = time.monotonic(), state.share_over()
+        self._paced: tuple[float, float] | None = None  # end of the first iteration, which compiles
         logger.go_on_after(state.progress.iteration)
 
     @property
@@ -155,15 +155,23 @@ class Recorder:
         if is_best:
             checkpoint.save_best(self._folder, boundary)
         checkpoint_now = save_now or progress.iteration % self._options.checkpoint_every == 0
-        line = self._line(steps_per_s, metrics)
+        line = console.line(self.state, self._seconds_left(), steps_per_s, metrics)
         if self._options.phases:
-            line += _shares(seconds, phases)
+            line += console.shares(seconds, phases)
         self._say_what_never_came(batch.ended)
         if evaluated:
             line += f"  evaluated: return {mean(evaluated['return']):.1f}"
         self._logger.show(line, stays=checkpoint_now or evaluated is not None)
         if checkpoint_now:
             self.save()
+
+    def _seconds_left(self) -> float | None:
+        """Return how long the run goes on at the pace since its first iteration; None before."""
+        now, over = time.monotonic(), self.state.share_over()
+        if self._paced is None:
+            self._paced = now, over
+        since, share = self._paced
+        return (1 - over) * (now - since) / (over - share) if over > share else None
 
     def save(self) -> None:
         """Write checkpoint and summary of the last boundary, whatever has been half done since.
@@ -220,22 +228,9 @@ class Recorder:
             why = f" ({self._ended})" * bool(self._ended)
             go_on = f"go on with: {self._resume_command()}"
             self._logger.print(f"stopped after iteration {self.saved}, as asked{why}; {go_on}")
-        self._logger.print(self._table())
-
-    def _table(self) -> str:
-        """Return the summary as a table, for the console."""
-        of = self.summary()
-        nprocs = of.get("nprocs", 1)
-        ranks = f"{nprocs} rank{'s' * (nprocs > 1)}"
-        rows = {
-            "return": f"{short(of['return_mean'])}  mean of the last {len(self.state.progress.returns)} episodes",
-            "best evaluation": short(of.get("best_eval")) if self._options.eval_every else "",
-            "steps": f"{of['steps']:,} in {of['iterations']:,} iterations and {of['episodes']:,} episodes",
-            "time": f"{_clock(of['seconds'])}, {of['steps_per_s']:,.0f} steps/s on {ranks}",
-            "weights": of["weights_sha256"],
-            "folder": str(self._folder),
-        }
-        return "\n".join(f"{name:16}{text}" for name, text in rows.items() if text)
+        self._logger.print(
+            console.table(self.summary(), len(self.state.progress.returns), self._folder)
+        )
 
     def _say_what_never_came(self, ended: Batch) -> None:
         """Say which figures of --info no episode of a run's first ones has had."""
@@ -258,31 +253,6 @@ class Recorder:
         progress.best_eval = ret if better else progress.best_eval
         return bool(better)
 
-    def _line(self, steps_per_s: float, metrics: Mapping[str, float]) -> str:
-        """Return the state of the run, for the console: 100 columns at most, without --info."""
-        progress, over = self.state.progress, min(self.state.share_over(), 1.0)
-        means = {name: columns.known_mean(values) for name, values in progress.infos.items()}
-        figures = {
-            "return": f"{mean(progress.returns):.5g}",
-            "length": f"{mean(progress.lengths):.0f}",
-            **{name: f"{metrics[name]:.2g}" for name in _ON_CONSOLE if name in metrics},
-            **{name: f"{value:.3g}" for name, value in means.items()},
-        }
-        steps = f"{progress.steps:,}" if progress.steps < 1e7 else f"{progress.steps / 1e6:.1f}M"
-        pace = (time.monotonic() - self._begun) / (over - self._share_begun or 1.0)
-        return (
-            f"{progress.iteration}: {steps} steps ({over:.0%}, "
-            f"{_clock((1 - over) * pace)} left)  "
-            + "".join(f"{name} {figure}  " for name, figure in figures.items())
-            + f"{steps_per_s:,.0f}/s"
-        )
-
-
-def _shares(seconds: float, phases: Mapping[str, float]) -> str:
-    """Return the share of an iteration's time that each phase took, for the console."""
-    shares = {phase: phases.get(phase, 0.0) / seconds for phase in PHASES}
-    return "".join(f"  {phase} {share:.0%}" for phase, share in shares.items() if share >= 0.005)
-
 
 def _repeatable(groups: Mapping[str, Mapping[str, float | str]]) -> dict[str, float | str]:
     """Return the part of a record that is the same for every number of ranks and after a resume."""
@@ -290,10 +260,3 @@ def _repeatable(groups: Mapping[str, Mapping[str, float | str]]) -> dict[str, fl
     found = {name: value for group in names for name, value in groups[group].items()}
     del found["seconds"]
     return found
-
-
-def _clock(seconds: float) -> str:
-    """Return a time as 1:02:03 or 2:03."""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"

@@ -13,8 +13,8 @@ from runs import SMALL, resume, resume_on_ranks, table, train
 from toy_envs import NoiseAgent, NoOptions
 
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.run import memory, recorder
-from rank0rl.run.recorder import Recorder, _clock
+from rank0rl.run import console, memory, recorder
+from rank0rl.run.recorder import Recorder
 from rank0rl.run.state import Progress
 
 COUNT = ["toy_envs:Count-v0", "--num-envs", "4", "--steps-per-batch", "64", "--hidden", "8"]
@@ -100,27 +100,26 @@ def test_a_run_that_stopped_after_some_seconds_goes_on(tmp_path):
 
 
 def test_the_time_that_is_left(tmp_path, monkeypatch):
-    assert [_clock(s) for s in (0.4, 59.6, 3599, 3723)] == ["0:00", "1:00", "59:59", "1:02:03"]
+    """It is that of the pace since the first iteration, which waits for the compiler."""
     _, kept = train_here(
         *(PPO, PPOOptions(hidden=(8,)), tmp_path),
         env_id="CartPole",
         num_envs=2,
         steps_per_batch=32,
         total_steps=320,
-        stop_after_iterations=1,
+        stop_after_iterations=2,
     )
-    kept._begun = 0.0
-    monkeypatch.setattr(recorder.time, "monotonic", lambda: 10.0)  # for a tenth of the run
-    assert " 1:30 left)" in kept._line(32.0, {})
+    began, share = kept._paced
+    assert share == pytest.approx(0.1)
+    monkeypatch.setattr(recorder.time, "monotonic", lambda: began + 10.0)  # for a tenth of the run
+    assert kept._seconds_left() == pytest.approx(80.0)
 
 
 def test_the_console_shows_return_length_kl_and_entropy_and_phases_if_asked_for(tmp_path):
     args = [*SMALL, "--total-steps", "128"]
     plain = train(tmp_path / "a", *args).stdout.splitlines()[1]
-    assert re.fullmatch(
-        r"1: 64 steps \(50%, \d:\d\d left\)  return \S+  length \d+  kl \S+  entropy \S+  \S+/s",
-        plain,
-    )
+    figures = r"return \S+  length \d+  kl \S+  entropy \S+  \S+/s"
+    assert re.fullmatch(rf"1: 64 steps \(50%\)  {figures}", plain)
     asked = train(tmp_path / "b", *args, "--phases").stdout.splitlines()[1]
     assert re.search(r"/s  collect \d+%  ", asked)
 
@@ -137,8 +136,15 @@ def test_the_line_of_a_long_run_fits_the_console(tmp_path, monkeypatch):
     progress.iteration, progress.steps = 48830, 100_000_000
     monkeypatch.setattr(progress, "returns", [12345.6])
     monkeypatch.setattr(progress, "lengths", [1000])
-    kept._begun = -1e4
-    assert len(kept._line(12345.0, {"kl": 0.0123456, "entropy": -12.3456})) <= 100
+    monkeypatch.setattr(kept.state, "share_over", lambda: 0.98)
+    line = console.line(kept.state, 36_000.0, 12345.0, {"kl": 0.0123456, "entropy": -12.3456})
+    assert "(98%, 10:00:00 left)" in line
+    assert len(line) <= 100
+
+
+def test_times_on_the_console():
+    times = [console._clock(s) for s in (0.4, 59.6, 3599, 3723)]
+    assert times == ["0:00", "1:00", "59:59", "1:02:03"]
 
 
 def test_a_run_that_has_ended_says_so_when_it_is_resumed(tmp_path):

@@ -192,6 +192,25 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; --help lists the options")
 
 
+def whole_number(word: str) -> int:
+    """Return the number that a word such as 1000000, 1_000_000 or 1e6 means.
+
+    Raises:
+        ValueError: if it is none, or not a whole one.
+    """
+    try:
+        return int(word)
+    except ValueError:
+        pass
+    try:
+        number = float(word)
+    except ValueError:
+        number = math.nan
+    if not number.is_integer():
+        raise ValueError(f"expected a whole number, such as 1000000 or 1e6; got {word!r}")
+    return int(number)
+
+
 def _converter(kind: Any) -> Callable[[str], Any]:
     """Return what makes a value of a type, such as int or int | None, of a word."""
     kinds = get_args(kind) or (kind,)
@@ -201,8 +220,9 @@ def _converter(kind: Any) -> Callable[[str], Any]:
         if word == "None" and NoneType in kinds:
             return None
         try:
-            return plain(word)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected {plain.__name__}, got {word!r}") from None
+            return whole_number(word) if plain is int else plain(word)
+        except ValueError as error:
+            why = error if plain is int else f"expected {plain.__name__}; got {word!r}"
+            raise argparse.ArgumentTypeError(str(why)) from None
 
     return convert

@@ -21,7 +21,8 @@ WRONG = [
     (["Walker2d", "--hidden", "64", "-1"], "hidden must be in [1, inf)"),
     (["Walker2d", "--gama", "0.9"], "--gamma"),
     (["Walker2d", "--nprocs", "0"], "nprocs must be in [1, inf): got 0; set --nprocs"),
-    (["Walker2d", "--nprocs", "x"], "--nprocs: expected int, got 'x'"),
+    (["Walker2d", "--nprocs", "x"], "--nprocs: expected a whole number, such as"),
+    (["CartPole", "--total-steps", "1.5"], "--total-steps: expected a whole number"),
     (["Walker2d", "--num-envs", "1", "--nprocs", "2"], "raise --num-envs or lower --nprocs"),
     (["toy_envs:Normalized-v0"], "Normalized-v0 is wrapped in NormalizeObservation"),
     (["toy_envs:Odd-v0"], "Odd-v0 has Text(1, 5, charset"),
@@ -66,14 +67,18 @@ def test_help_shows_meaning_and_default_of_every_option():
 
 
 def test_file_and_command_line_are_recorded(tmp_path):
-    (tmp_path / "c.toml").write_text("num_envs = 4\nsteps_per_batch = 16\nepochs = 2\nlr = 1e-3\n")
+    (tmp_path / "c.toml").write_text(
+        "num_envs = 4e0\nsteps_per_batch = 16\nepochs = 2\nlr = 1e-3\n"
+    )
     args = ["CartPole-v0", "--config", str(tmp_path / "c.toml"), "--epochs", "3"]
-    done = train(*args, "--total-steps", "16", "--run-dir", str(tmp_path / "run"))
+    done = train(*args, "--total-steps", "1.6e1", "--run-dir", str(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
     assert f"settings: {tmp_path / 'c.toml'}" in done.stdout
     settings = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
     assert settings["env_id"] == "CartPole-v0"
     assert (settings["num_envs"], settings["epochs"], settings["lr"]) == (4, 3, 1e-3)
+    assert settings["total_steps"] == 16
+    assert isinstance(settings["num_envs"], int)  # 4e0 is a whole number in files too
     assert settings["record"][0]["versions"]["python"]
     again = train(*args, "--run-dir", str(tmp_path / "run"))
     assert again.returncode == 2

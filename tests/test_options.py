@@ -106,6 +106,8 @@ READ = ["share", "limit", "any_number", "plain", "on", "word"]
     [
         ("Walker2d --hidden 64 -1 -n 5", {}),
         ("--share .25 --plain=-2", {"share": 0.25, "plain": -2}),
+        ("--plain 2.5e3", {"plain": 2500}),
+        ("--plain 1_000", {"plain": 1000}),
         ("--any-number 1 --any_number 2", {"any_number": 2.0}),
         ("--any_number=3", {"any_number": 3.0}),
         ("--limit None --word None", {"limit": None, "word": None}),
@@ -121,9 +123,10 @@ def test_some_options_are_read_from_a_command_line(argv, values):
 @pytest.mark.parametrize(
     ("argv", "facts"),
     [
-        ("--plain 1.5", ["--plain", "int", "'1.5'"]),
+        ("--plain 1.5", ["--plain", "a whole number, such as", "'1.5'"]),
+        ("--plain inf", ["--plain", "a whole number, such as", "'inf'"]),
         ("--limit x", ["--limit", "float", "'x'"]),
-        ("--plain None", ["--plain", "int", "'None'"]),
+        ("--plain None", ["--plain", "a whole number, such as", "'None'"]),
         ("--word", ["--word"]),
     ],
 )

@@ -115,12 +115,14 @@ def settings(*options: Any) -> dict[str, Any]:
 
 
 def _converted(name: str, value: Any, kind: Any, source: str) -> Any:
-    """Return a value of a TOML file as its option has it."""
+    """Return a value of a TOML file as its option has it: 1e6 is a whole number, too."""
+    kinds = get_args(kind) or (kind,)
+    if type(value) is float and value.is_integer() and int in kinds and float not in kinds:
+        return int(value)
     if not _fits(value, kind):
         raise ValueError(f"{source}: {name} must be {_type_name(kind)}: got {value!r}")
     if isinstance(value, list):
         return tuple(value)
-    kinds = get_args(kind) or (kind,)
     return float(value) if type(value) is int and float in kinds and int not in kinds else value
 
 

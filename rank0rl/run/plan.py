@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from rank0rl import envs
 from rank0rl.nets.cuda import check_device
-from rank0rl.options import flag, read_some
+from rank0rl.options import flag, read_some, whole_number
 from rank0rl.run import (
     checkpoint,
     config,
@@ -31,6 +32,22 @@ from rank0rl.run.launch_options import AUTO, run_to_resume
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, trusted
+
+_WHOLE_NUMBERS = ConstructorRegistry()
+
+
+@_WHOLE_NUMBERS.primitive_rule
+def _of_whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """Let tyro read int as `options.read_some` does: 1e6 is one."""
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: whole_number(words[0]),
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
 
 
 @dataclass(frozen=True)
@@ -275,6 +292,7 @@ def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[Run
         default=both(*defaults),
         prog=" ".join(provenance.program()),
         description="Train an agent on N ranks. The values shown are those that this run would have.",
+        registry=_WHOLE_NUMBERS,
     )
     # The run may be resumed from another folder.
     of = {name: getattr(parsed.run, name) for name in ("algo", *FUNCTIONS)}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -112,9 +113,8 @@ def test_episodes_are_those_of_the_tool(small, capsys):
     ],
 )
 def test_a_wrong_use_is_a_value_error(options, text, capfd):
-    with pytest.raises(ValueError, match="") as refused:
+    with pytest.raises(ValueError, match=re.escape(text)):
         rank0rl.train("CartPole", **options)
-    assert text in str(refused.value)
     assert capfd.readouterr().err == ""
 
 

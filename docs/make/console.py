@@ -8,7 +8,7 @@ import tempfile
 
 from theme import DOCS, save_diagram, write
 
-COMMAND = "python train.py CartPole --nprocs 2 --total-steps 100000 --run-dir runs/CartPole"
+COMMAND = "python train.py CartPole --nprocs 2 --total-steps 500000 --run-dir runs/CartPole"
 ROOT = DOCS.parent
 LINE, MARGIN = 19, 16  # pixels
 

@@ -18,7 +18,7 @@ from theme import DOCS, save_plot
 from rank0rl.tools import figures
 from rank0rl.tools.curves import interquartile_mean, on_grid
 
-BESIDE = ("PPO", "PPO, tuned", *RIVALS.values())
+BESIDE = ("PPO", "PPO, tuned", "TRPO", *RIVALS.values())
 """Columns of the first table."""
 COMPARED = ("PPO", "PPO, tuned", "TRPO")
 """Columns that are compared with other libraries: with as many steps."""

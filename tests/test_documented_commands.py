@@ -50,6 +50,7 @@ NOT_RUN = {
         *(
             r".* ale_py:.*",
             r".* minigrid:.*",
+            r".* minatar\.gym:.*",
             r".* (LunarLander(Continuous)?|BipedalWalker) .*",
             r"python .*pettingzoo.*",
         ),

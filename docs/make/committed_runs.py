@@ -23,6 +23,7 @@ STUDIES = {  # folder of benchmarks/results/v5 -> column
     "cmaes": "CMA-ES",
 }
 AGENTS = {"ppo": "PPO", "a2c": "A2C", "reinforce": "REINFORCE", "es": "ES", "cmaes": "CMA-ES"}
+TITLES = {"minatar.gym:BaseEnv": "MinAtar Breakout"}
 RIVALS = {"sb3": "stable-baselines3 PPO", "cleanrl": "CleanRL-style PPO"}
 
 
@@ -76,7 +77,7 @@ def other_tasks() -> Runs:
     for task, run in ended("other_tasks", "*"):
         words = run.command.split()
         agent = AGENTS[words[words.index("--algo") + 1]]
-        runs.setdefault(task, {}).setdefault(agent, []).append(run)
+        runs.setdefault(TITLES.get(task, task), {}).setdefault(agent, []).append(run)
     return dict(sorted(runs.items()))
 
 

@@ -193,9 +193,9 @@ def draw(runs: Runs) -> None:
             for name, these in of_task.items():
                 color = f"C{columns.index(name)}"
                 curves = [(run.steps[run.known], run.ret[run.known]) for run in these]
-                axis.plot(*thinned(curves, 10), color=color, alpha=0.3, linewidth=0.6)
+                axis.plot(*thinned(curves, 9), color=color, alpha=0.3, linewidth=0.6)
                 mean = on_grid(curves)
-                (lines[name],) = axis.plot(mean.x[::8], mean.ret.mean(0)[::8], color=color)
+                (lines[name],) = axis.plot(mean.x[::10], mean.ret.mean(0)[::10], color=color)
         figure.legend(
             [lines[name] for name in columns],
             columns,

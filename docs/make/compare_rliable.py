@@ -49,6 +49,7 @@ def finals(runs: Runs, task: str, column: str) -> np.ndarray:
 
 
 def shown(estimate: tuple[float, ...]) -> str:
+    """Return an estimate and its interval as the tables have them."""
     middle, low, high = (number(float(value)) for value in estimate)
     return f"{middle} ({low} to {high})"
 

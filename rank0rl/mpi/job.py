@@ -14,12 +14,14 @@ meets.R   R loads MPI, and waits there for all other ranks
 ended.R   R has reached its end: together with all other ranks, or without having loaded MPI
 state.R   T if R, on another host, is stopped by a signal
 status.R  R's exit status, as its shell gives it
+out.R, err.R  what R wrote to stdout and stderr before it failed has come through the launcher
 resume    the folder of the run with which a restarted job continues
 hosts     the hosts that are left, as --hosts takes them, once one is lost
 environment  the variables that only ranks on this host get, as commands of a shell (see environment.py)
 
 Ranks on other hosts do not see the folder. They and their shells send a file as a line on stderr, and the
-supervisor writes it here. Such files hold no process ids, because those mean nothing on this host.
+supervisor writes it here. Such files hold no process ids, because those mean nothing on this host. The files
+out.R and err.R are lines on the stream that they are about.
 """
 
 from __future__ import annotations
@@ -211,18 +213,19 @@ def _lives(process_id: int) -> bool:
 
 
 def take_lines(job: Path, data: bytes) -> tuple[bytes, bytes]:
-    """Write the files that ranks on other hosts sent as lines on stderr.
+    """Write the files that came as lines of a stream, such as those of ranks on other hosts.
 
     Args:
         job: folder of the job.
-        data: what came on stderr. Such a line may begin anywhere, because launchers mix the output of ranks.
+        data: what came on the stream. Such a line may begin anywhere, because launchers mix the output of ranks.
 
     Returns:
         What else came, and the beginning of a line whose rest has not come.
     """
 
     def write(line: re.Match[bytes]) -> bytes:
-        (job / line[1].decode()).write_text(line[2].decode(errors="replace").strip())
+        with contextlib.suppress(OSError):  # a full disk, which must not end who reads the stream
+            (job / line[1].decode()).write_text(line[2].decode(errors="replace").strip())
         return b""
 
     mark = _mark(job)

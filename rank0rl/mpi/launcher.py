@@ -59,6 +59,8 @@ _REMEDIES = {
 # stays, so that the launcher does not end the job before rank 0 has saved; the supervisor ends it. A rank
 # that never met the others waits for their end, because Open MPI would take the end of this rank for a failure.
 # A batch system may signal every process of a job, this shell too: it goes on waiting for its rank.
+# Its last words may still be on their way through the launcher: a line that follows them on either stream
+# tells the supervisor when they are there.
 # The sleep is short enough to leave nothing behind if the supervisor is gone.
 _SHELL = """
 rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}}
@@ -83,6 +85,9 @@ if [ "$host" = "$here" ]; then
         while [ $(count ended) -lt $nprocs ] && kill -0 $supervisor; do sleep 0.05; done
         exit 0
     fi
+    mark() { (printf '\\036%s %s.%s \\n' "${job##*/}" $1 $rank); }
+    mark out
+    mark err >&3
 else
     say() { printf '\\036%s %s.%s %s\\n' "${job##*/}" "$1" $rank "$2" >&3; }
     say shell "$here"

@@ -93,6 +93,21 @@ def state(process_id: int | None) -> str:
     return next(iter(_stat(process_id)), "")
 
 
+def words_under_way(folder: Path, nprocs: int) -> bool:
+    """Return True if the last words of a failed rank on this host have not come through the launcher."""
+    for rank in range(nprocs):
+        each = shell(folder, rank)
+        if each is None or state(each.shell_id) in ("", "T", "Z"):
+            continue  # nothing says when they are there
+        try:
+            failed = (folder / f"status.{rank}").read_text() not in ("", "0\n")
+        except OSError:
+            failed = state(each.rank_id) == "Z"  # its shell is about to write its status
+        if failed and not all((folder / f"{stream}.{rank}").exists() for stream in ("out", "err")):
+            return True
+    return False
+
+
 def survivors(folder: Path) -> list[int]:
     """Return the ids of the job's processes: by its folder in their environment, else its ranks."""
     token = f"{job.FOLDER}={folder}".encode()

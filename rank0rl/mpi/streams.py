@@ -13,6 +13,7 @@ import os
 import select
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 from rank0rl.mpi import job
@@ -91,17 +92,18 @@ class _Lasting(io.FileIO):
 
 
 class Relay:
-    """A thread that copies what a process writes to stdout, and goes on when nobody reads that.
+    """A thread that copies what a launcher writes to stdout, and goes on when nobody reads that.
 
     Launchers end their job when they cannot write.
 
     Args:
-        source: pipe that the process writes to.
+        source: pipe that the launcher writes to.
+        folder: folder of the job, for the files that come as lines among the words.
     """
 
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, folder: Path) -> None:
         """Begin to copy."""
-        self._source, self._over = source, threading.Event()
+        self._source, self._folder, self._over = source, folder, threading.Event()
         self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()
 
@@ -112,13 +114,15 @@ class Relay:
 
     def _copy(self) -> None:
         out = _Lasting(1, "w", closefd=False)
+        rest = b""
         while True:
             if select.select([self._source], [], [], _TURN_S)[0]:
                 data = os.read(self._source.fileno(), 1 << 16)
+                words, rest = job.take_lines(self._folder, rest + data) if data else (rest, b"")
+                with contextlib.suppress(OSError):  # no other failure ends the job either
+                    while words:
+                        words = words[out.write(words) :]
                 if not data:
                     return
-                with contextlib.suppress(OSError):  # no other failure ends the job either
-                    while data:
-                        data = data[out.write(data) :]
             elif self._over.is_set():  # another process still has the other end
                 return

@@ -25,6 +25,7 @@ from rank0rl.mpi.hosts import Contact, Host
 from rank0rl.mpi.streams import Relay
 
 GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
+_DELIVERY_S = 5.0  # for the launcher to pass on the last words of a rank
 
 
 class Signals:
@@ -127,7 +128,7 @@ class Supervisor:
                 preexec_fn=partial(_prepare_launcher, os.getpid()),  # noqa: PLW1509
             )
             (self._folder / "launcher").write_text(str(self._process.pid))
-            relay = Relay(self._process.stdout)
+            relay = Relay(self._process.stdout, self._folder)
             while not self._is_over():
                 self._listen(TURN_S)
         finally:
@@ -210,8 +211,15 @@ class Supervisor:
 
     def _drain(self) -> None:
         """Pass on what the ranks have written last, which launchers may take a while to deliver."""
-        end = time.monotonic() + 1
-        while self._listen(0.2) and time.monotonic() < end:
+        begin = time.monotonic()
+        while (
+            self.launcher is None
+            and processes.words_under_way(self._folder, self._nprocs)
+            and time.monotonic() < begin + _DELIVERY_S
+        ):
+            self._listen(TURN_S)
+        begin = time.monotonic()
+        while self._listen(0.2) and time.monotonic() < begin + 1:
             pass
 
 

@@ -50,6 +50,26 @@ def test_without_proc_a_rank_is_killed_and_no_group(rank, tmp_path, monkeypatch)
     assert rank.wait() == -signal.SIGKILL
 
 
+def test_the_words_of_a_failed_rank_are_under_way_until_both_streams_are_marked(tmp_path):
+    with subprocess.Popen(["false"]) as rank:
+        os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        shell = f"host {os.getppid()} {os.getpid()}"
+        (tmp_path / "shell.1").write_text(f"{shell} {rank.pid}")
+        assert processes.words_under_way(tmp_path, 2)
+        (tmp_path / "shell.1").write_text(f"{shell} {os.getpid()}")  # a rank that lives
+        assert not processes.words_under_way(tmp_path, 2)
+        for status, under_way in (("0\n", False), ("", False), ("137\n", True)):
+            (tmp_path / "status.1").write_text(status)
+            assert processes.words_under_way(tmp_path, 2) == under_way
+        (tmp_path / "out.1").touch()
+        assert processes.words_under_way(tmp_path, 2)
+        (tmp_path / "shell.1").write_text(f"host 1 {rank.pid} {rank.pid}")  # the shell has ended
+        assert not processes.words_under_way(tmp_path, 2)
+        (tmp_path / "shell.1").write_text(f"{shell} {rank.pid}")
+        (tmp_path / "err.1").touch()
+        assert not processes.words_under_way(tmp_path, 2)
+
+
 @pytest.mark.usefixtures("no_proc")
 def test_without_proc_files_stay(shm, tmp_path):
     (tmp_path / "shm1").touch()

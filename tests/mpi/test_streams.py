@@ -152,3 +152,31 @@ def test_all_that_ranks_print_arrives(tmp_path):
 def test_commands_without_a_reader_end_quietly(command, code):
     unread = {"pipes": ("stdout", "stderr")}
     assert run_unread([sys.executable, *command.split()], **unread) == (code, "")
+
+
+LAST_WORDS = """
+import sys
+import rank0rl
+import rank0rl.mpi.comm
+if rank0rl.mpi_fork(2, mpiexec=sys.argv[1]) == "parent":
+    sys.exit()
+if rank0rl.rank == 0:
+    print("the last words", file=sys.stdout, flush=True)
+    print("the reason", file=sys.stderr, flush=True)
+    rank0rl.mpi.comm.abort(7)
+rank0rl.mpi.comm.barrier()
+"""
+
+
+@pytest.mark.parametrize("slow", ["stdout", "stderr"])
+def test_the_last_words_of_a_rank_arrive_under_a_launcher_that_delivers_late(slow, tmp_path):
+    late = 'while IFS= read -r line; do sleep 0.6; echo "$line"; done'
+    pipe = {"stdout": f"| {late}", "stderr": f"2>&1 >&3 3>&- | {late} >&2"}[slow]
+    (tmp_path / "launcher").write_text(f'#!/bin/sh\n{{ {mpiexec()} "$@" {pipe}; }} 3>&1\n')
+    (tmp_path / "launcher").chmod(0o755)
+    (tmp_path / "script.py").write_text(LAST_WORDS)
+    done = run([sys.executable, str(tmp_path / "script.py"), str(tmp_path / "launcher")], env=PATHS)
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "the last words\n"
+    assert "the reason\n" in done.stderr
+    assert "\x1e" not in done.stdout + done.stderr

@@ -47,6 +47,8 @@ HOSTS = "RANK0RL_HOSTS"  # hosts of a restarted job, once one is lost
 END_SIGNALS = tuple(getattr(signal, s) for s in ("SIGTERM", "SIGUSR1") if hasattr(signal, s))
 """Signals by which a batch system asks a job to end, sent to any or all of its processes."""
 _REPORT_S = 2.0  # time for another rank to print its report
+# What `mpiexec -l` of MPICH and `--output tag` of Open MPI put before each line.
+_TAG = rb"(?m:^\[(?:\S+,)?\d+\](?:<std(?:out|err)>:)? )?"
 
 # The variables of launchers for their ranks: MPICH, Intel MPI and MS-MPI; Open MPI; Slurm's srun.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -229,7 +231,7 @@ def take_lines(job: Path, data: bytes) -> tuple[bytes, bytes]:
         return b""
 
     mark = _mark(job)
-    data = re.sub(re.escape(mark) + rb"([a-z]+(?:\.\d*)?) ([^\n\x1e]*)\n", write, data)
+    data = re.sub(_TAG + re.escape(mark) + rb"([a-z]+(?:\.\d*)?) ([^\n\x1e]*)\n", write, data)
     rest = data[data.rfind(mark[:1]) :] if mark[:1] in data else b""
     if b"\n" in rest or not (rest.startswith(mark) or mark.startswith(rest)):
         rest = b""  # the ranks' own

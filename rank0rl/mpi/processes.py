@@ -97,10 +97,11 @@ def words_under_way(folder: Path, nprocs: int) -> bool:
     """Return True if the last words of a failed rank on this host have not come through the launcher."""
     for rank in range(nprocs):
         each = shell(folder, rank)
-        if each is None or state(each.shell_id) in ("", "T", "Z"):
+        if each is None or state(each.shell_id) in ("", "Z"):
             continue  # nothing says when they are there
         try:
-            failed = (folder / f"status.{rank}").read_text() not in ("", "0\n")
+            status = (folder / f"status.{rank}").read_text()
+            failed = status != "0\n" or not (folder / f"ended.{rank}").exists()
         except OSError:
             failed = state(each.rank_id) == "Z"  # its shell is about to write its status
         if failed and not all((folder / f"{stream}.{rank}").exists() for stream in ("out", "err")):

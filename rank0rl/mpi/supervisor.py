@@ -25,7 +25,7 @@ from rank0rl.mpi.hosts import Contact, Host
 from rank0rl.mpi.streams import Relay
 
 GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
-_DELIVERY_S = 5.0  # for the launcher to pass on the last words of a rank
+_DELIVERY_S = 3.0  # for the launcher to pass on the last words of a rank
 
 
 class Signals:
@@ -214,6 +214,7 @@ class Supervisor:
         begin = time.monotonic()
         while (
             self.launcher is None
+            and len(self._received) < 2  # who asks twice is in a hurry
             and processes.words_under_way(self._folder, self._nprocs)
             and time.monotonic() < begin + _DELIVERY_S
         ):

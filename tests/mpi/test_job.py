@@ -48,6 +48,26 @@ def test_files_from_other_hosts_come_as_lines_on_stderr(tmp_path, monkeypatch):
         )
 
 
+@pytest.mark.parametrize(
+    ("tag", "left"),
+    [
+        (b"[2] ", b""),
+        (b"[1,2]<stdout>: ", b""),
+        (b"[prterun-a-7@1,2]<stderr>: ", b""),
+        (b"epoch [1] ", b"epoch [1] "),
+        (b"[1/2] ", b"[1/2] "),
+    ],
+)
+def test_the_tag_that_a_launcher_puts_before_a_line_goes_with_it(tag, left, tmp_path):
+    line = f"\x1e{tmp_path.name} out.2 \n".encode()
+    assert job.take_lines(tmp_path, b"[2] words\n" + tag + line) == (b"[2] words\n" + left, b"")
+    assert (tmp_path / "out.2").exists()
+
+
+def test_a_line_is_taken_even_if_its_file_cannot_be_written(tmp_path):
+    assert job.take_lines(tmp_path / "none", b"\x1enone out.0 \nwords") == (b"words", b"")
+
+
 def test_a_rank_whose_supervisor_is_gone_ends(tmp_path, monkeypatch):
     (tmp_path / "begun").write_text(f"99999999 2 {platform.node()}")
     monkeypatch.setenv(job.FOLDER, str(tmp_path))

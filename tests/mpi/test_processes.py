@@ -58,13 +58,17 @@ def test_the_words_of_a_failed_rank_are_under_way_until_both_streams_are_marked(
         assert processes.words_under_way(tmp_path, 2)
         (tmp_path / "shell.1").write_text(f"{shell} {os.getpid()}")  # a rank that lives
         assert not processes.words_under_way(tmp_path, 2)
-        for status, under_way in (("0\n", False), ("", False), ("137\n", True)):
-            (tmp_path / "status.1").write_text(status)
-            assert processes.words_under_way(tmp_path, 2) == under_way
+        (tmp_path / "status.1").write_text("0\n")  # it ended before the others
+        assert processes.words_under_way(tmp_path, 2)
+        (tmp_path / "ended.1").touch()
+        assert not processes.words_under_way(tmp_path, 2)
+        (tmp_path / "status.1").write_text("137\n")
+        assert processes.words_under_way(tmp_path, 2)
         (tmp_path / "out.1").touch()
         assert processes.words_under_way(tmp_path, 2)
-        (tmp_path / "shell.1").write_text(f"host 1 {rank.pid} {rank.pid}")  # the shell has ended
-        assert not processes.words_under_way(tmp_path, 2)
+        for ended in (rank.pid, 99999999):  # the shell, which nobody or somebody has waited for
+            (tmp_path / "shell.1").write_text(f"host 1 {ended} {rank.pid}")
+            assert not processes.words_under_way(tmp_path, 2)
         (tmp_path / "shell.1").write_text(f"{shell} {rank.pid}")
         (tmp_path / "err.1").touch()
         assert not processes.words_under_way(tmp_path, 2)

@@ -1,15 +1,18 @@
 """A run outlasts who reads its output."""
 
 import os
+import select
+import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
 
 import pytest
+from jobs import wait_until
 from on_ranks import HERE, LIMIT_S, environment, mpiexec, run
 
-from rank0rl.mpi import streams
+from rank0rl.mpi import job, launcher, streams, supervisor
 
 PATHS = {"PYTHONPATH": str(HERE.parent)}
 
@@ -180,3 +183,74 @@ def test_the_last_words_of_a_rank_arrive_under_a_launcher_that_delivers_late(slo
     assert done.stdout == "the last words\n"
     assert "the reason\n" in done.stderr
     assert "\x1e" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_failed_rank_is_followed_by_a_line_on_both_streams(is_read, tmp_path):
+    job.create(tmp_path, 1)
+    reads, writes = os.pipe()
+    if not is_read:
+        os.close(reads)
+    shell = subprocess.Popen(
+        ["sh", "-c", launcher._SHELL, "sh", "sh", "-c", "echo words; exit 7"],
+        env={**os.environ, job.FOLDER: str(tmp_path), "PMI_RANK": "0"},
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    os.close(writes)
+    try:
+        assert shell.stderr.readline() == f"\x1e{tmp_path.name} err.0 \n".encode()
+        if is_read:
+            assert os.read(reads, 999) == f"words\n\x1e{tmp_path.name} out.0 \n".encode()
+        assert shell.poll() is None  # its end would let the launcher end the job
+    finally:
+        os.killpg(shell.pid, signal.SIGKILL)
+        shell.communicate()
+
+
+def test_a_line_for_the_supervisor_may_come_in_pieces(tmp_path, capfd):
+    line = f"\x1e{tmp_path.name} out.0 \n".encode()
+    reads, writes = os.pipe()
+    with open(reads, "rb") as source:
+        relay = streams.Relay(source, tmp_path)
+        for piece in (b"words" + line[:1], line[1:5], line[5:] + b"more\x1e"):
+            os.write(writes, piece)
+            wait_until(lambda: not select.select([source], [], [], 0)[0])
+        os.close(writes)
+        relay.close()
+    assert capfd.readouterr().out == "wordsmore\x1e"
+    assert (tmp_path / "out.0").exists()
+
+
+@pytest.fixture
+def watched(tmp_path):
+    """A supervisor whose one rank has failed, and whose launcher has written to stderr and goes on."""
+    with subprocess.Popen(
+        ["sh", "-c", "echo words >&2; read line"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        (tmp_path / "shell.0").write_text(f"host {os.getppid()} {os.getpid()} {process.pid}")
+        (tmp_path / "status.0").write_text("1\n")
+        select.select([process.stderr], [], [])
+        watching = supervisor.Supervisor(tmp_path, 1, [], supervisor.Signals(), 60.0)
+        watching._process = process
+        yield watching
+        process.kill()
+
+
+def test_what_has_come_is_passed_on_when_nothing_else_will(watched, tmp_path, capfd):
+    for stream in ("out", "err"):
+        (tmp_path / f"{stream}.0").touch()
+    watched._drain()
+    assert capfd.readouterr().err == "words\n"
+
+
+@pytest.mark.parametrize("why", ["it takes too long", "a second signal", "no launcher"])
+def test_no_words_are_waited_for_any_more(why, watched, monkeypatch):
+    monkeypatch.setattr(supervisor, "_DELIVERY_S", 0.1 if why == "it takes too long" else 1e9)
+    if why == "a second signal":
+        watched._received += [signal.SIGINT, signal.SIGINT]
+    if why == "no launcher":
+        watched._process.kill()
+        watched._process.wait()
+    watched._drain()

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from rank0rl import demonstrations
 from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch, minibatches
+from rank0rl.envs import demonstrations
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.networks import NetworkOptions
 from rank0rl.nets.value_fit import ValueFit

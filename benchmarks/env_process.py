@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from rollout import draw, step
 from table import alternate, ratio, show
 
-from rank0rl import env_process, envs
-from rank0rl.env_process import EnvProcess
+from rank0rl.envs import make as envs
+from rank0rl.envs import process
+from rank0rl.envs.process import EnvProcess
 
 STARTED = 16
 
@@ -80,8 +81,8 @@ def step_us(env, steps: int) -> float:
 
 def start_s(make, server_too: bool) -> float:
     if server_too:
-        env_process._server()._process.kill()
-        env_process._server()._process.wait()
+        process._server()._process.kill()
+        process._server()._process.wait()
     start = time.perf_counter()
     made = [make() for _ in range(STARTED)]
     seconds = time.perf_counter() - start

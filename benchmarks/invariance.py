@@ -17,9 +17,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from rank0rl import envs, seeding
+from rank0rl import seeding
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.env_block import Env, EnvBlock
+from rank0rl.envs import make as envs
+from rank0rl.envs.block import Env, EnvBlock
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.categorical import CategoricalPolicy
 from rank0rl.rollout import Rollout

@@ -88,7 +88,7 @@ def unused_mpi_files() -> set[str]:
 
 def _kind(command: bytes, environ: list[bytes]) -> str:
     program = os.path.basename(command.partition(b"\0")[0])
-    if b"env_server" in command:
+    if b"envs import process" in command:
         return "environment"
     if any(variable.startswith(RANKS) for variable in environ):
         return "rank" if program.startswith(b"python") else "shell" if program == b"sh" else ""

@@ -56,9 +56,10 @@ class Loops:
     def __init__(self, args: argparse.Namespace, env_id: str) -> None:
         import numpy as np
 
-        from rank0rl import envs, seeding
+        from rank0rl import seeding
         from rank0rl.algos.ppo import PPO, PPOOptions
         from rank0rl.collector import make_rollout
+        from rank0rl.envs import make as envs
         from rank0rl.mpi import comm
         from rank0rl.run.options import RunOptions
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rank0rl import seeding
 from rank0rl.agent import Agent, Space
 from rank0rl.batch import Batch, count
-from rank0rl.env_block import Env, EnvBlock
+from rank0rl.envs.block import Env, EnvBlock
 
 Array = npt.NDArray[Any]
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from rank0rl import batch as batches
-from rank0rl import envs
 from rank0rl.acting import check_processed
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch, Gathered
-from rank0rl.env_block import envs_of
-from rank0rl.env_process import EnvProcess
-from rank0rl.env_retry import RetriedEnv, take_failures
-from rank0rl.env_wrappers import EpisodeInfo, ResetMethod, label
+from rank0rl.envs import make as envs
+from rank0rl.envs.block import envs_of
+from rank0rl.envs.process import EnvProcess
+from rank0rl.envs.retry import RetriedEnv, take_failures
+from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod, label
 from rank0rl.mpi import comm, hashes, weights
 from rank0rl.mpi.counter import Counter
 from rank0rl.mpi.gather import rank0_accum_batches

@@ -15,7 +15,7 @@ from rank0rl import seeding
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
 from rank0rl.collector import env_maker
-from rank0rl.env_wrappers import label
+from rank0rl.envs.wrappers import label
 from rank0rl.mpi import hashes, weights
 from rank0rl.mpi.counter import Counter
 from rank0rl.mpi.gather import rank0_accum_batches

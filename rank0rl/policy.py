@@ -9,12 +9,14 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl import env_spaces, envs, evaluation
+from rank0rl import evaluation
 from rank0rl.acting import draws
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
 from rank0rl.collector import env_maker
-from rank0rl.env_answers import mask_of
+from rank0rl.envs import make as envs
+from rank0rl.envs import spaces
+from rank0rl.envs.answers import mask_of
 from rank0rl.mpi.threads import one_thread
 from rank0rl.run import checkpoint, plan
 from rank0rl.run.agents import make_agent
@@ -37,13 +39,13 @@ class Policy:
         """Make one environment, to see its spaces."""
         self.agent, self.options = agent, options
         env = self.make_env()
-        self.spaces = env_spaces.describe(env)
+        self.spaces = spaces.describe(env)
         """Spaces as the agent has them, flattened."""
         self.observation_space = (
             env.env.observation_space if envs.is_flattened(env) else env.observation_space
         )
         """Space of the observations that `__call__` takes, besides flattened ones."""
-        self._first = env_spaces.first_choice(env)
+        self._first = spaces.first_choice(env)
         self._nested = envs.nested_actions(env)
         env.close()
         self._noise = draws(agent, options.seed if seed is None else seed, 0, 0)
@@ -84,7 +86,7 @@ class Policy:
             more["memory"] = zeros if memory is None else np.reshape(memory, zeros.shape).copy()
         agent = self._best if deterministic else self.agent
         act, extras = agent.act(rows, self._noise(len(rows)), np.zeros(len(rows), np.int64), **more)
-        rows_of = env_spaces.to_env(act, self.spaces.act, self._first)
+        rows_of = spaces.to_env(act, self.spaces.act, self._first)
         many = [*map(self._nested, rows_of)] if self._nested else rows_of
         if not self.agent.memory:
             return many[0] if is_one else many
@@ -178,7 +180,7 @@ def load(run: str | Path, trust: bool = False) -> Policy:
     saved = plan.read_saved(checkpoint.latest(Path(run)), trust=trust)
     options, agent_options = plan.read([], saved["settings"], str(run))
     env = env_maker(options)()
-    agent = make_agent(options, agent_options, env_spaces.describe(env))
+    agent = make_agent(options, agent_options, spaces.describe(env))
     env.close()
     load_weights(agent, saved)
     return Policy(agent, options)

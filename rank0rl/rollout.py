@@ -18,10 +18,9 @@ from rank0rl import seeding
 from rank0rl.acting import act_with_more, check_acted, draws
 from rank0rl.agent import Agent, Fragment, Spaces
 from rank0rl.batch import Batch, Buffer
-from rank0rl.env_block import Env
-from rank0rl.env_wrappers import EPISODE
+from rank0rl.envs.block import Env, make_block
+from rank0rl.envs.wrappers import EPISODE
 from rank0rl.fragments import End, cut, first_not_finite
-from rank0rl.game_block import make_block
 
 Array = npt.NDArray[Any]
 

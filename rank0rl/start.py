@@ -14,8 +14,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from rank0rl import env_spaces
 from rank0rl.collector import Collector, make_rollout
+from rank0rl.envs import spaces
 from rank0rl.evaluation import Evaluation
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import comm, job
@@ -72,7 +72,7 @@ def start(
             closing(make_rollout(options, comm.get_rank(), comm.get_nworkers()))
         )
         words = comm.allgather_obj(rollout.block.words, "the spaces of every rank's environments")
-        env_spaces.refuse_other_spaces({env: its for rank in words for env, its in rank.items()})
+        spaces.refuse_other_spaces({env: its for rank in words for env, its in rank.items()})
         try:
             seed_globals(options.seed, "init", 1)
             agent = make_agent(options, agent_options, rollout.spaces)

@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from rank0rl import envs, seeding
+from rank0rl import seeding
 from rank0rl.collector import Collector, make_rollout
+from rank0rl.envs import make as envs
 from rank0rl.learner import Learner
 from rank0rl.mpi.threads import set_threads
 from rank0rl.run.logger import Logger

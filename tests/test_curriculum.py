@@ -10,7 +10,7 @@ from on_ranks import HERE
 from runs import curve, replay, resume, sha, table, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rank0rl.env_wrappers import EPISODE, EpisodeInfo, ResetMethod, label
+from rank0rl.envs.wrappers import EPISODE, EpisodeInfo, ResetMethod, label
 from rank0rl.run.curriculum import Curriculum
 
 CORRIDOR = ["examples.02_environment:corridor", "--curriculum", "examples.06_curriculum:farther"]

@@ -11,10 +11,11 @@ import warm
 from in_process import mean_return, train_here
 from runs import SMALL, curve, replay, resume, sha, table, train
 
-from rank0rl import demonstrations, env_spaces
 from rank0rl.agent import Space, Spaces
 from rank0rl.algos.bc import BC, BCOptions
-from rank0rl.env_actions import flatten_actions
+from rank0rl.envs import demonstrations
+from rank0rl.envs import spaces as env_spaces
+from rank0rl.envs.spaces import flatten_actions
 from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
 

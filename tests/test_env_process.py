@@ -16,10 +16,13 @@ from in_process import train_here
 from jobs import wait_until
 from on_ranks import HERE, LIMIT_S
 
-from rank0rl import env_process, env_server, env_spaces, envs
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.collector import env_maker
-from rank0rl.env_process import EnvProcess, EnvProcessError
+from rank0rl.envs import make as envs
+from rank0rl.envs import process as env_process
+from rank0rl.envs import process as env_server
+from rank0rl.envs import spaces
+from rank0rl.envs.process import EnvProcess, EnvProcessError
 from rank0rl.evaluation import Evaluation
 from rank0rl.mpi import hashes, processes, weights
 from rank0rl.run.options import RunOptions
@@ -63,7 +66,7 @@ def test_spaces_and_the_name_are_the_environments_own():
         (toy_envs.Count, "Count"),
     ):
         env = EnvProcess(make)
-        assert env_spaces.name_of(env) == name
+        assert spaces.name_of(env) == name
         assert env.observation_space == make().observation_space
         env.close()
         env.close()  # twice is no error
@@ -281,7 +284,7 @@ RANK = """
 import os, sys, time
 import faulty_envs
 from functools import partial
-from rank0rl.env_process import EnvProcess
+from rank0rl.envs.process import EnvProcess
 if __name__ == "__main__":
     every = [EnvProcess(partial(faulty_envs.FailsAt, how)) for how in ("", "hang")]
     for env in every:

@@ -10,7 +10,7 @@ from runs import curve, resume, sha, table, train, train_on_ranks
 
 from rank0rl.agent import NoOptions
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.env_retry import FAILURES, NotRepeatedError, RetriedEnv, take_failures
+from rank0rl.envs.retry import FAILURES, NotRepeatedError, RetriedEnv, take_failures
 from rank0rl.rollout import Rollout
 from rank0rl.tools.check import RandomAgent
 

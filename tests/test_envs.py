@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 import toy_envs  # noqa: F401 - registers
 
-from rank0rl import env_spaces, envs
-from rank0rl.env_actions import flat_space, flatten_actions
+from rank0rl.envs import make as envs
+from rank0rl.envs import spaces as env_spaces
+from rank0rl.envs.spaces import flat_space, flatten_actions
 
 MIXED = gym.spaces.Discrete(2)
 

@@ -9,10 +9,11 @@ import toy_games
 from on_ranks import HERE
 from runs import curve, replay, resume, resume_on_ranks, sha, table, train, train_on_ranks
 
-from rank0rl import envs, seeding
+from rank0rl import seeding
 from rank0rl.agent import NoOptions
-from rank0rl.env_wrappers import EpisodeInfo, ResetMethod
-from rank0rl.games import agents_of
+from rank0rl.envs import make as envs
+from rank0rl.envs.games import agents_of
+from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod
 from rank0rl.policy import load
 from rank0rl.rollout import Rollout
 from rank0rl.tools.check import RandomAgent, check

@@ -8,9 +8,10 @@ from in_process import train_here
 from on_ranks import HERE
 from runs import curve, resume, sha, train
 
-from rank0rl import env_spaces, envs
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.algos.trpo import TRPO, TRPOOptions
+from rank0rl.envs import make as envs
+from rank0rl.envs import spaces as env_spaces
 from rank0rl.nets.own import OwnNetwork
 from rank0rl.options import OptionError
 from rank0rl.tools.export import export, exported

@@ -108,22 +108,22 @@ TABLE = {
     "algos": (
         {
             *("rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"),
-            *("rank0rl.schedules", "rank0rl.demonstrations", "nets"),
+            *("rank0rl.schedules", "rank0rl.envs.demonstrations", "nets"),
         },
         {"numpy", "torch", "scipy", "cma"},
     ),
 }
 # File -> what it alone of its layer may import.
 MORE_OUTSIDE = {
-    "rank0rl.envs": {"gymnasium"},
-    "rank0rl.env_actions": {"gymnasium"},
-    "rank0rl.env_rewards": {"gymnasium"},
-    "rank0rl.env_spaces": {"gymnasium"},
-    "rank0rl.games": {"gymnasium"},
-    "rank0rl.vector_games": {"gymnasium"},
-    "rank0rl.demonstrations": {"minari"},
+    "rank0rl.envs.make": {"gymnasium"},
+    "rank0rl.envs.spaces": {"gymnasium"},
+    "rank0rl.envs.wrappers": {"gymnasium"},
+    "rank0rl.envs.spaces": {"gymnasium"},
+    "rank0rl.envs.games": {"gymnasium"},
+    "rank0rl.envs.games": {"gymnasium"},
+    "rank0rl.envs.demonstrations": {"minari"},
     "rank0rl.tools.record": {"minari", "gymnasium"},
-    "rank0rl.env_server": {"threadpoolctl"},
+    "rank0rl.envs.process": {"threadpoolctl"},
     "rank0rl.suspicion": {"torch"},
     "rank0rl.policy": {"gymnasium"},
 }
@@ -278,7 +278,7 @@ PLANTED = {
     "rank0rl/nets/__init__.py": "from rank0rl import seeding",
     "rank0rl/batch.py": "import torch",
     "rank0rl/agent.py": "from rank0rl.mpi import comm",
-    "rank0rl/envs.py": "from rank0rl.mpi.comm import rank",
+    "rank0rl/envs/make.py": "from rank0rl.mpi.comm import rank",
     "rank0rl/rollout.py": "import gymnasium",
     "rank0rl/run/__init__.py": "from rank0rl.trainer import train",
     "rank0rl/trainer.py": "from rank0rl import tools",

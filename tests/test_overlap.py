@@ -17,7 +17,7 @@ from runs import (
     train_on_ranks,
 )
 
-from rank0rl.env_block import envs_of
+from rank0rl.envs.block import envs_of
 from rank0rl.run import checkpoint
 from rank0rl.run.plan import prepare
 

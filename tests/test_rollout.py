@@ -8,7 +8,7 @@ from toy_envs import NoiseAgent
 
 from rank0rl import seeding
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.env_block import envs_of
+from rank0rl.envs.block import envs_of
 from rank0rl.rollout import Rollout
 from rank0rl.run.unfinished import Unfinished
 

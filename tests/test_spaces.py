@@ -10,8 +10,9 @@ from runs import curve, resume_on_ranks, sha, table, train, train_on_ranks
 from small_agents import AGENTS
 from toy_envs import ACT_SPACES, OBS_SPACES, Spaced
 
-from rank0rl import env_spaces, envs
 from rank0rl.algos.ppo import PPO, PPOOptions
+from rank0rl.envs import make as envs
+from rank0rl.envs import spaces
 from rank0rl.policy import Policy
 from rank0rl.run import config
 from rank0rl.run.options import RunOptions
@@ -115,7 +116,7 @@ def test_flattened_observations_are_gymnasiums():
     space = OBS_SPACES["dict"]
     assert env.observation_space.shape == (5,)
     assert sorted(obs[2:].tolist()) == [0, 0, 1]  # one-hot
-    assert env_spaces.describe(env).obs.shape == (5,)
+    assert spaces.describe(env).obs.shape == (5,)
     assert set(space.spaces) == {"a", "b"}
 
 

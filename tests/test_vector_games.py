@@ -5,9 +5,10 @@ import toy_games
 from on_ranks import HERE
 from runs import curve, replay, resume_on_ranks, sha, train, train_on_ranks
 
-from rank0rl import envs, seeding
+from rank0rl import seeding
 from rank0rl.agent import NoOptions
-from rank0rl.env_wrappers import EpisodeInfo
+from rank0rl.envs import make as envs
+from rank0rl.envs.wrappers import EpisodeInfo
 from rank0rl.rollout import Rollout
 from rank0rl.tools.check import RandomAgent, check
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from theme import arrow, box, save_diagram, write
 
-from rank0rl.env_block import envs_of
+from rank0rl.envs.block import envs_of
 
 # What screen readers say.
 LOOP = (

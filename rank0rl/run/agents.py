@@ -17,7 +17,7 @@ import torch
 
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
-from rank0rl.imports import why
+from rank0rl.envs.make import why
 from rank0rl.options import OptionError
 from rank0rl.run import files
 from rank0rl.run.options import RunOptions

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from rank0rl import env_spaces, envs
 from rank0rl.agent import Spaces
-from rank0rl.env_wrappers import ResetMethod
-from rank0rl.games import agents_of
+from rank0rl.envs import make as envs
+from rank0rl.envs import spaces as env_spaces
+from rank0rl.envs.games import agents_of
+from rank0rl.envs.wrappers import ResetMethod
 from rank0rl.options import flag
 from rank0rl.run.agents import load_function
 from rank0rl.run.curriculum import Curriculum

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from rank0rl.batch import Batch
-from rank0rl.env_retry import FAILURES
+from rank0rl.envs.retry import FAILURES
 from rank0rl.run.state import Progress
 from rank0rl.run.timing import PHASES
 

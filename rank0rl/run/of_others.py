@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from rank0rl import envs
+from rank0rl.envs import make as envs
 from rank0rl.options import read_some
 from rank0rl.run import config, plan, resumed
 from rank0rl.run.options import RunOptions

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.env_retry import FAILURES
+from rank0rl.envs.retry import FAILURES
 from rank0rl.options import names
 from rank0rl.run import config, trust
 from rank0rl.run.logger import read_rows

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
-from rank0rl.env_wrappers import label
+from rank0rl.envs.wrappers import label
 from rank0rl.mpi import weights
 from rank0rl.run import checkpoint
 from rank0rl.run.callback import Callback

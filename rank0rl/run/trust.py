@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence, Set, ValuesView
 from pathlib import Path
 from typing import Any
 
-from rank0rl import envs
+from rank0rl.envs import make as envs
 from rank0rl.options import flag, read_some
 from rank0rl.run import config
 from rank0rl.run.agents import absolute, is_reference

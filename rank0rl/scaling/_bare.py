@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rank0rl import envs
+from rank0rl.envs import make as envs
 
 _DRAWN = 1000  # actions that each process takes over and over again
 

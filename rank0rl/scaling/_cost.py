@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rank0rl import envs
 from rank0rl.collector import Collector
+from rank0rl.envs import make as envs
 from rank0rl.mpi import trees
 from rank0rl.mpi.threads import set_threads
 from rank0rl.mpi.weights import named_tensors

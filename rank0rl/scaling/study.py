@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from rank0rl.env_block import envs_of
+from rank0rl.envs.block import envs_of
 from rank0rl.run.cores import available_cores
 from rank0rl.run.timing import PHASES
 from rank0rl.scaling import _bare, advice, ceiling

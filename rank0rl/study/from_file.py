@@ -6,7 +6,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from rank0rl import envs
+from rank0rl.envs import make as envs
 from rank0rl.options import flag, names
 from rank0rl.run.agents import is_reference
 from rank0rl.run.options import RunOptions

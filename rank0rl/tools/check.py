@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 import tyro
 
-from rank0rl import envs
 from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, choose
 from rank0rl.batch import Batch
+from rank0rl.envs import make as envs
 from rank0rl.options import check as check_options
 from rank0rl.options import option
 from rank0rl.rollout import Rollout

@@ -21,8 +21,9 @@ import torch
 import tyro
 from torch import Tensor, nn
 
-from rank0rl import env_spaces, envs
 from rank0rl.agent import Agent, Space, Spaces
+from rank0rl.envs import make as envs
+from rank0rl.envs import spaces as env_spaces
 from rank0rl.mpi.threads import set_threads
 from rank0rl.policy import load
 from rank0rl.tools import onnx_graph

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import tyro
 
-from rank0rl import envs, evaluation
+from rank0rl import evaluation
 from rank0rl.batch import Batch
+from rank0rl.envs import make as envs
 from rank0rl.evaluation import whole_episodes
 from rank0rl.mpi.threads import set_threads
 from rank0rl.options import check, option

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl import env_spaces, envs, evaluation
+from rank0rl import evaluation
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
+from rank0rl.envs import make as envs
+from rank0rl.envs import spaces
 from rank0rl.evaluation import whole_episodes
 from rank0rl.mpi import comm
 from rank0rl.run.options import RunOptions
@@ -188,7 +190,7 @@ class _Camera:
             self._shape = picture.shape
         elif picture.shape != self._shape:
             raise ValueError(
-                f"all pictures of a video must have the same size: {env_spaces.name_of(env)} gave "
+                f"all pictures of a video must have the same size: {spaces.name_of(env)} gave "
                 f"{self._shape}, then {picture.shape}"
             )
         height, width, _ = picture.shape
@@ -223,13 +225,13 @@ def _drawn(env: Any) -> Any:
     except Exception as error:  # an environment can raise anything
         uses_mujoco = "mujoco" in sys.modules
         raise ValueError(
-            f"cannot draw {env_spaces.name_of(env)}: {type(error).__name__}: {error}"
+            f"cannot draw {spaces.name_of(env)}: {type(error).__name__}: {error}"
             + ("\n" + _MUJOCO_HINT) * uses_mujoco
         ) from error
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise ValueError(
             f"render() must return a picture of shape (height, width, 3), uint8: "
-            f"{env_spaces.name_of(env)} gave {picture.dtype} {picture.shape}"
+            f"{spaces.name_of(env)} gave {picture.dtype} {picture.shape}"
         )
     return picture
 

@@ -41,7 +41,7 @@ def key(tmp_path, monkeypatch):
             "wrappers": [
                 "TimeLimit(max_episode_steps=5)",
                 "ClipReward (x=':')",
-                "rank0rl.env_rewards:RawReward",
+                "rank0rl.envs.wrappers:RawReward",
             ],
         },
         {},

@@ -5,7 +5,7 @@ import toy_envs
 import warm
 from on_ranks import HERE
 
-from rank0rl import envs
+from rank0rl.envs import make as envs
 from rank0rl.tools.check import check
 
 GOOD = [

@@ -13,8 +13,9 @@ from runs import SMALL, train
 from small_agents import AGENTS
 from toy_envs import ACT_SPACES
 
-from rank0rl import env_spaces, envs
 from rank0rl.algos.ppo import PPO, PPOOptions
+from rank0rl.envs import make as envs
+from rank0rl.envs import spaces
 from rank0rl.policy import load
 from rank0rl.tools import onnx_graph
 from rank0rl.tools.export import export, exported, main
@@ -25,7 +26,7 @@ def untrained(algo, env, **changed):
     agent_class, options = AGENTS[algo]
     rng = np.random.default_rng(0)
     options = dataclasses.replace(options, **changed)
-    agent = agent_class(env_spaces.describe(env), options, rng)
+    agent = agent_class(spaces.describe(env), options, rng)
     with torch.no_grad():
         agent.policy.mlp.weights[-1].mul_(200)
         for bias in agent.policy.mlp.biases:
@@ -36,13 +37,13 @@ def untrained(algo, env, **changed):
 
 
 def observations(env, n):
-    dtype = env_spaces.describe(env).obs.dtype
+    dtype = spaces.describe(env).obs.dtype
     return np.stack([env.observation_space.sample() for _ in range(n)]).astype(dtype)
 
 
 def in_numpy(agent, env, obs, mask=None):
     """Return the most probable actions, computed in NumPy."""
-    space = env_spaces.describe(env).act
+    space = spaces.describe(env).act
     if not space.choices:
         noise = np.zeros((len(obs), space.size), np.float32)
         return np.clip(agent.act(obs, noise, np.arange(len(obs)))[0], space.low, space.high)
@@ -53,7 +54,7 @@ def in_numpy(agent, env, obs, mask=None):
     best = np.stack(
         [logits[:, columns].argmax(axis=1) for columns in space.choice_slices()], axis=1
     )
-    return env_spaces.to_env(best.reshape(-1, *space.shape), space, env_spaces.first_choice(env))
+    return spaces.to_env(best.reshape(-1, *space.shape), space, spaces.first_choice(env))
 
 
 CASES = [("ppo", "box", act) for act in ACT_SPACES]
@@ -91,9 +92,7 @@ def test_actions_are_those_of_the_numpy_path(algo, obs, act):
 def test_the_mode_of_every_distribution(options):
     env = envs.make("toy_envs:Spaced-v0", obs="box", act="box")
     env.observation_space.seed(0)
-    agent = PPO(
-        env_spaces.describe(env), PPOOptions(hidden=(8,), **options), np.random.default_rng(0)
-    )
+    agent = PPO(spaces.describe(env), PPOOptions(hidden=(8,), **options), np.random.default_rng(0))
     obs = observations(env, 30)
     got = exported(agent, env).module()(torch.from_numpy(obs)).numpy()
     assert np.allclose(got, in_numpy(agent, env, obs), atol=1e-5)
@@ -104,7 +103,7 @@ def test_a_memory_goes_in_and_out(cell, act):
     env = envs.make("toy_envs:Spaced-v0", obs="box", act=act)
     env.observation_space.seed(0)
     options = PPOOptions(hidden=(8,), recurrent=cell, memory_size=6)
-    agent = PPO(env_spaces.describe(env), options, np.random.default_rng(0))
+    agent = PPO(spaces.describe(env), options, np.random.default_rng(0))
     policy = exported(agent, env).module()
     memory = ours = np.zeros((3, agent.memory), np.float32)
     for _ in range(4):
@@ -124,11 +123,11 @@ def test_no_action_that_the_mask_forbids(act):
     env.observation_space.seed(0)
     agent = untrained("ppo", env)
     policy = exported(agent, env, masked=True).module()
-    first = env_spaces.first_choice(env)
+    first = spaces.first_choice(env)
     first = 0 if first is None else first
     for n in (1, 30):
         obs = observations(env, n)
-        mask = np.ones((n, env_spaces.describe(env).act.size), bool)
+        mask = np.ones((n, spaces.describe(env).act.size), bool)
         free = in_numpy(agent, env, obs, mask)
         mask[np.arange(n), np.reshape(free - first, (n, -1))[:, 0]] = False
         got = policy(torch.from_numpy(obs), torch.from_numpy(mask)).numpy()
@@ -200,7 +199,7 @@ def test_onnx_gives_the_actions_of_the_program(obs, act, options, masked, tmp_pa
     graph = onnxruntime.InferenceSession(tmp_path / "a.onnx")
     assert [x.name for x in graph.get_inputs()] == ["obs", *more]
     assert {x.shape[0] for x in (*graph.get_inputs(), *graph.get_outputs())} == {"N"}
-    rng, space = np.random.default_rng(0), env_spaces.describe(env).act
+    rng, space = np.random.default_rng(0), spaces.describe(env).act
     for n in (1, 7, 300):
         x = {"memory": np.zeros((n, agent.memory), np.float32)}
         for _ in range(3):

@@ -12,9 +12,9 @@ from on_ranks import HERE, run
 from runs import curve, train
 from toy_envs import Drawn, NoiseAgent
 
-from rank0rl import envs
 from rank0rl.agent import Space
 from rank0rl.api import evaluate
+from rank0rl.envs import make as envs
 from rank0rl.run.options import RunOptions
 from rank0rl.tools import play, video
 

@@ -1,4 +1,4 @@
-"""Wrappers that a run puts around its environments: figures of episodes, and settings for a method.
+"""Wrappers of environments: figures of episodes, reset methods, raw rewards.
 
 Gymnasium's own wrappers are for users. These leave the spaces alone, and hold no `gymnasium.Env`.
 """
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 EPISODE = "rank0rl_episode"
@@ -153,3 +154,16 @@ def _number(item: str, value: Any) -> float:
         raise InfoError(
             f"info[{item!r}] must be a number, for --info: got {value!r:.100}"
         ) from None
+
+
+class RawReward(gym.Wrapper[Any, Any, Any, Any]):
+    """An environment whose steps give their reward in info["raw_reward"] too.
+
+    With `--info sum:raw_reward` the record has the returns before wrappers around this one, such as
+    ClipReward, change rewards.
+    """
+
+    def step(self, action: Any) -> Any:
+        """Step the environment."""
+        obs, rew, terminated, truncated, info = self.env.step(action)
+        return obs, rew, terminated, truncated, {**info, "raw_reward": rew}

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.env_answers import has_length
-from rank0rl.env_spaces import name_of
-from rank0rl.env_wrappers import InfoError
+from rank0rl.envs.answers import has_length
+from rank0rl.envs.spaces import name_of
+from rank0rl.envs.wrappers import InfoError
 
 FAILURES = ("env_mended", "env_truncated")
 """Columns of the record: failures after which the episode went on, and those that cut it off."""

@@ -6,6 +6,7 @@ import ast
 import difflib
 import functools
 import importlib
+import itertools
 import re
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,11 +15,9 @@ from typing import Any
 
 import gymnasium as gym
 
-from rank0rl.env_actions import FlatActions, flatten_actions
-from rank0rl.env_rewards import RawReward
-from rank0rl.env_spaces import name_of, parts
-from rank0rl.games import AgentEnv, as_parallel, first_agent
-from rank0rl.imports import why
+from rank0rl.envs.games import AgentEnv, as_parallel, first_agent
+from rank0rl.envs.spaces import FlatActions, flatten_actions, name_of, parts
+from rank0rl.envs.wrappers import RawReward
 
 
 def resolve(env_id: str) -> str:
@@ -276,3 +275,25 @@ def refuse_running_statistics(env: gym.Env[Any, Any]) -> None:
             f"differ on every rank: leave the wrapper out; the agents here normalize observations "
             f"and scale values themselves, with statistics of all ranks"
         )
+
+
+_OURS = str(Path(__file__).parents[1])
+
+
+def why(error: BaseException) -> str:
+    """Return what has ended an import, with its place in the code that was imported."""
+    if isinstance(error, SyntaxError):
+        return str(error)  # with file and line
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [*itertools.dropwhile(_is_before, frames)]
+    if not places:
+        return str(error)
+    if isinstance(error, SystemExit):
+        return f"line {places[0].lineno} of {places[0].filename} ends in sys.exit({error.code!r})"
+    lines = [*traceback.format_list(places), *traceback.format_exception_only(error)]
+    return "\n" + "".join(lines).rstrip()
+
+
+def _is_before(frame: traceback.FrameSummary) -> bool:
+    """Return True for a call that leads to the imported code."""
+    return frame.filename.startswith(_OURS) or "importlib" in frame.filename

@@ -1,0 +1,1 @@
+"""Environments: made, wrapped, stepped, checked, and kept alive."""

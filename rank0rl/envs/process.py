@@ -1,0 +1,417 @@
+"""Environments in processes of their own, and the fork server of a rank that starts these.
+
+A rank starts one fork server, which forks a process for each environment. On Linux
+all of them end with the rank, however it ends. Elsewhere an environment that hangs outlives a rank that
+was killed.
+
+The server is a new program: it has none of MPI's memory, and imports Gymnasium but not torch.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import faulthandler
+import importlib
+import math
+import mmap
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from functools import cache
+from multiprocessing import reduction
+from multiprocessing.connection import Connection, Pipe
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from threadpoolctl import ThreadpoolController
+
+from rank0rl.envs.spaces import name_of
+from rank0rl.envs.wrappers import EPISODE
+
+_END_S = 10.0  # a fork server that takes longer to end a process, or itself, is killed
+
+
+class EnvProcessError(RuntimeError):
+    """An environment's process has ended, or was killed because it gave no answer in time."""
+
+
+class EnvProcess:
+    """An environment in a process of its own. It is used as a `gymnasium.Env`, but cannot render.
+
+    What the environment raises is raised here, with its traceback as a note. Infos lose all but the
+    action mask and the figures of `EpisodeInfo` on the way. After an `EnvProcessError` the process is gone: make another one.
+
+    Args:
+        make: makes the environment, in its process. It is pickled.
+        timeout_s: seconds that a step, a reset or a close may take. None: no limit.
+        start_timeout_s: seconds that making the environment may take, its imports included.
+        preload: module that the fork server imports, once for all processes. It must begin nothing
+            that they cannot share, such as a thread or a connection.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        timeout_s: float | None = None,
+        start_timeout_s: float = 300.0,
+        preload: str = "gymnasium",
+    ) -> None:
+        """Start the process, and make the environment in it.
+
+        Raises:
+            EnvProcessError: if the process ends meanwhile, or takes longer.
+            Exception: whatever `make` raises.
+        """
+        self.spec = SimpleNamespace(id="a new environment")
+        """Holds the environment's id, for messages."""
+        self._timeout_s: float | None = start_timeout_s
+        self._connection, theirs = Pipe()
+        with theirs, memory_file() as file:
+            self._stack = mmap.mmap(file.fileno(), STACK_BYTES)
+            files = theirs.fileno(), file.fileno()
+            self._process_id = _server().fork(start_timeout_s, preload, *files)
+            theirs.close()  # so that the end of the process is the end of the connection
+            try:
+                made = self._ask("make", sys.path, pickle.dumps(make))
+                self.observation_space, self.action_space, self.rank0rl_parts, self.spec.id = made
+                self._obs = shared_obs(file.fileno(), self.observation_space)
+            except BaseException:
+                self._end()
+                raise
+        self._timeout_s = timeout_s
+
+    @property
+    def unwrapped(self) -> EnvProcess:
+        """This object: what it wraps is in another process."""
+        return self
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the environment."""
+        return self._with_obs(self._ask("reset", **kwargs))
+
+    def step(self, action: Any) -> Any:
+        """Step the environment."""
+        return self._with_obs(self._ask("step", action))
+
+    def close(self) -> None:
+        """Close the environment and end its process, unless it has ended."""
+        if not self._connection.closed:
+            try:
+                self._ask("close")
+            finally:
+                self._end()
+
+    def _ask(self, what: str, *args: Any, **kwargs: Any) -> Any:
+        """Return what a method of `_Worker` returns; raise what it raises."""
+        if self._connection.closed:
+            raise EnvProcessError(f"the process of {self.spec.id} has ended: make a new one")
+        request = pickle.dumps((what, args, kwargs))
+        try:
+            self._connection.send_bytes(request)
+            if self._timeout_s is not None and not self._connection.poll(self._timeout_s):
+                raise TimeoutError
+            reply = self._connection.recv_bytes()
+        except TimeoutError:
+            self._end()
+            raise EnvProcessError(
+                f"the process of {self.spec.id} gave no answer to {what} within "
+                f"{self._timeout_s:g} s and was killed; raise "
+                f"--{'start' if what == 'make' else 'step'}-timeout if it needs longer"
+            ) from None
+        except (EOFError, OSError):
+            error = EnvProcessError(f"the process of {self.spec.id} {self._end()} in {what}")
+            if stack := self._stack[:].rstrip(b"\0").decode(errors="replace"):
+                error.add_note(stack)
+            raise error from None
+        except BaseException:  # of a signal; the answer would be taken for that to the next request
+            self._end()
+            raise
+        raised, answer = pickle.loads(reply)
+        if raised:
+            raise as_exception(*raised)
+        return answer
+
+    def _with_obs(self, answer: Any) -> Any:
+        """Return an answer with the observation, if that lies in shared memory."""
+        if isinstance(answer, tuple) and answer and answer[0] is ...:
+            return self._obs.copy(), *answer[1:]
+        return answer
+
+    def _end(self) -> str:
+        """Kill the process, if it lives; return how it has ended."""
+        self._connection.close()
+        code = _server().end(self._process_id)
+        if code is None:
+            return "ended with the fork server"
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+
+class _Server:
+    """The fork server of this rank, started when it is first needed."""
+
+    _process: subprocess.Popen[bytes] | None = None
+
+    def fork(self, limit_s: float, preload: str, *files: int) -> int:
+        """Return the id of a new process that has these files: its connection and its memory.
+
+        Raises:
+            EnvProcessError: if the server cannot start one.
+        """
+        if self._process is None or self._process.poll() is not None:
+            self._process = self._start()
+        return int(self._request(limit_s, preload, *files))
+
+    def end(self, process_id: int) -> int | None:
+        """Kill a process, if it lives; return its exit code, -s after signal s, None if unknown."""
+        with contextlib.suppress(EnvProcessError):
+            return self._request(_END_S, process_id)  # type: ignore[no-any-return]
+        return None
+
+    def _request(self, limit_s: float, what: str | int, *files: int) -> Any:
+        """Return the server's answer. Kill a server that gives none.
+
+        Raises:
+            EnvProcessError: if it has ended, or gives no answer in time.
+        """
+        assert self._process
+        why = "has ended"
+        with contextlib.suppress(EOFError, OSError):
+            self._control.send(what)
+            for file in files:
+                reduction.send_handle(self._control, file, self._process.pid)
+            if self._control.poll(limit_s):
+                return self._control.recv()
+            why = f"gave no answer within {limit_s:g} s"
+        self._process.kill()
+        self._process.wait()
+        raise EnvProcessError(f"cannot start an environment's process: the fork server {why}")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start the server, as a new program: a fork of this one would share MPI's memory."""
+        self._control, theirs = Pipe()
+        with theirs:
+            code = (
+                f"import sys; sys.path[:] = {sys.path!r}; from rank0rl.envs import process; "
+                f"process.serve({theirs.fileno()}, {os.getpid()})"
+            )
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # inherited
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    process_group=0,  # a terminal's Ctrl-C is for the rank
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        atexit.register(_stop, self._control, process)
+        return process
+
+
+def _stop(control: Connection[Any, Any], server: subprocess.Popen[bytes]) -> None:
+    control.close()
+    try:
+        server.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        server.kill()
+
+
+@cache
+def _server() -> _Server:
+    return _Server()
+
+
+Array = npt.NDArray[Any]
+
+_NAMES = (
+    "SIGINT",
+    "SIGTERM",
+    "SIGUSR1",
+)  # Windows, where there are no such processes, has no SIGUSR1
+SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+"""Signals that environments outlast. They are blocked until the server handles them."""
+
+STACK_BYTES = 1 << 16  # at the beginning of the memory, for the stack of a process that crashes
+
+
+def serve(control: int, rank: int) -> None:
+    """Fork and end processes as a rank asks, until the rank ends. The fork server does only this.
+
+    Args:
+        control: file of the connection to the rank.
+        rank: the rank's process id.
+    """
+    _end_with_parent(rank)
+    # A batch system may send these to all processes of a job: they are for ranks, which save first.
+    for signum in SIGNALS:
+        signal.signal(
+            signum, lambda *_: None
+        )  # not SIG_IGN, which an environment's programs inherit
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    _use_one_thread()
+    server = os.getpid()
+    connection: Connection[Any, Any] = Connection(control)
+    processes: set[int] = set()
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            request = connection.recv()
+            if isinstance(request, int):
+                connection.send(_kill(request) if request in processes else None)
+                processes.discard(request)
+                continue
+            with contextlib.suppress(Exception):  # the environment's process says what is wrong
+                importlib.import_module(request)
+            channel, memory = (reduction.recv_handle(connection) for _ in range(2))
+            process_id = os.fork()
+            if process_id == 0:
+                connection.close()
+                _Worker(channel, memory, server).serve()
+                sys.exit()
+            os.close(channel)
+            os.close(memory)
+            processes.add(process_id)
+            connection.send(process_id)
+    for process_id in processes:
+        _kill(process_id)
+
+
+def _kill(process_id: int) -> int:
+    """Kill a child, and what it has started; return its exit code, -s if signal s had ended it before."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, if it has ended
+            kill(process_id, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
+
+
+class _Worker:
+    """An environment's process: it does what the rank asks for.
+
+    Args:
+        connection: file of the connection to the rank.
+        file: file of the shared memory.
+        server: the process id of the fork server.
+    """
+
+    def __init__(self, connection: int, file: int, server: int) -> None:
+        """Make no environment yet."""
+        os.setpgid(0, 0)  # what the environment starts is killed with it
+        _end_with_parent(server)
+        faulthandler.enable(file)  # writes where the memory begins
+        self._file = file
+        self._connection: Connection[Any, Any] = Connection(connection)
+
+    def serve(self) -> None:
+        """Answer requests until the rank is gone."""
+        with contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                what, args, kwargs = pickle.loads(self._connection.recv_bytes())
+                try:
+                    answer = pickle.dumps((None, getattr(self, what)(*args, **kwargs)))
+                except SystemExit as end:  # at once: the rank asks how, when the connection ends
+                    os._exit(end.code if isinstance(end.code, int) else 1)
+                except Exception as error:
+                    answer = pickle.dumps((as_data(error), None))
+                self._connection.send_bytes(answer)
+
+    def make(self, path: list[str], make: bytes) -> tuple[Any, Any, dict[str, slice], str]:
+        """Make the environment; return its spaces, the parts of observations, and its name."""
+        sys.path[:] = path
+        self._env = pickle.loads(make)()
+        _use_one_thread()  # again: its imports may have loaded another BLAS
+        self._obs = shared_obs(self._file, self._env.observation_space)
+        env = self._env
+        return (
+            env.observation_space,
+            env.action_space,
+            getattr(env, "rank0rl_parts", {}),
+            name_of(env),
+        )
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the environment."""
+        return self._without_obs(self._env.reset(**kwargs))
+
+    def step(self, action: Any) -> Any:
+        """Step the environment."""
+        return self._without_obs(self._env.step(action))
+
+    def close(self) -> None:
+        """Close the environment."""
+        self._env.close()
+
+    def _without_obs(self, answer: Any) -> Any:
+        """Move the observation to shared memory, where it fits exactly; drop what nobody reads of the info."""
+        if not isinstance(answer, tuple) or len(answer) < 2:
+            return answer  # it is wrong, and the rank says so
+        obs, *rest, info = answer
+        if type(obs) is np.ndarray and (obs.shape, obs.dtype) == (self._obs.shape, self._obs.dtype):
+            self._obs[...] = obs
+            obs = ...
+        if isinstance(info, dict):
+            info = {name: info[name] for name in ("action_mask", EPISODE) if name in info}
+        return obs, *rest, info
+
+
+def memory_file() -> Any:
+    """Return a new file in memory, without a name: it goes with the processes that have it."""
+    if sys.platform == "linux":
+        file = os.fdopen(os.memfd_create("rank0rl"), "w+b", buffering=0)
+    else:
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+    file.truncate(STACK_BYTES)
+    return file
+
+
+def shared_obs(file: int, space: Any) -> Array:
+    """Return an array in a file's memory that has the shape and dtype of a space, if it has any."""
+    shape = space.shape or ()
+    dtype = space.dtype if isinstance(space.dtype, np.dtype) else np.dtype(float)
+    nbytes = max(1, math.prod(shape) * dtype.itemsize)
+    os.ftruncate(file, STACK_BYTES + nbytes)
+    return np.ndarray(shape, dtype, mmap.mmap(file, nbytes, offset=STACK_BYTES))
+
+
+def _end_with_parent(parent: int) -> None:
+    """Let Linux kill this process when its parent ends. The end of the thread that started it counts."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        sys.exit()
+
+
+def _use_one_thread() -> None:
+    """Let BLAS and torch use one thread, as in a rank: the number of threads changes the last bits."""
+    ThreadpoolController().limit(limits=1)
+    if "torch" in sys.modules:  # the environment's own
+        sys.modules["torch"].set_num_threads(1)
+
+
+def as_data(error: Exception) -> tuple[str, str, bytes, str]:
+    """Return an exception's name, text, pickled form, empty if it has none, and traceback."""
+    trace = "".join(traceback.format_exception(error))
+    text, pickled = "", b""
+    with contextlib.suppress(Exception):  # not every exception can be pickled, or even printed
+        text = str(error)
+        again = pickle.dumps(error)
+        if str(pickle.loads(again)) == text:
+            pickled = again
+    return type(error).__name__, text, pickled, trace
+
+
+def as_exception(name: str, text: str, pickled: bytes, trace: str) -> Exception:
+    """Return the exception of which `as_data` returned this, or one of that name and text."""
+    error: Any = None
+    with contextlib.suppress(Exception):
+        error = pickle.loads(pickled)
+    error = error if isinstance(error, Exception) else type(name, (RuntimeError,), {})(text)
+    error.add_note(f"In the environment's process:\n{trace}")
+    return error  # type: ignore[no-any-return]

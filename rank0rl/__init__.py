@@ -31,7 +31,7 @@ class _Checkout:
 sys.meta_path.insert(0, _Checkout)  # type: ignore[arg-type] # before that of another checkout
 
 _HOME = {
-    "mpi_fork": "mpi.launch",
+    "mpi_fork": "launch.fork",
     "rank": "mpi.comm",
     "nworkers": "mpi.comm",
     "print0": "mpi.comm",
@@ -67,7 +67,7 @@ __all__ = sorted(_HOME)  # noqa: PLE0605 - names of other files, imported when u
 
 
 if getattr(sys.stdout, "write_through", False):  # python -u
-    from rank0rl.mpi.streams import keep_lines_whole
+    from rank0rl.launch.streams import keep_lines_whole
 
     keep_lines_whole()
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from rank0rl import cli
-from rank0rl.mpi.streams import outlast_readers
+from rank0rl.launch.streams import outlast_readers
 from rank0rl.run import instructions
 
 TOOLS = {

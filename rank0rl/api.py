@@ -20,8 +20,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from rank0rl.mpi import job
-from rank0rl.mpi.supervisor import end_with_parent
+from rank0rl.launch import job
+from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.options import flag
 from rank0rl.policy import Policy, load
 from rank0rl.run import files, run_data

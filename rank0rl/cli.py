@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rank0rl import algos
-from rank0rl.mpi import job, launch
-from rank0rl.mpi.hosts import count_ranks, read_hosts
-from rank0rl.mpi.streams import outlast_readers
+from rank0rl.launch import fork, job
+from rank0rl.launch.hosts import count_ranks, read_hosts
+from rank0rl.launch.streams import outlast_readers
 from rank0rl.run import instructions, launch_options
 from rank0rl.run.files import read_text
 from rank0rl.run.launch_options import LaunchOptions
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         given = _given(argv)
         instructions.limit(given.cpu)
-        if launch.mpi_fork(given.nprocs, **given.how()) == "parent":
+        if fork.mpi_fork(given.nprocs, **given.how()) == "parent":
             return
     except ValueError as error:
         if not job.world_rank():  # of several ranks, one says it
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         sys.exit(2)
     except job.WrongLaunch as error:
-        launch.report(type(error), error, None)
+        fork.report(type(error), error, None)
         sys.exit(2)
     except KeyboardInterrupt:
         job.fail(130, "interrupted before the first iteration")

@@ -17,8 +17,9 @@ from typing import Any
 from rank0rl.collector import Collector, make_rollout
 from rank0rl.envs import spaces
 from rank0rl.evaluation import Evaluation
+from rank0rl.launch import job
 from rank0rl.learner import Learner, Overlap
-from rank0rl.mpi import comm, job
+from rank0rl.mpi import comm
 from rank0rl.mpi.threads import set_threads
 from rank0rl.options import OptionError
 from rank0rl.run import config, init_from, provenance

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from on_ranks import HERE, LIMIT_S
 
-from rank0rl.mpi import job
+from rank0rl.launch import job
 
 
 def start(*command):
@@ -33,7 +33,7 @@ def start(*command):
 def start_script(tmp_path, text):
     """Start a script on two ranks."""
     (tmp_path / "script.py").write_text(
-        "import sys, time, os, rank0rl, rank0rl.mpi.comm, rank0rl.mpi.job\n"
+        "import sys, time, os, rank0rl, rank0rl.mpi.comm, rank0rl.launch.job\n"
         f"if 'parent' == rank0rl.mpi_fork(2): sys.exit()\n{text}\n"
     )
     return start(str(tmp_path / "script.py"))

@@ -7,7 +7,7 @@ import pytest
 import warm
 
 from rank0rl import cli
-from rank0rl.mpi.launch import mpi_fork
+from rank0rl.launch.fork import mpi_fork
 from rank0rl.run import plan
 from rank0rl.run.launch_options import LaunchOptions
 

@@ -24,7 +24,8 @@ from rank0rl.envs import process as env_server
 from rank0rl.envs import spaces
 from rank0rl.envs.process import EnvProcess, EnvProcessError
 from rank0rl.evaluation import Evaluation
-from rank0rl.mpi import hashes, processes, weights
+from rank0rl.launch import processes
+from rank0rl.mpi import hashes, weights
 from rank0rl.run.options import RunOptions
 
 FAR_S = 60.0  # a limit that nothing here comes near

@@ -273,7 +273,7 @@ def test_no_circle_of_layers():
 
 
 PLANTED = {
-    "rank0rl/mpi/launch.py": "import numpy",
+    "rank0rl/launch/fork.py": "import numpy",
     "rank0rl/mpi/__init__.py": "from rank0rl.agent import Agent",
     "rank0rl/nets/__init__.py": "from rank0rl import seeding",
     "rank0rl/batch.py": "import torch",
@@ -349,7 +349,7 @@ def test_names_that_are_imported_when_used_are_found():
     assert graph(files) == [("rank0rl", 2, "rank0rl.mpi.comm")]
 
 
-@pytest.mark.parametrize("module", ["rank0rl", "rank0rl.mpi.launch", "rank0rl.cli"])
+@pytest.mark.parametrize("module", ["rank0rl", "rank0rl.launch.fork", "rank0rl.cli"])
 def test_the_supervisor_loads_nothing_heavy(module):
     heavy = "{'numpy', 'torch', 'mpi4py', 'gymnasium', 'tyro', 'rich'}"
     code = f"import {module}, sys; print({heavy} & set(sys.modules))"

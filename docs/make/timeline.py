@@ -19,7 +19,7 @@ from pathlib import Path
 from theme import WIDTH, box, save_diagram, write
 
 from rank0rl import cli
-from rank0rl.mpi import job
+from rank0rl.launch import job
 from rank0rl.run.timing import Phases
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "timeline.csv"

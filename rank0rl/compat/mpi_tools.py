@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.mpi import comm, launch, reduce
+from rank0rl.launch import fork
+from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.errors import attempt
 from rank0rl.mpi.layout import SMALL, exchange
 from rank0rl.mpi.statistics import statistics
@@ -30,7 +31,7 @@ def mpi_fork(n: int, bind_to_core: bool = False) -> None:
     Raises:
         SystemExit: in the original process, with the job's exit code; 0 means success.
     """
-    if launch.mpi_fork(n, bind_to_core=bind_to_core) == "parent":
+    if fork.mpi_fork(n, bind_to_core=bind_to_core) == "parent":
         sys.exit()
 
 

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rank0rl.compat import no_attribute
-from rank0rl.mpi import comm, job, reduce
+from rank0rl.launch import job
+from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.values import as_value
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from rank0rl.compat._omnisafe_collectives import (
 from rank0rl.compat.mpi_pytorch import setup_pytorch_for_mpi as setup_distributed
 from rank0rl.compat.mpi_pytorch import sync_params
 from rank0rl.compat.mpi_tools import op_name
-from rank0rl.mpi import average, comm, launch
+from rank0rl.launch import fork as launch
+from rank0rl.mpi import average, comm
 from rank0rl.mpi.reduce import all_reduce as reduce_any
 from rank0rl.mpi.statistics import statistics
 

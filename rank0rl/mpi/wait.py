@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from rank0rl.mpi import job, places
+from rank0rl.launch import job
 from rank0rl.mpi.world import Comm, leave_if_told, world
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
     everyone = world()
     recorded = comm is everyone or comm == everyone  # others may be called in any order
     if recorded:
-        places.recorder().begin(name)
+        job.place_recorder().begin(name)
     try:
         for _ in range(_AT_ONCE):
             if _test(requests):
@@ -52,13 +52,13 @@ def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
         # If ranks are in different collectives, some MPIs never complete them, and others raise in
         # one rank or another. The supervisor, which sees all ranks, then gets the time to report it.
         if recorded:
-            places.recorder().wait()
+            job.place_recorder().wait()
         end = time.monotonic() + _MISMATCH_S
         while job.folder() and not job.failed() and time.monotonic() < end:
             time.sleep(0.05)
         raise
     if recorded:
-        places.recorder().end()
+        job.place_recorder().end()
 
 
 def _wait_longer(requests: Sequence[MPI.Request], name: str, spin_s: float, recorded: bool) -> None:
@@ -72,7 +72,7 @@ def _wait_longer(requests: Sequence[MPI.Request], name: str, spin_s: float, reco
             if _test(requests):
                 return
         if recorded:
-            places.recorder().wait()
+            job.place_recorder().wait()
     pause = 20e-6
     while not any(_test(requests) for _ in range(_TESTS)):
         time.sleep(pause)

@@ -14,7 +14,7 @@ from functools import cache
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rank0rl.mpi import job, launch, places
+from rank0rl.launch import fork, job
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -204,8 +204,8 @@ def _leave(comm: Comm, finalize: bool) -> None:
     if job.failed():
         return
     # Tagged messages: a barrier could be matched with another collective of a rank that is not here.
-    places.recorder().begin(places.END)
-    places.recorder().wait()
+    job.place_recorder().begin(job.PLACE_ENDED)
+    job.place_recorder().wait()
     others = range(1, comm.size) if comm.rank == 0 else range(1)
     for way in (comm.Irecv, comm.Isend) if comm.rank == 0 else (comm.Isend, comm.Irecv):
         requests = [way(bytearray(1), rank, _END_TAG) for rank in others]
@@ -223,5 +223,5 @@ def _leave(comm: Comm, finalize: bool) -> None:
 
 def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """End the job after an uncaught exception on one rank, where there is no supervisor."""
-    launch.report(kind, error, trace)
+    fork.report(kind, error, trace)
     abort(1)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rank0rl.mpi import job
+from rank0rl.launch import job
 
 _received: list[int] = []  # on ranks other than 0, since the run began
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rank0rl.mpi import comm, job, threads
-from rank0rl.mpi.hosts import count_ranks, read_hosts
+from rank0rl.launch import job
+from rank0rl.launch.hosts import count_ranks, read_hosts
+from rank0rl.mpi import comm, threads
 from rank0rl.nets.conv import image_notes
 from rank0rl.nets.own import cost_notes
 from rank0rl.options import flag, names

@@ -20,7 +20,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from rank0rl.mpi.job import TERMINAL
+from rank0rl.launch.job import TERMINAL
 from rank0rl.run import files
 from rank0rl.run.sinks import Sink
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from rank0rl.batch import Batch, Gathered
-from rank0rl.mpi import comm, hashes, job
+from rank0rl.launch import job
+from rank0rl.mpi import comm, hashes
 from rank0rl.run import checkpoint, columns, console, files
 from rank0rl.run.columns import mean
 from rank0rl.run.interrupt import Interrupted

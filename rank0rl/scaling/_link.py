@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rank0rl.mpi import launch
+from rank0rl.launch import fork
 
 _REPEATS = 21
 _ARRAYS = 16  # about as many arrays as a rank sends in an iteration
@@ -19,7 +19,7 @@ _LATE_S = 0.02  # seconds of an update: ranks that wait that long go to sleep
 def main() -> None:
     """Print what rank 0 measures as JSON. The argument is the number of ranks."""
     nprocs = int(sys.argv[1])
-    if launch.mpi_fork(nprocs) == "parent":
+    if fork.mpi_fork(nprocs) == "parent":
         return
     import numpy as np
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from rank0rl.mpi.hosts import SSH, Host
+from rank0rl.launch.hosts import SSH, Host
 from rank0rl.run.cores import available_cores
 from rank0rl.study.claim import claim
 

@@ -21,7 +21,7 @@ import tomli_w
 import tyro
 
 from rank0rl import options
-from rank0rl.mpi.hosts import read_hosts
+from rank0rl.launch.hosts import read_hosts
 from rank0rl.run import config, files
 from rank0rl.run.agents import short_name
 from rank0rl.run.cores import available_cores

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rank0rl.mpi.supervisor import end_with_parent
+from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.study.planned import Planned
 
 Core = tuple[int, ...]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import time
 
-from rank0rl.mpi import launch
+from rank0rl.launch import fork
 
 
 def main() -> None:
     """Print what rank 0 has measured."""
     mpiexec, hosts = (word or None for word in sys.argv[1:])
-    if launch.mpi_fork(2, mpiexec=mpiexec, hosts=hosts) == "parent":
+    if fork.mpi_fork(2, mpiexec=mpiexec, hosts=hosts) == "parent":
         return
     from rank0rl.mpi import comm
 

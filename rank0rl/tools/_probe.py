@@ -6,13 +6,13 @@ import json
 import sys
 import time
 
-from rank0rl.mpi import room
+from rank0rl.launch import hosts
 from rank0rl.run import provenance
 
 
 def main() -> None:
     """Print a line about this host, then answer each line of stdin with the time."""
-    print(json.dumps({**provenance.machine(), "free_mb": room.free()}), flush=True)
+    print(json.dumps({**provenance.machine(), "free_mb": hosts.free_room()}), flush=True)
     for _ in sys.stdin:
         print(time.time(), flush=True)
 

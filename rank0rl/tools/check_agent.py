@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rank0rl.mpi.launcher import find_mpiexec
+from rank0rl.launch.mpiexec import find_mpiexec
 from rank0rl.run.logger import read_rows
 
 _ITERATIONS = 4

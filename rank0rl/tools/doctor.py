@@ -21,9 +21,11 @@ from typing import IO
 
 import tyro
 
-from rank0rl.mpi import comm, job, room
-from rank0rl.mpi import launcher as launchers
-from rank0rl.mpi.hosts import SSH, Host, read_hosts
+from rank0rl.launch import hosts as room
+from rank0rl.launch import job
+from rank0rl.launch import mpiexec as launchers
+from rank0rl.launch.hosts import SSH, Host, read_hosts
+from rank0rl.mpi import comm
 from rank0rl.run import provenance
 from rank0rl.tools import _echo
 
@@ -96,7 +98,7 @@ def lines(mpiexec: str | None = None, hosts: Sequence[Host] = ()) -> Iterator[Li
         if matches
         else f"mpi4py belongs to another MPI: activate its environment, or {_INSTALL}",
     )
-    yield _room(room.free(), vendor, hosts[0].slots if hosts else os.cpu_count() or 1)
+    yield _room(room.free_room(), vendor, hosts[0].slots if hosts else os.cpu_count() or 1)
     yield _two("two ranks", mpiexec)
     for host in hosts[1:]:
         found = _other_host(host.name, vendor, host.slots)

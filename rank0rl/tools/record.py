@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from rank0rl.mpi import launch
+from rank0rl.launch import fork
 from rank0rl.options import check as check_options
 from rank0rl.options import option, read_some
 from rank0rl.tools.evaluate import RunToLoad
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl record")
     try:
         check_options(given)
-        if launch.mpi_fork(read_some(argv, Options, ["nprocs"]).get("nprocs")) == "parent":
+        if fork.mpi_fork(read_some(argv, Options, ["nprocs"]).get("nprocs")) == "parent":
             return 0
         return _record(given)
     except ValueError as error:
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 def _refuse(error: ValueError) -> int:
     """Say what is wrong, on one rank; return the exit code."""
-    from rank0rl.mpi import job
+    from rank0rl.launch import job
 
     if not job.world_rank():
         print(f"error: {error}", file=sys.stderr)

@@ -10,8 +10,8 @@ from typing import Literal
 
 import tyro
 
-from rank0rl.mpi import launcher as launchers
-from rank0rl.mpi.job import END_SIGNALS
+from rank0rl.launch import mpiexec as launchers
+from rank0rl.launch.job import END_SIGNALS
 from rank0rl.options import CheckedOptions, option
 from rank0rl.run import launch_options
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
-from rank0rl.mpi.supervisor import end_with_parent
+from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.options import flag
 from rank0rl.run import config
 from rank0rl.tools.verify_record import OF_A_START, Part, Record

@@ -15,7 +15,8 @@ from on_ranks import on_ranks, run
 import rank0rl
 from rank0rl import seeding
 from rank0rl.compat import mpi_util
-from rank0rl.mpi import comm, job, launch
+from rank0rl.launch import fork, job
+from rank0rl.mpi import comm
 
 # Seed and rank -> the first numbers of Python, NumPy and torch. They must never change: a script's
 # curve depends on them.
@@ -120,7 +121,7 @@ def test_ranks_share_the_gpus_and_their_memory(monkeypatch, rank, number):
 
 def test_mpi_fork_tells_the_ranks_their_share(monkeypatch):
     monkeypatch.setenv(job.GPU_PCT, "")
-    monkeypatch.setattr(launch, "_become_rank", lambda: None)
+    monkeypatch.setattr(fork, "_become_rank", lambda: None)
     assert rank0rl.mpi_fork(1, 0.05) == "child"
     assert job.os.environ[job.GPU_PCT] == "0.05"
     with pytest.raises(ValueError, match=r"gpu_pct must be in \[0, 1\]"):

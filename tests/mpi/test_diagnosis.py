@@ -7,8 +7,9 @@ import subprocess
 import pytest
 from jobs import wait_until
 
-from rank0rl.mpi import diagnosis, job, processes
-from rank0rl.mpi.diagnosis import Diagnosis, ending
+from rank0rl.launch import failures as diagnosis
+from rank0rl.launch import job, processes
+from rank0rl.launch.failures import Diagnosis, ending
 
 
 class Alone:

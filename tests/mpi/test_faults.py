@@ -136,7 +136,7 @@ def test_ranks_that_only_use_mpi4py_themselves_end_well(tmp_path):
 
 
 def test_a_rank_that_ends_before_it_meets_the_others(tmp_path):
-    text = "if rank0rl.mpi.job.world_rank() == 1: sys.exit()\nrank0rl.mpi.comm.barrier()"
+    text = "if rank0rl.launch.job.world_rank() == 1: sys.exit()\nrank0rl.mpi.comm.barrier()"
     process, token = start_script(tmp_path, text)
     _, err = end(process, token)
     assert process.returncode == 1

@@ -15,8 +15,8 @@ from on_ranks import HERE, LIMIT_S, environment, mpiexec, run
 from runs import SMALL, curve, sha, table, train, wait_for_rows
 
 from benchmarks import hosts as namespaces
-from rank0rl.mpi import hosts, job
-from rank0rl.mpi.hosts import Contact, Host, count_ranks, is_here, read_hosts, switches
+from rank0rl.launch import hosts, job
+from rank0rl.launch.hosts import Contact, Host, count_ranks, is_here, read_hosts, switches
 from rank0rl.run import lead
 from rank0rl.run.options import RunOptions
 

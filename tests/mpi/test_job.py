@@ -6,7 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from rank0rl.mpi import job
+from rank0rl.launch import job
 
 
 def test_a_file_is_written_once_and_complete(tmp_path):

@@ -11,8 +11,8 @@ import jobs
 import pytest
 from on_ranks import HERE, mpiexec, run
 
-from rank0rl.mpi import job, launch
-from rank0rl.mpi import launcher as launchers
+from rank0rl.launch import fork, job
+from rank0rl.launch import mpiexec as launchers
 
 RECIPE = [sys.executable, str(HERE / "recipe.py")]
 
@@ -22,7 +22,7 @@ def recipe(*args, **kwargs):
 
 
 def test_one_rank_is_the_child_itself():
-    assert launch.mpi_fork(1) == "child"
+    assert fork.mpi_fork(1) == "child"
     done = recipe("--nprocs", "1")
     assert (done.returncode, done.stdout) == (0, "rows 2 weights [0.0] ''\n")
 
@@ -84,7 +84,7 @@ def test_no_mpiexec_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(launchers.shutil, "which", lambda *_, **__: None)
     monkeypatch.setattr(sys, "argv", ["script.py"])
     with pytest.raises(SystemExit) as end:
-        launch.mpi_fork(2)
+        fork.mpi_fork(2)
     assert end.value.code == 2
     assert "pip install mpi4py mpich" in capsys.readouterr().err
 
@@ -97,7 +97,7 @@ def test_no_command_line_to_repeat():
 
 
 def test_no_ranks_are_one():
-    assert launch.mpi_fork(0) == "child"
+    assert fork.mpi_fork(0) == "child"
 
 
 EARLY = """

@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 
-from rank0rl.mpi import job, leftovers, processes
+from rank0rl.launch import job, processes
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_what_a_dead_job_left_is_removed(tmp_path):
     for other in others:
         other.touch()
     os.utime(others[0], (0, 0))
-    leftovers.remove()
+    processes.remove_leftovers()
     assert [path for path in left if path.exists()] == []
     assert [path for path in others if not path.exists()] == []
 
@@ -42,14 +42,14 @@ def test_what_a_dead_job_left_is_removed(tmp_path):
 def test_what_lives_stays(tmp_path):
     """Its supervisor holds the lock, or a process of it lives: a rank that saves, after its supervisor's end."""
     folder, file = leave(tmp_path)
-    with leftovers.locked(folder):
-        leftovers.remove()
+    with processes.locked(folder):
+        processes.remove_leftovers()
     with subprocess.Popen(["sleep", "60"], env={job.FOLDER: str(folder)}) as rank:
-        leftovers.remove()
+        processes.remove_leftovers()
         assert file.exists()
         assert folder.exists()
         rank.kill()
-    leftovers.remove()
+    processes.remove_leftovers()
     assert not folder.exists()
 
 
@@ -59,7 +59,7 @@ def test_a_file_that_a_living_process_has_open_or_in_memory_stays(tmp_path):
     with mapped.open("r+b") as closed:
         memory = mmap.mmap(closed.fileno(), 0)
     with file.open(), memory:
-        leftovers.remove()
+        processes.remove_leftovers()
     assert not folder.exists()
     assert file.exists()
     assert mapped.exists()
@@ -71,12 +71,12 @@ def test_folders_of_another_host_of_others_or_of_no_job_stay(tmp_path, monkeypat
     for each in unready:
         each.mkdir()
     (unready[1] / "begun").touch()
-    leftovers.remove()
+    processes.remove_leftovers()
     assert all(path.exists() for path in (folder, file, *unready))
     (folder / "begun").write_text(f"1 2 {platform.node()}")
     uid = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: uid + 1)
-    leftovers.remove()
+    processes.remove_leftovers()
     assert folder.exists()
 
 
@@ -89,16 +89,16 @@ def test_no_start_waits_for_what_somebody_put_there(tmp_path, monkeypatch):
     (strange[1] / "begun").write_bytes(b"\xff\xfe")
     (strange[2] / "begun").symlink_to("/dev/zero")
     strange[3].touch()
-    leftovers.remove()
+    processes.remove_leftovers()
     assert all(path.exists() for path in strange)
     monkeypatch.setattr(os, "getuid", lambda uid=os.getuid(): uid + 1)
     monkeypatch.setattr(os, "open", lambda path, *_: pytest.fail(f"{path} of another user opened"))
-    leftovers.remove()
+    processes.remove_leftovers()
 
 
 def test_a_job_has_a_locked_folder_until_its_end(tmp_path):
-    with leftovers.job_folder() as folder:
+    with processes.job_folder() as folder:
         job.create(folder, 2)
-        leftovers.remove()
+        processes.remove_leftovers()
         assert folder.exists()
     assert not folder.exists()

@@ -8,7 +8,7 @@ import sys
 import pytest
 from on_ranks import HERE, run
 
-from rank0rl.mpi.loopback import stay_on_loopback
+from rank0rl.launch.mpiexec import stay_on_loopback
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ import os
 import pytest
 
 import rank0rl
-from rank0rl.mpi import job, places
+from rank0rl.launch import job
 
 PACKAGE = os.path.dirname(rank0rl.__file__)
 
 
 def place(count, name="gather", waits=True, before=()):
     names = {count: name, **dict(before)}
-    return places.Place(count, waits, names, "")
+    return job.Place(count, waits, names, "")
 
 
 @pytest.mark.parametrize(
@@ -28,31 +28,33 @@ def place(count, name="gather", waits=True, before=()):
     ],
 )
 def test_who_is_stuck(where, expected):
-    assert places.stuck(where) is expected
+    assert job.stuck(where) is expected
 
 
 @pytest.fixture
 def recorder(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "folder", lambda: tmp_path)
     monkeypatch.setattr(job, "world_rank", lambda: 1)
-    return places.Recorder()
+    return job.PlaceRecorder()
 
 
 def test_what_a_rank_records_is_what_the_supervisor_reads(recorder, tmp_path):
-    assert places.read(tmp_path, 0) is None
+    assert job.read_places(tmp_path, 0) is None
     recorder.begin("first")
     recorder.end()
     recorder.begin("second" * 100)
-    assert places.read(tmp_path, 1).count == 0  # a collective that is over at once costs no record
+    assert (
+        job.read_places(tmp_path, 1).count == 0
+    )  # a collective that is over at once costs no record
     recorder.wait()
-    read = places.read(tmp_path, 1)
+    read = job.read_places(tmp_path, 1)
     assert (read.count, read.waits, read.names[1]) == (2, True, "first")
     assert read.names[2].startswith("secondsecond")
     recorder.end()
     for i in range(100):
         recorder.begin(str(i))
     recorder.wait()
-    read = places.read(tmp_path, 1)
+    read = job.read_places(tmp_path, 1)
     assert (read.count, read.waits, len(read.names), read.names[102]) == (102, True, 32, "99")
 
 
@@ -70,5 +72,5 @@ def test_the_caller_is_the_nearest_one_outside_of_the_package(recorder, tmp_path
     recorder.begin("x")
     code = compile("recorder.wait()", file, "exec")
     exec(code, {"recorder": recorder})
-    where = places.read(tmp_path, 1).where
+    where = job.read_places(tmp_path, 1).where
     assert where.partition(":")[0] == os.path.basename(__file__ if skipped else file)

@@ -8,7 +8,7 @@ import uuid
 import pytest
 from jobs import wait_until
 
-from rank0rl.mpi import job, processes
+from rank0rl.launch import job, processes
 
 
 @pytest.fixture

@@ -7,26 +7,26 @@ from types import SimpleNamespace
 import pytest
 from on_ranks import HERE, run
 
-from rank0rl.mpi import launcher, room
+from rank0rl.launch import hosts, mpiexec
 
 
 def test_docker_s_default_is_enough_for_10_ranks_of_mpich_and_not_for_16():
     free_mb = {"/dev/shm": 67.1, "/tmp": 1e4}
-    assert room.shortages(free_mb, "MPICH", 10) == []
-    (short,) = room.shortages(free_mb, "MPICH", 16)
+    assert hosts.shortages(free_mb, "MPICH", 10) == []
+    (short,) = hosts.shortages(free_mb, "MPICH", 16)
     for fact in ("16 ranks", "96.0 MB in /dev/shm", "67.1 MB are free", "--nprocs", "--shm-size"):
         assert fact in short
-    assert room.shortages(free_mb, "Open MPI", 200) == []
-    assert room.shortages(free_mb, "Open MPI", 300)
-    assert room.shortages({"/dev/shm": 0}, "", 16) == []  # its need is not known
+    assert hosts.shortages(free_mb, "Open MPI", 200) == []
+    assert hosts.shortages(free_mb, "Open MPI", 300)
+    assert hosts.shortages({"/dev/shm": 0}, "", 16) == []  # its need is not known
 
 
 def test_a_full_temporary_folder_is_named():
-    (short,) = room.shortages({"/dev/shm": 1e4, "/tmp": 0.5}, "Open MPI", 2)
+    (short,) = hosts.shortages({"/dev/shm": 1e4, "/tmp": 0.5}, "Open MPI", 2)
     assert "/tmp" in short
     assert "0.5 MB are free" in short
-    assert room.shortages({"/tmp": 1.2}, "", 2) == []
-    assert room.shortages({"/tmp": 1.2}, "", 20)
+    assert hosts.shortages({"/tmp": 1.2}, "", 2) == []
+    assert hosts.shortages({"/tmp": 1.2}, "", 20)
 
 
 def test_a_folder_without_a_limit_is_left_out(monkeypatch):
@@ -36,19 +36,19 @@ def test_a_folder_without_a_limit_is_left_out(monkeypatch):
         mb = blocks.get(folder, 3)
         return SimpleNamespace(f_blocks=mb, f_bavail=mb, f_frsize=1e6)
 
-    monkeypatch.setattr(room.os, "statvfs", about)
-    free_mb = room.free()
+    monkeypatch.setattr(hosts.os, "statvfs", about)
+    free_mb = hosts.free_room()
     assert free_mb["/tmp"] == 3
     assert "/dev/shm" not in free_mb
 
 
 def test_the_launcher_is_asked_only_where_room_is_short(monkeypatch):
-    monkeypatch.setattr(launcher, "vendor", {"a": "MPICH", "b": "Open MPI"}.__getitem__)
-    monkeypatch.setattr(room, "free", lambda: {"/dev/shm": 64.0})
-    room.check("not asked", 2)
-    room.check("b", 16)
+    monkeypatch.setattr(mpiexec, "vendor", {"a": "MPICH", "b": "Open MPI"}.__getitem__)
+    monkeypatch.setattr(hosts, "free", lambda: {"/dev/shm": 64.0})
+    hosts.check_room("not asked", 2)
+    hosts.check_room("b", 16)
     with pytest.raises(ValueError, match="16 ranks of MPICH need"):
-        room.check("a", 16)
+        hosts.check_room("a", 16)
 
 
 def test_a_start_without_room_is_refused_at_once():

@@ -10,15 +10,16 @@ from collections import Counter
 
 import pytest
 from jobs import wait_until
-from on_ranks import HERE, LIMIT_S, environment, mpiexec, run
+from on_ranks import HERE, LIMIT_S, environment, run
+from on_ranks import mpiexec as find_mpiexec
 
-from rank0rl.mpi import job, launcher, streams, supervisor
+from rank0rl.launch import job, mpiexec, streams, supervisor
 
 PATHS = {"PYTHONPATH": str(HERE.parent)}
 
 ALONE = """
 import os, sys
-from rank0rl.mpi.streams import outlast_readers
+from rank0rl.launch.streams import outlast_readers
 outlast_readers()
 written = open(sys.argv[1], "w")
 for line in range(9999):
@@ -31,12 +32,12 @@ RANKS = """
 import os, sys
 from pathlib import Path
 import rank0rl
-import rank0rl.mpi.job
+import rank0rl.launch.job
 if rank0rl.mpi_fork(2) == "parent":
     sys.exit()
 for line in range(9999):
     print(line, flush=line % 999 == 0)
-Path(sys.argv[1] + str(rank0rl.mpi.job.world_rank())).write_text("all")
+Path(sys.argv[1] + str(rank0rl.launch.job.world_rank())).write_text("all")
 """
 
 
@@ -126,7 +127,7 @@ os.write(told, f"{each}\\n".encode())
 def test_a_rank_writes_whole_lines_even_if_python_is_unbuffered(tmp_path):
     """Each write to a datagram socket is read on its own."""
     (tmp_path / "script.py").write_text(WRITES)
-    command = [mpiexec(), "-n", "2", sys.executable, "-u", str(tmp_path / "script.py")]
+    command = [find_mpiexec(), "-n", "2", sys.executable, "-u", str(tmp_path / "script.py")]
     done = run(command, env=PATHS)
     each = [b"rank 1 of two 3.5\n", b"seen at once", b"kept"]
     assert done.stdout == f"{each}\n" * 2, done.stderr
@@ -175,7 +176,7 @@ rank0rl.mpi.comm.barrier()
 def test_the_last_words_of_a_rank_arrive_under_a_launcher_that_delivers_late(slow, tmp_path):
     late = 'while IFS= read -r line; do sleep 0.6; echo "$line"; done'
     pipe = {"stdout": f"| {late}", "stderr": f"2>&1 >&3 3>&- | {late} >&2"}[slow]
-    (tmp_path / "launcher").write_text(f'#!/bin/sh\n{{ {mpiexec()} "$@" {pipe}; }} 3>&1\n')
+    (tmp_path / "launcher").write_text(f'#!/bin/sh\n{{ {find_mpiexec()} "$@" {pipe}; }} 3>&1\n')
     (tmp_path / "launcher").chmod(0o755)
     (tmp_path / "script.py").write_text(LAST_WORDS)
     done = run([sys.executable, str(tmp_path / "script.py"), str(tmp_path / "launcher")], env=PATHS)
@@ -192,7 +193,7 @@ def test_a_failed_rank_is_followed_by_a_line_on_both_streams(is_read, tmp_path):
     if not is_read:
         os.close(reads)
     shell = subprocess.Popen(
-        ["sh", "-c", launcher._SHELL, "sh", "sh", "-c", "echo words; exit 7"],
+        ["sh", "-c", mpiexec._SHELL, "sh", "sh", "-c", "echo words; exit 7"],
         env={**os.environ, job.FOLDER: str(tmp_path), "PMI_RANK": "0"},
         stdout=writes,
         stderr=subprocess.PIPE,

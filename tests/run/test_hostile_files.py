@@ -133,7 +133,7 @@ CODE = [
     {"env_id": "subprocess:run", "env_kwargs": {"args": ["touch", "ran"]}},
     {"env_id": "evil:Evil-v0"},
     {
-        "env_id": "rank0rl.mpi.launch:run_ranks",
+        "env_id": "rank0rl.launch.fork:run_ranks",
         "env_kwargs": {"n": 1, "launcher": ["touch", "ran"]},
     },
     {"algo": "evil.py"},

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 from jobs import end, folder_of, processes, start, wait_until
-from on_ranks import HERE, mpiexec
+from on_ranks import HERE
+from on_ranks import mpiexec as find_mpiexec
 from runs import SMALL, table, wait_for_rows
 
-from rank0rl.mpi import job, launcher
+from rank0rl.launch import job, mpiexec
 
 ARGS = [*SMALL, "--algo", f"{HERE}/slow.py:SlowPPO", "--total-steps", "64000"]
 
@@ -71,7 +72,7 @@ def test_environments_in_processes_outlast_the_signal(signum, tmp_path):
 def test_ranks_without_a_supervisor_end_together_with_the_code(number, tmp_path):
     script = tmp_path / "job.py"
     script.write_text(
-        f"import os, sys\nos.execv({mpiexec()!r}, [{mpiexec()!r}, '-n', '3', {sys.executable!r}, *sys.argv[1:]])"
+        f"import os, sys\nos.execv({find_mpiexec()!r}, [{find_mpiexec()!r}, '-n', '3', {sys.executable!r}, *sys.argv[1:]])"
     )
     args = ["train.py", *ARGS, "--checkpoint-every", "1000", "--run-dir", str(tmp_path / "r")]
     process, token = start(str(script), *args)
@@ -95,7 +96,7 @@ def rank_of(token, number):
 
 def test_the_shell_around_a_rank_outlasts_the_signals(tmp_path):
     job.create(tmp_path, 1)
-    command = ["sh", "-c", launcher._SHELL, "sh", "sh", "-c", "sleep 1; exit 7"]
+    command = ["sh", "-c", mpiexec._SHELL, "sh", "sh", "-c", "sleep 1; exit 7"]
     env = {**os.environ, job.FOLDER: str(tmp_path), "PMI_RANK": "0"}
     shell = subprocess.Popen(command, env=env)
     try:

@@ -6,7 +6,7 @@ import sys
 import pytest
 from on_ranks import HERE, run
 
-from rank0rl.mpi import launcher
+from rank0rl.launch import mpiexec
 from rank0rl.tools import sbatch
 
 TRAIN = ["python", "train.py", "Walker2d", "--num-envs", "32"]
@@ -37,7 +37,7 @@ def test_a_job_on_two_nodes_is_requeued_after_either_signal():
 
 def test_the_pmi_is_that_of_the_mpi(monkeypatch):
     for vendor, pmi in (("Open MPI", "pmix"), ("MPICH", "pmi2"), ("Intel MPI", "pmi2")):
-        monkeypatch.setattr(launcher, "vendor", lambda _, vendor=vendor: vendor)
+        monkeypatch.setattr(mpiexec, "vendor", lambda _, vendor=vendor: vendor)
         assert [line for line in lines() if line.startswith(f"srun --mpi={pmi} ")]
 
 

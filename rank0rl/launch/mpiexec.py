@@ -1,15 +1,26 @@
-"""The command line that starts ranks: whose mpiexec it is, its switches, and the shell around a rank."""
+"""The command line that starts ranks: whose mpiexec it is, its switches, and the variables that ranks get.
+
+Launchers send variables over the network in clear text, and some send all that they have. So the
+launcher of a job on several hosts starts with the variables of the list alone. The ranks of this
+host, where the services are used that need keys, read all others from a file in the job's folder.
+
+The ranks know from their launcher that nobody is elsewhere, whoever has started it. What cannot be
+had is the port of Open MPI's launcher, see docs/several-machines.md.
+"""
 
 from __future__ import annotations
 
 import builtins
+import contextlib
 import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence, Set
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
@@ -208,3 +219,120 @@ def usage_error(message: str) -> int:
     """Print a message about wrong use; return its exit code, 2."""
     print(f"error: {message}", file=sys.stderr)
     return 2
+
+
+PASSED = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "PATH", "TMPDIR", "TZ"),
+    *("LANG", "LANGUAGE", "LC_*", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+    *("SSH_AUTH_SOCK", "KRB5CCNAME"),  # with which the launcher reaches the other hosts
+    *("LD_*", "DYLD_*", "MALLOC_*", "GLIBC_TUNABLES"),
+    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
+    *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "NUMEXPR_*", "VECLIB_*"),
+    *("NPY_*", "ATEN_*", "ONEDNN_*", "NUMBA_*"),
+    *("TORCH_*", "PYTORCH_*", "JAX_*", "XLA_*", "CUDA_*", "CUBLAS_*", "HIP_*", "ROCR_*"),
+    *("MUJOCO_*", "PYOPENGL_*", "EGL_*", "SDL_*"),
+    *("MPICH_*", "MPIR_*", "HYDRA_*", "I_MPI_*", "OMPI_*", "PRTE_*", "PMIX_*", "UCX_*", "FI_*"),
+    "RANK0RL_*",
+)
+"""Names of the variables that ranks on every host get; * stands for any letters."""
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_SHELLS_OWN = {"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"}  # bash refuses them
+
+
+def passed_names(more: str | None, env: Mapping[str, str]) -> set[str]:
+    """Return the names of the variables that ranks on every host get.
+
+    Args:
+        more: names that the user adds to the list, such as "A,B_*".
+        env: variables of this process.
+
+    Raises:
+        ValueError: if there is no variable with one of these names.
+    """
+    added = [word.strip() for word in (more or "").split(",") if word.strip()]
+    for pattern in added:
+        if not _matching(env, [pattern]):
+            raise ValueError(
+                f"--pass-env must name environment variables that are set: got {pattern!r}; set it, "
+                f"or leave it out"
+            )
+    return _matching(env, (*PASSED, *added))
+
+
+def keep_here(env: Mapping[str, str], passed: Set[str], file: Path) -> dict[str, str]:
+    """Return the variables of a launcher that goes to other hosts; write all others to a file of this host.
+
+    Args:
+        env: variables of the ranks on this host.
+        passed: names of those that ranks on every host get, besides the ones that rank0rl has set.
+        file: file for the others, as commands of a shell, read before a rank starts.
+    """
+    passed = _matching(env, PASSED) | passed
+    kept = [name for name in env if name not in passed | _SHELLS_OWN and _NAME.fullmatch(name)]
+    lines = "".join(f"export {name}={shlex.quote(env[name])}\n" for name in kept)
+    file.write_text(lines, errors="surrogateescape")
+    return {name: value for name, value in env.items() if name in passed}
+
+
+def _matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
+    patterns = tuple(patterns)
+    return {name for name in names if any(fnmatchcase(name, each) for each in patterns)}
+
+
+# The number of ranks on this host and of all ranks, as MPICH and Intel MPI, and as Open MPI say them.
+_SIZES = (
+    ("MPI_LOCALNRANKS", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_SIZE"),
+)
+# Without these, each rank listens on all networks, in case another one is elsewhere. Ranks on one host
+# talk in shared memory. UCX serves MPICH and Open MPI, libfabric MPICH, and the others are their own.
+_SETTINGS = {
+    "UCX_TLS": "^tcp",
+    "FI_PROVIDER": "^tcp,sockets,udp",
+    "OMPI_MCA_btl": "^tcp",
+    "I_MPI_FABRICS": "shm",
+}
+
+
+def stay_on_loopback(env: MutableMapping[str, str] = os.environ) -> None:
+    """Keep MPI, which is not loaded yet, and its launcher off the network if all ranks are on this host.
+
+    Args:
+        env: variables of this rank. What the user has set stays.
+    """
+    alone = any(env.get(here, "") == env.get(of_all) for here, of_all in _SIZES)
+    for name, value in _SETTINGS.items() if alone else ():
+        env.setdefault(name, value)
+    _close_launchers_ports(alone)
+
+
+def _close_launchers_ports(alone: bool) -> None:
+    """Close the ports that the launcher has left open in this rank; let them hear loopback only if alone.
+
+    Each rank inherits the port of MPICH's launcher. What a rank sets on it counts in the launcher too,
+    because they share one socket.
+    """
+    inherited = _sockets("self").items() & _sockets(str(os.getppid())).items()
+    for descriptor, _ in inherited:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as port:
+            if _listens(port):
+                os.close(descriptor)
+                if alone:  # not every system allows it
+                    port.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo")
+
+
+def _sockets(process: str) -> dict[int, str]:
+    """Return descriptor -> the socket's name in the kernel, of a process; nothing where there is no /proc."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for file in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                if (name := str(file.readlink())).startswith("socket:"):
+                    found[int(file.name)] = name
+    return found
+
+
+def _listens(port: socket.socket) -> bool:
+    is_ip = port.family in (socket.AF_INET, socket.AF_INET6)
+    return is_ip and bool(port.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

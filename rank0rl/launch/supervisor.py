@@ -19,10 +19,10 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from rank0rl.mpi import job, processes
-from rank0rl.mpi.diagnosis import STUCK_S, TURN_S, Diagnosis
-from rank0rl.mpi.hosts import Contact, Host
-from rank0rl.mpi.streams import Relay
+from rank0rl.launch import job, processes
+from rank0rl.launch.failures import STUCK_S, TURN_S, Diagnosis
+from rank0rl.launch.hosts import Contact, Host
+from rank0rl.launch.streams import Relay
 
 GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
 _DELIVERY_S = 3.0  # for the launcher to pass on the last words of a rank

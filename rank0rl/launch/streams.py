@@ -16,7 +16,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from rank0rl.mpi import job
+from rank0rl.launch import job
 
 _TURN_S = 0.2
 _UNREAD = (errno.EPIPE, errno.EIO)  # of a pipe without a reader; of a terminal that is gone

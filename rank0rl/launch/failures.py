@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rank0rl.mpi import job, places, processes
-from rank0rl.mpi.hosts import Contact
+from rank0rl.launch import job, processes
+from rank0rl.launch.hosts import Contact
 
 STUCK_S = 5.0  # how long ranks that cannot go on, or a stopped rank, are given
 TURN_S = 0.05  # between two looks at the job
@@ -151,16 +151,16 @@ class Diagnosis:
         left = [r for r in ranks if self._has("meets", r) and not self._has("ended", r)]
         if self._lasts("early", repr((early, left)) if early and left else ""):
             return self.report(1, f"rank {early[0]} ended before the others, which wait for it")
-        now = [places.read(self._folder, rank) for rank in ranks]
-        if self._lasts("stuck", repr(now) if places.stuck(now) else ""):
+        now = [job.read_places(self._folder, rank) for rank in ranks]
+        if self._lasts("stuck", repr(now) if job.stuck(now) else ""):
             return self._report_deadlock([place for place in now if place])
         return False
 
-    def _report_deadlock(self, now: list[places.Place]) -> bool:
+    def _report_deadlock(self, now: list[job.Place]) -> bool:
         """Report the place of every rank. A rank that waits at its end goes on to its exit status."""
         claimed = self._claim()
         job.write_once(self._folder / "failed", "1")
-        at_end = [rank for rank, p in enumerate(now) if p.names.get(p.count) == places.END]
+        at_end = [rank for rank, p in enumerate(now) if p.names.get(p.count) == job.PLACE_ENDED]
         codes = [self._status(rank) for rank in at_end]
         lines = [f"  {_line(rank, place)}" for rank, place in enumerate(now)]
         why = "\n".join(["the ranks cannot go on:", *lines])
@@ -256,7 +256,7 @@ def ending(status: int, together: bool) -> str:
     return f"ended with exit code {status}" + ("" if together else " before the other ranks")
 
 
-def _line(rank: int, place: places.Place) -> str:
+def _line(rank: int, place: job.Place) -> str:
     """Return one rank's line of the report on a deadlock."""
     name = place.names.get(place.count, "?")
     where = f", called at {place.where}" if place.where else ""

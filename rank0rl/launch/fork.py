@@ -17,14 +17,14 @@ import traceback
 from collections.abc import Sequence, Set
 from types import TracebackType
 
-from rank0rl.mpi import environment, leftovers, room
-from rank0rl.mpi import job as jobs
-from rank0rl.mpi import launcher as launchers
-from rank0rl.mpi.hosts import Host, count_ranks, listed, read_hosts, switches
-from rank0rl.mpi.job import world_rank, world_size
-from rank0rl.mpi.loopback import stay_on_loopback
-from rank0rl.mpi.streams import outlast_readers
-from rank0rl.mpi.supervisor import Signals, Supervisor
+from rank0rl.launch import job as jobs
+from rank0rl.launch import mpiexec as launchers
+from rank0rl.launch import processes
+from rank0rl.launch.hosts import Host, check_room, count_ranks, listed, read_hosts, switches
+from rank0rl.launch.job import world_rank, world_size
+from rank0rl.launch.mpiexec import stay_on_loopback
+from rank0rl.launch.streams import outlast_readers
+from rank0rl.launch.supervisor import Signals, Supervisor
 
 
 def mpi_fork(
@@ -99,10 +99,10 @@ def mpi_fork(
     if is_rank or n <= 1:
         _become_rank()
         return "child"
-    passed = environment.passed_names(pass_env, os.environ)
+    passed = launchers.passed_names(pass_env, os.environ)
     launcher = launchers.launcher_command(bind_to_core, hwthreads, mpiexec, args)
-    leftovers.remove()
-    room.check(launcher[0], min(n, where[0].slots) if where else n)
+    processes.remove_leftovers()
+    check_room(launcher[0], min(n, where[0].slots) if where else n)
     code = run_ranks(n, launcher, max_restarts, where, args, passed, start_timeout)
     if code:
         raise SystemExit(code)
@@ -126,7 +126,7 @@ def run_ranks(
         max_restarts: number of times that a failed job is started again.
         hosts: hosts of the ranks; none if all are here.
         args: arguments of the ranks' Python; by default those of this process.
-        passed: names of the variables that ranks on other hosts get, see `environment.passed_names`.
+        passed: names of the variables that ranks on other hosts get, see `launchers.passed_names`.
         start_timeout_s: how long a rank may take to start after others have.
 
     Returns:
@@ -177,14 +177,14 @@ def _run_once(
         Names of the hosts that are gone, and the job's exit code; 2 if no rank was started,
         1 if they should have been on several hosts.
     """
-    with leftovers.job_folder() as job:
+    with processes.job_folder() as job:
         jobs.create(job, n)
         env[jobs.FOLDER] = str(job)
         if launchers.OPEN_MPI_FILES not in os.environ:
             env[launchers.OPEN_MPI_FILES] = str(job)
         launcher_env = env
         if len(hosts) > 1:
-            launcher_env = environment.keep_here(env, passed, job / "environment")
+            launcher_env = launchers.keep_here(env, passed, job / "environment")
         where = switches(launchers.vendor(launcher[0]), hosts, launcher_env) if hosts else []
         command = [*launcher, *where, "-n", str(n), *launchers.rank_command(args)]
         supervisor = Supervisor(job, n, hosts, signals, start_timeout_s)

@@ -1,0 +1,1 @@
+"""Start and watch ranks. Only the standard library is imported here."""

@@ -56,7 +56,7 @@ def headers(args: argparse.Namespace) -> None:
     from table import alternate, show
 
     from rank0rl.mpi import comm
-    from rank0rl.mpi.layout import check_layout
+    from rank0rl.mpi.agreement import check_layout
 
     world, rank, n = comm.world(), comm.get_rank(), comm.get_nworkers()
     assert world is not None, "gathering needs --nprocs 2 or more"

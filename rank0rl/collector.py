@@ -19,10 +19,9 @@ from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.retry import RetriedEnv, take_failures
 from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod, label
 from rank0rl.mpi import comm, hashes, weights
-from rank0rl.mpi.counter import Counter
-from rank0rl.mpi.gather import rank0_accum_batches
-from rank0rl.mpi.gather_thread import GatherThread
-from rank0rl.mpi.layout import check_layout
+from rank0rl.mpi.agreement import check_layout
+from rank0rl.mpi.comm import Counter
+from rank0rl.mpi.gather import GatherThread, rank0_accum_batches
 from rank0rl.rollout import Rollout
 from rank0rl.run import interrupt, memory
 from rank0rl.run.agents import is_reference, load_function

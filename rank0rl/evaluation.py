@@ -17,7 +17,7 @@ from rank0rl.batch import Batch
 from rank0rl.collector import env_maker
 from rank0rl.envs.wrappers import label
 from rank0rl.mpi import hashes, weights
-from rank0rl.mpi.counter import Counter
+from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.gather import rank0_accum_batches
 from rank0rl.rollout import Rollout
 from rank0rl.run.options import RunOptions

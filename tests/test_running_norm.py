@@ -6,7 +6,7 @@ import pytest
 from on_ranks import on_ranks
 
 import rank0rl
-from rank0rl import running_norm
+from rank0rl.compat import running_norm
 from rank0rl.mpi import comm
 
 ROWS = ([5, 0, 1], [2, 3, 1], [0, 0, 4])  # rank -> rows of each iteration

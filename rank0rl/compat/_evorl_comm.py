@@ -12,9 +12,9 @@ import torch
 
 from rank0rl.compat._evorl_mesh import AxisName, axis_names, current_mesh
 from rank0rl.mpi import comm, reduce, trees
+from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.errors import attempt
-from rank0rl.mpi.layout import check_layout
-from rank0rl.mpi.values import as_value, as_values
+from rank0rl.mpi.trees import as_value, as_values
 
 
 def psum(x: Any, axis_name: AxisName = None) -> Any:

@@ -11,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 
 from rank0rl.mpi import comm
+from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import Comm
-from rank0rl.mpi.layout import check_layout
 
 AxisName: TypeAlias = str | list[str] | tuple[str, ...] | None
 """Name of an axis; a tuple of names, for the ranks along all of them together; None for no axis."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rank0rl.compat.mpi_tools import bcast_from, not_a_rank, op_name
 from rank0rl.mpi import comm
+from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.errors import attempt
-from rank0rl.mpi.layout import check_layout
 from rank0rl.mpi.reduce import gather_many, reduce_many
 from rank0rl.mpi.weights import check_data
 

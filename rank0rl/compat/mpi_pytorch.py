@@ -8,7 +8,8 @@ import platform
 import torch
 from torch import nn
 
-from rank0rl.mpi import average, comm, weights
+from rank0rl.compat import average
+from rank0rl.mpi import comm, weights
 from rank0rl.mpi.threads import set_threads
 
 

@@ -10,7 +10,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from rank0rl.mpi import average, weights
+from rank0rl.compat import average
+from rank0rl.mpi import weights
 from rank0rl.mpi.errors import alone
 
 GradsAndVars = list[tuple[Tensor | None, Tensor]]

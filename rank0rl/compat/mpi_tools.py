@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from rank0rl.compat.average import statistics
 from rank0rl.launch import fork
 from rank0rl.mpi import comm, reduce
+from rank0rl.mpi.agreement import SMALL, exchange
 from rank0rl.mpi.errors import attempt
-from rank0rl.mpi.layout import SMALL, exchange
-from rank0rl.mpi.statistics import statistics
-from rank0rl.mpi.values import as_value
+from rank0rl.mpi.trees import as_value
 
 _OPS = ("sum", "prod", "max", "min")
 _TORCH = {"product": "prod", "avg": "mean"}  # names of torch.distributed.ReduceOp

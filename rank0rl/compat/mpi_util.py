@@ -19,24 +19,24 @@ import numpy as np
 from rank0rl.compat import no_attribute
 from rank0rl.launch import job
 from rank0rl.mpi import comm, reduce
-from rank0rl.mpi.values import as_value
+from rank0rl.mpi.trees import as_value
 
 if TYPE_CHECKING:
     import torch
 
 _HOME = {
-    "mpi_fork": "launch",
-    "rank": "comm",
-    "nworkers": "comm",
-    "print0": "comm",
-    "bcast": "comm",
-    "rank0_accum_batches": "gather",
-    "all_accum_batches": "gather",
-    "all_sum": "reduce",
-    "all_mean": "reduce",
-    "all_avg_wts": "average",
-    "rank0_bcast_wts": "weights",
-    "chksum": "weights",
+    "mpi_fork": "launch.fork",
+    "rank": "mpi.comm",
+    "nworkers": "mpi.comm",
+    "print0": "mpi.comm",
+    "bcast": "mpi.comm",
+    "rank0_accum_batches": "mpi.gather",
+    "all_accum_batches": "mpi.gather",
+    "all_sum": "mpi.reduce",
+    "all_mean": "mpi.reduce",
+    "all_avg_wts": "compat.average",
+    "rank0_bcast_wts": "mpi.weights",
+    "chksum": "mpi.weights",
 }
 
 __all__ = sorted(  # noqa: PLE0605 - some are names of other files, imported when used
@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
         return _laps.cumsum_steps
     if name not in _HOME:
         raise no_attribute(__name__, name)
-    return getattr(importlib.import_module(f"rank0rl.mpi.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"rank0rl.{_HOME[name]}"), name)
 
 
 all_sum_scalar, all_mean_scalar = reduce.all_sum, reduce.all_mean  # which take numbers too

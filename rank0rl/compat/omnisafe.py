@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rank0rl.compat import average
 from rank0rl.compat._omnisafe_collectives import (
     all_gather,
     all_reduce,
@@ -19,13 +20,13 @@ from rank0rl.compat._omnisafe_collectives import (
     reduce_tensor,
     scatter,
 )
+from rank0rl.compat.average import statistics
 from rank0rl.compat.mpi_pytorch import setup_pytorch_for_mpi as setup_distributed
 from rank0rl.compat.mpi_pytorch import sync_params
 from rank0rl.compat.mpi_tools import op_name
 from rank0rl.launch import fork as launch
-from rank0rl.mpi import average, comm
+from rank0rl.mpi import comm
 from rank0rl.mpi.reduce import all_reduce as reduce_any
-from rank0rl.mpi.statistics import statistics
 
 __all__ = [
     "all_gather",

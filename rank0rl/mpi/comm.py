@@ -8,23 +8,24 @@ opaque bytes: every dtype and shape works, and nothing is pickled. What happens 
 
 from __future__ import annotations
 
+import itertools
 import platform
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.mpi import objects
+from rank0rl.mpi import transport
 from rank0rl.mpi.errors import agreed, attempt, collective
-from rank0rl.mpi.nodes import nodes
-from rank0rl.mpi.rows import gather_rows
+from rank0rl.mpi.transport import gather_rows, nodes
 from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
 from rank0rl.mpi.world import (
     Comm,
     abort,
     among,
+    free_at_end,
     get_nworkers,
     get_rank,
     has_threads,
@@ -239,12 +240,65 @@ class _Unsendable(NamedTuple):
 
 
 def _packed(value: Any) -> Array:
-    rows, problem = attempt(lambda: objects.as_rows(value), np.empty(0))
-    return objects.as_rows(_Unsendable(problem)) if problem else rows
+    rows, problem = attempt(lambda: transport.as_rows(value), np.empty(0))
+    return transport.as_rows(_Unsendable(problem)) if problem else rows
 
 
 def _unpacked(rows: Array, what: str, rank: int) -> Any:
-    value = objects.from_rows(rows, f"{what}: the object of rank {rank}")
+    value = transport.from_rows(rows, f"{what}: the object of rank {rank}")
     if isinstance(value, _Unsendable):
         raise agreed(ValueError(f"{what}: the object of rank {rank} {value.why}"))
     return value
+
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+
+class Counter:
+    """Gives out the numbers 0 to n - 1 in every round, each one to the rank that asks first.
+
+    Collective: every rank makes one, and calls `round` equally often, with a `barrier` (or anything
+    else that makes all ranks wait for each other) between two rounds.
+
+    Args:
+        n: numbers in a round.
+        comm: the ranks; all of the job by default.
+    """
+
+    def __init__(self, n: int, comm: Comm | None = None) -> None:
+        """Make two counters on rank 0: one for this round, one for the next."""
+        self._n, self._rounds = n, 0
+        self._comm = among(comm)
+        if self._comm:
+            from mpi4py import MPI
+
+            barrier(self._comm)  # making a window is a wait that does not sleep
+            self._window = MPI.Win.Allocate(16 * (self._comm.rank == 0), 8, comm=self._comm)
+            self._add, self._replace = MPI.SUM, MPI.REPLACE
+            free_at_end(self._window)
+            self._window.Lock_all()
+            for counter in range(2 * (self._comm.rank == 0)):
+                self._fetch(counter, self._replace, 0)
+            barrier(self._comm)
+
+    def round(self, most: int | None = None) -> Iterator[int]:
+        """Return an iterator that draws this rank's numbers of the next round, `most` at most."""
+        if self._comm is None:
+            return iter(range(self._n)[:most])
+        now = self._rounds % 2
+        self._rounds += 1
+        if self._comm.rank == 0:
+            self._fetch(1 - now, self._replace, 0)
+        return itertools.islice(self._draw(now), most)
+
+    def _draw(self, counter: int) -> Iterator[int]:
+        while (number := self._fetch(counter, self._add, 1)) < self._n:
+            yield number
+
+    def _fetch(self, counter: int, op: MPI.Op, operand: int) -> int:
+        """Change a counter in one atomic step; return its value before."""
+        before = np.empty(1, np.int64)
+        self._window.Fetch_and_op(np.array([operand]), before, 0, counter, op)
+        self._window.Flush(0)
+        return int(before[0])

@@ -1,19 +1,22 @@
-"""Batches of all ranks put together: nested dicts of arrays, tensors, numbers and lists."""
+"""Gather batches of all ranks: nested dicts of arrays, tensors, numbers and lists."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.mpi import objects, trees
-from rank0rl.mpi.comm import Comm, allgather_obj, among
+from rank0rl.mpi import transport, trees
+from rank0rl.mpi.agreement import check_layout
+from rank0rl.mpi.comm import Comm, allgather_obj, among, split
 from rank0rl.mpi.errors import attempt, collective
-from rank0rl.mpi.layout import check_layout
-from rank0rl.mpi.rows import gather_rows
-from rank0rl.mpi.values import as_value, is_tensor, tensor_restorer
+from rank0rl.mpi.transport import gather_rows, nodes
+from rank0rl.mpi.trees import as_value, is_tensor, tensor_restorer
 
 Array = npt.NDArray[Any]
 Restore = Callable[[Array], Any]
@@ -75,7 +78,7 @@ class _Kind(NamedTuple):
         return f"one number, {dtype}" if self.name == "number" else f"{dtype} {self.row}"
 
 
-_LIST = _Kind("list", np.dtype(np.uint8), (objects.ROW,))
+_LIST = _Kind("list", np.dtype(np.uint8), (transport.ROW,))
 
 
 @collective
@@ -154,7 +157,7 @@ def _value_as_rows(value: Any, path: trees.Path) -> tuple[_Kind, Array, Restore 
         return _tensor_as_rows(value, path)
     elif isinstance(value, list):
         try:
-            array = objects.as_rows(value)
+            array = transport.as_rows(value)
         except ValueError as error:
             raise ValueError(f"the list {_readable(path)!r} {error}") from None
     elif isinstance(value, bool | int | float | complex | np.generic):
@@ -191,5 +194,44 @@ def _items(rows: Array, counts: Array, name: str) -> list[Any]:
         return []
     items: list[Any] = []
     for r, each in enumerate(np.split(rows, np.cumsum(counts)[:-1])):
-        items += objects.from_rows(each, f"{name} of rank {r}") if each.size else []
+        items += transport.from_rows(each, f"{name} of rank {r}") if each.size else []
     return items
+
+
+class GatherThread:
+    """Runs `rank0_accum_batches` in a thread.
+
+    Collective: every rank makes one, once for the job, and begins equally many batches.
+    """
+
+    def __init__(self) -> None:
+        """Make a communicator for its messages, and start the thread."""
+        self._comm = split(0)
+        if self._comm:
+            nodes(self._comm)  # here, where all ranks are
+        self._todo: SimpleQueue[tuple[Mapping[str, Any], Future[dict[str, Any]]]] = SimpleQueue()
+        self._begun: list[Future[dict[str, Any]]] = []
+        threading.Thread(target=self._work, daemon=True).start()  # ends with the process
+
+    def begin(self, batch: Mapping[str, Any]) -> None:
+        """Start to gather a batch, which must not change until `take` has returned."""
+        self._begun.append(Future())
+        self._todo.put((batch, self._begun[-1]))
+
+    def take(self) -> list[dict[str, Any]]:
+        """Wait for all batches begun since the last call; return their `rank0_accum_batches`, in order.
+
+        Raises:
+            ValueError: if `rank0_accum_batches` raised it.
+        """
+        begun, self._begun = self._begun, []
+        return [batch.result() for batch in begun]
+
+    def _work(self) -> None:
+        while True:
+            batch, future = self._todo.get()
+            try:
+                future.set_result(rank0_accum_batches(batch, self._comm))
+            except BaseException as error:
+                future.set_exception(error)
+            del batch, future  # else they stay in memory until the next one comes

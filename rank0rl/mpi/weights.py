@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.mpi import hashes, trees
+from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import Comm, among, bcast_
 from rank0rl.mpi.errors import attempt, collective
-from rank0rl.mpi.layout import check_layout
-from rank0rl.mpi.values import Kind
+from rank0rl.mpi.trees import Kind
 
 Array = npt.NDArray[Any]
 

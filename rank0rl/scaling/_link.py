@@ -24,8 +24,8 @@ def main() -> None:
     import numpy as np
 
     from rank0rl.mpi import comm
+    from rank0rl.mpi.agreement import check_layout
     from rank0rl.mpi.gather import rank0_accum_batches
-    from rank0rl.mpi.layout import check_layout
 
     few, many = ({f"{i}": np.zeros((1, 4), np.float32) for i in range(n)} for n in (1, _ARRAYS))
     rows = {"0": np.zeros(_BYTES, np.uint8)}

@@ -69,7 +69,7 @@ def _record(given: Options) -> int:
     from rank0rl import evaluation, seeding
     from rank0rl.collector import env_maker
     from rank0rl.mpi import comm
-    from rank0rl.mpi.counter import Counter
+    from rank0rl.mpi.comm import Counter
     from rank0rl.mpi.threads import set_threads
     from rank0rl.policy import load
     from rank0rl.rollout import Rollout

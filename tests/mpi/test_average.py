@@ -7,7 +7,8 @@ from on_ranks import on_ranks
 from torch import nn
 
 import rank0rl
-from rank0rl.mpi import average, comm, hashes, weights
+from rank0rl.compat import average
+from rank0rl.mpi import comm, hashes, weights
 
 RANKS = [1, 2, 3]
 

@@ -6,7 +6,7 @@ import pytest
 from on_ranks import on_ranks
 
 from rank0rl.mpi import comm
-from rank0rl.mpi.counter import Counter
+from rank0rl.mpi.comm import Counter
 
 
 def on_rank_draw(most):

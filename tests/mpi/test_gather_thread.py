@@ -5,8 +5,7 @@ import pytest
 from on_ranks import on_ranks
 
 from rank0rl.mpi import comm
-from rank0rl.mpi.gather import rank0_accum_batches
-from rank0rl.mpi.gather_thread import GatherThread
+from rank0rl.mpi.gather import GatherThread, rank0_accum_batches
 
 
 def on_rank_thread():

@@ -5,8 +5,8 @@ import pytest
 from on_ranks import on_ranks
 
 from rank0rl.mpi import comm
+from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.gather import rank0_accum_batches
-from rank0rl.mpi.layout import check_layout
 
 WRONG = {
     "missing name": {"a": np.zeros((2, 3))},

@@ -8,8 +8,8 @@ import torch
 from on_ranks import on_ranks
 
 import rank0rl
+from rank0rl.compat.average import statistics
 from rank0rl.mpi import comm, reduce
-from rank0rl.mpi.statistics import statistics
 
 RANKS = [1, 2, 3]
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "g", "c8", "c16"]

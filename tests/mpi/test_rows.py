@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from on_ranks import on_ranks
 
-from rank0rl.mpi import comm, nodes, rows
+from rank0rl.mpi import comm, transport
+from rank0rl.mpi import transport as rows
 from rank0rl.mpi.gather import rank0_accum_batches
 
 RANKS = [1, 2, 3]
@@ -79,14 +80,14 @@ def on_rank_nodes(sizes):
     from mpi4py import MPI
 
     all_ranks = comm.world()
-    alone = nodes.nodes(all_ranks)
+    alone = transport.nodes(all_ranks)
     ends = np.cumsum(sizes)
     node = int(np.searchsorted(ends, comm.rank, side="right"))
     inner = all_ranks.Split(node, comm.rank)
     outer = all_ranks.Split(0 if inner.rank == 0 else MPI.UNDEFINED, comm.rank)
     outer = outer if inner.rank == 0 else None
-    by_node = nodes.Nodes(inner, outer, [0, *ends[:-1].tolist()])
-    all_ranks.Set_attr(nodes.key(), [by_node])
+    by_node = transport.Nodes(inner, outer, [0, *ends[:-1].tolist()])
+    all_ranks.Set_attr(transport.key(), [by_node])
     sent = []
     wait = comm.wait
 
@@ -98,7 +99,7 @@ def on_rank_nodes(sizes):
     with mock.patch.object(comm, "wait", record), mock.patch.object(rows, "wait", record):
         gathered = on_rank_gather()
         comm.bcast_(weights)
-    all_ranks.Delete_attr(nodes.key())
+    all_ranks.Delete_attr(transport.key())
     return [alone is None, gathered, weights.tolist(), sum(ranks == all_ranks for ranks in sent)]
 
 

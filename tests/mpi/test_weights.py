@@ -6,7 +6,8 @@ import torch
 from on_ranks import on_ranks
 from torch import nn
 
-from rank0rl.mpi import average, comm, hashes, weights
+from rank0rl.compat import average
+from rank0rl.mpi import comm, hashes, weights
 from rank0rl.nets.flat import flatten_
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.nets.value import ValueFunction

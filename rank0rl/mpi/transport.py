@@ -1,17 +1,73 @@
-"""Rows of arrays from all ranks to rank 0, or to every rank, at memory speed."""
+"""Move rows of arrays between ranks at memory speed, over each link between two nodes once."""
 
 from __future__ import annotations
 
+import io
+import pickle
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.mpi.errors import agreed, collective
-from rank0rl.mpi.nodes import nodes
-from rank0rl.mpi.wait import MOVE_S, wait
+from rank0rl.mpi.errors import agreed, alone, collective
+from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
 from rank0rl.mpi.world import Comm
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The ranks of a communicator by node. Ranks of a node share memory."""
+
+    inner: Comm
+    """Ranks of this rank's node."""
+    outer: Comm | None
+    """First rank of every node; None on the other ranks."""
+    starts: list[int]
+    """Numbers of these first ranks, ascending."""
+
+
+def nodes(comm: Comm) -> Nodes | None:
+    """Return the nodes of these ranks; None where a distinction brings nothing.
+
+    That is on one node, with one rank per node, or where the ranks of a node are not consecutive.
+
+    Collective: every rank calls this, in the same order. The first call for a communicator is a wait
+    that does not sleep; later calls send nothing. With several nodes the communicator should last
+    as long as the job, because the communicators made for it are not freed.
+    """
+    from mpi4py import MPI
+
+    found: Any = comm.Get_attr(key())
+    if found is None:
+        # What follows neither sleeps nor can be reported, so let all ranks be here.
+        wait(comm, "the first broadcast or gather", comm.Ibarrier(), spin_s=ARRIVE_S)
+        inner: Any = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+        first = np.array([comm.rank])
+        inner.Bcast(first)
+        firsts = np.empty(comm.size, first.dtype)
+        comm.Allgather(first, firsts)
+        starts = sorted(set(firsts.tolist()))
+        outer: Any = comm.Split(0 if inner.rank == 0 else MPI.UNDEFINED, comm.rank)
+        useful = 1 < len(starts) < comm.size and (np.diff(firsts) >= 0).all()
+        there = outer if outer != MPI.COMM_NULL else None
+        found = [Nodes(inner, there, starts) if useful else None]  # in a list: None is no attribute
+        for level in (inner, there):
+            if level and not useful:
+                level.Free()
+        comm.Set_attr(key(), found)
+    return cast(Nodes | None, found[0])
+
+
+@cache
+def key() -> int:
+    """Return the key under which a communicator keeps its nodes, as a list of one."""
+    from mpi4py import MPI
+
+    return MPI.Comm.Create_keyval()
+
 
 Array = npt.NDArray[Any]
 
@@ -101,3 +157,42 @@ def _gather_into(
     wait(comm, what, *requests, spin_s=MOVE_S)
     for row in rows:
         row.Free()
+
+
+ROW = 64  # bytes; MPI counts up to 2^31 - 1 rows, so that 128 GiB of objects can travel
+
+
+def as_rows(value: Any) -> Array:
+    """Return an object, pickled, as bytes of shape (rows, ROW).
+
+    Raises:
+        ValueError: if it cannot be pickled.
+    """
+    file = io.BytesIO()
+    try:
+        pickle.dump(value, file)
+    except Exception as error:  # an object's own pickling may raise anything
+        raise ValueError(f"cannot be sent: {error}") from None
+    file.write(bytes(-file.tell() % ROW))
+    return np.frombuffer(file.getbuffer(), np.uint8).reshape(-1, ROW)
+
+
+def from_rows(rows: Array, name: str) -> Any:
+    """Return the object that `as_rows` has pickled.
+
+    Args:
+        rows: its bytes.
+        name: name of the object, for the error message.
+
+    Raises:
+        RuntimeError: on this rank alone, if it cannot be unpickled.
+    """
+    try:
+        return pickle.loads(rows.data)
+    except Exception as error:  # so may its unpickling
+        raise alone(
+            RuntimeError(
+                f"{name} came, but cannot be unpickled here: {type(error).__name__}: {error}; send "
+                f"arrays, numbers and text, or objects whose class this rank can import"
+            )
+        ) from error

@@ -13,10 +13,10 @@ from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
+from rank0rl.nets.actor_critic import ValueFunction
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import Mode, make_policy
-from rank0rl.nets.value import ValueFunction
 from rank0rl.options import CheckedOptions, option
 from rank0rl.returns import advantages
 from rank0rl.schedules import Scheduled, at

@@ -18,7 +18,7 @@ from rank0rl.batch import Batch, minibatches
 from rank0rl.envs import demonstrations
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.networks import NetworkOptions
-from rank0rl.nets.value_fit import ValueFit
+from rank0rl.nets.update import ValueFit
 from rank0rl.options import OptionError, option
 from rank0rl.returns import explained_variance
 from rank0rl.schedules import Scheduled, at

@@ -16,12 +16,11 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
-from rank0rl.nets.actor_critic import ActorCritic
+from rank0rl.nets.actor_critic import ActorCritic, ValueFunction
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import Actions, make_policy
-from rank0rl.nets.value import ValueFunction
-from rank0rl.nets.value_fit import ValueFit
+from rank0rl.nets.update import ValueFit
 from rank0rl.options import CheckedOptions, option
 from rank0rl.returns import explained_variance
 

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
+from rank0rl.nets.actor_critic import Objective
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.gradient_steps import GradientSteps, gradient_steps
 from rank0rl.nets.networks import MakeNetworks
-from rank0rl.nets.objective import Objective
-from rank0rl.nets.recurrent_actor_critic import RecurrentOptions
+from rank0rl.nets.recurrent import RecurrentOptions
+from rank0rl.nets.update import GradientSteps, gradient_steps
 from rank0rl.options import option
 from rank0rl.returns import explained_variance
 from rank0rl.schedules import Scheduled, at, changing

@@ -19,7 +19,7 @@ from rank0rl.batch import Batch
 from rank0rl.nets.fisher import Fisher
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.networks import MakeNetworks, NetworkOptions
-from rank0rl.nets.value_fit import ValueFit
+from rank0rl.nets.update import ValueFit
 from rank0rl.options import OptionError, option
 from rank0rl.returns import explained_variance
 from rank0rl.schedules import Scheduled, at, changing

@@ -12,10 +12,9 @@ from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
-from rank0rl.nets.chunks import chunked, filled, firsts
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.policies import make_policy
-from rank0rl.nets.recurrent import Recurrent
+from rank0rl.nets.recurrent import Recurrent, chunked, filled, firsts
 from rank0rl.options import CheckedOptions, option
 from rank0rl.returns import discounted_sum
 

@@ -3,22 +3,131 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from rank0rl.agent import Fragment
 from rank0rl.batch import Batch
 from rank0rl.nets.columns import Columns
-from rank0rl.nets.normalize import ObsNormalizer, PixelScale
-from rank0rl.nets.objective import Objective
+from rank0rl.nets.conv import Hidden, network
+from rank0rl.nets.normalize import Moments, ObsNormalizer, PixelScale
 from rank0rl.nets.policies import Mode, Policy
-from rank0rl.nets.value import ValueFunction
 from rank0rl.returns import advantages
 
 Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss of a minibatch: policy loss + value_coef E[(V - R)^2] - entropy_coef H.
+
+    Autograd takes the gradient of `loss`. For MLPs and PPO's clipped policy loss, compiled kernels do
+    the same, several times faster. Both take a minibatch's arrays by name:
+
+        obs: normalized, (n, inputs).
+        act: actions, (n, *act).
+        logp: log-probabilities of the actions under the acting policy, (n,).
+        adv: advantages, (n,).
+        ret: returns in units of the value function's scale, (n,).
+        mask: the choices that could be taken, (n, all choices), bool, where not all could be.
+
+    Both give the log of the ratio of new to old probability, (n,); the error of the value, (n,);
+    and the entropy, (1,).
+    """
+
+    policy_loss: Callable[[Tensor, Tensor], Tensor]
+    """Loss of the policy, (), for log ratios (n,) and advantages (n,)."""
+    clip_ratio: float | None
+    """Clip ratio r of a policy loss -E[min(r A, clip(r) A)], inf if it does not clip; None for any other loss."""
+    value_coef: float
+    """Weight of the value loss."""
+    entropy_coef: float
+    """Weight of the entropy bonus."""
+    normalize: bool
+    """True if advantages get mean 0 and standard deviation 1 within each minibatch."""
+
+    def loss(
+        self,
+        nets: Any,
+        obs: Tensor,
+        act: Tensor,
+        logp: Tensor,
+        adv: Tensor,
+        ret: Tensor,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Return the loss, (), for autograd on any device; and what there is to record, as tensors."""
+        if self.normalize:
+            adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
+        policy = nets["policy"]
+        now = policy.distribution(obs, mask)
+        entropy = policy.entropy(now)
+        log_ratio = policy.logp(now, act) - logp
+        error = nets["value"](obs) - ret
+        loss = (
+            self.policy_loss(log_ratio, adv)
+            + self.value_coef * error.square().mean()
+            - self.entropy_coef * entropy
+        )
+        return loss, (log_ratio, error, entropy.reshape(1))
+
+
+class ValueFunction(nn.Module):
+    """A network that predicts returns in units of their standard deviation.
+
+    The loss then has the same size whatever the rewards are. Rank 0 alone learns the scale. It is a
+    scale without a shift: returns that hardly vary around a large number are learned slowly.
+
+    To learn returns, call `merge(ret)` first. The targets of `forward` are then `ret / scale`.
+
+    Args:
+        shape: (inputs,), or the shape of an image.
+        hidden: units of each hidden layer, or a network of one's own.
+        rng: draws the weights.
+        layers: "activation", "layer_norm" and "columns" of the network, see `conv.network`.
+    """
+
+    in_kernels = True
+    scale: Tensor
+
+    def __init__(
+        self, shape: Sequence[int], hidden: Hidden, rng: np.random.Generator, **layers: Any
+    ) -> None:
+        """Draw the weights."""
+        super().__init__()
+        self.mlp = network(shape, hidden, 1, rng, 1.0, **layers)
+        self.moments = Moments(())
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predict values (N,) in units of the scale, from inputs (N, inputs)."""
+        return self.mlp(x)[:, 0]  # type: ignore[no-any-return]
+
+    def predict(self, x: Array) -> Array:
+        """Predict values (N,) in units of reward, from inputs (N, inputs), in NumPy."""
+        return self.mlp.numpy(x)[:, 0] * self.scale.numpy()  # type: ignore[no-any-return]
+
+    def merge(self, ret: Array) -> None:
+        """Add returns (N,) to the statistics, without changing predictions in units of reward.
+
+        (A network of one's own whose last layer is not linear predicts other values until it has learned.)
+
+        Rank 0 only: its weights are broadcast.
+
+        Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2.2.
+        """
+        self.moments.merge(ret)
+        scale = torch.sqrt(self.moments.var + 1e-8).to(torch.float32)
+        with torch.no_grad():
+            for last in (*self.mlp.weights[-1:], *self.mlp.biases[-1:]):
+                last.mul_(self.scale / scale)
+        self.scale.copy_(scale)
 
 
 class ActorCritic:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Space
 from rank0rl.batch import Batch
-from rank0rl.nets.bounds import Bounds
 from rank0rl.nets.conv import Hidden, network
+from rank0rl.nets.gaussian import Bounds
 
 Array = npt.NDArray[Any]
 

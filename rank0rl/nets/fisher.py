@@ -30,8 +30,8 @@ class Fisher:
         self._policy, self._theta, self._damping = policy, flat.vectors[0], damping
         self._compiled: Any = None
         if has_kernels(policy):
-            from rank0rl.nets.compiled_fisher import CompiledFisher  # loads the compiler
-            from rank0rl.nets.team import Team
+            from rank0rl.nets.kernels.fisher import CompiledFisher  # loads the compiler
+            from rank0rl.nets.kernels.threads import Team
 
             self._compiled, self._team = CompiledFisher, Team(threads)
             none = torch.zeros((0, policy.mlp.weights[0].shape[0]), dtype=self._theta.dtype)

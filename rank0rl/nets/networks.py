@@ -11,12 +11,11 @@ import torch
 from torch import nn
 
 from rank0rl.agent import Spaces
-from rank0rl.nets.activations import Activation
-from rank0rl.nets.actor_critic import ActorCritic
+from rank0rl.nets.actor_critic import ActorCritic, ValueFunction
 from rank0rl.nets.columns import columns_of
+from rank0rl.nets.mlp import Activation
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import Actions, Policy, make_policy
-from rank0rl.nets.value import ValueFunction
 from rank0rl.options import CheckedOptions, OptionError, option
 
 MakeNetworks: TypeAlias = Callable[[Spaces, Any, np.random.Generator], Mapping[str, Any]]

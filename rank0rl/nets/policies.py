@@ -18,8 +18,8 @@ from rank0rl.agent import Space
 from rank0rl.nets.beta import BetaPolicy
 from rank0rl.nets.categorical import CategoricalPolicy
 from rank0rl.nets.conv import Hidden
+from rank0rl.nets.gaussian import GaussianPolicy, StateStdPolicy
 from rank0rl.nets.mlp import place
-from rank0rl.nets.normal import GaussianPolicy, StateStdPolicy
 from rank0rl.options import OptionError
 
 Array = npt.NDArray[Any]

@@ -13,7 +13,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from rank0rl.envs import make as envs
-from rank0rl.nets.cuda import check_device
+from rank0rl.nets.update import check_device
 from rank0rl.options import flag, read_some, whole_number
 from rank0rl.run import (
     checkpoint,

@@ -21,7 +21,7 @@ from rank0rl.collector import Collector, make_rollout
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import hashes
 from rank0rl.mpi.threads import set_threads
-from rank0rl.nets.cuda import check_device
+from rank0rl.nets.update import check_device
 from rank0rl.run import checkpoint, init_from, plan
 from rank0rl.run.agents import make_agent, seed_globals
 from rank0rl.run.curriculum import Curriculum

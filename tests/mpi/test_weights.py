@@ -8,9 +8,9 @@ from torch import nn
 
 from rank0rl.compat import average
 from rank0rl.mpi import comm, hashes, weights
+from rank0rl.nets.actor_critic import ValueFunction
 from rank0rl.nets.flat import flatten_
 from rank0rl.nets.normalize import ObsNormalizer
-from rank0rl.nets.value import ValueFunction
 
 
 def build(rank, flat):

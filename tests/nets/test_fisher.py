@@ -6,7 +6,7 @@ from some_policies import KINDS, box, mask_for, policy_of, rng
 
 from rank0rl.nets.fisher import Fisher, by_autograd
 from rank0rl.nets.flat import flatten_
-from rank0rl.nets.normal import GaussianPolicy
+from rank0rl.nets.gaussian import GaussianPolicy
 
 N = 300  # rows: more than one block
 CASES = [(kind, False) for kind in KINDS] + [("categorical", True), ("several", True)]

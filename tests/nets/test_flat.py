@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from rank0rl.nets.actor_critic import ValueFunction
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.mlp import MLP
 from rank0rl.nets.normalize import ObsNormalizer
-from rank0rl.nets.value import ValueFunction
 
 OBS = np.random.default_rng(1).standard_normal((33, 5), dtype=np.float32)
 

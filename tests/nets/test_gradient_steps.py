@@ -20,18 +20,15 @@ from torch import nn
 
 from rank0rl.agent import Space
 from rank0rl.algos.ppo import clipped_loss
-from rank0rl.nets.actor_critic import ActorCritic
-from rank0rl.nets.compiled import CompiledFit, CompiledSteps
+from rank0rl.nets.actor_critic import ActorCritic, Objective, ValueFunction
 from rank0rl.nets.conv import network
-from rank0rl.nets.cuda import AutogradSteps
-from rank0rl.nets.descent import block_rows
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.gradient_steps import gradient_steps
-from rank0rl.nets.normal import GaussianPolicy
+from rank0rl.nets.gaussian import GaussianPolicy
+from rank0rl.nets.kernels.descent import block_rows
+from rank0rl.nets.kernels.steps import CompiledFit, CompiledSteps
 from rank0rl.nets.normalize import ObsNormalizer
-from rank0rl.nets.objective import Objective
 from rank0rl.nets.policies import make_policy
-from rank0rl.nets.value import ValueFunction
+from rank0rl.nets.update import AutogradSteps, gradient_steps
 
 N = 300  # rows: more than one block
 

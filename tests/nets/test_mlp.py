@@ -9,8 +9,8 @@ from some_policies import OBS, box, drawn_by, rng
 from torch import nn
 
 from rank0rl.nets.flat import flatten_
+from rank0rl.nets.gaussian import GaussianPolicy
 from rank0rl.nets.mlp import MLP
-from rank0rl.nets.normal import GaussianPolicy
 from rank0rl.nets.normalize import ObsNormalizer
 
 

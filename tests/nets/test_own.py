@@ -9,8 +9,7 @@ from torch import nn
 from rank0rl.agent import Space, Spaces
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.algos.trpo import TRPO, TRPOOptions
-from rank0rl.nets.activations import IN_NUMPY
-from rank0rl.nets.mlp import MLP, has_kernels
+from rank0rl.nets.mlp import IN_NUMPY, MLP, has_kernels
 from rank0rl.nets.networks import NetworkOptions
 from rank0rl.nets.own import OwnNetwork, cost_notes
 from rank0rl.options import OptionError

@@ -27,7 +27,7 @@ from torch.distributions import (
 
 from rank0rl.agent import Space, choose
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.normal import GaussianPolicy
+from rank0rl.nets.gaussian import GaussianPolicy
 from rank0rl.nets.policies import make_policy
 
 X = torch.from_numpy(OBS)

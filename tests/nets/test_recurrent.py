@@ -9,9 +9,7 @@ from some_policies import rng
 
 from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.algos.ppo import clipped_loss
-from rank0rl.nets.chunks import chunked, firsts
-from rank0rl.nets.recurrent import Recurrent
-from rank0rl.nets.recurrent_actor_critic import RecurrentOptions
+from rank0rl.nets.recurrent import Recurrent, RecurrentOptions, chunked, firsts
 from rank0rl.options import OptionError
 
 CELLS = ["gru", "lstm"]

@@ -5,9 +5,9 @@ import pytest
 import torch
 from some_policies import OBS, rng
 
+from rank0rl.nets.actor_critic import ValueFunction
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.value import ValueFunction
-from rank0rl.nets.value_fit import ValueFit
+from rank0rl.nets.update import ValueFit
 
 
 def test_new_returns_change_the_scale_of_values_and_not_the_values():

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.nets.compiler import inner, part
+from rank0rl.nets.kernels.compiler import inner, part
 
 Array = npt.NDArray[Any]
 

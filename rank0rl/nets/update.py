@@ -1,4 +1,4 @@
-"""Gradient steps by autograd: a twin of the modules on any device; on a GPU, one minibatch as a CUDA graph.
+"""Gradient steps of policies and value functions: in compiled kernels where they can, by autograd elsewhere.
 
 The modules at home, on the CPU, act, are broadcast and are saved. The twin takes their weights at
 the start of an update and returns them at its end.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.batch import Batch, minibatches
+from rank0rl.nets.actor_critic import ActorCritic, Objective, ValueFunction
 from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.mlp import has_kernels
 
 Array = npt.NDArray[Any]
 
@@ -169,3 +171,113 @@ class AutogradSteps:
 
 def _shapes(minibatch: dict[str, Tensor]) -> dict[str, torch.Size]:
     return {name: x.shape for name, x in minibatch.items()}
+
+
+if TYPE_CHECKING:
+    from rank0rl.nets.kernels.steps import CompiledSteps
+
+GradientSteps: TypeAlias = Union["CompiledSteps", AutogradSteps]
+"""Gradient steps of one update: `begin`, `epoch` as often as needed, `end`. `compile` before the first."""
+
+
+def gradient_steps(
+    nets: ActorCritic,
+    adam: Adam,
+    objective: Objective,
+    max_grad_norm: float,
+    device: str = "cpu",
+    threads: int = 1,
+    bonus: bool = True,
+) -> GradientSteps:
+    """Return compiled gradient steps for MLPs and a clipped loss on the CPU, and those by autograd else.
+
+    Args:
+        nets: the networks, on the CPU, flat, with gradients in place.
+        adam: over the parameters of policy and value function.
+        objective: the loss of a minibatch.
+        max_grad_norm: norm to which a larger gradient is scaled down.
+        device: where the steps compute, such as "cpu" or "cuda".
+        threads: number of threads on the CPU; the results do not depend on it.
+        bonus: True if some objective will have an entropy bonus.
+    """
+    trained = nets.trained()
+    known = type(objective) is Objective and objective.clip_ratio is not None
+    if bonus and getattr(nets.policy, "bounds", None):
+        known = False  # the entropy of squashed actions has no kernel
+    if device == "cpu" and known and has_kernels(nets.policy, nets.value):
+        from rank0rl.nets.kernels.steps import CompiledSteps
+
+        return CompiledSteps(trained, adam, objective, max_grad_norm, threads)
+    return AutogradSteps(trained, adam, objective, max_grad_norm, device)
+
+
+class ValueFit:
+    """Minimizes E[(V - R)^2], with R in units of the value function's scale.
+
+    Args:
+        value: the value function, flat, with gradients in place.
+        adam: the optimizer of its parameters.
+        threads: number of threads; the results do not depend on it.
+    """
+
+    def __init__(self, value: ValueFunction, adam: Adam, threads: int) -> None:
+        """Compile the gradient steps if the network is an MLP, or load them from the cache."""
+        self._value = value
+        self._steps: Any = _AutogradFit(value, adam)
+        if has_kernels(value):
+            from rank0rl.nets.kernels.steps import (
+                CompiledFit,  # the compiler, which only rank 0 needs
+            )
+
+            self._steps = CompiledFit(value, adam, threads)
+            self._steps.compile()
+
+    def __call__(
+        self,
+        x: Array,
+        ret: Array,
+        rng: np.random.Generator,
+        *,
+        lr: float,
+        epochs: int,
+        minibatch_size: int,
+    ) -> float:
+        """Make the gradient steps.
+
+        Args:
+            x: inputs, (N, inputs).
+            ret: returns in units of reward, (N,).
+            rng: draws the order of rows.
+            lr: Adam's step size.
+            epochs: passes over the rows.
+            minibatch_size: rows per gradient step.
+
+        Returns:
+            Mean squared error over the last epoch, each minibatch's from before its step.
+
+        Raises:
+            FloatingPointError: if a gradient is not finite.
+        """
+        ret, error = ret / self._value.scale.numpy(), np.empty(0)
+        for _ in range(epochs):
+            error = self._steps.epoch(x, ret, minibatch_size, rng, lr)
+        return float(np.square(error).mean())
+
+
+class _AutogradFit:
+    """Does what `CompiledFit` does, for any network."""
+
+    def __init__(self, value: ValueFunction, adam: Adam) -> None:
+        self._value, self._adam = value, adam
+
+    def epoch(
+        self, x: Array, ret: Array, minibatch_size: int, rng: np.random.Generator, lr: float
+    ) -> Array:
+        errors = []
+        for few in minibatches({"x": x, "ret": ret}, minibatch_size, rng):
+            self._adam.flat.zero_grad()
+            error = self._value(torch.from_numpy(few["x"])) - torch.from_numpy(few["ret"])
+            error.square().mean().backward()
+            self._adam.step(lr)
+            errors.append(error.detach().numpy())
+        return np.concatenate(errors)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.nets.compiler import inner, kernel, part
-from rank0rl.nets.kernels import adam, backward, forward, square
-from rank0rl.nets.losses import choice_slopes, normal_slopes, value_slopes
-from rank0rl.nets.team import meet
+from rank0rl.nets.kernels.compiler import inner, kernel, part
+from rank0rl.nets.kernels.losses import choice_slopes, normal_slopes, value_slopes
+from rank0rl.nets.kernels.mlp import adam, backward, forward, square
+from rank0rl.nets.kernels.threads import meet
 
 Array = npt.NDArray[Any]
 

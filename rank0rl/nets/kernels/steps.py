@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.batch import Batch, count, take
-from rank0rl.nets.actor_critic import normalized
+from rank0rl.nets.actor_critic import Objective, ValueFunction, normalized
 from rank0rl.nets.categorical import CategoricalPolicy
-from rank0rl.nets.descent import (
+from rank0rl.nets.flat import Adam
+from rank0rl.nets.kernels.descent import (
     SLICE,
     PolicyRows,
     Room,
@@ -24,12 +25,9 @@ from rank0rl.nets.descent import (
     ppo_steps,
     value_steps,
 )
-from rank0rl.nets.flat import Adam
+from rank0rl.nets.kernels.threads import Team
 from rank0rl.nets.mlp import place
-from rank0rl.nets.objective import Objective
 from rank0rl.nets.policies import head
-from rank0rl.nets.team import Team
-from rank0rl.nets.value import ValueFunction
 
 Array = npt.NDArray[Any]
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.agent import NEVER
-from rank0rl.nets.compiler import inner, part
+from rank0rl.nets.kernels.compiler import inner, part
 
 Array = npt.NDArray[Any]
 

@@ -18,7 +18,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from rank0rl.nets.compiler import inner
+from rank0rl.nets.kernels.compiler import inner
 
 _SPINS = 2000  # before a thread gives its core away: about 20 us
 _yield_core = types.ExternalFunction("sched_yield", types.int32())

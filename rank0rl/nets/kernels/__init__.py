@@ -1,0 +1,1 @@
+"""Gradient steps of networks, compiled. `rank0rl.nets.update` alone opens this folder."""

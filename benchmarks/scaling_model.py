@@ -28,7 +28,7 @@ import hosts
 import links
 from table import RESULTS, machine
 
-from rank0rl.run.cores import available_cores
+from rank0rl.run.machine import available_cores
 
 TABLE = RESULTS / "scaling_model.csv"
 ENVS = 16

@@ -24,7 +24,8 @@ from rank0rl.launch import job
 from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.options import flag
 from rank0rl.policy import Policy, load
-from rank0rl.run import files, run_data
+from rank0rl.run import files
+from rank0rl.run import folder as run_data
 
 _BOX = "\u2500\u2502\u256d\u256e\u256f\u2570 \n"
 _WRONG_USE = ("error: ", "\u256d", "\u2502", "\u2570")  # tyro draws a box around what is wrong
@@ -47,7 +48,7 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the run, by the names of its options."""
-        return run_data.read(self.folder).settings
+        return run_data.read_run(self.folder).settings
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -57,7 +58,7 @@ class Run:
     @property
     def progress(self) -> Any:
         """The rows of progress.csv: a pandas DataFrame if there is pandas, else column -> array."""
-        rows = run_data.read(self.folder).rows
+        rows = run_data.read_run(self.folder).rows
         try:
             import pandas as pd
         except ModuleNotFoundError:

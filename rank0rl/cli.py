@@ -14,7 +14,8 @@ from rank0rl import algos
 from rank0rl.launch import fork, job
 from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.launch.streams import outlast_readers
-from rank0rl.run import instructions, launch_options
+from rank0rl.run import cpu as instructions
+from rank0rl.run import launch_options
 from rank0rl.run.files import read_text
 from rank0rl.run.launch_options import LaunchOptions
 

@@ -23,14 +23,13 @@ from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.gather import GatherThread, rank0_accum_batches
 from rank0rl.rollout import Rollout
-from rank0rl.run import interrupt, memory
+from rank0rl.run import machine, signals
+from rank0rl.run.agent_checks import Suspect
 from rank0rl.run.agents import is_reference, load_function
-from rank0rl.run.callback import Callback
-from rank0rl.run.curriculum import Curriculum
+from rank0rl.run.hooks import Callback, Curriculum
 from rank0rl.run.options import RunOptions
+from rank0rl.run.state import Unfinished
 from rank0rl.run.timing import Phases
-from rank0rl.run.unfinished import Unfinished
-from rank0rl.suspicion import Suspect
 
 _TURNS = 2  # in which a rank collects its episodes, for an even end; more give act too few rows
 
@@ -128,14 +127,14 @@ class Collector:
         Collective: every rank calls this.
         """
         with self._phases("wait"):
-            mine = [int(1e6 * self._took_s), int(1e6 * memory.peak_mb()), interrupt.received()]
+            mine = [int(1e6 * self._took_s), int(1e6 * machine.peak_mb()), signals.received()]
             failures = {}
             if self._options.survives_env_errors:
                 failures = take_failures(env.gym for env in self.rollout.envs)
             numbers = [*mine, *failures.values()]
             of_ranks = check_layout({}, "seconds and memory of ranks", numbers=numbers)
         if not comm.get_rank():
-            interrupt.obey(of_ranks[:, 2])
+            signals.obey(of_ranks[:, 2])
         with self._phases("gather"):
             gathered = rank0_accum_batches(self.rolled)
             rows, ended = gathered.get("rows", {}), gathered["ended"]

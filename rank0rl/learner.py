@@ -16,11 +16,11 @@ from rank0rl.batch import Gathered
 from rank0rl.collector import Collector
 from rank0rl.mpi import comm, weights
 from rank0rl.mpi.threads import set_threads
+from rank0rl.run.agent_checks import PREPARING
 from rank0rl.run.agents import seed_globals
-from rank0rl.run.cores import available_cores
+from rank0rl.run.machine import available_cores
 from rank0rl.run.options import RunOptions
 from rank0rl.run.timing import Phases
-from rank0rl.suspicion import PREPARING
 
 _MOST_THREADS = 8  # a minibatch rarely has more tasks
 

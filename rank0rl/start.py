@@ -22,14 +22,14 @@ from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import comm
 from rank0rl.mpi.threads import set_threads
 from rank0rl.options import OptionError
-from rank0rl.run import config, init_from, provenance
+from rank0rl.run import checkpoint, machine
+from rank0rl.run import settings as config
 from rank0rl.run.agents import load_agent, make_agent, seed_globals
 from rank0rl.run.folder import discard
-from rank0rl.run.lead import lead
 from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan, prepare
-from rank0rl.run.recorder import Recorder
-from rank0rl.run.run import Run
+from rank0rl.run.record import Recorder
+from rank0rl.run.run import Run, lead
 from rank0rl.run.state import State
 from rank0rl.run.timing import Phases
 from rank0rl.trainer import Hook, train
@@ -78,7 +78,7 @@ def start(
             seed_globals(options.seed, "init", 1)
             agent = make_agent(options, agent_options, rollout.spaces)
             if told["init"]:
-                init_from.check(agent, told["init"], str(options.init_from))
+                checkpoint.check_init(agent, told["init"], str(options.init_from))
         except OptionError as error:  # the same on every rank
             if isinstance(plan, Plan):
                 discard(folder)
@@ -88,7 +88,7 @@ def start(
         if options.eval_every:
             evaluation = Evaluation(options, comm.get_nworkers())
             hooks = [stack.enter_context(closing(evaluation)), *hooks]
-        machines = comm.allgather_obj(provenance.machine(), "what every rank runs on")
+        machines = comm.allgather_obj(machine.describe(), "what every rank runs on")
         settings = config.settings(options, agent_options)
         state = State(agent, collector, options, settings, collector.curriculum, collector.callback)
         recorder = _lead(plan, state, phases, machines) if isinstance(plan, Plan) else None
@@ -140,7 +140,7 @@ def _lead(
 def _plain(plan: Plan) -> dict[str, Any]:
     """Return the settings as dicts: the other ranks have not imported the agent's file yet."""
     fields = {f.name: getattr(plan.agent, f.name) for f in dataclasses.fields(plan.agent)}
-    init = init_from.shapes(plan.init)
+    init = checkpoint.init_shapes(plan.init)
     return {
         "options": vars(plan.options),
         "agent": fields,

@@ -9,7 +9,7 @@ from rank0rl.learner import Learner
 from rank0rl.mpi.threads import set_threads
 from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
-from rank0rl.run.recorder import Recorder
+from rank0rl.run.record import Recorder
 from rank0rl.run.run import Run
 from rank0rl.run.state import State
 from rank0rl.run.timing import Phases

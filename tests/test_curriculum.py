@@ -11,7 +11,7 @@ from runs import curve, replay, resume, sha, table, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rank0rl.envs.wrappers import EPISODE, EpisodeInfo, ResetMethod, label
-from rank0rl.run.curriculum import Curriculum
+from rank0rl.run.hooks import Curriculum
 
 CORRIDOR = ["examples.02_environment:corridor", "--curriculum", "examples.06_curriculum:farther"]
 STEPS = ["--steps-per-batch", "256", "--total-steps", "1536"]

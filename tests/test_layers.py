@@ -124,7 +124,7 @@ MORE_OUTSIDE = {
     "rank0rl.envs.demonstrations": {"minari"},
     "rank0rl.tools.record": {"minari", "gymnasium"},
     "rank0rl.envs.process": {"threadpoolctl"},
-    "rank0rl.suspicion": {"torch"},
+    "rank0rl.run.agent_checks": {"torch"},
     "rank0rl.policy": {"gymnasium"},
 }
 

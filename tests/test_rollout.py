@@ -10,7 +10,7 @@ from rank0rl import seeding
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs.block import envs_of
 from rank0rl.rollout import Rollout
-from rank0rl.run.unfinished import Unfinished
+from rank0rl.run.state import Unfinished
 
 SEED = 5
 

@@ -14,7 +14,7 @@ from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs import make as envs
 from rank0rl.envs import spaces
 from rank0rl.policy import Policy
-from rank0rl.run import config
+from rank0rl.run import settings
 from rank0rl.run.options import RunOptions
 from rank0rl.tools import check
 
@@ -171,7 +171,7 @@ def test_a_run_on_images_notes_that_updates_are_slow(tmp_path, monkeypatch):
 
 def test_clipped_rewards_are_learned_from_and_raw_returns_recorded(tmp_path, monkeypatch):
     """As the file for Atari games has it; Count rewards 1, 2 and 3."""
-    atari = config.load(HERE.parent / "configs" / "ppo-ALE-Pong.toml")
+    atari = settings.load(HERE.parent / "configs" / "ppo-ALE-Pong.toml")
     assert atari["epochs"] == 4
     wrappers = atari["wrappers"][1:3]
     monkeypatch.setenv("PYTHONPATH", str(HERE))

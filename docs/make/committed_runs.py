@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from theme import DOCS
 
-from rank0rl.run import run_data
+from rank0rl.run import folder as run_data
 from rank0rl.tools.results import ending
 
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -84,7 +84,7 @@ def other_tasks() -> Runs:
 def ended(*folders: str) -> Iterator[tuple[str, Run]]:
     """Yield task and run of the runs of studies that have ended, by task and seed."""
     for path in sorted(RESULTS.glob("/".join([*folders, "*", "progress.csv"])), key=seed_of):
-        run = run_data.read(path.parent)
+        run = run_data.read_run(path.parent)
         if ending(run):
             columns = (run.column(name) for name in ("steps", "return_mean", "seconds"))
             yield (

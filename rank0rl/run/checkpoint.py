@@ -15,9 +15,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from rank0rl.mpi import trees
-from rank0rl.run import files, memory
+from rank0rl.agent import Agent
+from rank0rl.mpi import trees, weights
+from rank0rl.options import OptionError
+from rank0rl.run import files, machine
 
 _FORMAT = "rank0rl checkpoint"
 _VERSION = 7
@@ -183,7 +186,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file cannot be read, or is not a complete checkpoint of this format.
     """
-    most = memory.of_machine()
+    most = machine.of_machine()
     head = files.read(path, "checkpoint", most, first=100).partition(b"\n")[0]
     name, _, version = head.decode(errors="replace").rpartition(" ")
     if name != _FORMAT or not version.isdecimal():
@@ -209,3 +212,55 @@ def read(path: Path) -> dict[str, Any]:
             f"checkpoint {path} cannot be loaded without running code from it "
             f"({type(error).__name__}): rank0rl did not write it"
         ) from None
+
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def read_init(run: Path) -> dict[str, Tensor]:
+    """Return the weights of a run's last checkpoint, by name.
+
+    Args:
+        run: the run's folder, or one of its checkpoints.
+
+    Raises:
+        ValueError: if there is none, or it holds no weights.
+    """
+    path = latest(run)
+    saved: Any = read(path)
+    found = saved.get("weights") if isinstance(saved, dict) else None
+    if not isinstance(found, dict) or not all(isinstance(t, Tensor) for t in found.values()):
+        raise ValueError(f"checkpoint {path} holds no run: it has no weights")
+    return found
+
+
+def init_shapes(named: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor."""
+    return {name: tuple(tensor.shape) for name, tensor in named.items()}
+
+
+def check_init(agent: Agent, found: Shapes, source: str) -> None:
+    """Check that an agent can take these weights.
+
+    Raises:
+        OptionError: naming the first that differs.
+    """
+    mine = init_shapes(weights.named_tensors(agent.modules()))
+    for name in {**mine, **found}:
+        if mine.get(name) != found.get(name):
+            here, there = (_in_words(of.get(name)) for of in (mine, found))
+            raise OptionError(
+                f"--init-from {source}: {name!r} is {there} there and {here} here; give this run the "
+                f"network sizes and the kind of actions of that one"
+            )
+
+
+def load_init(agent: Agent, named: Mapping[str, Tensor]) -> None:
+    """Give an agent weights that it can take. Rank 0 only: its weights are broadcast."""
+    for name, tensor in weights.named_tensors(agent.modules()).items():
+        tensor.copy_(named[name])
+    agent.modules_loaded()
+
+
+def _in_words(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else f"of shape {shape}"

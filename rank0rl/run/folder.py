@@ -1,4 +1,4 @@
-"""The folder of a run: a new one is made, and no two processes train in the same one."""
+"""The folder of a run: make it, lock it, and read what a run has written there."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ import contextlib
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from rank0rl.envs.retry import FAILURES
+from rank0rl.options import names
+from rank0rl.run import settings as config
+from rank0rl.run import trust
 from rank0rl.run.agents import short_name
+from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
 
 
@@ -96,3 +106,95 @@ def lock(folder: Path, patience_s: float) -> Callable[[], None]:
         except OSError:  # a file system without locks
             pass
         return unlock
+
+
+Array = npt.NDArray[np.float64]
+
+_NEEDED = {"iteration", "steps", "episodes", "seconds", "return_mean", "steps_per_s"}
+_NEEDED |= {"weights_sha256"}
+
+
+class NoRowsError(ValueError):
+    """A folder holds no run, or one that has not finished an iteration yet."""
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The contents of a run's config.toml and progress.csv."""
+
+    folder: Path
+    """The run's folder."""
+    settings: dict[str, Any]
+    """All settings that are not None."""
+    starts: list[dict[str, Any]]
+    """One record for each start of the run, the first start first: versions, machine, command."""
+    rows: list[dict[str, str]]
+    """One row for each iteration, column -> text; at least one row."""
+
+    def column(self, name: str) -> Array:
+        """Return the numbers of a column, shape (rows,); NaN where the column is empty.
+
+        Raises:
+            ValueError: if the column holds text.
+        """
+        try:
+            return np.array([float(row[name] or "nan") for row in self.rows])
+        except ValueError as error:
+            raise ValueError(f"{self.folder / 'progress.csv'}, column {name}: {error}") from None
+
+    def info_columns(self) -> list[str]:
+        """Return the columns of --info and of a curriculum: what stands between episodes and speed."""
+        names = [*self.rows[0]]
+        usual = {
+            "eval_return",
+            "eval_return_std",
+            "eval_length",
+            "settings",
+            "coefficients",
+            *FAILURES,
+        }
+        first = names.index("longest") + 1 if "longest" in names else None
+        return [n for n in names[first : names.index("steps_per_s")] if first and n not in usual]
+
+
+def read_run(folder: Path) -> RunData:
+    """Read what a run has written so far.
+
+    Raises:
+        NoRowsError: if the folder holds no run with at least one iteration.
+        ValueError: if there is no such folder, or its files are not those of a run.
+    """
+    path = folder / "progress.csv"
+    if not folder.exists():
+        raise ValueError(f"there is no folder {folder}, and so no {path}: check the name")
+    if not path.exists():
+        raise NoRowsError(
+            f"{folder} is not a run's folder: it has no progress.csv; name a folder such as "
+            f"runs/Walker2d-v5-ppo-seed0-..."
+        )
+    rows = read_rows(folder)
+    if not rows:
+        raise NoRowsError(f"{path} has no rows: the run has not finished an iteration yet")
+    if missing := _NEEDED - rows[0].keys():
+        raise ValueError(
+            f"{path} was not written by rank0rl: it has no column {', '.join(sorted(missing))}"
+        )
+    file = folder / "config.toml"
+    settings = trust.without_seal(config.load(file))
+    if missing := {"env_id", "algo", "seed", "total_steps"} - settings.keys():
+        raise ValueError(
+            f"config {file} is not of a run: it has no setting {', '.join(sorted(missing))}"
+        )
+    own = names(RunOptions, in_file=True)
+    config.apply({k: v for k, v in settings.items() if k in own}, RunOptions(), source=str(file))
+    return RunData(folder, settings, config.starts(file), rows)
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return, for each run, the settings that are not the same in all runs."""
+    names = [
+        name
+        for name in sorted(set().union(*settings))
+        if any(one.get(name) != settings[0].get(name) for one in settings)
+    ]
+    return [{name: one[name] for name in names if name in one} for one in settings]

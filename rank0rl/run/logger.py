@@ -22,7 +22,7 @@ from rich.live import Live
 
 from rank0rl.launch.job import TERMINAL
 from rank0rl.run import files
-from rank0rl.run.sinks import Sink
+from rank0rl.run.hooks import Sink
 
 _PLAIN_S = 2.0  # seconds between status lines when the output is not a terminal
 

@@ -4,34 +4,112 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
+from rank0rl.agent import Spaces
 from rank0rl.envs import make as envs
+from rank0rl.envs import spaces as env_spaces
+from rank0rl.envs.games import agents_of
+from rank0rl.envs.wrappers import ResetMethod
 from rank0rl.nets.update import check_device
 from rank0rl.options import flag, read_some, whole_number
-from rank0rl.run import (
-    checkpoint,
-    config,
-    init_from,
-    instructions,
-    memory,
-    provenance,
-    resumed,
-    sinks,
-)
+from rank0rl.run import checkpoint, cpu, hooks, machine
+from rank0rl.run import settings as config
+from rank0rl.run import settings as resumed
 from rank0rl.run.agents import absolute, load_agent, load_function, short_name
-from rank0rl.run.check_environment import check_environment, check_games
 from rank0rl.run.folder import lock, new_folder
+from rank0rl.run.hooks import Curriculum
 from rank0rl.run.launch_options import AUTO, run_to_resume
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, trusted
+
+
+def check_environment(options: RunOptions) -> tuple[Spaces, int]:
+    """Make an environment as a run makes its own, and close it.
+
+    Returns:
+        Its spaces; and the number of agents, if it is a game, else 1.
+
+    Raises:
+        ValueError: if there can be no such environment, curriculum or arguments by index.
+    """
+    kwargs = options.env_kwargs
+    if options.env_kwargs_of:
+        own = load_function(options.env_kwargs_of)(0)
+        if not isinstance(own, Mapping):
+            raise ValueError(f"{options.env_kwargs_of}(0) must return a dict: got {own!r:.100}")
+        kwargs = {**kwargs, **own}
+    env = envs.make(options.env_id, options.wrappers, **kwargs)
+    if options.curriculum:
+        _check_curriculum(options, env)
+    spaces = env_spaces.describe(env)
+    envs.refuse_running_statistics(env)
+    env.close()
+    return spaces, len(agents_of(env))
+
+
+def check_games(options: RunOptions, nworkers: int) -> None:
+    """Check that whole games fit into a run, and whole numbers of them into a rank.
+
+    Raises:
+        ValueError: if they do not, or an option knows no games.
+    """
+    agents = options.agents
+    if agents == 1:
+        return
+    for name in ("num_envs", "rank0_envs", "episodes_per_batch"):
+        if (value := getattr(options, name) or 0) % agents:
+            less = value // agents * agents
+            nearest = [f"{flag(name)} {n}" for n in (less, less + agents) if n]
+            raise ValueError(
+                f"{name} must be a multiple of {agents}, because each of the {agents} agents of a game "
+                f"of {options.env_id} counts: got {value}; set {' or '.join(nearest)}"
+            )
+    for name in ("num_envs", "episodes_per_batch"):
+        games = (getattr(options, name) or options.num_envs) // agents
+        if games < nworkers:
+            raise ValueError(
+                f"every rank needs a whole game: got {games} games of {agents} agents, and nprocs="
+                f"{nworkers}; set {flag(name)} {nworkers * agents} or --nprocs {games}"
+            )
+    for name in ("env_processes", "env_retries", "on_env_error"):
+        if (value := getattr(options, name)) not in (False, 0, "stop"):
+            raise ValueError(
+                f"{name} is for environments that are stepped by themselves, and {options.env_id} is a "
+                f"game of {agents} agents: got {value}; leave {flag(name)} out"
+            )
+
+
+def _check_curriculum(options: RunOptions, env: Any) -> None:
+    """Choose the first settings, and reset an environment with them."""
+    curriculum = Curriculum(load_function(str(options.curriculum)))
+    try:
+        curriculum.advance(0.0, {})
+    except Exception as error:  # whatever the user's function raises
+        raise ValueError(
+            f"--curriculum {options.curriculum}, called with progress 0.0 and an empty record: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if options.curriculum_method:
+        env = ResetMethod(partial(lambda same: same, env), options.curriculum_method)
+    settings = json.loads(curriculum.text)
+    try:
+        env.reset(seed=0, options=settings)
+    except Exception as error:  # whatever the environment raises
+        raise ValueError(
+            f"{options.env_id} cannot be reset with options={settings}: {type(error).__name__}: "
+            f"{error}; it must take what --curriculum returns"
+        ) from error
+
 
 _WHOLE_NUMBERS = ConstructorRegistry()
 
@@ -103,12 +181,12 @@ def prepare(
     options, agent = read(argv, settings, str(source))
     if not options.env_id:
         raise ValueError(
-            f"name an environment, such as: {' '.join(provenance.program())} Walker2d (--help for more)"
+            f"name an environment, such as: {' '.join(machine.program())} Walker2d (--help for more)"
         )
     options = dataclasses.replace(
         options, env_id=envs.resolve(options.env_id), resume=str(resume) if resume else None
     )
-    instructions.check(options.cpu)
+    cpu.check(options.cpu)
     options = check_all(options, agent, nworkers, made, checks)
     notes: tuple[str, ...] = ()
     if resume:
@@ -120,7 +198,10 @@ def prepare(
     init = {}
     if options.init_from and not resume:
         file = checkpoint.latest(Path(options.init_from)).resolve()  # the run may go on meanwhile
-        options, init = dataclasses.replace(options, init_from=str(file)), init_from.read(file)
+        options, init = (
+            dataclasses.replace(options, init_from=str(file)),
+            checkpoint.read_init(file),
+        )
     if options.keep_batches:
         _make_folder(Path(options.keep_batches), is_new=not resume)
     folder = resume or new_folder(options)
@@ -219,12 +300,12 @@ def check_all(
     spaces, agents = check_environment(options)
     options = dataclasses.replace(options, agents=agents)
     check_games(options, nworkers)
-    memory.check(options, agent, spaces.obs)
+    machine.check_memory(options, agent, spaces.obs)
     load_agent(options.algo).check(spaces, agent, options)
     _check_device(options)
     for check in checks:
         check(options)
-    sinks.check(tensorboard=options.tensorboard, wandb=bool(options.wandb))
+    hooks.check(tensorboard=options.tensorboard, wandb=bool(options.wandb))
     last = options.stop_after_iterations
     if last is not None and last < made:
         raise ValueError(
@@ -290,7 +371,7 @@ def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[Run
         both,
         args=argv,
         default=both(*defaults),
-        prog=" ".join(provenance.program()),
+        prog=" ".join(machine.program()),
         description="Train an agent on N ranks. The values shown are those that this run would have.",
         registry=_WHOLE_NUMBERS,
     )
@@ -298,3 +379,44 @@ def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[Run
     of = {name: getattr(parsed.run, name) for name in ("algo", *FUNCTIONS)}
     of = {name: absolute(value) for name, value in of.items() if value}
     return dataclasses.replace(parsed.run, **of), parsed.agent
+
+
+def options_of(argv: list[str], configs: Path | None) -> tuple[RunOptions, Any]:
+    """Return the options of a new run and of its agent, as a command line and its TOML file give them, checked.
+
+    Raises:
+        ValueError: for what a run would refuse.
+        SystemExit: for a wrong argument, after tyro has said what is wrong.
+    """
+    given = read_some(argv, RunOptions, ("config", "trust"))
+    source = file_of(argv, configs, given.get("config"))
+    settings = config.load(source) if source else {}
+    if "config" in given:  # those in configs/ belong to the program
+        settings = trusted(settings, str(source), argv, given.get("trust", False))
+    options, agent = read(argv, settings, str(source))
+    options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
+    return check_all(options, agent, 1, 0, ()), agent
+
+
+def check_same(options: RunOptions, agent: Any, run: Path, argv: list[str]) -> None:
+    """Check that the run in a folder has these options, but for those that change no curve.
+
+    Args:
+        options: options of a run.
+        agent: options of its agent.
+        run: the folder.
+        argv: the command line that they come from.
+
+    Raises:
+        ValueError: listing what differs, or if code that the run names is not trusted.
+    """
+    file = run / "config.toml"
+    old, old_agent = read([], trusted(config.load(file), str(file), argv, False), str(file))
+    resumed.check_unchanged((resumed.without_beginning(options, old), agent), (old, old_agent))
+    for name in (
+        "total_steps",
+        "num_episodes",
+    ):  # a resume may change these: schedules then end elsewhere
+        before, now = getattr(old, name), getattr(options, name)
+        if before != now:
+            raise ValueError(f"{name} was {before}, and is now {now}")

@@ -23,7 +23,7 @@ from typing import Any
 
 from rank0rl.envs import make as envs
 from rank0rl.options import flag, read_some
-from rank0rl.run import config
+from rank0rl.run import settings as config
 from rank0rl.run.agents import absolute, is_reference
 from rank0rl.run.options import RunOptions
 

@@ -14,7 +14,8 @@ from rank0rl.mpi import trees
 from rank0rl.mpi.threads import set_threads
 from rank0rl.mpi.weights import named_tensors
 from rank0rl.rollout import Rollout
-from rank0rl.run import config, plan, trust
+from rank0rl.run import plan, trust
+from rank0rl.run import settings as config
 from rank0rl.run.agents import make_agent
 from rank0rl.run.timing import Phases
 

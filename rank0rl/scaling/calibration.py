@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rank0rl.run.cores import available_cores
+from rank0rl.run.machine import available_cores
 from rank0rl.scaling import ceiling, cost_model
 from rank0rl.scaling.cost_model import Costs, Machines
 from rank0rl.scaling.rows import Row, within_cores

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from rank0rl.envs.block import envs_of
-from rank0rl.run.cores import available_cores
+from rank0rl.run.machine import available_cores
 from rank0rl.run.timing import PHASES
 from rank0rl.scaling import _bare, advice, ceiling
 from rank0rl.scaling.rows import Row, Work, step_fractions

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rank0rl.launch.hosts import SSH, Host
-from rank0rl.run.cores import available_cores
+from rank0rl.run.machine import available_cores
 from rank0rl.study.claim import claim
 
 _FOLDER = "machines"

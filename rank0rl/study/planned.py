@@ -12,7 +12,7 @@ from typing import Any
 
 from rank0rl import algos
 from rank0rl.options import flag, names
-from rank0rl.run import of_others
+from rank0rl.run import plan
 from rank0rl.run.agents import short_name
 from rank0rl.run.options import RunOptions
 from rank0rl.study.options import Options
@@ -50,7 +50,7 @@ class Planned:
         if not (folder / "config.toml").exists():
             return
         try:
-            of_others.check_same(self.options, self.agent, folder, [*self.words])
+            plan.check_same(self.options, self.agent, folder, [*self.words])
         except ValueError as error:
             raise ValueError(
                 f"{folder} holds a run of other settings, so this is another study: name another --out "
@@ -139,7 +139,7 @@ def plan_run(
     """
     own = [word for name, value in settings.items() for word in _words(name, value)]
     words = (env_id, "--algo", algo, *own, *rest, "--seed", str(seed))
-    options, agent = of_others.options_of([*words], algos.CONFIGS)
+    options, agent = plan.options_of([*words], algos.CONFIGS)
     parts = [
         env_id.rpartition(":")[2],
         short_name(algo),

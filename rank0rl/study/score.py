@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rank0rl.run import run_data
+from rank0rl.run import folder as run_data
 
 
 def score(folder: Path, objective: str) -> float:
@@ -17,7 +17,7 @@ def score(folder: Path, objective: str) -> float:
         objective: "final" for the mean return of its last 100 episodes; "mean" for the mean of its
             learning curve over all of its steps, where a run that ended early keeps its last return.
     """
-    run = run_data.read(folder)
+    run = run_data.read_run(folder)
     ret, steps = run.column("return_mean"), run.column("steps")
     there = np.isfinite(ret)
     if not there.any():

@@ -22,9 +22,10 @@ import tyro
 
 from rank0rl import options
 from rank0rl.launch.hosts import read_hosts
-from rank0rl.run import config, files
+from rank0rl.run import files
+from rank0rl.run import settings as config
 from rank0rl.run.agents import short_name
-from rank0rl.run.cores import available_cores
+from rank0rl.run.machine import available_cores
 from rank0rl.study import from_file, machines, search
 from rank0rl.study.claim import claim
 from rank0rl.study.live import Progress

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.run.run_data import Array
+from rank0rl.run.folder import Array
 
 _POINTS = 500  # points of a curve: more than the width of an axis in pixels
 _RESAMPLES = 2000  # bootstrap samples of an interval

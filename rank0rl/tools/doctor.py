@@ -26,7 +26,7 @@ from rank0rl.launch import job
 from rank0rl.launch import mpiexec as launchers
 from rank0rl.launch.hosts import SSH, Host, read_hosts
 from rank0rl.mpi import comm
-from rank0rl.run import provenance
+from rank0rl.run import machine
 from rank0rl.tools import _echo
 
 _INSTALL = "pip install mpi4py mpich"
@@ -217,10 +217,10 @@ def _other_host(host: str, vendor: str, ranks: int) -> list[Line]:
         session.kill()
         session.communicate()
     trip_s, ahead_s = min(answers)
-    here = provenance.machine()
+    here = machine.describe()
     how = "{name} is {now} there and {before} here"
     same_cpu = about["cpu"] == here["cpu"]
-    differing = provenance.differences({**here, "cpu": about["cpu"]}, about, how)
+    differing = machine.differences({**here, "cpu": about["cpu"]}, about, how)
     cpu = f"another CPU, {about['cpu']}: the last bits may differ"
     speed = f"round trip by ssh {1e3 * trip_s:.2f} ms, clock {1e3 * ahead_s:+.1f} ms"
     remedy = "; ".join([*differing, *["install the same versions"] * bool(differing)])

@@ -13,7 +13,7 @@ import tyro
 
 from rank0rl.options import check, option
 from rank0rl.policy import load
-from rank0rl.run.columns import known_mean
+from rank0rl.run.record import known_mean
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.run.run_data import Array
+from rank0rl.run.folder import Array
 from rank0rl.tools.series import Series
 
 _WIDTH = 6.0  # points: least width of a place, because a finger or a hand is not steadier

@@ -17,10 +17,10 @@ import numpy as np
 import tyro
 
 from rank0rl.options import names
-from rank0rl.run import run_data
+from rank0rl.run import folder as run_data
 from rank0rl.run.agents import short_name
+from rank0rl.run.folder import Array, RunData
 from rank0rl.run.options import RunOptions
-from rank0rl.run.run_data import Array, RunData
 from rank0rl.tools import figures
 from rank0rl.tools.curves import Curves, Groups, interquartile_means, on_grid
 
@@ -159,7 +159,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
     runs, without = [], []
     for folder in folders:
         try:
-            runs.append(run_data.read(folder))
+            runs.append(run_data.read_run(folder))
         except run_data.NoRowsError as error:
             without.append(error)
     if not runs:

@@ -22,9 +22,9 @@ from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import hashes
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.update import check_device
-from rank0rl.run import checkpoint, init_from, plan
+from rank0rl.run import checkpoint, plan
 from rank0rl.run.agents import make_agent, seed_globals
-from rank0rl.run.curriculum import Curriculum
+from rank0rl.run.hooks import Curriculum
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.state import State
@@ -240,7 +240,7 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
         _refuse(collector.restore())
     elif options.init_from:
         try:
-            init_from.load(agent, init_from.read(Path(options.init_from)))
+            checkpoint.load_init(agent, checkpoint.read_init(Path(options.init_from)))
         except (ValueError, KeyError) as error:
             raise CannotReplayError(f"this run began with another one's weights: {error}") from None
     first = state.progress.iteration + 1

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.run import files, run_data
-from rank0rl.run.run_data import Array, RunData
+from rank0rl.run import files
+from rank0rl.run import folder as run_data
+from rank0rl.run.folder import Array, RunData
 from rank0rl.run.timing import PHASES
 from rank0rl.tools import chart, figures, page
 from rank0rl.tools.readable import duration, label, number, percent, texts
@@ -87,7 +88,7 @@ def _shown(folders: Sequence[Path]) -> Iterator[Shown]:
     if len(set(labels)) < len(labels):
         labels = [str(folder) for folder in folders]
     for i, (folder, text) in enumerate(zip(folders, labels, strict=True)):
-        run = run_data.read(folder)
+        run = run_data.read_run(folder)
         names = [n for n in run.rows[-1] if n != "settings" and not n.endswith("sha256")]
         yield Shown(run, _thinned(run, names), text, i % 10)
 

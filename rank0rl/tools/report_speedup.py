@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rank0rl.run import files
-from rank0rl.run.run_data import Array
+from rank0rl.run.folder import Array
 from rank0rl.run.timing import PHASES
 from rank0rl.tools import chart, figures, page
 from rank0rl.tools.readable import label, number, texts

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.run import config, files
+from rank0rl.run import files, settings
 from rank0rl.tools import chart, figures, page, plot, results
 from rank0rl.tools.curves import Groups, interquartile_means
 from rank0rl.tools.readable import duration, number, texts
@@ -31,7 +31,7 @@ def of_study(study: Path) -> str:
     Raises:
         ValueError: if no run has a row yet, or no matplotlib.
     """
-    given = config.load(study / FILE)
+    given = settings.load(study / FILE)
     agents = results.of_study(study)
     runs = [run for these in agents.values() for run in these]
     minutes_to = given.get("minutes_to", ())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rank0rl.run import files
-from rank0rl.run.run_data import Array, RunData
+from rank0rl.run.folder import Array, RunData
 from rank0rl.tools import figures, plot
 from rank0rl.tools.curves import interquartile_mean, interquartile_means
 from rank0rl.tools.readable import known

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from rank0rl.run.run_data import Array
+from rank0rl.run.folder import Array
 from rank0rl.tools.readable import number
 
 Style = Literal["line", "dashed", "dotted", "dots", "sparse", "band", "wide", "layer", "bar"]

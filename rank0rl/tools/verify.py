@@ -16,9 +16,9 @@ from pathlib import Path
 import tyro
 
 from rank0rl.options import check, option
-from rank0rl.run import config, files, provenance
-from rank0rl.run.columns import NOT_OF_THE_CURVE
-from rank0rl.run.cores import available_cores
+from rank0rl.run import files, machine, settings
+from rank0rl.run.machine import available_cores
+from rank0rl.run.record import NOT_OF_THE_CURVE
 from rank0rl.tools import verify_record, verify_sample
 from rank0rl.tools.evaluate import RunToLoad
 from rank0rl.tools.verify_record import DifferentError, Record
@@ -108,9 +108,9 @@ def _say(error: DifferentError, run: Path) -> None:
         print(f"  {line}")
     if error.start is None:
         return
-    [here] = config.starts(run / "config.toml")[-1:]
+    [here] = settings.starts(run / "config.toml")[-1:]
     how = "  {name}: {before} in the record, {now} here"
-    if lines := provenance.differences(error.start, here, how):
+    if lines := machine.differences(error.start, here, how):
         print("what may be the reason:", *lines, sep="\n")
     else:
         print("versions, CPU and BLAS are those of the record")

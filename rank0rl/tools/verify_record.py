@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rank0rl.options import names
-from rank0rl.run import config, files
-from rank0rl.run.columns import NOT_OF_THE_CURVE
+from rank0rl.run import files
+from rank0rl.run import settings as config
 from rank0rl.run.options import RunOptions
+from rank0rl.run.record import NOT_OF_THE_CURVE
 from rank0rl.run.trust import trusted
 
 OF_A_START = names(RunOptions, changes_curve=True, resume=True)

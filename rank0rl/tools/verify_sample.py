@@ -15,8 +15,8 @@ from typing import Any
 from rank0rl.mpi import hashes
 from rank0rl.options import names
 from rank0rl.run import checkpoint, plan
-from rank0rl.run.cores import available_cores
 from rank0rl.run.logger import check_rows
+from rank0rl.run.machine import available_cores
 from rank0rl.run.options import RunOptions
 from rank0rl.tools.verify_record import OF_A_START, DifferentError, Part, Record
 from rank0rl.tools.verify_training import begin, trained

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.options import flag
-from rank0rl.run import config
+from rank0rl.run import settings as config
 from rank0rl.tools.verify_record import OF_A_START, Part, Record
 
 _LOOK_S = 0.2  # seconds between two looks at the record: nothing beside an iteration's own work

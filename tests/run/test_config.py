@@ -9,7 +9,7 @@ import tomli_w
 
 from rank0rl import options
 from rank0rl.algos.ppo import PPOOptions
-from rank0rl.run import config, launch_options, resumed
+from rank0rl.run import launch_options, settings
 from rank0rl.run import options as run_options
 from rank0rl.run.options import RunOptions
 
@@ -17,7 +17,7 @@ from rank0rl.run.options import RunOptions
 def load(tmp_path, text):
     path = tmp_path / "c.toml"
     path.write_text(text)
-    return config.apply(config.load(path), RunOptions(), PPOOptions(), source=str(path))
+    return settings.apply(settings.load(path), RunOptions(), PPOOptions(), source=str(path))
 
 
 def test_a_file_is_over_the_defaults(tmp_path):
@@ -57,18 +57,18 @@ def test_what_is_wrong_in_a_file_is_named(tmp_path, text, message):
 
 def test_no_file(tmp_path):
     with pytest.raises(ValueError, match="cannot read config .*No such file"):
-        config.load(tmp_path / "none.toml")
+        settings.load(tmp_path / "none.toml")
 
 
 def test_the_file_of_a_run_gives_its_settings_again(tmp_path):
     run = RunOptions("CartPole-v1", num_envs=4, env_kwargs={"a": "b"}, run_dir="x", nprocs=3)
     agent = dataclasses.replace(PPOOptions(), hidden=(3, 4), target_kl=0.1)
-    config.write(tmp_path / "config.toml", config.settings(run, agent), {"nprocs": 3})
-    again = config.apply(
-        config.load(tmp_path / "config.toml"), RunOptions(), PPOOptions(), source=""
+    settings.write(tmp_path / "config.toml", settings.settings(run, agent), {"nprocs": 3})
+    again = settings.apply(
+        settings.load(tmp_path / "config.toml"), RunOptions(), PPOOptions(), source=""
     )
     assert again == (dataclasses.replace(run, run_dir=None, nprocs=None), agent)
-    config.write(tmp_path / "config.toml", config.settings(run, agent), {"nprocs": 2})
+    settings.write(tmp_path / "config.toml", settings.settings(run, agent), {"nprocs": 2})
     record = tomllib.loads((tmp_path / "config.toml").read_text())["record"]
     assert record == [{"nprocs": 3}, {"nprocs": 2}]  # one for every start
 
@@ -76,10 +76,10 @@ def test_the_file_of_a_run_gives_its_settings_again(tmp_path):
 def test_the_file_for_agent_and_environment_is_found(tmp_path):
     for name in ("ppo.toml", "ppo-Walker2d.toml"):
         (tmp_path / name).touch()
-    assert config.find(tmp_path, "ppo", "Walker2d") == tmp_path / "ppo-Walker2d.toml"
-    assert config.find(tmp_path, "ppo", "ALE/Pong") == tmp_path / "ppo.toml"
-    assert config.find(tmp_path, "reinforce", "Hopper") is None
-    assert config.find(None, "ppo", "Hopper") is None
+    assert settings.find(tmp_path, "ppo", "Walker2d") == tmp_path / "ppo-Walker2d.toml"
+    assert settings.find(tmp_path, "ppo", "ALE/Pong") == tmp_path / "ppo.toml"
+    assert settings.find(tmp_path, "reinforce", "Hopper") is None
+    assert settings.find(None, "ppo", "Hopper") is None
 
 
 FACTS = options.facts(RunOptions)
@@ -164,30 +164,30 @@ def test_a_file_sets_what_it_may(name):
     assert other(name) != getattr(RunOptions(), name)
     as_toml = tomllib.loads(tomli_w.dumps(changed))
     if FACTS[name].in_file:
-        (run,) = config.apply(as_toml, RunOptions(), source="file")
+        (run,) = settings.apply(as_toml, RunOptions(), source="file")
         assert run == RunOptions(**changed)
     else:
         with pytest.raises(ValueError, match="command line only") as error:
-            config.apply(as_toml, RunOptions(), source="file")
+            settings.apply(as_toml, RunOptions(), source="file")
         assert repr(name) in str(error.value)
-    assert (name in config.settings(RunOptions())) == FACTS[name].in_file
+    assert (name in settings.settings(RunOptions())) == FACTS[name].in_file
 
 
 @pytest.mark.parametrize("name", FACTS)
 def test_a_resume_changes_what_it_may(name):
     new, old = (RunOptions(**{name: other(name)}), PPOOptions()), (RunOptions(), PPOOptions())
     if FACTS[name].resume:
-        resumed.check_unchanged(new, old)
+        settings.check_unchanged(new, old)
     else:
         with pytest.raises(ValueError, match="settings") as error:
-            resumed.check_unchanged(new, old)
+            settings.check_unchanged(new, old)
         assert f"{name} {other(name)}" in str(error.value)
 
 
 def test_a_resume_changes_nothing_of_an_agent():
     new, old = PPOOptions(gamma=0.5), PPOOptions()
     with pytest.raises(ValueError, match=f"gamma 0.5 in place of {old.gamma}"):
-        resumed.check_unchanged((RunOptions(), new), (RunOptions(), old))
+        settings.check_unchanged((RunOptions(), new), (RunOptions(), old))
 
 
 @pytest.mark.parametrize(

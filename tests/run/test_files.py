@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from rank0rl.run import checkpoint, config, files, run_data
+from rank0rl.run import checkpoint, files, folder, settings
 from rank0rl.run.agents import load_agent
 from rank0rl.run.logger import check_rows
 
@@ -24,7 +24,7 @@ def sparse(path):
 
 READERS = {
     "c.pt": checkpoint.read,
-    "config.toml": config.load,
+    "config.toml": settings.load,
     "progress.csv": lambda path: check_rows(path.parent, 1, ""),
     "agent.py": lambda path: load_agent(str(path)),
 }
@@ -90,6 +90,6 @@ def test_tools_refuse_a_damaged_config_in_one_line(tmp_path, text, fact):
     (tmp_path / "progress.csv").write_text(f"{columns}\n1,2,3,4,5,6,7\n")
     (tmp_path / "config.toml").write_text(text)
     with pytest.raises(ValueError, match=fact) as error:
-        run_data.read(tmp_path)
+        folder.read_run(tmp_path)
     assert "config.toml" in str(error.value)
     assert "\n" not in str(error.value)

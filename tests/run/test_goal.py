@@ -8,7 +8,7 @@ import pytest
 from on_ranks import HERE
 from runs import resume, table, train
 
-from rank0rl.run.goal import goal_of
+from rank0rl.run.hooks import goal_of
 from rank0rl.run.options import RunOptions
 
 COUNT = ["toy_envs:Count-v0", "--num-envs", "4", "--steps-per-batch", "64", "--hidden", "8"]

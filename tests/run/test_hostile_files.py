@@ -18,7 +18,7 @@ from runs import curve, sha
 
 from rank0rl import start
 from rank0rl.mpi import comm
-from rank0rl.run import checkpoint, provenance
+from rank0rl.run import checkpoint, machine
 from rank0rl.run.agents import load_agent
 from rank0rl.tools import evaluate, replay
 
@@ -76,7 +76,7 @@ def run(tmp_path_factory):
         raise Ended(code)
 
     patch.setattr(comm, "abort", abort)
-    patch.setattr(provenance, "_commit", lambda: "unknown")  # starts git
+    patch.setattr(machine, "_commit", lambda: "unknown")  # starts git
     folder = tmp_path_factory.mktemp("hostile")
     patch.chdir(folder)
     for name in ("evil.py", "algos/__init__.py", "algos/ppo.py", "algos/evil.py"):

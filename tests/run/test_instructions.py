@@ -8,7 +8,8 @@ import pytest
 from on_ranks import HERE
 from runs import SMALL, sha
 
-from rank0rl.run import config, instructions
+from rank0rl.run import cpu as instructions
+from rank0rl.run import settings
 
 MORE = ["--total-steps", "256", "--hidden", "64", "64"]
 
@@ -35,7 +36,7 @@ def test_what_libraries_would_choose_does_not_matter(tmp_path):
     )
     for name, other in zip("ab", others, strict=True):
         train(tmp_path / name, *SMALL, *MORE, "--cpu", "avx2", **other)
-        start = config.starts(tmp_path / name / "config.toml")[0]
+        start = settings.starts(tmp_path / name / "config.toml")[0]
         assert start["settings"]["cpu"] == "avx2"
         assert "Haswell" in start["blas"]
     assert sha(tmp_path / "a") == sha(tmp_path / "b")
@@ -74,7 +75,7 @@ def test_a_resume_keeps_the_limit_also_from_a_file(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "may differ" not in done.stdout
-    assert ["Haswell" in start["blas"] for start in config.starts(run / "config.toml")] == [
+    assert ["Haswell" in start["blas"] for start in settings.starts(run / "config.toml")] == [
         True
     ] * 2
 

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from rank0rl.run import interrupt
-from rank0rl.run.interrupt import Interrupted, Interrupts
+from rank0rl.run import signals
+from rank0rl.run.signals import Interrupted, Interrupts
 
 
 def send(signum):
@@ -58,12 +58,12 @@ def test_user_code_does_not_swallow_it():
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
 def test_another_rank_keeps_a_signal_for_rank_0(signum):
     with Interrupts(keep=True):
-        interrupt.obey([0, interrupt.received()])
+        signals.obey([0, signals.received()])
         send(signum)
         send(signal.SIGTERM)
-        assert interrupt.received() == signum
+        assert signals.received() == signum
         with pytest.raises(Interrupted) as interrupted:
-            interrupt.obey([0, interrupt.received(), signal.SIGINT])
+            signals.obey([0, signals.received(), signal.SIGINT])
     assert interrupted.value.signum == signum
     with Interrupts(keep=True):
-        assert interrupt.received() == 0  # of a run before
+        assert signals.received() == 0  # of a run before

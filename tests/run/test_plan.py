@@ -2,7 +2,7 @@
 
 import pytest
 
-from rank0rl.run import memory, plan, resumed
+from rank0rl.run import machine, plan, settings
 from rank0rl.run.options import RunOptions
 
 
@@ -34,7 +34,7 @@ def test_the_kind_of_batch_on_the_command_line_replaces_that_of_the_file(argv):
     ],
 )
 def test_what_memory_cannot_hold_is_refused(argv, facts, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory, "of_machine", lambda: 1 << 29)
+    monkeypatch.setattr(machine, "of_machine", lambda: 1 << 29)
     argv = ["CartPole", *argv.split(), "--run-dir", str(tmp_path / "r")]
     if not facts:
         plan.prepare(argv, None, 1)
@@ -75,7 +75,7 @@ def test_a_restart_keeps_what_the_checkpoint_does_not_hold(argv, kept):
 def test_another_length_or_device_is_said(tmp_path):
     old = RunOptions()
     new = RunOptions(total_steps=5, num_episodes=7, device="cuda")
-    said = resumed.schedule_notes(new, old)
+    said = settings.schedule_notes(new, old)
     for facts in (("1000000", "5"), ("None", "7"), ("cpu", "cuda")):
         assert any(all(fact in note for fact in facts) for note in said)
-    assert resumed.schedule_notes(old, old) == []
+    assert settings.schedule_notes(old, old) == []

@@ -13,8 +13,8 @@ from runs import SMALL, resume, resume_on_ranks, table, train
 from toy_envs import NoiseAgent, NoOptions
 
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.run import console, memory, recorder
-from rank0rl.run.recorder import Recorder
+from rank0rl.run import machine, record
+from rank0rl.run.record import Recorder
 from rank0rl.run.state import Progress
 
 COUNT = ["toy_envs:Count-v0", "--num-envs", "4", "--steps-per-batch", "64", "--hidden", "8"]
@@ -79,7 +79,7 @@ class Clock:
 
 @pytest.mark.parametrize(("seconds", "most"), [(0.5, 1), (7.5, 7)])
 def test_a_run_stops_after_so_many_seconds(seconds, most, tmp_path, monkeypatch):
-    monkeypatch.setattr(recorder, "time", Clock())
+    monkeypatch.setattr(record, "time", Clock())
     _, kept = train_here(
         *(PPO, PPOOptions(hidden=(8,)), tmp_path),
         env_id="CartPole",
@@ -111,7 +111,7 @@ def test_the_time_that_is_left(tmp_path, monkeypatch):
     )
     began, share = kept._paced
     assert share == pytest.approx(0.1)
-    monkeypatch.setattr(recorder.time, "monotonic", lambda: began + 10.0)  # for a tenth of the run
+    monkeypatch.setattr(record.time, "monotonic", lambda: began + 10.0)  # for a tenth of the run
     assert kept._seconds_left() == pytest.approx(80.0)
 
 
@@ -137,13 +137,15 @@ def test_the_line_of_a_long_run_fits_the_console(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "returns", [12345.6])
     monkeypatch.setattr(progress, "lengths", [1000])
     monkeypatch.setattr(kept.state, "share_over", lambda: 0.98)
-    line = console.line(kept.state, 36_000.0, 12345.0, {"kl": 0.0123456, "entropy": -12.3456})
+    line = record.console_line(
+        kept.state, 36_000.0, 12345.0, {"kl": 0.0123456, "entropy": -12.3456}
+    )
     assert "(98%, 10:00:00 left)" in line
     assert len(line) <= 100
 
 
 def test_times_on_the_console():
-    times = [console._clock(s) for s in (0.4, 59.6, 3599, 3723)]
+    times = [record._clock(s) for s in (0.4, 59.6, 3599, 3723)]
     assert times == ["0:00", "1:00", "59:59", "1:02:03"]
 
 
@@ -209,7 +211,7 @@ def test_every_rank_is_counted_also_one_without_envs(tmp_path):
 
 
 def test_memory_that_processes_share_counts_once():
-    assert memory.peak_mb() < memory._peak_resident_mb() - 5  # others map torch's code as well
+    assert machine.peak_mb() < machine._peak_resident_mb() - 5  # others map torch's code as well
 
 
 def test_an_evaluation_that_is_no_number_is_never_the_best():

@@ -7,7 +7,7 @@ import pytest
 from on_ranks import HERE
 from runs import SMALL, resume, table, train, train_on_ranks
 
-from rank0rl.run import sinks
+from rank0rl.run import hooks
 
 WANDB = """
 import json, os, pathlib
@@ -48,7 +48,7 @@ def test_what_an_earlier_start_wrote_beyond_the_checkpoint_is_hidden(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for after in (0, 0, 2):
-        board = sinks.TensorBoard(tmp_path, after)
+        board = hooks.TensorBoard(tmp_path, after)
         for step in range(after + 1, after + 4):
             board.row({"a/b": after}, step)
         board.close()
@@ -87,5 +87,5 @@ def test_a_missing_package_is_found_before_any_work(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.delitem(sys.modules, "tensorboard", raising=False)
     with pytest.raises(ValueError, match="pip install tensorboard"):
-        sinks.check(tensorboard=True)
-    sinks.check(tensorboard=False)
+        hooks.check(tensorboard=True)
+    hooks.check(tensorboard=False)

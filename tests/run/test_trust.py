@@ -9,7 +9,9 @@ import pytest
 from on_ranks import HERE
 from runs import SMALL, train
 
-from rank0rl.run import agents, checkpoint, config, plan, resumed, trust
+from rank0rl.run import agents, checkpoint, plan, trust
+from rank0rl.run import settings as config
+from rank0rl.run import settings as resumed
 from rank0rl.tools import evaluate, export, play, replay
 
 OWN = {

@@ -14,7 +14,7 @@ import warm
 from on_ranks import HERE, LIMIT_S
 from runs import curve, sha, table, train
 
-from rank0rl.run.cores import available_cores
+from rank0rl.run.machine import available_cores
 from rank0rl.study import study as tool
 from rank0rl.study.claim import claim
 

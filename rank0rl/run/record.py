@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,157 @@ from typing import Any
 import numpy as np
 
 from rank0rl.batch import Batch, Gathered
+from rank0rl.envs.retry import FAILURES
 from rank0rl.launch import job
 from rank0rl.mpi import comm, hashes
-from rank0rl.run import checkpoint, columns, console, files
-from rank0rl.run.columns import mean
-from rank0rl.run.interrupt import Interrupted
-from rank0rl.run.logger import Logger
+from rank0rl.run import checkpoint, files
+from rank0rl.run.logger import Logger, short
 from rank0rl.run.options import RunOptions
-from rank0rl.run.state import State
+from rank0rl.run.signals import Interrupted
+from rank0rl.run.state import Progress, State
 from rank0rl.run.timing import PHASES, Phases
+
+NOT_OF_THE_CURVE = frozenset(
+    {
+        *("seconds", "steps_per_s", "slowest_s", "fastest_s", "memory_mb"),
+        *(f"{phase}_s" for phase in PHASES),
+        *FAILURES,
+    }
+)
+"""Columns that two runs with the same curve may differ in."""
+
+
+def of_episodes(progress: Progress, ended: Batch) -> dict[str, float]:
+    """Return the figures of the last episodes, and the longest episode of this iteration."""
+    return {
+        **_spread("return", progress.returns),
+        "length_mean": mean(progress.lengths),
+        "longest": float(max(ended["length"], default=np.nan)),
+    }
+
+
+def of_infos(progress: Progress) -> dict[str, float]:
+    """Return the means of what --info names over the last episodes; nan where none of them had it."""
+    return {f"{name}_mean": known_mean(values) for name, values in progress.infos.items()}
+
+
+def _spread(name: str, values: Any) -> dict[str, float]:
+    """Return mean, standard deviation and extremes; nan where there are no values."""
+    some = values if len(values) else [float("nan")]
+    return {
+        f"{name}_mean": mean(values),
+        **{f"{name}_{of.__name__}": float(of(some)) for of in (np.std, np.min, np.max)},
+    }
+
+
+def of_evaluation(evaluated: Batch | None, infos: Sequence[str]) -> dict[str, float | str]:
+    """Return the columns of an evaluation, empty in an iteration without one.
+
+    Args:
+        evaluated: its episodes.
+        infos: labels of their figures.
+    """
+    if evaluated is None:
+        columns = ("return", "return_std", "length", *infos)
+        return {f"eval_{name}": "" for name in columns}
+    return {
+        "eval_return": mean(evaluated["return"]),
+        "eval_return_std": float(np.std(evaluated["return"])),
+        "eval_length": mean(evaluated["length"]),
+        **{f"eval_{name}": known_mean(evaluated[name]) for name in infos},
+    }
+
+
+def of_failures(told: Mapping[str, Any], columns: Sequence[str]) -> dict[str, float]:
+    """Return the failures of environments; nothing in a run that began without an option to survive them."""
+    if FAILURES[0] not in (columns or told):
+        return {}
+    return {name: float(told[name].sum()) if name in told else 0.0 for name in FAILURES}
+
+
+def of_ranks(told: Mapping[str, Any]) -> dict[str, float]:
+    """Return how unequally the ranks work, and the memory of all of them."""
+    return {
+        "slowest_s": float(told["took_s"].max()),
+        "fastest_s": float(told["took_s"].min()),
+        "memory_mb": float(told["peak_mb"].sum()),
+    }
+
+
+def mean(values: Any) -> float:
+    """Return the mean, nan if there are no values."""
+    return float(np.mean(values)) if len(values) else float("nan")
+
+
+def known_mean(values: Any) -> float:
+    """Return the mean of the values that are not nan; nan if there are none."""
+    return mean([value for value in values if not np.isnan(value)])
+
+
+_OF_UPDATE = ("kl", "entropy")
+
+
+def console_line(
+    state: State, seconds_left: float | None, steps_per_s: float, metrics: Mapping[str, float]
+) -> str:
+    """Return the line of an iteration: 100 columns at most, without --info.
+
+    Args:
+        state: state of the run.
+        seconds_left: until the end of the run; None if not known yet.
+        steps_per_s: rate of the iteration.
+        metrics: what the agent's update returned.
+    """
+    progress, over = state.progress, min(state.share_over(), 1.0)
+    means = {name: known_mean(values) for name, values in progress.infos.items()}
+    figures = {
+        "return": f"{mean(progress.returns):.5g}",
+        "length": f"{mean(progress.lengths):.0f}",
+        **{name: f"{metrics[name]:.2g}" for name in _OF_UPDATE if name in metrics},
+        **{name: f"{value:.3g}" for name, value in means.items()},
+    }
+    steps = f"{progress.steps:,}" if progress.steps < 1e7 else f"{progress.steps / 1e6:.1f}M"
+    left = "" if seconds_left is None else f", {_clock(max(seconds_left, 0.0))} left"
+    return (
+        f"{progress.iteration}: {steps} steps ({over:.0%}{left})  "
+        + "".join(f"{name} {figure}  " for name, figure in figures.items())
+        + f"{steps_per_s:,.0f}/s"
+    )
+
+
+def phase_shares(seconds: float, phases: Mapping[str, float]) -> str:
+    """Return the share of an iteration's time that each phase took."""
+    found = {phase: phases.get(phase, 0.0) / seconds for phase in PHASES}
+    return "".join(f"  {phase} {share:.0%}" for phase, share in found.items() if share >= 0.005)
+
+
+def console_table(summary: Mapping[str, Any], episodes: int, folder: Path) -> str:
+    """Return the summary of a run as a table.
+
+    Args:
+        summary: summary of the run.
+        episodes: number of episodes in its mean return.
+        folder: folder of the run.
+    """
+    nprocs = summary.get("nprocs", 1)
+    ranks = f"{nprocs} rank{'s' * (nprocs > 1)}"
+    rows = {
+        "return": f"{short(summary['return_mean'])}  mean of the last {episodes} episodes",
+        "best evaluation": short(summary["best_eval"]) if "best_eval" in summary else "",
+        "steps": f"{summary['steps']:,} in {summary['iterations']:,} iterations and {summary['episodes']:,} episodes",
+        "time": f"{_clock(summary['seconds'])}, {summary['steps_per_s']:,.0f} steps/s on {ranks}",
+        "weights": summary["weights_sha256"],
+        "folder": str(folder),
+    }
+    return "\n".join(f"{name:16}{text}" for name, text in rows.items() if text)
+
+
+def _clock(seconds: float) -> str:
+    """Return a time as 1:02:03 or 2:03."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}:{m:02}:{s:02}" if hours else f"{m}:{s:02}"
+
 
 _HASH = 16  # digits of a hash in the CSV: 64 bits tell any two apart
 
@@ -116,20 +258,18 @@ class Recorder:
                 "episodes": progress.episodes,
                 "seconds": progress.seconds,
             },
-            "episodes": columns.of_episodes(progress, batch.ended),
-            "info": columns.of_infos(progress),
+            "episodes": of_episodes(progress, batch.ended),
+            "info": of_infos(progress),
             "curriculum": self.state.settings_columns(batch.settings),
             "callback": {},
             "evaluation": (
-                columns.of_evaluation(evaluated, [*progress.infos])
-                if self._options.eval_every
-                else {}
+                of_evaluation(evaluated, [*progress.infos]) if self._options.eval_every else {}
             ),
-            "failures": columns.of_failures(batch.ranks, self._logger.columns),
+            "failures": of_failures(batch.ranks, self._logger.columns),
             "speed": {
                 "steps_per_s": steps_per_s,
                 **{f"{phase}_s": phases.get(phase, 0.0) for phase in PHASES},
-                **columns.of_ranks(batch.ranks),
+                **of_ranks(batch.ranks),
             },
             "hashes": {"batch_sha256": batch.sha256[:_HASH]},
             "update": metrics,
@@ -156,9 +296,9 @@ class Recorder:
         if is_best:
             checkpoint.save_best(self._folder, boundary)
         checkpoint_now = save_now or progress.iteration % self._options.checkpoint_every == 0
-        line = console.line(self.state, self._seconds_left(), steps_per_s, metrics)
+        line = console_line(self.state, self._seconds_left(), steps_per_s, metrics)
         if self._options.phases:
-            line += console.shares(seconds, phases)
+            line += phase_shares(seconds, phases)
         self._say_what_never_came(batch.ended)
         if evaluated:
             line += f"  evaluated: return {mean(evaluated['return']):.1f}"
@@ -230,7 +370,7 @@ class Recorder:
             go_on = f"go on with: {self._resume_command()}"
             self._logger.print(f"stopped after iteration {self.saved}, as asked{why}; {go_on}")
         self._logger.print(
-            console.table(self.summary(), len(self.state.progress.returns), self._folder)
+            console_table(self.summary(), len(self.state.progress.returns), self._folder)
         )
 
     def _say_what_never_came(self, ended: Batch) -> None:
@@ -239,7 +379,7 @@ class Recorder:
         if not 0 < len(ended["return"]) == progress.episodes:
             return
         for name, values in progress.infos.items():
-            if np.isnan(columns.known_mean(values)):
+            if np.isnan(known_mean(values)):
                 self._logger.print(
                     f"note: none of the first {progress.episodes} episodes had {name!r} in its info: "
                     f"if none ever has, the name in --info is another one"

@@ -17,9 +17,8 @@ from rank0rl.nets.actor_critic import ValueFunction
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import Mode, make_policy
-from rank0rl.options import CheckedOptions, option
+from rank0rl.options import CheckedOptions, Scheduled, option, value_at
 from rank0rl.returns import advantages
-from rank0rl.schedules import Scheduled, at
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class A2C(Agent):
         self.flat.zero_grad()
         (policy_loss + opt.value_coef * value_loss - opt.entropy_coef * entropy).backward()
         self.flat.limit_norm(opt.max_grad_norm)
-        self.adam.step(at(opt.lr, progress))
+        self.adam.step(value_at(opt.lr, progress))
         self.norm.merge(batch["obs"])
         return {"value_loss": value_loss.item(), "entropy": entropy.item()}
 

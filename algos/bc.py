@@ -19,9 +19,8 @@ from rank0rl.envs import demonstrations
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.networks import NetworkOptions
 from rank0rl.nets.update import ValueFit
-from rank0rl.options import OptionError, option
+from rank0rl.options import OptionError, Scheduled, option, value_at
 from rank0rl.returns import explained_variance
-from rank0rl.schedules import Scheduled, at
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ class BC(Agent):
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Make steps on the data, then epochs of the value function on the batch."""
-        opt, lr = self.options, at(self.options.lr, progress)
+        opt, lr = self.options, value_at(self.options.lr, progress)
         if not self.begun:
             self.norm.forget()  # what --init-from brought
             self.norm.merge(self.data["obs"])

@@ -16,8 +16,7 @@ from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
 from rank0rl.nets.candidates import Candidates, check
 from rank0rl.nets.flat import Adam
-from rank0rl.options import CheckedOptions, option
-from rank0rl.schedules import Scheduled, at
+from rank0rl.options import CheckedOptions, Scheduled, option, value_at
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class ES(Agent):
         [vector] = self.nets.flat.vectors
         assert vector.grad is not None
         vector.grad.copy_(torch.from_numpy(np.float32(opt.weight_decay) * theta - gradient))
-        self.adam.step(at(opt.lr, progress))
+        self.adam.step(value_at(opt.lr, progress))
         self.nets.norm.merge_groups(batch["steps"], batch["obs_mean"], batch["obs_var"])
         self.key[:] = rng.integers(2**63)
         return {

@@ -21,9 +21,8 @@ from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.networks import MakeNetworks
 from rank0rl.nets.recurrent import RecurrentOptions
 from rank0rl.nets.update import GradientSteps, gradient_steps
-from rank0rl.options import option
+from rank0rl.options import Scheduled, changing, option, value_at
 from rank0rl.returns import explained_variance
-from rank0rl.schedules import Scheduled, at, changing
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class PPO(Agent):
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Make epochs of minibatch gradient steps on the clipped objective and the value loss."""
         opt, size = self.options, self.nets.rows_of(self.options.minibatch_size)
-        lr = at(opt.lr, progress)
+        lr = value_at(opt.lr, progress)
         self.objective = self.objective_at(progress)
         steps = self.nets.each_step(batch)
         ev = explained_variance(steps["val"], steps["ret"])
@@ -138,12 +137,12 @@ class PPO(Agent):
 
     def objective_at(self, progress: float) -> Objective:
         """Return the loss of a minibatch, with its coefficients as they are now."""
-        opt, clip_ratio = self.options, at(self.options.clip_ratio, progress)
+        opt, clip_ratio = self.options, value_at(self.options.clip_ratio, progress)
         return self.nets.objective(
             policy_loss=partial(clipped_loss, clip_ratio=clip_ratio),
             clip_ratio=clip_ratio,
             value_coef=opt.value_coef,
-            entropy_coef=at(opt.entropy_coef, progress),
+            entropy_coef=value_at(opt.entropy_coef, progress),
             normalize=opt.normalize == "minibatch",
         )
 

@@ -11,9 +11,8 @@ from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.policies import Mode, make_policy
-from rank0rl.options import CheckedOptions, option
+from rank0rl.options import CheckedOptions, Scheduled, option, value_at
 from rank0rl.returns import discounted_sum
-from rank0rl.schedules import Scheduled, at
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Reinforce(Agent):
         self.flat.zero_grad()
         loss.backward()
         self.flat.check()
-        self.adam.step(at(self.options.lr, progress))
+        self.adam.step(value_at(self.options.lr, progress))
         return {"loss": loss.item()}
 
     def modules(self) -> dict[str, Any]:

@@ -20,9 +20,8 @@ from rank0rl.nets.fisher import Fisher
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.networks import MakeNetworks, NetworkOptions
 from rank0rl.nets.update import ValueFit
-from rank0rl.options import OptionError, option
+from rank0rl.options import OptionError, Scheduled, changing, option, value_at
 from rank0rl.returns import explained_variance
-from rank0rl.schedules import Scheduled, at, changing
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class TRPO(Agent):
         opt = self.options
         rows = self.nets.training_rows(batch)
         obs, ret = rows["obs"], rows.pop("ret")
-        target_kl, value_lr = at(opt.target_kl, progress), at(opt.value_lr, progress)
+        target_kl, value_lr = value_at(opt.target_kl, progress), value_at(opt.value_lr, progress)
         tensors = {name: torch.from_numpy(x) for name, x in rows.items()}
         metrics = self.improve(target_kl, **tensors)
         ev = explained_variance(batch["val"], ret)

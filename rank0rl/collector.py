@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from rank0rl import batch as batches
-from rank0rl.acting import check_processed
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch, Gathered
 from rank0rl.envs import make as envs
@@ -22,7 +21,7 @@ from rank0rl.mpi import comm, hashes, weights
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.gather import GatherThread, rank0_accum_batches
-from rank0rl.rollout import Rollout
+from rank0rl.rollout import Rollout, check_processed
 from rank0rl.run import machine, signals
 from rank0rl.run.agent_checks import Suspect
 from rank0rl.run.agents import is_reference, load_function

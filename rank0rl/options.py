@@ -1,4 +1,4 @@
-"""Options with all that is known of them in one place: the field of a frozen dataclass.
+"""Options with all that is known of them in one place, and numbers that change in the course of a run.
 
 A field gives the option's name, type, default and range, and the docstring under it is the help
 text. An option of a run also says whether it changes the learning curve, whether a resumed run may
@@ -13,9 +13,50 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn, TypeAlias, get_args, get_type_hints
 
-from rank0rl import schedules
+Scheduled: TypeAlias = float | str
+"""A constant; or a schedule, "linear:START:END" or "cosine:START:END", over the whole run."""
+
+
+def value_at(number: Scheduled, progress: float) -> float:
+    """Return a number as it is now.
+
+    Args:
+        number: a constant or a schedule.
+        progress: share of the run that is over, in [0, 1).
+
+    Source: Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5 (cosine).
+    """
+    if not isinstance(number, str):
+        return number
+    shape, start, end = parse_schedule(number)
+    done = progress if shape == "linear" else (1 - math.cos(math.pi * progress)) / 2
+    return start * (1 - done) + end * done
+
+
+def changing(progress: float, **numbers: Scheduled) -> dict[str, float]:
+    """Return those of these numbers that change, as they are now, for an agent's record."""
+    return {name: value_at(x, progress) for name, x in numbers.items() if isinstance(x, str)}
+
+
+def parse_schedule(schedule: str) -> tuple[str, float, float]:
+    """Return the shape of a schedule, its first and its last number.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    shape, *ends = schedule.split(":")
+    try:
+        start, end = map(float, ends)
+        if shape in ("linear", "cosine"):
+            return shape, start, end
+    except ValueError:  # not two numbers
+        pass
+    raise ValueError(
+        f"expected a number, linear:START:END or cosine:START:END, such as linear:3e-4:0: got "
+        f"{schedule!r}"
+    )
 
 
 @dataclass(frozen=True)
@@ -131,7 +172,7 @@ def _check_number(name: str, value: Any, interval: str) -> None:
 def _check_schedule(name: str, schedule: str, interval: str) -> None:
     """Check both numbers of a schedule. The last may lie on the end of an open range: the run never gets there."""
     try:
-        _, start, end = schedules.parse(schedule)
+        _, start, end = parse_schedule(schedule)
     except ValueError as error:
         raise ValueError(f"{name}: {error}; set {flag(name)}") from None
     _check_number(name, start, interval)

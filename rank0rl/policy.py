@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import evaluation
-from rank0rl.acting import draws
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
 from rank0rl.collector import env_maker
@@ -18,6 +17,7 @@ from rank0rl.envs import make as envs
 from rank0rl.envs import spaces
 from rank0rl.envs.answers import mask_of
 from rank0rl.mpi.threads import one_thread
+from rank0rl.rollout import draws
 from rank0rl.run import checkpoint, plan
 from rank0rl.run.agents import make_agent
 from rank0rl.run.options import RunOptions

@@ -9,20 +9,181 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from rank0rl import seeding
-from rank0rl.acting import act_with_more, check_acted, draws
-from rank0rl.agent import Agent, Fragment, Spaces
-from rank0rl.batch import Batch, Buffer
-from rank0rl.envs.block import Env, make_block
+from rank0rl.agent import Agent, Fragment, Space, Spaces
+from rank0rl.batch import Batch, Buffer, count, take
+from rank0rl.envs.block import Env, EnvBlock, make_block
 from rank0rl.envs.wrappers import EPISODE
-from rank0rl.fragments import End, cut, first_not_finite
 
 Array = npt.NDArray[Any]
+
+
+def draws(agent: Agent, seed: int, iteration: int, fragment_id: int) -> Callable[[int], Array]:
+    """Return a function that draws the next (T, k) numbers of noise of the fragment's own stream.
+
+    Raises:
+        ValueError: if the agent's `noise` is of no kind that there is.
+    """
+    kind, k = agent.noise
+    if kind not in ("normal", "uniform"):
+        raise ValueError(f'noise must be ("normal" or "uniform", k): got {agent.noise}')
+    rng = seeding.stream(seed, "act", iteration, fragment_id)
+    if kind == "normal":
+        return lambda steps: rng.standard_normal((steps, k), dtype=np.float32)
+    return lambda steps: rng.random((steps, k), dtype=np.float32)
+
+
+def act_with_more(
+    agent: Agent,
+    block: EnvBlock,
+    envs: Sequence[Env],
+    rows: Any,
+    noise: Array,
+    fragment_id: Array,
+    masked: bool,
+) -> tuple[Array, Batch]:
+    """Let an agent act with masks, or with its memory, or both.
+
+    Args:
+        agent: acts.
+        block: has these envs; it keeps the agent's new memory.
+        envs: the envs to act in, B of them.
+        rows: index of their rows in the block's arrays: a slice or an array.
+        noise: (B, k).
+        fragment_id: (B,).
+        masked: True if it gets the masks.
+
+    Returns:
+        Actions; and the extras, with "action_mask" and "memory" as the agent was given them.
+
+    Raises:
+        ValueError: if it gives no new memory.
+    """
+    given: dict[str, Any] = {}
+    if masked:
+        given["mask"] = block.allowed(envs, rows, agent)
+    if agent.memory:
+        given["memory"] = block.memory[rows].copy()
+    act, extras = agent.act(block.obs[rows], noise, fragment_id, **given)
+    kept = dict(extras)
+    if "mask" in given:
+        kept["action_mask"] = given["mask"]
+    if "memory" in given:
+        new, old = kept.get("memory"), given["memory"]
+        if not isinstance(new, np.ndarray) or (new.shape, new.dtype) != (old.shape, old.dtype):
+            got = f"{new.dtype} {new.shape}" if isinstance(new, np.ndarray) else type(new)
+            raise ValueError(
+                f'act must return the extra "memory" as float32 {old.shape}, a row for each '
+                f"observation: got {got}"
+            )
+        block.memory[rows], kept["memory"] = new, old
+    return act, kept
+
+
+def check_acted(name: str, value: Any, rows: int, space: Space) -> None:
+    """Make sure that an agent's `act` returned an array with a row for each observation.
+
+    Args:
+        name: "act", or the name of an extra.
+        value: what it returned as this.
+        rows: number of observations.
+        space: of the actions.
+
+    Raises:
+        ValueError: if it returned something else.
+    """
+    row = space.shape if name == "act" else np.shape(value)[1:]
+    is_array = isinstance(value, np.ndarray)
+    if not is_array or value.shape != (rows, *row) or value.dtype.hasobject:
+        kind = f"{value.dtype} {value.shape}" if is_array else type(value)
+        raise ValueError(
+            f"act must return {'actions' if name == 'act' else repr(name)} as an array of shape "
+            f"{(rows, *row)}, a row for each observation: got {kind}"
+        )
+
+
+def check_processed(rows: Any) -> None:
+    """Make sure that an agent's `process` returned rows.
+
+    Raises:
+        TypeError: if it returned something else.
+        ValueError: if its arrays disagree on the number of rows.
+    """
+    wrong = rows if not isinstance(rows, Mapping) else None
+    for name, array in {} if wrong is not None else rows.items():
+        if not isinstance(array, np.ndarray) or array.ndim == 0:
+            wrong = {name: array}
+            break
+    if wrong is not None:
+        raise TypeError(
+            f"process must return a dict of name -> array with rows along its first axis: got "
+            f"{wrong!r:.100}"
+        )
+    count(rows)
+
+
+class End(NamedTuple):
+    """The end of an episode in a fragment, or the end of the fragment within an episode."""
+
+    t: int
+    """Its last step in the fragment."""
+    obs: Array
+    """Observation after it, (*obs)."""
+    seed: int
+    """Seed of the episode."""
+    length: int
+    """Steps of the episode so far, those in earlier fragments included."""
+    memory: Array
+    """The agent's memory after it, (m,)."""
+
+
+def cut(fragment_id: int, rows: Batch, ends: Sequence[End]) -> Fragment:
+    """Return the fragment with these rows, (T, ...) each, in which these episodes end.
+
+    Rows of no episode are left out: those of an agent that waits for the end of its game.
+    """
+    known = ("obs", "act", "rew", "terminated", "truncated")
+    steps = [min(end.length, end.t + 1) for end in ends]
+    if sum(steps) < len(rows["rew"]):
+        each = [np.arange(end.t + 1 - n, end.t + 1) for end, n in zip(ends, steps, strict=True)]
+        rows = take(rows, np.concatenate(each))
+    return Fragment(
+        fragment_id=fragment_id,
+        end=np.cumsum(steps) - 1,
+        end_obs=np.stack([end.obs for end in ends]),
+        end_memory=np.stack([end.memory for end in ends]),
+        extras={name: array for name, array in rows.items() if name not in known},
+        **{name: rows[name] for name in known},
+    )
+
+
+def first_not_finite(fragment: Fragment, ends: Sequence[End]) -> tuple[str, Any, int, int] | None:
+    """Find the first nan or infinity among the rewards and observations of a fragment.
+
+    Returns:
+        What it is; the action that led to it, None for a reset; the seed of the episode and the
+        number of its step. None if all numbers are finite.
+    """
+    arrays = (fragment.rew, fragment.obs, fragment.end_obs)
+    if all(array.dtype.kind != "f" or np.isfinite(array).all() for array in arrays):
+        return None
+    for end, steps in zip(ends, fragment.episodes(), strict=True):
+        obs = [*fragment.obs[steps], end.obs]
+        rew = [0.0, *fragment.rew[steps]]
+        act = [None, *fragment.act[steps]]
+        first = end.length - len(obs) + 1
+        for step, now in enumerate(zip(obs, rew, act, strict=True), first):
+            if not np.isfinite(now[1]):
+                return f"the reward is {now[1]}", now[2], end.seed, step
+            if not np.isfinite(now[0]).all():
+                return f"the observation is {now[0]!r:.100}", now[2], end.seed, step
+    return None
+
 
 _BLOCK = 256  # steps of noise drawn at once where an episode's length is not known
 

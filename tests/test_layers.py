@@ -79,7 +79,7 @@ TABLE = {
             "rank0rl.batch",
             "rank0rl.options",
             "rank0rl.returns",
-            "rank0rl.schedules",
+            "rank0rl.options",
         },
         {"numpy", "torch", "numba", "llvmlite", "scipy", "threadpoolctl"},
     ),
@@ -108,7 +108,7 @@ TABLE = {
     "algos": (
         {
             *("rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"),
-            *("rank0rl.schedules", "rank0rl.envs.demonstrations", "nets"),
+            *("rank0rl.options", "rank0rl.envs.demonstrations", "nets"),
         },
         {"numpy", "torch", "scipy", "cma"},
     ),

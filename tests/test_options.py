@@ -9,8 +9,7 @@ from dataclasses import dataclass, fields
 import pytest
 
 from rank0rl import options
-from rank0rl.options import CheckedOptions, option, setting
-from rank0rl.schedules import Scheduled
+from rank0rl.options import CheckedOptions, Scheduled, option, setting
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from on_ranks import HERE, run
 from runs import curve, resume_on_ranks, sha, table, train, train_on_ranks
 
-from rank0rl.acting import check_processed
+from rank0rl.rollout import check_processed
 from rank0rl.run.agents import load_agent
 
 ALGOS = sorted(path.stem for path in (HERE.parent / "algos").glob("[a-z]*.py"))

@@ -59,8 +59,8 @@ def main() -> int:
 
 def module_of(tool: str) -> Any:
     """Return the module of a tool, with its `Options` and its `main`."""
-    folder = {"speedup": "scaling", "study": "study"}.get(tool, "tools")
-    return importlib.import_module(f"rank0rl.{folder}.{tool}")
+    place = {"speedup": "speedup.speedup", "study": "study.study"}.get(tool, tool)
+    return importlib.import_module(f"rank0rl.tools.{place}")
 
 
 if __name__ == "__main__":

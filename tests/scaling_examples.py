@@ -3,8 +3,8 @@
 import math
 
 from rank0rl.run.timing import PHASES
-from rank0rl.scaling.cost_model import Costs, Machines
-from rank0rl.scaling.rows import Row
+from rank0rl.tools.speedup.cost_model import Costs, Machines
+from rank0rl.tools.speedup.measure import Row
 
 # A second on one rank: 80 envs take 10 steps of a millisecond each, and rank 0 updates for 0.2 s.
 PLAIN = Costs(80, 800, 0.0, 1e-3, 0.0, 0.2, 0.0, row_bytes=100.0, arrays=0, weights_bytes=0.0)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib
 import inspect
+import logging
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +29,88 @@ from rank0rl.envs import make as envs
 from rank0rl.envs import spaces as env_spaces
 from rank0rl.mpi.threads import set_threads
 from rank0rl.policy import load
-from rank0rl.tools import onnx_graph
 from rank0rl.tools.evaluate import RunToLoad
+
+
+def check_installed() -> None:
+    """Import what torch needs to write ONNX.
+
+    Raises:
+        ValueError: if a package is missing.
+    """
+    try:
+        for name in ("onnx", "onnxscript"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(
+            f'ONNX needs the extra "onnx" ({error}): run pip install -e ".[onnx]", or '
+            f"pip install onnx onnxscript onnxruntime"
+        ) from None
+
+
+def save_onnx(program: torch.export.ExportedProgram, out: Path, more: list[str]) -> None:
+    """Write a program of a policy as an ONNX graph.
+
+    Its outputs are act and, of a policy with a memory, next_memory: an output cannot have the name
+    of an input.
+
+    Args:
+        program: the program, from observations (N, *obs).
+        out: file to write.
+        more: names of the program's inputs besides obs, such as memory and mask.
+
+    Raises:
+        OSError: if the file cannot be written.
+        RuntimeError: if ONNX lacks an operation of the program.
+    """
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns that torchvision is missing
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # one part of torch warns of another
+            graph = torch.onnx.export(
+                program,
+                input_names=["obs", *more],
+                output_names=["act", *["next_memory"] * ("memory" in more)],
+                dynamic_shapes=[{0: "N"}, *[None] * len(more)],  # only names them
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise RuntimeError(f"ONNX cannot hold this policy: {_first_cause(error)}") from None
+    finally:
+        log.setLevel(level)
+    assert graph is not None
+    graph.save(out)
+
+
+def onnx_lines(out: Path, dtype: str, memory: int, more: list[str]) -> list[str]:
+    """Return the lines of Python that load a graph and call it.
+
+    Args:
+        out: the file.
+        dtype: dtype of observations.
+        memory: numbers of the policy's memory; 0 if it has none.
+        more: as for `save`.
+    """
+    args = {
+        "obs": f'np.asarray(obs, "{dtype}")',
+        "memory": "memory",
+        "mask": 'np.asarray(mask, "bool")',
+    }
+    named = ", ".join(f'"{name}": {args[name]}' for name in ("obs", *more))
+    call = f"policy.run(None, {{{named}}})"
+    load = ["import numpy as np", "import onnxruntime"]
+    load.append(f'policy = onnxruntime.InferenceSession("{out}")')
+    if not memory:
+        return [*load, f"act = {call}[0]"]
+    start = f'memory = np.zeros((N, {memory}), "float32")  # where an episode begins'
+    return [*load, start, f"act, memory = {call}"]
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return the error that others came of: torch wraps it in advice to its own developers."""
+    return _first_cause(error.__cause__) if error.__cause__ else error
 
 
 @dataclass(frozen=True)
@@ -78,7 +161,7 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
         raise ValueError(f"the name of the file must end in .pt2 or .onnx: got {out}")
     to_onnx = out.suffix == ".onnx"
     if to_onnx:
-        onnx_graph.check_installed()
+        check_installed()
     policy = load(run, trust)
     agent, options = policy.agent, policy.options
     env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
@@ -91,13 +174,13 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
     more = list(_more(agent, spaces.act, masked))
     try:
         if to_onnx:
-            onnx_graph.save(program, out, more)
+            save_onnx(program, out, more)
         else:
             torch.export.save(program, out)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a missing folder
         raise ValueError(f"cannot write {out}: {error}") from None
     about = f"{out} holds the policy for {options.env_id}: {_in_and_out(agent, spaces)}"
-    lines_of = onnx_graph.lines if to_onnx else _lines
+    lines_of = onnx_lines if to_onnx else _lines
     lines = lines_of(out, spaces.obs.dtype, agent.memory, more)
     notes = [about, *_notes(agent, env, options.wrappers), "load it without rank0rl:"]
     return "\n".join([*notes, *(f"    {line}" for line in lines)])

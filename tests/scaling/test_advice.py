@@ -3,9 +3,8 @@
 import pytest
 from scaling_examples import row
 
-from rank0rl.scaling.advice import advice
-from rank0rl.scaling.ceiling import compare
-from rank0rl.scaling.rows import Work, step_fractions
+from rank0rl.tools.speedup.advice import advice
+from rank0rl.tools.speedup.measure import Work, compare, step_fractions
 
 PLAIN = Work()
 

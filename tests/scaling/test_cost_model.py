@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from scaling_examples import FREE, PLAIN
 
-from rank0rl.scaling import cost_model
-from rank0rl.scaling.cores import crowded
-from rank0rl.scaling.cost_model import Machines, iteration, rate
+from rank0rl.tools.speedup import cost_model
+from rank0rl.tools.speedup.cost_model import Machines, crowded, iteration, rate
 
 RANKS = (1, 2, 4, 5, 8, 16, 20, 40, 80)
 

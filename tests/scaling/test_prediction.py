@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from scaling_examples import FREE, PLAIN, row
 
-from rank0rl.scaling import calibration, cost_model, prediction, prediction_table, speedup
-from rank0rl.scaling.cost_model import iteration
-from rank0rl.scaling.what_if import LARGER_BATCH, SAME, SAME_BATCH
+from rank0rl.tools.speedup import calibration, cost_model, prediction, speedup
+from rank0rl.tools.speedup.cost_model import iteration
+from rank0rl.tools.speedup.prediction import LARGER_BATCH, SAME, SAME_BATCH
 
 FOUND = {
     "per_step": {"1": [0.016, 0.006], "4": [0.064, 0.009]},
@@ -52,7 +52,7 @@ def test_rows_notes_and_files(tmp_path, nobody_sleeps):
     assert all(number in link for number in ("1,250,000 steps/s", "1 Gbit/s", "100 bytes"))
     assert "4,000 steps/s" in update
     assert all(option in assumed for option in ("--latency-us", "--link-gbit"))
-    prediction_table.write(tmp_path, found, rows, "title")
+    prediction.write(tmp_path, found, rows, "title")
     text = (tmp_path / "speedup.md").read_text()
     assert text.startswith("measured\n")
     lines = [line.split("|") for line in text.splitlines() if line.startswith("| ")]

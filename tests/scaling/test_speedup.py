@@ -8,7 +8,7 @@ import sys
 import pytest
 from on_ranks import HERE, run
 
-from rank0rl.scaling import _bare, speedup
+from rank0rl.tools.speedup import _bare, speedup
 
 ENV = {"PYTHONPATH": f"{HERE}:{HERE.parent}"}
 SLEEPS = ["toy_envs:Sleeps-v0", "--num-envs", "4", "--hidden", "8", "--epochs", "1"]

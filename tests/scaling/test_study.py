@@ -7,11 +7,9 @@ import pytest
 from scaling_examples import row
 
 from rank0rl.run.timing import PHASES
-from rank0rl.scaling import speedup_table, study
-from rank0rl.scaling.advice import unaccounted
-from rank0rl.scaling.ceiling import compare
-from rank0rl.scaling.rows import Work
-from rank0rl.scaling.runs import TimedRun
+from rank0rl.tools.speedup import measure, table
+from rank0rl.tools.speedup.advice import unaccounted
+from rank0rl.tools.speedup.measure import TimedRun, Work, compare
 
 
 def run_of(seconds, updates, hashes="same"):
@@ -37,7 +35,7 @@ def run_of(seconds, updates, hashes="same"):
 
 def test_all_figures_are_of_the_median_run_as_far_as_all_have_come():
     runs = [run_of(0.6, [9, 0.1, 0.1]), run_of(0.6, [9, 0.5, 0.5, 9]), run_of(0.8, [9, 0.4, 0.4])]
-    found = study._row([*runs, run_of(0.4, [9, 0.2, 0.2])], [1.0, 2.0, 9.0], 3)
+    found = measure._row([*runs, run_of(0.4, [9, 0.2, 0.2])], [1.0, 2.0, 9.0], 3)
     assert found.seconds == pytest.approx(0.6)
     assert unaccounted(found) == pytest.approx(0)
     assert (found.steps_per_s_min, found.steps_per_s_max) == pytest.approx((125, 250))
@@ -49,13 +47,13 @@ def test_all_figures_are_of_the_median_run_as_far_as_all_have_come():
 
 def test_another_curve_is_reported():
     same = [run_of(1, [1, 1]), run_of(2, [1, 1, 1])]
-    text = study._same_curve(same, 2)
+    text = measure._same_curve(same, 2)
     assert "all 2 runs" in text
     assert "same1" in text
-    text = study._same_curve([*same, run_of(1, [1, 1], "other")], 2)
+    text = measure._same_curve([*same, run_of(1, [1, 1], "other")], 2)
     assert "NOT" in text
     assert "2 different weights" in text
-    assert "one run" in study._same_curve(same[:1], 2)
+    assert "one run" in measure._same_curve(same[:1], 2)
 
 
 def cells(folder):
@@ -73,7 +71,7 @@ def test_the_files(tmp_path):
     compare(rows, Work())
     settings = {"env_id": "Walker2d-v5", "algo": "klppo", "episodes_per_batch": 20}
     about = {"command": "python ...", "machine": {"cores": 2}, "notes": ["a note"]}
-    speedup_table.write(tmp_path, rows, {**about, "settings": settings})
+    table.write(tmp_path, rows, {**about, "settings": settings})
     one, two = cells(tmp_path)
     assert one["steps/s (min to max)"] == "500 (400 to 500)"
     assert two["steps/s (min to max)"] == "900"
@@ -85,5 +83,5 @@ def test_the_files(tmp_path):
     with (tmp_path / "speedup.csv").open(newline="") as file:
         assert [float(each["speedup"]) for each in csv.DictReader(file)] == [1, 1.8]
     assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
-    speedup_table.write(tmp_path, rows, {**about, "settings": {**settings, "algo": "ppo"}})
+    table.write(tmp_path, rows, {**about, "settings": {**settings, "algo": "ppo"}})
     assert "published 2017: steps/s" not in cells(tmp_path)[0]

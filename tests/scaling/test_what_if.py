@@ -5,9 +5,15 @@ from dataclasses import replace
 import pytest
 from scaling_examples import FREE, PLAIN
 
-from rank0rl.scaling import cost_model
-from rank0rl.scaling.cost_model import iteration, rate
-from rank0rl.scaling.what_if import LARGER_BATCH, SAME_BATCH, crossing, grown, helps
+from rank0rl.tools.speedup import cost_model
+from rank0rl.tools.speedup.cost_model import iteration, rate
+from rank0rl.tools.speedup.prediction import (
+    LARGER_BATCH,
+    SAME_BATCH,
+    changes_that_help,
+    crossing,
+    grown,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +34,7 @@ def nobody_sleeps(monkeypatch):
 )
 def test_changes_that_help_are_named_the_best_first(costs, machines, best):
     costs = replace(PLAIN, **{"update_s": 1e-3, **costs})
-    found = helps(8, costs, replace(FREE, **machines))
+    found = changes_that_help(8, costs, replace(FREE, **machines))
     assert [*found.values()] == sorted(found.values(), reverse=True)
     assert all(times >= 1.05 for times in found.values())
     assert next(iter(found), None) == best
@@ -36,16 +42,18 @@ def test_changes_that_help_are_named_the_best_first(costs, machines, best):
 
 def test_the_number_of_envs_of_rank_0_helps():
     costs = replace(PLAIN, update_s=0.05)
-    assert helps(8, costs, FREE) == {"overlap": pytest.approx(0.15 / 0.11)}  # 5 envs, and 11
+    assert changes_that_help(8, costs, FREE) == {
+        "overlap": pytest.approx(0.15 / 0.11)
+    }  # 5 envs, and 11
     equal = replace(costs, overlap=True)
-    assert helps(8, equal, FREE) == {"other --rank0-envs": pytest.approx(0.15 / 0.11)}
+    assert changes_that_help(8, equal, FREE) == {"other --rank0-envs": pytest.approx(0.15 / 0.11)}
 
 
 def test_parts_help_where_the_link_is_slow():
     slow = replace(FREE, nodes=2, link_bandwidth=1e5)
     # Three quarters of the rows, 0.3 s, travel in the last 0.15 s of collecting; 0.25 s are left.
-    assert helps(4, PLAIN, slow)["--gather-parts 4"] == pytest.approx(0.8 / 0.65)
-    assert "--gather-parts 4" not in helps(4, PLAIN, FREE)
+    assert changes_that_help(4, PLAIN, slow)["--gather-parts 4"] == pytest.approx(0.8 / 0.65)
+    assert "--gather-parts 4" not in changes_that_help(4, PLAIN, FREE)
 
 
 def test_the_number_of_ranks_from_which_rank_0_is_the_bottleneck():

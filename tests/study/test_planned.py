@@ -2,9 +2,9 @@
 
 import pytest
 
-from rank0rl.study.options import Options
-from rank0rl.study.planned import combined, planned, seeds
-from rank0rl.study.spread import spread
+from rank0rl.tools.study.options import Options
+from rank0rl.tools.study.planned import combined, planned, seeds
+from rank0rl.tools.study.training import spread
 
 SMALL = ["--total-steps", "1000", "--num-envs", "4", "--steps-per-batch", "64"]
 

@@ -5,9 +5,9 @@ from typing import ClassVar
 import pytest
 
 from rank0rl.run.options import RunOptions
-from rank0rl.study import schedule
-from rank0rl.study.planned import Planned
-from rank0rl.study.schedule import Schedule
+from rank0rl.tools.study import training as schedule
+from rank0rl.tools.study.planned import Planned
+from rank0rl.tools.study.training import Schedule
 
 NEVER = 10**9
 

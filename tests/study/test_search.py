@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from runs import write_run
 
-from rank0rl.study import ranges
-from rank0rl.study.options import Options
-from rank0rl.study.score import score
-from rank0rl.study.search import Search, check
 from rank0rl.tools.report_study import TRIALS
+from rank0rl.tools.study import search
+from rank0rl.tools.study.options import Options
+from rank0rl.tools.study.search import Search, check, score
 
 REST = ["--total-steps", "9000"]
 
@@ -145,7 +144,7 @@ def test_a_curve_below_the_median_is_stopped(tmp_path):
 )
 def test_ranges(text, method):
     trial = SimpleNamespace(**{method: lambda name, *ends, **_: (name, ends)})
-    name, ends = ranges.suggester("x", text)(trial, "x")
+    name, ends = search.suggester("x", text)(trial, "x")
     assert name == "x"
     assert len(ends) == (1 if "|" in text else 2)
 

@@ -15,8 +15,8 @@ from on_ranks import HERE, LIMIT_S
 from runs import curve, sha, table, train
 
 from rank0rl.run.machine import available_cores
-from rank0rl.study import study as tool
-from rank0rl.study.claim import claim
+from rank0rl.tools.study import study as tool
+from rank0rl.tools.study.machines import claim
 
 STUDY = [sys.executable, "-m", "rank0rl", "study"]
 SMALL = ["--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32", "--hidden", "8"]

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from rank0rl.study.options import Options
-from rank0rl.study.planned import planned
-from rank0rl.study.training import complaint, ended, last_row
+from rank0rl.tools.study.options import Options
+from rank0rl.tools.study.planned import planned
+from rank0rl.tools.study.training import complaint, ended, last_row
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def rate(settings: Mapping[str, Any], processes: int, seconds: float, path: Path
     command = [
         sys.executable,
         "-m",
-        "rank0rl.scaling._bare",
+        "rank0rl.tools.speedup._bare",
         json.dumps({**what, "seconds": seconds}),
     ]
     paths = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rank0rl.run.timing import PHASES
-from rank0rl.scaling.rows import SHARED, Row, Work, within_cores
+from rank0rl.tools.speedup.measure import SHARED, Row, Work, within_cores
 
 
 def advice(rows: Sequence[Row], work: Work) -> list[str]:

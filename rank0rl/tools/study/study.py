@@ -20,20 +20,19 @@ from typing import Any
 import tomli_w
 import tyro
 
-from rank0rl import options
+from rank0rl.options import check
 from rank0rl.launch.hosts import read_hosts
 from rank0rl.run import files
 from rank0rl.run import settings as config
 from rank0rl.run.agents import short_name
 from rank0rl.run.machine import available_cores
-from rank0rl.study import from_file, machines, search
-from rank0rl.study.claim import claim
-from rank0rl.study.live import Progress
-from rank0rl.study.options import Options
-from rank0rl.study.planned import Planned, planned, seeds
-from rank0rl.study.schedule import Schedule
-from rank0rl.study.training import Training, complaint, ended, last_row
 from rank0rl.tools import figures, report_study, results
+from rank0rl.tools.study import machines, search
+from rank0rl.tools.study.live import Progress
+from rank0rl.tools.study.machines import claim
+from rank0rl.tools.study.options import Options, check_file
+from rank0rl.tools.study.planned import Planned, planned, seeds
+from rank0rl.tools.study.training import Schedule, Training, complaint, ended, last_row
 
 _TRUST = "--trust"
 
@@ -194,14 +193,14 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
         prog="python -m rank0rl study",
         return_unknown_args=True,
     )
-    options.check(given)
+    check(given)
     if not given.envs:
         raise ValueError(
             "name the environments first, or a file of a study: python -m rank0rl study Walker2d "
             "Hopper --seeds 0:5"
         )
     if file and not given.trust:
-        from_file.check(of_file, file)
+        check_file(of_file, file)
     return given, [*shlex.split(given.train), *rest, *[_TRUST] * given.trust]
 
 

@@ -17,13 +17,68 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.study.claim import claim
-from rank0rl.study.options import Options
-from rank0rl.study.planned import Planned, plan_run, seeds
-from rank0rl.study.ranges import as_word, ranges, suggester
-from rank0rl.study.score import score
-from rank0rl.study.training import Training, ended
+from rank0rl.run import folder as run_data
 from rank0rl.tools.report_study import TRIALS
+from rank0rl.tools.study.machines import claim
+from rank0rl.tools.study.options import Options
+from rank0rl.tools.study.planned import Planned, plan_run, seeds
+from rank0rl.tools.study.training import Training, ended
+
+Suggest = Callable[[Any, str], Any]
+"""Takes a trial and the name of a setting; returns its value."""
+
+
+def ranges(search: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (setting, range) for each word of --search."""
+    words = [word.partition("=") for word in search]
+    return [(name.replace("-", "_"), text) for name, _, text in words]
+
+
+def suggester(name: str, text: str) -> Suggest:
+    """Return what suggests a value for a setting: of 0.9:0.99, log:1e-5:1e-3, 1:20 or tanh|relu."""
+    log = text.startswith("log:")
+    ends = text.removeprefix("log:").split(":")
+    if "|" in text and all(text.split("|")):
+        choices = text.split("|")
+        return lambda trial, name: trial.suggest_categorical(name, choices)
+    for kind, method in ((int, "suggest_int"), (float, "suggest_float")):
+        try:
+            low, high = map(kind, ends)
+        except ValueError:
+            continue
+        if low < high and (low > 0 or not log):
+            return lambda trial, name: getattr(trial, method)(name, low, high, log=log)
+    raise ValueError(
+        f"--search takes NAME=LOW:HIGH, NAME=log:LOW:HIGH or NAME=A|B: got {name or '?'}={text}"
+    )
+
+
+def as_word(value: Any) -> str:
+    """Return a value as a word of the command line, a number with six digits."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def score(folder: Path, objective: str) -> float:
+    """Return what a run came to.
+
+    Args:
+        folder: the run's folder.
+        objective: "final" for the mean return of its last 100 episodes; "mean" for the mean of its
+            learning curve over all of its steps, where a run that ended early keeps its last return.
+    """
+    run = run_data.read_run(folder)
+    ret, steps = run.column("return_mean"), run.column("steps")
+    there = np.isfinite(ret)
+    if not there.any():
+        return -np.inf
+    ret, steps = ret[there], steps[there]
+    if objective == "final":
+        return float(ret[-1])
+    by_steps = "num_episodes" not in run.settings
+    end = max(float(run.settings["total_steps"]) if by_steps else 0.0, steps[-1])
+    ret, steps = np.append(ret, ret[-1]), np.append(steps, end)
+    return float(np.trapezoid(ret, steps) / max(1.0, end - steps[0]))
+
 
 _REPORTS = 20  # times in a run that it is compared with the trials before
 _LOOK_S = 2.0  # between looks at the trials of other machines

@@ -10,12 +10,9 @@ from typing import Any
 
 import tyro
 
-from rank0rl.scaling import calibration, prediction, prediction_table, speedup_table
-from rank0rl.scaling.cost_model import Machines
-from rank0rl.scaling.rows import Row
-from rank0rl.scaling.runs import FailedError
-from rank0rl.scaling.speedup_options import Options, check
-from rank0rl.scaling.study import study
+from rank0rl.tools.speedup import calibration, prediction, table
+from rank0rl.tools.speedup.cost_model import Machines
+from rank0rl.tools.speedup.measure import FailedError, Options, Row, check_options, study
 
 
 def main(argv: list[str]) -> int:
@@ -34,7 +31,7 @@ def main(argv: list[str]) -> int:
     )
     try:
         for rows, about in study(given, rest, out):
-            speedup_table.write(out, rows, about)
+            table.write(out, rows, about)
         if given.predict:
             _predict(given, rows, about["settings"], out)
     except (FailedError, calibration.CannotMeasureError) as error:
@@ -50,7 +47,7 @@ def main(argv: list[str]) -> int:
 
 def _check(given: Options, rest: Sequence[str]) -> None:
     """Raise ValueError for wrong options, or if the script or the environment is missing."""
-    check(given)
+    check_options(given)
     if given.script and not given.script.is_file():
         raise ValueError(f"no training script {given.script}: set --script, or leave it out")
     if not rest or rest[0].startswith("-"):
@@ -75,4 +72,4 @@ def _predict(given: Options, rows: Sequence[Row], settings: Mapping[str, Any], o
     run = out / "runs" / f"{rows[0].nprocs}-1"
     found = prediction.predict(given.predict, rows, settings, run, machines, given.folder)
     title = f"{settings['env_id']}, {settings['algo']}, {given.nodes} node{'s' * (given.nodes > 1)}"
-    prediction_table.write(out, found, rows, title)
+    prediction.write(out, found, rows, title)

@@ -10,9 +10,9 @@ from rich.live import Live
 from rich.table import Column, Table
 
 from rank0rl.run.logger import short
-from rank0rl.study.planned import Planned
-from rank0rl.study.training import Training
 from rank0rl.tools.readable import duration, percent
+from rank0rl.tools.study.planned import Planned
+from rank0rl.tools.study.training import Training
 
 _EVERY_S = 0.5
 

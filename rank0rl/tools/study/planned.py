@@ -15,7 +15,7 @@ from rank0rl.options import flag, names
 from rank0rl.run import plan
 from rank0rl.run.agents import short_name
 from rank0rl.run.options import RunOptions
-from rank0rl.study.options import Options
+from rank0rl.tools.study.options import Options
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from rank0rl.run.machine import available_cores
-from rank0rl.scaling import ceiling, cost_model
-from rank0rl.scaling.cost_model import Costs, Machines
-from rank0rl.scaling.rows import Row, within_cores
+from rank0rl.tools.speedup import cost_model, measure
+from rank0rl.tools.speedup.cost_model import Costs, Machines
+from rank0rl.tools.speedup.measure import Row, within_cores
 
 _HERE = Path(__file__).parent
 _LIMIT_S = 300
@@ -101,7 +101,7 @@ def measure_machines(machines: Machines, rows: Sequence[Row], most: int) -> Mach
         latency_s=max(two["latency_s"], of_each / cost_model.COLLECTIVES),
         message_s=two["message_s"],
         bandwidth=two["bandwidth"],
-        slower=ceiling.slowdown(rows[0], within_cores(rows)),
+        slower=measure.slowdown(rows[0], within_cores(rows)),
     )
     if cores is None or machines.ranks(most) <= cores:
         return machines
@@ -120,7 +120,7 @@ def _alone(row: Row) -> float:
 
 
 def _cost(run: Path, path: Path) -> dict[str, Any]:
-    return _printed(["-m", "rank0rl.scaling._cost", str(run.resolve())], path)
+    return _printed(["-m", "rank0rl.tools.speedup._cost", str(run.resolve())], path)
 
 
 def _link(nprocs: int) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rank0rl.run.timing import PHASES
-from rank0rl.scaling import advice
-from rank0rl.scaling.rows import Row
+from rank0rl.tools.speedup import advice
+from rank0rl.tools.speedup.measure import Row
 
 # Number of ranks -> steps per second and mean reward. From mpi_util's README: one run each of 2000
 # episodes of Walker2d-v1, 20 a batch, on a machine of 6 cores and 12 threads, 2017.

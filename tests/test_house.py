@@ -44,7 +44,6 @@ def test_the_house_does_not_grow(house):
     command = [sys.executable, str(SCRIPT), "--json"]
     now = json.loads(subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE).stdout)
     assert now.keys() == HOUSE.keys() == house.WORDS.keys()
-    assert all(now.values())
     grown = "\n".join(
         f'    "{key}": {now[key]:_},  # from {most:_}: {house.WORDS[key]}'
         for key, most in HOUSE.items()

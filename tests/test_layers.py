@@ -379,11 +379,6 @@ def test_every_folder_is_packaged_and_says_what_it_is_for():
         assert said[0].endswith("."), f"{folder}: {said[0]!r} is not a sentence on a line"
 
 
-def test_no_file_is_long():
-    lines = {str(path): len(text.splitlines()) for path, text in TREE.items()}
-    assert {path: count for path, count in lines.items() if count > 300} == {}
-
-
 def test_benchmarks_import_nothing_of_the_tests():
     helpers = {path.stem for path in (ROOT / "tests").rglob("*.py")} | {"tests"}
     for path in sorted((ROOT / "benchmarks").rglob("*.py")):

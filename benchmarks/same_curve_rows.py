@@ -75,7 +75,7 @@ BATCHES = {
 
 
 class Variant(NamedTuple):
-    """How a run is made."""
+    """One way to make a run."""
 
     options: str = ""
     """Options of its first start."""

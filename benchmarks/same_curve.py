@@ -203,8 +203,10 @@ def run(case: Case, nprocs: int, root: Path) -> Hashes:
     roots = {where for *_, where in lines}
     if roots != {str(root)}:
         raise RuntimeError(f"expected rank0rl of {root}, got that of {sorted(roots)}")
-    starts = 1 + bool(VARIANTS[case.variant].before)
-    if not ITERATIONS <= summary["iterations"] <= len(lines) / starts:
+    iterations = summary["iterations"]
+    if iterations < ITERATIONS or len(lines) != iterations * (
+        1 + bool(VARIANTS[case.variant].before)
+    ):
         raise RuntimeError(f"expected {ITERATIONS} updates or more, got {len(lines)}: {summary}")
     numbers = [summary[name] for name in ("steps", "episodes", "return_mean")]
     whole = json.dumps([[found for *found, _ in lines], numbers])
@@ -229,14 +231,8 @@ def words_of(root: Path, name: str, agent: str, options: str) -> list[str]:
     for word, (option, old, new) in WORDS.items():
         if word in options:
             options = options.replace(word, new if option in help_of(root) else old)
-    words = options.replace("WORLDS", worlds.__name__).split()
-    return [
-        *words,
-        "--algo",
-        f"{{folder}}/hashed_{agent}.py:Hashed",
-        "--run-dir",
-        f"{{folder}}/{name}",
-    ]
+    where = f"--algo {{folder}}/hashed_{agent}.py:Hashed --run-dir {{folder}}/{name}"
+    return f"{options} {where}".replace("WORLDS", worlds.__name__).split()
 
 
 @functools.cache

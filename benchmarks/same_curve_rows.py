@@ -190,12 +190,11 @@ class Case:
     def commands(self) -> list[tuple[str, str, str]]:
         """Each start: the run's folder, its file in algos/, and options. `--resume` alone goes on."""
         options, stop, _, before = VARIANTS[self.variant]
-        starts = []
+        starts = [
+            ("run", self.agent, f"{options} --stop-after-iterations {stop}" if stop else options)
+        ]
         if before:
-            starts.append(("before", before.replace("{agent}", self.agent), ""))
-        starts.append(
-            ("run", self.agent, options + f" --stop-after-iterations {stop}" * bool(stop))
-        )
+            starts.insert(0, ("before", before.replace("{agent}", self.agent), ""))
         found = []
         for folder, name, more in starts:
             agent, _, its = AGENTS[name].partition(" ")

@@ -14,59 +14,24 @@ ROOT = Path(__file__).parent.parent
 
 # Layer -> its files. A name that ends in a dot is a folder: all files in it that no other layer names.
 LAYERS = {
-    "launch": {
-        f"rank0rl.mpi.{name}"
-        for name in (
-            *("launch", "launcher", "supervisor", "job", "hosts", "environment", "loopback"),
-            *("places", "processes", "diagnosis", "streams", "leftovers", "room"),
-        )
-    },  # what the process loads that the user starts
+    "launch": {"rank0rl.launch."},  # what the process loads that the user starts
     "mpi": {"rank0rl.mpi."},
-    "base": {
-        f"rank0rl.{name}"
-        for name in (
-            *("agent", "batch", "demonstrations", "imports", "options", "returns", "schedules"),
-            "seeding",
-        )
-    },
-    "nets": {"rank0rl.nets."},
-    "rollout": {
-        f"rank0rl.{name}"
-        for name in (
-            *(
-                "acting",
-                "envs",
-                "env_actions",
-                "env_answers",
-                "env_block",
-                "env_process",
-                "env_rewards",
-                "env_server",
-                "env_spaces",
-            ),
-            *("env_retry", "env_wrappers", "fragments", "game_block", "games", "rollout"),
-            "vector_games",
-        )
-    },
+    "base": {f"rank0rl.{name}" for name in ("agent", "batch", "options", "returns", "seeding")},
+    "nets": {"rank0rl.nets.", "rank0rl.nets.kernels."},
+    "envs": {"rank0rl.envs.", "rank0rl.rollout"},
     "run": {"rank0rl.run."},
     "loop": {
-        f"rank0rl.{name}"
-        for name in (
-            *("trainer", "collector", "learner", "evaluation", "suspicion", "policy"),
-            "running_norm",
-        )
+        f"rank0rl.{name}" for name in ("trainer", "collector", "learner", "evaluation", "policy")
     },
     "start": {"rank0rl.start"},
-    "tools": {"rank0rl.tools."},
-    "scaling": {"rank0rl.scaling."},
-    "study": {"rank0rl.study."},
+    "tools": {"rank0rl.tools.", "rank0rl.tools.speedup.", "rank0rl.tools.study."},
     "compat": {"rank0rl.compat."},
     "cli": {"rank0rl.cli", "rank0rl.__main__"},
     "api": {"rank0rl", "rank0rl.api"},  # the first imports names when they are first used
     "algos": {"rank0rl.algos."},
 }
 
-TRAINING = {"launch", "mpi", "base", "nets", "rollout", "run", "loop", "start"}
+TRAINING = {"launch", "mpi", "base", "nets", "envs", "run", "loop", "start"}
 
 # Layer -> what it may import of the project besides itself (layers and single files), and of outside.
 TABLE = {
@@ -74,41 +39,27 @@ TABLE = {
     "mpi": ({"launch"}, {"numpy", "torch", "mpi4py", "threadpoolctl"}),
     "base": (set(), {"numpy"}),
     "nets": (
-        {
-            "rank0rl.agent",
-            "rank0rl.batch",
-            "rank0rl.options",
-            "rank0rl.returns",
-            "rank0rl.options",
-        },
+        {"rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"},
         {"numpy", "torch", "numba", "llvmlite", "scipy", "threadpoolctl"},
     ),
-    "rollout": ({"base"}, {"numpy"}),
+    "envs": ({"base"}, {"numpy"}),
     "run": (
-        {"launch", "mpi", "base", "nets", "rollout"},
+        {"launch", "mpi", "base", "nets", "envs"},
         {"numpy", "torch", "tyro", "tomli_w", "rich", "wandb"},
     ),
-    "loop": ({"launch", "mpi", "base", "nets", "rollout", "run"}, {"numpy"}),
+    "loop": ({"launch", "mpi", "base", "nets", "envs", "run"}, {"numpy"}),
     "start": (TRAINING, set()),
     "tools": (
-        TRAINING | {"scaling", "compat"},
-        {"numpy", "torch", "tyro", "matplotlib", "imageio_ffmpeg"},
+        TRAINING | {"compat", "rank0rl.algos"},
+        {"numpy", "torch", "tyro", "tomli_w", "rich", "matplotlib", "imageio_ffmpeg", "optuna"},
     ),
-    "scaling": (TRAINING | {"tools", "compat"}, {"numpy", "tyro", "matplotlib", "gymnasium"}),
-    "study": (
-        TRAINING | {"tools", "rank0rl.algos"},
-        {"numpy", "tyro", "tomli_w", "rich", "optuna"},
-    ),
-    "compat": ({"launch", "mpi"}, {"numpy", "torch"}),
-    "cli": (TRAINING | {"tools", "scaling", "study", "rank0rl.algos"}, set()),
-    "api": (
-        TRAINING | {"cli", "tools", "scaling", "study", "compat"},
-        {"numpy", "gymnasium", "pandas"},
-    ),
+    "compat": ({"launch", "mpi", "rank0rl.nets.normalize"}, {"numpy", "torch"}),
+    "cli": (TRAINING | {"tools", "rank0rl.algos"}, set()),
+    "api": (TRAINING | {"cli", "tools", "compat"}, {"numpy", "gymnasium", "pandas"}),
     "algos": (
         {
             *("rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"),
-            *("rank0rl.options", "rank0rl.envs.demonstrations", "nets"),
+            *("rank0rl.envs.demonstrations", "nets"),
         },
         {"numpy", "torch", "scipy", "cma"},
     ),
@@ -118,13 +69,11 @@ MORE_OUTSIDE = {
     "rank0rl.envs.make": {"gymnasium"},
     "rank0rl.envs.spaces": {"gymnasium"},
     "rank0rl.envs.wrappers": {"gymnasium"},
-    "rank0rl.envs.spaces": {"gymnasium"},
     "rank0rl.envs.games": {"gymnasium"},
-    "rank0rl.envs.games": {"gymnasium"},
+    "rank0rl.envs.process": {"threadpoolctl"},
     "rank0rl.envs.demonstrations": {"minari"},
     "rank0rl.tools.record": {"minari", "gymnasium"},
-    "rank0rl.envs.process": {"threadpoolctl"},
-    "rank0rl.run.agent_checks": {"torch"},
+    "rank0rl.tools.speedup._bare": {"gymnasium"},
     "rank0rl.policy": {"gymnasium"},
 }
 
@@ -272,21 +221,31 @@ def test_no_circle_of_layers():
     assert circle_of_layers(TREE) == []
 
 
+def test_the_kernels_have_one_door():
+    inside = "rank0rl.nets.kernels"
+    opened = {module for module, _, name in graph(TREE) if name.startswith(inside)}
+    assert {module for module in opened if not module.startswith(inside)} == {
+        "rank0rl.nets.fisher",
+        "rank0rl.nets.update",
+    }
+
+
 PLANTED = {
-    "rank0rl/launch/fork.py": "import numpy",
+    "rank0rl/launch/__init__.py": "import numpy",
     "rank0rl/mpi/__init__.py": "from rank0rl.agent import Agent",
     "rank0rl/nets/__init__.py": "from rank0rl import seeding",
+    "rank0rl/nets/kernels/__init__.py": "from rank0rl import mpi",
     "rank0rl/batch.py": "import torch",
     "rank0rl/agent.py": "from rank0rl.mpi import comm",
-    "rank0rl/envs/make.py": "from rank0rl.mpi.comm import rank",
+    "rank0rl/envs/__init__.py": "from rank0rl.mpi.comm import rank",
     "rank0rl/rollout.py": "import gymnasium",
     "rank0rl/run/__init__.py": "from rank0rl.trainer import train",
     "rank0rl/trainer.py": "from rank0rl import tools",
     "rank0rl/collector.py": "import mpi4py.MPI",
     "rank0rl/start.py": "from rank0rl import cli",
     "rank0rl/tools/__init__.py": "import rank0rl.cli",
-    "rank0rl/scaling/__init__.py": "from rank0rl import cli",
-    "rank0rl/study/__init__.py": "from rank0rl import cli",
+    "rank0rl/tools/speedup/__init__.py": "from rank0rl import cli",
+    "rank0rl/tools/study/__init__.py": "from rank0rl import cli",
     "rank0rl/compat/__init__.py": "from rank0rl import batch",
     "rank0rl/cli.py": "import numpy",
     "rank0rl/__init__.py": "import mpi4py",
@@ -331,13 +290,13 @@ def test_a_circle_is_found(path, line, nodes):
 
 def test_a_circle_of_folders_is_found():
     two = {
-        Path("rank0rl/tools/a.py"): "from rank0rl.scaling import b\n",
-        Path("rank0rl/scaling/b.py"): "",
-        Path("rank0rl/scaling/c.py"): "import rank0rl.tools.d\n",
+        Path("rank0rl/tools/a.py"): "from rank0rl.compat import b\n",
+        Path("rank0rl/compat/b.py"): "",
+        Path("rank0rl/compat/c.py"): "import rank0rl.tools.d\n",
         Path("rank0rl/tools/d.py"): "",
     }
     assert circle_of_files(two) == []
-    assert set(circle_of_layers(two)) == {"tools", "scaling"}
+    assert set(circle_of_layers(two)) == {"tools", "compat"}
 
 
 def test_names_that_are_imported_when_used_are_found():

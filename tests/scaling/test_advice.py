@@ -3,8 +3,7 @@
 import pytest
 from scaling_examples import row
 
-from rank0rl.tools.speedup.advice import advice
-from rank0rl.tools.speedup.measure import Work, compare, step_fractions
+from rank0rl.tools.speedup.measure import Work, advice, compare, step_fractions
 
 PLAIN = Work()
 

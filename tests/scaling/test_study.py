@@ -8,8 +8,7 @@ from scaling_examples import row
 
 from rank0rl.run.timing import PHASES
 from rank0rl.tools.speedup import measure, table
-from rank0rl.tools.speedup.advice import unaccounted
-from rank0rl.tools.speedup.measure import TimedRun, Work, compare
+from rank0rl.tools.speedup.measure import TimedRun, Work, compare, unaccounted
 
 
 def run_of(seconds, updates, hashes="same"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rank0rl.run.timing import PHASES
-from rank0rl.tools.speedup import advice
+from rank0rl.tools.speedup import measure
 from rank0rl.tools.speedup.measure import Row
 
 # Number of ranks -> steps per second and mean reward. From mpi_util's README: one run each of 2000
@@ -93,7 +93,7 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
     yield f"|{'---|' * (len(phases) + 3)}"
     for row in rows:
         each = [f"{1000 * row.phases[p]:.1f} ({row.fraction(p):.0%})" for p in phases]
-        rest = f"{advice.unaccounted(row):.1%}"
+        rest = f"{measure.unaccounted(row):.1%}"
         yield f"| {row.nprocs} | {1000 * row.seconds:.1f} | {' | '.join(each)} | {rest} |"
     yield ""
     yield from (f"- {note}" for note in about["notes"])

@@ -20,8 +20,8 @@ from typing import Any
 import tomli_w
 import tyro
 
-from rank0rl.options import check
 from rank0rl.launch.hosts import read_hosts
+from rank0rl.options import check
 from rank0rl.run import files
 from rank0rl.run import settings as config
 from rank0rl.run.agents import short_name

@@ -3,7 +3,6 @@
 import contextlib
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 

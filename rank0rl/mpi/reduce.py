@@ -100,7 +100,7 @@ def all_sum(x: X, comm: Comm | None = None) -> X:
             be added.
         OverflowError: the same on every rank, if a sum of integers does not fit their dtype.
     """
-    return _reduce_one(x, "sum", "all_sum", comm)  # type: ignore[no-any-return]
+    return _reduce_one(x, "sum", "all_sum", comm)
 
 
 def all_mean(x: X, comm: Comm | None = None) -> Any:

@@ -106,7 +106,7 @@ class CMAES(Agent):
 
     def candidate(self, fragment_id: int) -> Array:
         """Return the weights of a candidate, (n,)."""
-        return self.candidates[fragment_id % self.options.population]  # type: ignore[no-any-return]
+        return self.candidates[fragment_id % self.options.population]
 
     def process(self, fragment: Fragment) -> Batch:
         return {"ret": np.array([fragment.rew.sum() / len(fragment.end)])}

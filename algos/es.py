@@ -97,7 +97,7 @@ class ES(Agent):
     def candidate(self, fragment_id: int) -> Array:
         """Return the weights of a candidate, (n,)."""
         sign = np.float32(self.options.std * (1 - 2 * (fragment_id % 2)))
-        return self.nets.theta + sign * self.noise_of(fragment_id // 2)  # type: ignore[no-any-return]
+        return self.nets.theta + sign * self.noise_of(fragment_id // 2)
 
     def noise_of(self, pair: int) -> Array:
         """Return the noise of a pair of candidates, (n,)."""

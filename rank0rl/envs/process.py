@@ -173,7 +173,7 @@ class _Server:
     def end(self, process_id: int) -> int | None:
         """Kill a process, if it lives; return its exit code, -s after signal s, None if unknown."""
         with contextlib.suppress(EnvProcessError):
-            return self._request(_END_S, process_id)  # type: ignore[no-any-return]
+            return self._request(_END_S, process_id)
         return None
 
     def _request(self, limit_s: float, what: str | int, *files: int) -> Any:
@@ -414,4 +414,4 @@ def as_exception(name: str, text: str, pickled: bytes, trace: str) -> Exception:
         error = pickle.loads(pickled)
     error = error if isinstance(error, Exception) else type(name, (RuntimeError,), {})(text)
     error.add_note(f"In the environment's process:\n{trace}")
-    return error  # type: ignore[no-any-return]
+    return error

@@ -107,11 +107,11 @@ class ValueFunction(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Predict values (N,) in units of the scale, from inputs (N, inputs)."""
-        return self.mlp(x)[:, 0]  # type: ignore[no-any-return]
+        return self.mlp(x)[:, 0]
 
     def predict(self, x: Array) -> Array:
         """Predict values (N,) in units of reward, from inputs (N, inputs), in NumPy."""
-        return self.mlp.numpy(x)[:, 0] * self.scale.numpy()  # type: ignore[no-any-return]
+        return self.mlp.numpy(x)[:, 0] * self.scale.numpy()
 
     def merge(self, ret: Array) -> None:
         """Add returns (N,) to the statistics, without changing predictions in units of reward.
@@ -244,4 +244,4 @@ def normalized(adv: Array) -> Array:
     """Return advantages with mean 0 and standard deviation 1, (N,), float32."""
     adv = adv - adv.sum() / np.float32(len(adv))
     std = np.sqrt(adv @ adv / np.float32(len(adv)))
-    return adv / (std + np.float32(1e-8))  # type: ignore[no-any-return] # 1e-8: they may be equal
+    return adv / (std + np.float32(1e-8))  # 1e-8: they may be equal

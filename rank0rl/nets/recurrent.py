@@ -53,7 +53,7 @@ def chunked(steps: Batch, episodes: Sequence[slice], length: int) -> Batch:
 
 def filled(counts: Array, length: int) -> Array:
     """Return True where a chunk has a step, (chunks, L), for the steps of each chunk, (chunks,)."""
-    return np.arange(length) < counts[:, None]  # type: ignore[no-any-return]
+    return np.arange(length) < counts[:, None]
 
 
 def firsts(steps: Array, episodes: Sequence[slice], length: int) -> Array:
@@ -101,7 +101,7 @@ class Recurrent(nn.Module):
         before: Any = memory[None]
         if self._is_lstm:
             before = tuple(part.contiguous() for part in before.split(self.size, dim=2))
-        return self.layer(x, before)[0]  # type: ignore[no-any-return]
+        return self.layer(x, before)[0]
 
     def step(self, x: Tensor, memory: Tensor) -> Tensor:
         """Return the next memory (N, m) for inputs (N, inputs) and memory (N, m). It begins with the features."""
@@ -131,11 +131,11 @@ class Recurrent(nn.Module):
         r_h, z_h, n_h = np.split(by_h, 3, axis=1)
         keep = _sigmoid(z + z_h)
         new = np.tanh(n + _sigmoid(r + r_h) * n_h)
-        return new + keep * (memory - new)  # type: ignore[no-any-return]
+        return new + keep * (memory - new)
 
 
 def _sigmoid(x: Array) -> Array:
-    return np.float32(0.5) + np.float32(0.5) * np.tanh(np.float32(0.5) * x)  # type: ignore[no-any-return]
+    return np.float32(0.5) + np.float32(0.5) * np.tanh(np.float32(0.5) * x)
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class RecurrentActorCritic(ActorCritic):
         with torch.no_grad():
             x = torch.from_numpy(self.norm.numpy(obs))
             now = self.layer.step(x, torch.from_numpy(memory))
-            return now[:, : self.layer.size].contiguous().numpy()  # type: ignore[no-any-return]
+            return now[:, : self.layer.size].contiguous().numpy()
 
 
 class _ChunkObjective(Objective):

@@ -70,7 +70,7 @@ class Suspect(Agent):
                     f"depend on the fragment and on modules() alone"
                 )
             return kept
-        return rows  # type: ignore[no-any-return]
+        return rows
 
     def _repeat_act(self, args: Sequence[Array], more: Mapping[str, Any], first: Any) -> None:
         """Compare what `act` returned with what it returns again, and for each row alone."""

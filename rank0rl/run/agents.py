@@ -85,7 +85,7 @@ def load_function(name: str) -> Callable[..., Any]:
     found = getattr(_import(where, name, "function", expected), of, None) if of else None
     if not callable(found):
         raise ValueError(f"{name!r} does not name a function: expected {expected}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Fragment
+from rank0rl.agent import Fragment, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.columns import Columns
 from rank0rl.nets.conv import Hidden, network
@@ -169,16 +169,9 @@ class ActorCritic:
         policy.mlp = mlp.net
         return Mode(policy, norm)
 
-    def act(
-        self,
-        obs: Array,
-        noise: Array,
-        mask: Array | None = None,
-        memory: Array | None = None,
-        explore: bool = True,
-    ) -> tuple[Array, Batch]:
+    def act(self, step: Step) -> tuple[Array, Batch]:
         """Return actions and extras, for an agent's `act`."""
-        return self.policy.act(self.norm.numpy(obs), noise, mask, explore)
+        return self.policy.act(self.norm.numpy(step.obs), step.noise, step.mask, step.explore)
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
         """Turn a fragment into rows, for an agent's `process`.

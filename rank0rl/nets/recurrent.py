@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Fragment, Spaces
+from rank0rl.agent import Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ActorCritic, Objective, ValueFunction, normalized
 from rank0rl.nets.mlp import View
@@ -217,19 +217,12 @@ class RecurrentActorCritic(ActorCritic):
         """Return a module from observations and memory to actions and memory, for an agent's `mode`."""
         return _RecurrentMode(self.policy, self.norm, self.layer)
 
-    def act(
-        self,
-        obs: Array,
-        noise: Array,
-        mask: Array | None = None,
-        memory: Array | None = None,
-        explore: bool = True,
-    ) -> tuple[Array, Batch]:
+    def act(self, step: Step) -> tuple[Array, Batch]:
         """Return actions, and the next memory among the extras, for an agent's `act`."""
-        assert memory is not None
-        now = self.layer.numpy(self.norm.numpy(obs), memory)
+        assert step.memory is not None
+        now = self.layer.numpy(self.norm.numpy(step.obs), step.memory)
         features = np.ascontiguousarray(now[:, : self.layer.size])
-        act, extras = self.policy.act(features, noise, mask, explore)
+        act, extras = self.policy.act(features, step.noise, step.mask, step.explore)
         return act, {**extras, "memory": now}
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:

@@ -28,7 +28,7 @@ _ALGOS = "rank0rl.algos"
 # The methods that an agent must have, as its author writes them.
 _METHODS = {
     "__init__": "__init__(self, spaces, options, rng)",
-    "act": "act(self, obs, noise, fragment_id)",
+    "act": "act(self, step)",
     "process": "process(self, fragment)",
     "update": "update(self, batch, rng, progress)",
     "modules": "modules(self)",

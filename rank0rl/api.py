@@ -87,10 +87,10 @@ class Run:
 
     def report(self) -> Path:
         """Write report.html into the folder; return its path."""
-        from rank0rl.tools import report_run
+        from rank0rl.tools import report
 
         out = self.folder / "report.html"
-        out.write_text(report_run.of_run(self.folder), encoding="utf-8")
+        out.write_text(report.of_run(self.folder), encoding="utf-8")
         return out
 
 

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rank0rl.tools import figures, page
+from rank0rl.tools import figures
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,7 +73,7 @@ def save_diagram(name: str, height: float, alt: str, *elements: str, width: floa
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
         f'viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(alt)}">\n'
     )
-    style = f"<style>\n{page.COLORS}{_STYLE}{_COLORED}</style>\n"
+    style = f"<style>\n{figures.COLORS}{_STYLE}{_COLORED}</style>\n"
     body = f"{_panel(width, height)}{_HEAD}{''.join(elements)}"
     _write(name, f"{head}{style}{body}</svg>\n")
 
@@ -83,13 +83,13 @@ def save_plot(name: str, figure: Figure, alt: str) -> None:
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.set(w_pad=0.12, h_pad=0.12)  # inches to the border of the panel
-    svg = figures.inline_svg(figure, name, alt, str)
+    svg = figures.inline_svg(figure, name, alt)
     svg = re.sub(r"(\.\d\d)\d+", r"\1", svg)  # hundredths of a point are enough
     start = svg.index(">") + 1
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert size is not None
     text = "text { font-family: system-ui, sans-serif !important; fill: currentColor; }"
-    style = f"<style>\n{page.COLORS}svg {{ color: var(--text); }}\n{text}\n"
+    style = f"<style>\n{figures.COLORS}svg {{ color: var(--text); }}\n{text}\n"
     style += ".panel { fill: var(--back); stroke: var(--line); }</style>\n"
     panel = _panel(*map(float, size.groups()))
     _write(name, f"{svg[:start]}\n{style}{panel}{svg[start:]}\n")

@@ -6,12 +6,21 @@ import contextlib
 import html
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+COLORS = """\
+:root { color-scheme: light dark; --back: #fff; --text: #1f2328; --muted: #59636e; --line: #d8dee4;
+  --tile: #f6f8fa; --c0: #2563eb; --c1: #d97706; --c2: #059669; --c3: #dc2626; --c4: #7c3aed;
+  --c5: #0891b2; --c6: #db2777; --c7: #6b7280; --c8: #84910b; --c9: #8b5e34; }
+@media (prefers-color-scheme: dark) { :root { --back: #0d1117; --text: #e6edf3; --muted: #9198a1;
+  --line: #30363d; --tile: #161b22; --c0: #60a5fa; --c1: #fbbf24; --c2: #34d399; --c3: #f87171;
+  --c4: #a78bfa; --c5: #22d3ee; --c6: #f472b6; --c7: #9ca3af; --c8: #cddc39; --c9: #d6a77a; } }
+"""
+"""The colors of pages and of inline SVG as CSS variables, light or dark as the browser is."""
 _STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -33,10 +42,8 @@ _CYCLE = (
     *("1f77b4", "ff7f0e", "2ca02c", "d62728", "9467bd"),
     *("8c564b", "e377c2", "7f7f7f", "bcbd22", "17becf"),
 )
-_COLORS = {
-    **{f"#{color}": f"var(--c{i})" for i, color in enumerate(_CYCLE)},
-    "#000000": "currentColor",
-}
+_COLORS = {f"#{color}": f"var(--c{i})" for i, color in enumerate(_CYCLE)}
+_COLORS["#000000"] = "currentColor"
 
 
 def check() -> None:
@@ -94,14 +101,13 @@ def label_decades(axis: Any) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def inline_svg(figure: Figure, name: str, alt: str, over: Callable[[], str]) -> str:
-    """Return a figure as an SVG element for an HTML page, in the page's colors.
+def inline_svg(figure: Figure, name: str, alt: str) -> str:
+    """Return a figure as an SVG element for an HTML page, in the colors of `COLORS`.
 
     Args:
         figure: the drawn figure.
         name: name that no other figure on the page has; it begins every id in the SVG.
         alt: text that tells a screen reader what the figure shows.
-        over: function that returns further elements, once the figure is laid out.
     """
     file = io.StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -110,5 +116,4 @@ def inline_svg(figure: Figure, name: str, alt: str, over: Callable[[], str]) -> 
     svg = svg[svg.index("<svg ") :]
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", svg)
     svg = re.sub("|".join(_COLORS), lambda found: _COLORS[found[0]], svg)
-    svg = f"{svg[: svg.rindex('</svg>')]}{over()}</svg>"
     return svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(alt)}" ', 1)

@@ -1,175 +1,211 @@
-"""Elements of a self-contained HTML page. This module escapes all text that it is given."""
+"""The parts of a report page: macros of the Jinja2 template page.html, and charts with values under the pointer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, cast
 
-from rank0rl.tools.series import Series
+import jinja2
+import numpy as np
+from markupsafe import Markup
 
-COLORS = """\
-:root { color-scheme: light dark; --back: #fff; --text: #1f2328; --muted: #59636e; --line: #d8dee4;
-  --tile: #f6f8fa; --c0: #2563eb; --c1: #d97706; --c2: #059669; --c3: #dc2626; --c4: #7c3aed;
-  --c5: #0891b2; --c6: #db2777; --c7: #6b7280; --c8: #84910b; --c9: #8b5e34; }
-@media (prefers-color-scheme: dark) { :root { --back: #0d1117; --text: #e6edf3; --muted: #9198a1;
-  --line: #30363d; --tile: #161b22; --c0: #60a5fa; --c1: #fbbf24; --c2: #34d399; --c3: #f87171;
-  --c4: #a78bfa; --c5: #22d3ee; --c6: #f472b6; --c7: #9ca3af; --c8: #cddc39; --c9: #d6a77a; } }
-"""
-"""The colors of pages and pictures as CSS variables, light or dark as the browser is."""
-_STYLE = (
-    COLORS
-    + """* { box-sizing: border-box; }
-html { -webkit-text-size-adjust: 100%; text-size-adjust: 100%; }
-body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif;
-  max-width: 68rem; margin: 0 auto; padding: 1.75rem 1.25rem 3rem; }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
-h2 { font-size: 1.15rem; margin: 2.4rem 0 .8rem; padding-bottom: .3rem; overflow-wrap: anywhere;
-  border-bottom: 1px solid var(--line); }
-p { margin: .3rem 0; overflow-wrap: anywhere; }
-.muted, figcaption, dt, th, td:first-child { color: var(--muted); }
-figcaption { font-size: .87rem; margin-top: .3rem; }
-figure { margin: 0; min-width: 0; }
-figure + .scroll, .scroll + ul { margin-top: 1rem; }
-svg { display: block; width: 100%; height: auto; overflow: visible; }
-svg text { font-family: system-ui, sans-serif !important; fill: currentColor; }
-.narrow { display: none; }
-.at > * { visibility: hidden; pointer-events: none; }
-.at > rect:first-child { fill: none; pointer-events: all; }
-.at:hover > * { visibility: visible; }
-.at path { stroke: var(--muted); stroke-width: .6; }
-.at circle { fill: currentColor; stroke: var(--back); }
-.at text { font-size: 8.5px; }
-.at tspan tspan:first-child { fill: currentColor; } .at tspan tspan:last-child { font-weight: 600; }
-.box { fill: var(--back); stroke: var(--line); }
-.legend { display: flex; flex-wrap: wrap; gap: .15rem 1.1rem; list-style: none; padding: 0;
-  margin: 0 0 .6rem; font-size: .87rem; }
-.legend li { display: flex; align-items: center; gap: .45rem; overflow-wrap: anywhere; }
-.legend span { flex: none; width: 1.3rem; border-top: 2.5px solid; }
-.legend .dashed { border-top-style: dashed; } .legend .dotted { border-top-style: dotted; }
-.legend :is(.band, .wide, .layer, .bar) { width: .85rem; height: .85rem; border: 0;
-  border-radius: .15rem; background: currentColor; }
-.legend :is(.layer, .bar) { opacity: .85; }
-.legend .band { opacity: .35; } .legend .wide { opacity: .17; display: block; }
-.legend :is(.dots, .sparse) { height: .55rem; width: .55rem; border: 0; border-radius: 50%;
-  background: currentColor; }
-dl { margin: 0; } dt { font-size: .85rem; } dd { margin: 0; overflow-wrap: anywhere; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .6rem;
-  margin-top: 1.2rem; }
-.tiles > div { background: var(--tile); border: 1px solid var(--line); border-radius: .5rem;
-  padding: .6rem .8rem; }
-.tiles dd { font-size: 1.25rem; font-weight: 600; font-variant-numeric: tabular-nums; }
-.pairs { columns: 19rem 3; column-gap: 2rem; }
-.pairs > div { display: flex; gap: 1rem; justify-content: space-between; break-inside: avoid;
-  border-bottom: 1px solid var(--line); padding: .2rem 0; }
-.pairs dd, code, pre { font: .85rem/1.5 ui-monospace, monospace; }
-.pairs dd { text-align: right; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
-ul { margin: .3rem 0; padding-left: 1.2rem; overflow-wrap: anywhere; }
-.small { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(18rem, 100%), 1fr));
-  gap: 1.2rem 1.5rem; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; min-width: 100%; }
-th, td { padding: .3rem 0 .3rem 1rem; text-align: right; white-space: nowrap;
-  border-bottom: 1px solid var(--line); }
-th { font-size: .85rem; font-weight: normal; vertical-align: bottom; }
-.numbers { min-width: min(100%, 34rem); }
-th:first-child, td:first-child { padding-left: 0; }
-th:first-child, td:first-child, .text td, .text th { text-align: left; vertical-align: top; }
-:is(th, td):first-child { position: sticky; left: 0; background: var(--back); }
-.numbers td:first-child { min-width: 7rem; white-space: normal; overflow-wrap: anywhere; }
-.words :is(th, td):nth-last-child(-n+3) { text-align: left; }
-.words td { vertical-align: top; }
-.words td:last-child { white-space: normal; min-width: 15rem; }
-.text td { max-width: 44rem; min-width: 7rem; white-space: normal; overflow-wrap: anywhere; }
-@media (max-width: 40rem) {
-  body { padding: 1rem 1rem 2rem; } h1 { font-size: 1.4rem; }
-  .wide { display: none; } .narrow { display: block; }
-  .tiles { grid-template-columns: 1fr 1fr; } .tiles dd { font-size: 1.1rem; }
-  .words td:last-child { white-space: nowrap; }
-}
-@media print { :root { --back: #fff; } body { max-width: none; } }
-"""
-    + " ".join(f".c{i} {{ color: var(--c{i}); }}" for i in range(10))
-    + "\n"
+from rank0rl.run.folder import Array
+from rank0rl.tools import figures
+from rank0rl.tools.readable import number
+
+_templates = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
 )
+_templates.globals["colors"] = figures.COLORS
 
 
-def document(title: str, subtitle: str, *sections: str) -> str:
-    """Return the whole page.
+class _Macros(Protocol):
+    def __getattr__(self, name: str) -> Callable[..., Markup]: ...
+
+
+html = cast(_Macros, _templates.get_template("page.html").module)
+"""The macros of page.html, such as `html.table(head, rows)`. They escape all text that they are given."""
+
+# Sizes in inches. A page scales a figure to the width of its text, so that a font of 9 points is
+# about as large as the text on the screen that the size is for.
+_SIZES = {"wide": (9.6, 3.5), "narrow": (3.9, 2.7)}
+_SMALL = (3.4, 1.9)
+_STRIP = 6.0  # points: least width of a place under the pointer; a finger or a hand is not steadier
+
+_LINES = {"line": "-", "dashed": "--", "dotted": ":", "dots": "o-", "sparse": "o--"}
+_BANDS = {"band": 0.25, "wide": 0.12}  # and their opacity
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, a band, a layer of a stack, or bars, in a chart."""
+
+    label: str
+    x: Array
+    """Places on the horizontal axis, shape (points,), in increasing order."""
+    y: Array
+    """Numbers at these places; NaN where there is none."""
+    color: int = 0
+    """Number of its color on the page, 0 to 9."""
+    style: Literal["line", "dashed", "dotted", "dots", "sparse", "band", "wide", "layer", "bar"] = (
+        "line"
+    )
+    """A line; or an area from low to y: a band, a wide and paler one, a layer or a bar."""
+    low: Array = field(default_factory=lambda: np.zeros(1))
+    """Lower ends of an area. The value of a layer or a bar is y - low."""
+    form: Callable[[float], str] = number
+    """Function that writes a value."""
+    whole: str = ""
+    """Its value over the whole run, which the legend shows."""
+
+    def text(self, i: int) -> str:
+        """Return the value at point i."""
+        if self.style in _LINES:
+            return self.form(self.y[i])
+        if self.style in _BANDS:
+            return f"{self.form(self.low[i])} to {self.form(self.y[i])}"
+        return self.form(self.y[i] - self.low[i])
+
+    def draw(self, axis: Any) -> None:
+        """Draw it on an axis of matplotlib."""
+        color, x, low, y = f"C{self.color}", self.x, self.low, self.y
+        if self.style == "bar":
+            axis.bar(x, y - low, bottom=low, color=color, alpha=0.85, width=0.6)
+        elif self.style == "layer":  # each value belongs to the steps before its place
+            x, low, y = np.append(0.0, x), np.append(low[:1], low), np.append(y[:1], y)
+            axis.fill_between(x, low, y, step="pre", color=color, alpha=0.85, linewidth=0)
+        elif self.style in _BANDS:
+            axis.fill_between(x, low, y, color=color, alpha=_BANDS[self.style], linewidth=0)
+        else:
+            known = np.isfinite(y)
+            line = _LINES[self.style] if known.sum() > 1 else "o"  # one point would be invisible
+            axis.plot(x[known], y[known], line, color=color, markersize=3.5, clip_on=False)
+
+
+def steps(place: float) -> str:
+    """Return a place on an axis of steps as text."""
+    return f"{number(place)} steps"
+
+
+def chart(
+    name: str,
+    alt: str,
+    series: Sequence[Series],
+    finish: Callable[[Any], None],
+    heading: Callable[[float], str] = steps,
+    caption: str = "",
+) -> Markup:
+    """Return a chart as wide as the page, with its legend.
 
     Args:
-        title: heading of the page.
-        subtitle: line below the heading.
-        sections: contents of the page, in HTML.
+        name: a name that no other chart on the page has.
+        alt: text that tells a screen reader what the chart shows.
+        series: what to draw.
+        finish: function that sets the labels and limits of the axis.
+        heading: function that turns a place on the horizontal axis into text.
+        caption: text below the chart.
     """
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        f'<h1>{escape(title)}</h1>\n<p class="muted">{escape(subtitle)}</p>\n'
-        + "\n".join(sections)
-        + "\n</body>\n</html>\n"
-    )
+    pictures = {
+        kind: _picture(f"{name}-{kind}", alt, size, series, finish, heading)
+        for kind, size in _SIZES.items()
+    }
+    return html.legend(series) + html.figure(pictures, caption)
 
 
-def section(heading: str, *contents: str) -> str:
-    """Return a heading with its contents in HTML, or "" if all contents are empty."""
-    body = "".join(contents)
-    return f"<section>\n<h2>{escape(heading)}</h2>\n{body}\n</section>" * bool(body)
+def small_chart(
+    title: str, alt: str, series: Sequence[Series], finish: Callable[[Any], None]
+) -> Markup:
+    """Return a small chart with a title, for `html.small`."""
+
+    def titled(axis: Any) -> None:
+        axis.set_title(title, loc="left")
+        axis.locator_params(nbins=4)
+        axis.yaxis.set_major_formatter(lambda value, _: number(value))
+        finish(axis)
+
+    name = re.sub(r"\W", "-", title)
+    return html.figure({"every": _picture(name, alt, _SMALL, series, titled, steps)})
 
 
-def pairs(values: Mapping[str, str], kind: str = "pairs") -> str:
-    """Return names and values: as "pairs" in columns, or as "tiles" with large values."""
-    each = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in values.items())
-    return f'<dl class="{kind}">{"".join(each)}</dl>' * bool(values)
+def _picture(
+    name: str,
+    alt: str,
+    size: tuple[float, float],
+    series: Sequence[Series],
+    finish: Callable[[Any], None],
+    heading: Callable[[float], str],
+) -> tuple[str, str, list[dict[str, Any]]]:
+    """Draw a figure; return its SVG, where its axis lies, and the values under the pointer."""
+    with figures.style() as figure_class:
+        figure = figure_class(figsize=size, layout="constrained")
+        axis = figure.add_subplot()
+        for one in series:
+            one.draw(axis)
+        finish(axis)
+        svg = figures.inline_svg(figure, name, alt)
+    box = axis.get_position()  # saving has laid the figure out
+    area = f"left:{box.x0:.2%};top:{1 - box.y1:.2%};width:{box.width:.2%};height:{box.height:.2%}"
+    most = int(72 * size[0] * box.width / _STRIP)
+    return svg, area, [*_values(axis, series, heading, most)]
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "numbers") -> str:
-    """Return a table of "numbers", of "text", or of numbers with three columns of "words", which scrolls if it is too wide."""
-    lines = "".join(f"<tr>{_cells('td', row)}</tr>" for row in rows)
-    return (
-        f'<div class="scroll" tabindex="0"><table class="{kind}"><thead><tr>{_cells("th", head)}</tr>'
-        f"</thead><tbody>{lines}</tbody></table></div>"
-    )
+def _values(
+    axis: Any, series: Sequence[Series], heading: Callable[[float], str], most: int
+) -> Iterator[dict[str, Any]]:
+    """Yield what to show for each place on an axis, from left to right, for at most so many places.
+
+    A place has a strip of the axis. While the pointer is there, the page shows the known value of each
+    series that is nearest to the place within the strip.
+    """
+    to_axis = axis.transData - axis.transAxes
+    drawn = [to_axis.transform(np.column_stack([one.x, one.y])) for one in series]
+    at = _places(series, most)
+    middles = to_axis.transform(np.column_stack([at, np.full(len(at), axis.get_ylim()[0])]))[:, 0]
+    if not len(at):
+        return
+    if series[0].style == "layer":  # a share of time belongs to the steps before it
+        edges = np.concatenate([[0.0], middles])
+    else:
+        edges = np.concatenate([[0.0], (middles[1:] + middles[:-1]) / 2, [1.0]])
+    for x, middle, low, high in zip(at, middles, edges[:-1], edges[1:], strict=True):
+        near = [
+            (one, points[i], one.text(i))
+            for one, points in zip(series, drawn, strict=True)
+            if (i := _nearest(points[:, 0], one.y, middle, low, high)) is not None
+        ]
+        if near:
+            yield {
+                "strip": f"left:{low:.2%};width:{high - low:.2%}",
+                "side": f"left:{middle:.2%}" if middle < 0.5 else f"right:{1 - middle:.2%}",
+                "heading": heading(x),
+                "lines": [(one, text) for one, _, text in near],
+                "dots": [
+                    (one.color, f"left:{x:.2%};top:{1 - y:.2%}")
+                    for one, (x, y), _ in near
+                    if one.style in _LINES
+                ],
+            }
 
 
-def figure(picture: str, caption: str = "") -> str:
-    """Return an SVG with a caption."""
-    below = f"<figcaption>{escape(caption)}</figcaption>" * bool(caption)
-    return f"<figure>{picture}{below}</figure>"
+def _places(series: Sequence[Series], most: int) -> Array:
+    """Return at most so many places: those of the longest series, and of others beyond its ends."""
+    known = [one.x[np.isfinite(one.y)] for one in series]
+    at = max(known, key=len)
+    if len(at):
+        at = np.unique(np.concatenate([at, *(x[(x < at[0]) | (x > at[-1])] for x in known)]))
+    every = -(-len(at) // most) or 1
+    return at[::-1][::every][::-1]  # with the last one
 
 
-def only(kind: str, picture: str) -> str:
-    """Return a picture that is shown on "wide" or on "narrow" screens only."""
-    return f'<div class="{kind}">{picture}</div>'
-
-
-def legend(series: Iterable[Series]) -> str:
-    """Return the marks and labels of what figures show."""
-    each = "".join(
-        f'<li><span class="{one.style} c{one.color}"></span>{escape(one.label)} '
-        f"{escape(one.whole)}</li>"
-        for one in series
-    )
-    return f'<ul class="legend">{each}</ul>'
-
-
-def small(figures: Iterable[str]) -> str:
-    """Return small figures side by side, as many as fit."""
-    inside = "".join(figures)
-    return f'<div class="small">{inside}</div>' * bool(inside)
-
-
-def code(text: str) -> str:
-    """Return a block of code, such as a command line."""
-    return f"<pre>{escape(text)}</pre>"
-
-
-def items(texts: Iterable[str]) -> str:
-    """Return a bulleted list."""
-    inside = "".join(f"<li>{escape(text)}</li>" for text in texts)
-    return f"<ul>{inside}</ul>" * bool(inside)
-
-
-def _cells(tag: str, texts: Iterable[str]) -> str:
-    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)
+def _nearest(x: Array, y: Array, middle: float, low: float, high: float) -> int | None:
+    """Return the index of the known point nearest to the middle, None if none lies from low to high."""
+    slack = 1e-5  # a point at the end of the axis may lie beyond it by rounding
+    known = np.flatnonzero(np.isfinite(y) & (x >= low - slack) & (x <= high + slack))
+    return int(known[np.abs(x[known] - middle).argmin()]) if len(known) else None

@@ -7,27 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 
 from rank0rl.run import files
 from rank0rl.run.folder import Array
 from rank0rl.run.timing import PHASES
-from rank0rl.tools import chart, figures, page
+from rank0rl.tools import figures
+from rank0rl.tools.page import Series, chart, html
 from rank0rl.tools.readable import label, number, texts
-from rank0rl.tools.series import Series
 
-Rows = Sequence[Mapping[str, str]]
+FILE = "speedup.csv"
+"""The file of a speedup study, a row for each number of ranks."""
+
+_Rows = Sequence[Mapping[str, str]]
 
 _PHASES = [f"{phase}_s" for phase in PHASES]
 _SECONDS = ("seconds", *_PHASES, "slowest_s", "fastest_s")
-_RANKS = "nprocs"
 _TITLES = {
-    _RANKS: "ranks",
+    "nprocs": "ranks",
     "seconds": "iteration",
     "slowest_s": "slowest rank",
     "fastest_s": "fastest rank",
 }
 _PREDICTED = {
-    _RANKS: "ranks",
+    "nprocs": "ranks",
     "nodes": "nodes",
     "num_envs": "envs",
     "steps": "batch",
@@ -46,32 +49,32 @@ def of_speedup(folder: Path) -> str:
     Raises:
         ValueError: if the study has no row yet, or no matplotlib.
     """
-    rows = files.read_table(folder / "speedup.csv", "study")
+    rows = files.read_table(folder / FILE, "study")
     if not rows:
-        raise ValueError(f"{folder / 'speedup.csv'} has no rows: nothing has been measured yet")
-    if not {_RANKS, "speedup"} <= rows[0].keys():
-        raise ValueError(f"{folder / 'speedup.csv'} was not written by rank0rl")
+        raise ValueError(f"{folder / FILE} has no rows: nothing has been measured yet")
+    if not {"nprocs", "speedup"} <= rows[0].keys():
+        raise ValueError(f"{folder / FILE} was not written by rank0rl")
     known, assumed = (_json(folder / f"{name}.json") for name in ("speedup", "predicted"))
     path = folder / "predicted.csv"
     predicted = files.read_table(path, "prediction") if path.exists() else []
     settings = known.get("settings", {})
     about = ", ".join(str(settings[n]) for n in ("env_id", "algo") if n in settings)
     seconds = [name for name in _SECONDS if name in rows[0]]
-    others = [name for name in rows[0] if name not in (_RANKS, *seconds)]
-    return page.document(
-        f"Speedup by number of ranks{f': {about}' * bool(about)}",
+    others = [name for name in rows[0] if name not in ("nprocs", *seconds)]
+    return html.document(
+        "Speedup by number of ranks" + (f": {about}" if about else ""),
         folder.resolve().name,
-        page.section("Advice", page.items(known.get("notes", []))),
-        page.section("Speedup", _speedup(rows), _across(rows, others)),
-        page.section("Milliseconds of an iteration", _times(rows), _across(rows, seconds, 1000)),
-        page.section(
+        html.section("Advice", html.items(known.get("notes", []))),
+        html.section("Speedup", _speedup(rows), _across(rows, others)),
+        html.section("Milliseconds of an iteration", _times(rows), _across(rows, seconds, 1000)),
+        html.section(
             "Prediction",
             _prediction(predicted),
             _down(predicted),
-            page.items(assumed.get("notes", [])),
+            html.items(assumed.get("notes", [])),
         ),
-        page.section("Machine", page.pairs(texts(known.get("machine", {})))),
-        page.section("Command", page.code(known["command"]) if "command" in known else ""),
+        html.section("Machine", html.pairs(texts(known.get("machine", {})))),
+        html.section("Command", html.code(known.get("command", ""))),
     )
 
 
@@ -79,7 +82,7 @@ def _json(path: Path) -> dict[str, Any]:
     return files.read_json(path, "study") if path.exists() else {}
 
 
-def _across(rows: Rows, names: Sequence[str], scale: float | None = None) -> str:
+def _across(rows: _Rows, names: Sequence[str], scale: float | None = None) -> Markup:
     """Return a table with a column for each number of ranks, which is narrow for few of them.
 
     Args:
@@ -87,23 +90,22 @@ def _across(rows: Rows, names: Sequence[str], scale: float | None = None) -> str
         names: columns of the study that are the table's rows.
         scale: factor of the numbers. None: text is shown as it is.
     """
-    head = ["ranks", *(row[_RANKS] for row in rows)]
     cells = {
         name: [row[name] for row in rows] if scale is None else scale * _column(rows, name)
         for name in names
     }
-    body = [[_TITLES.get(n, label(n)), *map(number, cells[n])] for n in names]
-    return page.table(head, body) if body else ""
+    body = [[_TITLES.get(name, label(name)), *map(number, cells[name])] for name in names]
+    return html.table(["ranks", *(row["nprocs"] for row in rows)], body)
 
 
-def _down(rows: Rows) -> str:
+def _down(rows: _Rows) -> Markup:
     """Return the table of predictions, a row for each number of ranks and experiment."""
     names = [name for name in _PREDICTED if rows and name in rows[0]]
     body = [[number(row[name]) for name in names] for row in rows]
-    return page.table([_PREDICTED[name] for name in names], body, "words") if rows else ""
+    return html.table([_PREDICTED[name] for name in names], body, "words")
 
 
-def _column(rows: Rows, name: str) -> Array:
+def _column(rows: _Rows, name: str) -> Array:
     """Return the numbers of a column; NaN where there is none.
 
     Raises:
@@ -119,9 +121,9 @@ def _ranks(value: float) -> str:
     return f"{value:,.0f} rank{'' if value == 1 else 's'}"
 
 
-def _speedup(rows: Rows) -> str:
+def _speedup(rows: _Rows) -> Markup:
     """Draw the speedup beside the ideal and the ceilings."""
-    n, speedup = _column(rows, _RANKS), _column(rows, "speedup")
+    n, speedup = _column(rows, "nprocs"), _column(rows, "speedup")
     rates = {name: _column(rows, f"steps_per_s{name}") for name in ("", "_min", "_max")}
     low, high = (speedup * rates[end] / rates[""] for end in ("_min", "_max"))
     series = [Series("ideal", n, n / n[0], 7, "dotted")]
@@ -138,28 +140,27 @@ def _speedup(rows: Rows) -> str:
         axis.set_ylim(bottom=0)
 
     alt = "Speedup by number of ranks: " + ", ".join(
-        f"{number(row['speedup'])} with {row[_RANKS]}" for row in rows
+        f"{number(row['speedup'])} with {row['nprocs']}" for row in rows
     )
-    return chart.chart("speedup", alt, series, finish, _ranks)
+    return chart("speedup", alt, series, finish, _ranks)
 
 
-def _times(rows: Rows) -> str:
+def _times(rows: _Rows) -> Markup | str:
     """Draw the milliseconds of each phase of an iteration, stacked."""
-    n = _column(rows, _RANKS)
+    n = _column(rows, "nprocs")
+    at = np.arange(len(n), dtype=float)
     series, top = [], np.zeros(len(rows))
     for color, name in enumerate(_PHASES):
         took = 1000 * np.nan_to_num(_column(rows, name))
         if took.any():
             low, top = top, top + took
-            series.append(
-                Series(label(name), np.arange(len(n), dtype=float), top, color, "bar", low)
-            )
+            series.append(Series(label(name), at, top, color, "bar", low))
     if not series:
         return ""
 
     def finish(axis: Any) -> None:
         axis.set(xlabel="ranks", xlim=(-0.6, len(n) - 0.4))
-        axis.set_xticks(range(len(n)), [f"{x:,.0f}" for x in n])
+        axis.set_xticks(at, [f"{x:,.0f}" for x in n])
         axis.set_title("milliseconds", loc="left")
         axis.grid(visible=False, axis="x")
 
@@ -167,20 +168,21 @@ def _times(rows: Rows) -> str:
         f"{number(all_of)} with {x:,.0f}" for x, all_of in zip(n, top, strict=True)
     )
     caption = "Each phase of an iteration, on rank 0."
-    return chart.chart("times", alt, series, finish, lambda i: _ranks(n[round(i)]), caption)
+    return chart("times", alt, series, finish, lambda i: _ranks(n[round(i)]), caption)
 
 
-def _prediction(rows: Rows) -> str:
+def _prediction(rows: _Rows) -> Markup | str:
     """Draw the predicted steps per second, by experiment, and the measured ones."""
     if not rows:
         return ""
     series = []
     for color, name in enumerate(dict.fromkeys(row["experiment"] for row in rows)):
         these = [row for row in rows if row["experiment"] == name]
-        y = _column(these, "predicted")
-        series.append(Series(f"predicted, {name}", _column(these, _RANKS), y, color, "dots"))
-    series.append(Series("measured", _column(rows, _RANKS), _column(rows, "measured"), 3, "dots"))
-    ranks = sorted({*_column(rows, _RANKS)})
+        n, predicted = _column(these, "nprocs"), _column(these, "predicted")
+        series.append(Series(f"predicted, {name}", n, predicted, color, "dots"))
+    n = _column(rows, "nprocs")
+    series.append(Series("measured", n, _column(rows, "measured"), 3, "dots"))
+    ranks = sorted({*n})
 
     def finish(axis: Any) -> None:
         axis.set(xlabel="ranks", yscale="log")
@@ -191,6 +193,6 @@ def _prediction(rows: Rows) -> str:
         figures.label_decades(axis.yaxis)
 
     alt = "Predicted steps per second by number of ranks: " + ", ".join(
-        f"{number(row['predicted'])} with {row[_RANKS]} ({row['experiment']})" for row in rows
+        f"{number(row['predicted'])} with {row['nprocs']} ({row['experiment']})" for row in rows
     )
-    return chart.chart("prediction", alt, series, finish, _ranks)
+    return chart("prediction", alt, series, finish, _ranks)

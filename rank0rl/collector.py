@@ -13,7 +13,7 @@ from rank0rl import batch as batches
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch, Gathered
 from rank0rl.envs import make as envs
-from rank0rl.envs.block import envs_of
+from rank0rl.envs.block import envs_of, make_block
 from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.retry import RetriedEnv, take_failures
 from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod, label
@@ -21,7 +21,7 @@ from rank0rl.mpi import comm, hashes, weights
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.gather import GatherThread, gather_rows
-from rank0rl.rollout import Rollout, check_processed
+from rank0rl.rollout import FixedSteps, Rollout, WholeEpisodes, check_processed
 from rank0rl.run import machine, signals
 from rank0rl.run.agent_checks import Suspect
 from rank0rl.run.agents import is_reference, load_function
@@ -257,17 +257,13 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
                 most = groups * options.rank0_envs // options.num_envs
         episodes = functools.partial(counter.round, most)
     nparts = 1 if only is not None else _nparts(options, nworkers)
-    return Rollout(
-        env_maker(options),
-        indices,
-        options.seed,
-        steps=options.steps_per_env,
-        episodes=episodes,
-        at_once=at_once,
-        cuts=[fragments * part // nparts for part in range(1, nparts)],
-        kwargs_of=load_function(options.env_kwargs_of) if options.env_kwargs_of else None,
-        info=[label(name) for name in options.info],
-    )
+    kwargs_of = load_function(options.env_kwargs_of) if options.env_kwargs_of else None
+    block = make_block(env_maker(options), indices, options.seed, kwargs_of)
+    cuts = [fragments * part // nparts for part in range(1, nparts)]
+    info = [label(name) for name in options.info]
+    if episodes is None:
+        return FixedSteps(block, options.steps_per_env, cuts, info)
+    return WholeEpisodes(block, episodes, at_once, cuts, info)
 
 
 def _groups_of(options: RunOptions, rank: int, nworkers: int) -> range:

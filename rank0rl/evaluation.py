@@ -14,11 +14,12 @@ from rank0rl import seeding
 from rank0rl.agent import Agent, Step
 from rank0rl.batch import Batch
 from rank0rl.collector import env_maker
+from rank0rl.envs.block import make_block
 from rank0rl.envs.wrappers import label
 from rank0rl.mpi import hashes, weights
 from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.gather import rank0_accum_batches
-from rank0rl.rollout import Rollout
+from rank0rl.rollout import WholeEpisodes
 from rank0rl.run.options import RunOptions
 
 Array = npt.NDArray[Any]
@@ -139,8 +140,8 @@ def _rollout(
     draw: Callable[[], Iterator[int]],
     num_envs: int,
     info: Sequence[str] = (),
-) -> Rollout:
+) -> WholeEpisodes:
     """Return the rollouts of this rank's share of evaluation episodes, the same ones at every call."""
     seed = seeding.integer(seed, "evaluate", 0, 0)
-    labels = [label(name) for name in info]
-    return Rollout(make_env, range(min(episodes, num_envs)), seed, episodes=draw, info=labels)
+    block = make_block(make_env, range(min(episodes, num_envs)), seed)
+    return WholeEpisodes(block, draw, info=[label(name) for name in info])

@@ -37,7 +37,7 @@ class Unfinished:
         self._act: list[Array] = []  # one array per env, never changed in place
 
     def add(self, gathered: Batch) -> None:
-        """Take what the ranks' `Rollout.unfinished` returned, in order of envs."""
+        """Take what the ranks' `FixedSteps.unfinished` returned, in order of envs."""
         if not gathered:
             return
         gathered = dict(gathered)
@@ -56,7 +56,7 @@ class Unfinished:
         gathered["kept"] = np.array([len(act) for act in self._act], np.int64)
 
     def all(self) -> Batch:
-        """Return a row for each env, for `Rollout.restore`; nothing if no episode is under way.
+        """Return a row for each env, for `EnvBlock.restore`; nothing if no episode is under way.
 
         Returns:
             "episode", "steps", "ret", "obs", and "kept", the number of actions that are kept, by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -10,9 +11,10 @@ from typing import Any
 
 from rank0rl.collector import Collector
 from rank0rl.envs import make as envs
+from rank0rl.envs.block import make_block
 from rank0rl.mpi.threads import set_threads
 from rank0rl.mpi.weights import named_tensors
-from rank0rl.rollout import Rollout
+from rank0rl.rollout import FixedSteps, Rollout, WholeEpisodes
 from rank0rl.run import plan, trust
 from rank0rl.run import settings as config
 from rank0rl.run.agents import make_agent
@@ -30,13 +32,11 @@ def main() -> None:
     found: dict[str, Any] = {"per_step": {}}
     for num_envs in sorted({1, max(2, options.num_envs)}):
         numbers = range(num_envs)
-        rollout = Rollout(
-            lambda: envs.make(options.env_id, options.wrappers, **options.env_kwargs),
-            numbers,
-            options.seed,
-            steps=options.steps_per_env,
-            episodes=None if options.steps_per_env else numbers.__iter__,
-        )
+        make = functools.partial(envs.make, options.env_id, options.wrappers, **options.env_kwargs)
+        block = make_block(make, numbers, options.seed)
+        rollout: Rollout = WholeEpisodes(block, numbers.__iter__)
+        if options.steps_per_env:
+            rollout = FixedSteps(block, options.steps_per_env)
         agent = make_agent(options, agent_options, rollout.spaces)
         collector = Collector(agent, rollout, options, Phases())
         wall, cpu = _measured(collector)

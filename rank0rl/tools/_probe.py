@@ -12,7 +12,7 @@ from rank0rl.run import machine
 
 def main() -> None:
     """Print a line about this host, then answer each line of stdin with the time."""
-    print(json.dumps({**machine.describe(), "free_mb": hosts.free_room()}), flush=True)
+    print(json.dumps({**machine.describe(), "free_mb": hosts.free_space()}), flush=True)
     for _ in sys.stdin:
         print(time.time(), flush=True)
 

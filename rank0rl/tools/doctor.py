@@ -21,10 +21,9 @@ from typing import IO
 
 import tyro
 
-from rank0rl.launch import hosts as room
 from rank0rl.launch import job
 from rank0rl.launch import mpiexec as launchers
-from rank0rl.launch.hosts import SSH, Host, read_hosts
+from rank0rl.launch.hosts import SSH, Host, free_space, read_hosts, shortages
 from rank0rl.mpi import comm
 from rank0rl.run import machine
 from rank0rl.tools import _echo
@@ -98,7 +97,7 @@ def lines(mpiexec: str | None = None, hosts: Sequence[Host] = ()) -> Iterator[Li
         if matches
         else f"mpi4py belongs to another MPI: activate its environment, or {_INSTALL}",
     )
-    yield _room(room.free_room(), vendor, hosts[0].slots if hosts else os.cpu_count() or 1)
+    yield _room(free_space(), vendor, hosts[0].slots if hosts else os.cpu_count() or 1)
     yield _two("two ranks", mpiexec)
     for host in hosts[1:]:
         found = _other_host(host.name, vendor, host.slots)
@@ -128,7 +127,7 @@ def _cores() -> Line:
 def _room(free_mb: Mapping[str, float], vendor: str, ranks: int) -> Line:
     """Check that /dev/shm and the temporary folders of a host have room for its ranks."""
     found = ", ".join(f"{mb:,.0f} MB in {folder}" for folder, mb in free_mb.items())
-    return Line("room", f"free: {found}", "; ".join(room.shortages(free_mb, vendor, ranks)))
+    return Line("room", f"free: {found}", "; ".join(shortages(free_mb, vendor, ranks)))
 
 
 def _is_root() -> bool:

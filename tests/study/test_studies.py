@@ -16,7 +16,7 @@ from runs import curve, sha, table, train
 
 from rank0rl.run.machine import available_cores
 from rank0rl.tools.study import study as tool
-from rank0rl.tools.study.machines import claim
+from rank0rl.tools.study.training import claim
 
 STUDY = [sys.executable, "-m", "rank0rl", "study"]
 SMALL = ["--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32", "--hidden", "8"]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ValueFunction
 from rank0rl.nets.flat import Adam, flatten_
@@ -56,10 +56,8 @@ class A2C(Agent):
         self.flat = flatten_(nn.ModuleList(self.modules().values()))
         self.adam = Adam(self.flat)
 
-    def act(
-        self, obs: Array, noise: Array, fragment_id: Array, explore: bool = True
-    ) -> tuple[Array, Batch]:
-        return self.policy.act(self.norm.numpy(obs), noise, explore=explore)
+    def act(self, step: Step) -> tuple[Array, Batch]:
+        return self.policy.act(self.norm.numpy(step.obs), step.noise, explore=step.explore)
 
     def process(self, fragment: Fragment) -> Batch:
         opt, steps = self.options, fragment.episodes()

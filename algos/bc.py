@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch, minibatches
 from rank0rl.envs import demonstrations
 from rank0rl.nets.flat import Adam, flatten_
@@ -74,16 +74,9 @@ class BC(Agent):
             raise OptionError("--algo bc needs data: name them with --data")
         demonstrations.read(options.data, spaces)
 
-    def act(
-        self,
-        obs: Array,
-        noise: Array,
-        fragment_id: Array,
-        mask: Array | None = None,
-        explore: bool = True,
-    ) -> tuple[Array, Batch]:
+    def act(self, step: Step) -> tuple[Array, Batch]:
         """Sample actions."""
-        return self.nets.act(obs, noise, mask, explore=explore)
+        return self.nets.act(step)
 
     def process(self, fragment: Fragment) -> Batch:
         """Compute what the value function learns from."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.options import CheckedOptions, option
 
@@ -37,13 +37,12 @@ class CEM(Agent):
         self.candidates = np.zeros((options.population, *self.mean.shape), np.float32)
         self.draw(rng, 0.0)
 
-    def act(
-        self, obs: Array, noise: Array, fragment_id: Array, explore: bool = True
-    ) -> tuple[Array, Batch]:
-        weights = self.candidates[fragment_id % self.options.population]
-        if not explore:
+    def act(self, step: Step) -> tuple[Array, Batch]:
+        weights = self.candidates[step.fragment_id % self.options.population]
+        if not step.explore:
             weights[:] = self.mean
-        out = (obs.reshape(len(obs), 1, -1).astype(np.float32) @ weights)[:, 0]
+        obs = step.obs.reshape(len(step.obs), 1, -1).astype(np.float32)
+        out = (obs @ weights)[:, 0]
         return (out.argmax(1) if self.space.choices else out.reshape(-1, *self.space.shape)), {}
 
     def process(self, fragment: Fragment) -> Batch:

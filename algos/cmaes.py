@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.candidates import Candidates, check
 from rank0rl.options import CheckedOptions, OptionError, option
@@ -93,20 +93,12 @@ class CMAES(Agent):
         """Draw normal numbers from the stream of this update."""
         return self.rng.standard_normal(shape)
 
-    def act(
-        self,
-        obs: Array,
-        noise: Array,
-        fragment_id: Array,
-        mask: Array | None = None,
-        explore: bool = True,
-    ) -> tuple[Array, Batch]:
-        of = fragment_id if explore else None
-        return self.nets.act(obs, of, mask, self.candidate, int(self.version[0])), {}
+    def act(self, step: Step) -> tuple[Array, Batch]:
+        return self.nets.act(step, self.candidate, int(self.version[0])), {}
 
     def candidate(self, fragment_id: int) -> Array:
         """Return the weights of a candidate, (n,)."""
-        return self.candidates[fragment_id % self.options.population]  # type: ignore[no-any-return]
+        return self.candidates[fragment_id % self.options.population]
 
     def process(self, fragment: Fragment) -> Batch:
         return {"ret": np.array([fragment.rew.sum() / len(fragment.end)])}

@@ -12,7 +12,7 @@ import torch
 from scipy.stats import rankdata
 from torch import nn
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.candidates import Candidates, check
 from rank0rl.nets.flat import Adam
@@ -54,16 +54,8 @@ class ES(Agent):
     def check(cls, spaces: Spaces, options: ESOptions, run: Any) -> None:
         check(run, "es", 2)
 
-    def act(
-        self,
-        obs: Array,
-        noise: Array,
-        fragment_id: Array,
-        mask: Array | None = None,
-        explore: bool = True,
-    ) -> tuple[Array, Batch]:
-        of = fragment_id if explore else None
-        return self.nets.act(obs, of, mask, self.candidate, int(self.key[0])), {}
+    def act(self, step: Step) -> tuple[Array, Batch]:
+        return self.nets.act(step, self.candidate, int(self.key[0])), {}
 
     def process(self, fragment: Fragment) -> Batch:
         obs = fragment.obs.reshape(len(fragment.obs), -1)
@@ -97,7 +89,7 @@ class ES(Agent):
     def candidate(self, fragment_id: int) -> Array:
         """Return the weights of a candidate, (n,)."""
         sign = np.float32(self.options.std * (1 - 2 * (fragment_id % 2)))
-        return self.nets.theta + sign * self.noise_of(fragment_id // 2)  # type: ignore[no-any-return]
+        return self.nets.theta + sign * self.noise_of(fragment_id // 2)
 
     def noise_of(self, pair: int) -> Array:
         """Return the noise of a pair of candidates, (n,)."""

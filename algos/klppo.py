@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ActorCritic, ValueFunction
 from rank0rl.nets.flat import Adam, flatten_
@@ -96,16 +96,9 @@ class KLPPO(Agent):
         self.beta, self.multiplier = 1.0, 1.0  # weight of the KL penalty; factor of the step size
         self.previous: Batch = {}
 
-    def act(
-        self,
-        obs: Array,
-        noise: Array,
-        fragment_id: Array,
-        mask: Array | None = None,
-        explore: bool = True,
-    ) -> tuple[Array, Batch]:
+    def act(self, step: Step) -> tuple[Array, Batch]:
         """Sample actions."""
-        return self.nets.act(obs, noise, mask, explore=explore)
+        return self.nets.act(step)
 
     def process(self, fragment: Fragment) -> Batch:
         """Compute log-probabilities, advantages and returns, of rewards times (1 - gamma)."""

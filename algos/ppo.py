@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import Objective
 from rank0rl.nets.flat import Adam, flatten_
@@ -77,17 +77,9 @@ class PPO(Agent):
         self.adam = Adam(self.flat, eps=1e-5)
         self.objective = self.objective_at(0.0)
 
-    def act(
-        self,
-        obs: Array,
-        noise: Array,
-        fragment_id: Array,
-        mask: Array | None = None,
-        memory: Array | None = None,
-        explore: bool = True,
-    ) -> tuple[Array, Batch]:
+    def act(self, step: Step) -> tuple[Array, Batch]:
         """Sample actions."""
-        return self.nets.act(obs, noise, mask, memory, explore)
+        return self.nets.act(step)
 
     def process(self, fragment: Fragment) -> Batch:
         """Compute log-probabilities, advantages and returns."""

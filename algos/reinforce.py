@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.policies import Mode, make_policy
@@ -40,10 +40,8 @@ class Reinforce(Agent):
         self.flat = flatten_(self.policy)
         self.adam = Adam(self.flat)
 
-    def act(
-        self, obs: Array, noise: Array, fragment_id: Array, explore: bool = True
-    ) -> tuple[Array, Batch]:
-        return self.policy.act(inputs(obs), noise, explore=explore)
+    def act(self, step: Step) -> tuple[Array, Batch]:
+        return self.policy.act(inputs(step.obs), step.noise, explore=step.explore)
 
     def process(self, fragment: Fragment) -> Batch:
         gamma = self.options.gamma

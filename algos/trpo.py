@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.fisher import Fisher
 from rank0rl.nets.flat import Adam, flatten_
@@ -73,16 +73,9 @@ class TRPO(Agent):
         self.value_flat = flatten_(nn.ModuleList([self.value, self.norm]))
         self.adam = Adam(self.value_flat)
 
-    def act(
-        self,
-        obs: Array,
-        noise: Array,
-        fragment_id: Array,
-        mask: Array | None = None,
-        explore: bool = True,
-    ) -> tuple[Array, Batch]:
+    def act(self, step: Step) -> tuple[Array, Batch]:
         """Sample actions."""
-        return self.nets.act(obs, noise, mask, explore=explore)
+        return self.nets.act(step)
 
     def process(self, fragment: Fragment) -> Batch:
         """Compute log-probabilities, advantages and returns."""

@@ -57,6 +57,7 @@ class Loops:
         import numpy as np
 
         from rank0rl import seeding
+        from rank0rl.agent import Step
         from rank0rl.algos.ppo import PPO, PPOOptions
         from rank0rl.collector import make_rollout
         from rank0rl.envs import make as envs
@@ -80,7 +81,7 @@ class Loops:
         self.env = envs.make(options.env_id)
         self.env.action_space.seed(0)
         self.actions = draw(self.env.action_space, args.envs * args.steps)
-        self.ids = np.arange(args.envs)
+        self.ids, self.as_step = np.arange(args.envs), Step
         self.forward = products(spaces.obs.size, spaces.act.size)
 
     def bare(self) -> None:
@@ -143,7 +144,7 @@ def ways(args: argparse.Namespace, env_id: str) -> dict[str, Callable[[], float]
             of.all_step, lambda obs, _: of.forward(obs)
         ),
         "act and env.step alone, steps/s": lambda: of.rate(
-            of.all_step, lambda obs, noise: of.agent.act(obs, noise, of.ids)
+            of.all_step, lambda obs, noise: of.agent.act(of.as_step(obs, noise, of.ids))
         ),
         "rollout, steps/s": lambda: of.rate(of.collect),
         "rollout after an update, steps/s": after_an_update,

@@ -132,7 +132,7 @@ def agent_and_batch(rows: int, name: str = "ppo", threads: int = 1, **options):
 
     import numpy as np
 
-    from rank0rl.agent import Space, Spaces
+    from rank0rl.agent import Space, Spaces, Step
     from rank0rl.mpi.threads import set_threads
 
     module, kind = importlib.import_module(f"rank0rl.algos.{name}"), name.upper()
@@ -145,7 +145,8 @@ def agent_and_batch(rows: int, name: str = "ppo", threads: int = 1, **options):
         agent.prepare()
         set_threads(1)
     obs = rng.standard_normal((rows, 17), dtype=np.float32)
-    act, _ = agent.act(obs, rng.standard_normal((rows, 6), dtype=np.float32), np.zeros(rows))
+    noise = rng.standard_normal((rows, 6), dtype=np.float32)
+    act, _ = agent.act(Step(obs, noise, np.zeros(rows)))
     logp = np.full(rows, -8, np.float32)
     adv = rng.standard_normal(rows, dtype=np.float32)
     return agent, {"obs": obs, "act": act, "logp": logp, "adv": adv, "val": 0 * adv, "ret": adv}

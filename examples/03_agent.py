@@ -38,9 +38,10 @@ class MyA2C(rank0rl.Agent):
         self.adam = torch.optim.Adam(both.parameters(), lr=options.lr)
 
     @torch.no_grad()
-    def act(self, obs, noise, fragment_id):
+    def act(self, step):
         """Draw a choice for each row."""
-        return choose(self.policy(torch.from_numpy(obs)).numpy(), noise, self.space), {}
+        logits = self.policy(torch.from_numpy(step.obs)).numpy()
+        return choose(logits, step.noise, self.space), {}
 
     @torch.no_grad()
     def process(self, fragment):

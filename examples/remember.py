@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces
+from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.policies import make_policy
@@ -46,12 +46,10 @@ class Remember(Agent):
         self.flat = flatten_(nn.ModuleList([self.layer, self.policy]))
         self.adam = Adam(self.flat)
 
-    def act(
-        self, obs: Array, noise: Array, fragment_id: Array, mask: Any = None, memory: Any = None
-    ) -> tuple[Array, Batch]:
+    def act(self, step: Step) -> tuple[Array, Batch]:
         """Draw actions, and return the memory for the next step."""
-        now = self.layer.numpy(inputs(obs), memory)  # of a GRU, the memory is the features
-        act, _ = self.policy.act(now, noise)
+        now = self.layer.numpy(inputs(step.obs), step.memory)  # a GRU's memory is its features
+        act, _ = self.policy.act(now, step.noise)
         return act, {"memory": now}
 
     def process(self, fragment: Fragment) -> Batch:

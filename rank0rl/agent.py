@@ -60,6 +60,28 @@ class Spaces:
     """Space of one action, as `Agent.act` returns it."""
 
 
+@dataclass(frozen=True, eq=False)
+class Step:
+    """What an agent is given to choose actions: one row for each of B envs."""
+
+    obs: Array
+    """Observations, (B, *obs)."""
+    noise: Array
+    """Random numbers, (B, k), float32, drawn as `Agent.noise` says."""
+    fragment_id: Array
+    """The fragment of each row, (B,)."""
+    mask: Array | None = None
+    """True for choices that may be taken, (B, all choices), bool, if the environment gives info["action_mask"].
+
+    The fragment then has it in its extras, as "action_mask".
+    """
+    memory: Array | None = None
+    """Memory of an agent that has one, (B, m), float32: what `act` returned in the step before, or zeros
+    where an episode begins."""
+    explore: bool = True
+    """False to choose the most probable actions, as in evaluations. Normal noise is then 0."""
+
+
 @dataclass(eq=False)
 class Fragment:
     """T steps that belong together: what one env collected in one iteration, or one whole episode.
@@ -142,32 +164,12 @@ class Agent:
             ValueError: with all that a user needs to know.
         """
 
-    def act(
-        self,
-        obs: Array,
-        noise: Array,
-        fragment_id: Array,
-        mask: Array | None = None,
-        memory: Array | None = None,
-        explore: bool = True,
-    ) -> tuple[Array, Batch]:
+    def act(self, step: Step) -> tuple[Array, Batch]:
         """Choose actions. Every rank. A row must not depend on how many rows there are.
 
-        Nothing may be kept in the agent from one call to the next: rows come from any envs. An agent
-        that needs to remember has a memory. All random numbers are in `noise`: drawing others here, or
+        Keep nothing in the agent from one call to the next: rows come from any envs. An agent that
+        needs to remember has a memory. All random numbers are in `step.noise`: drawing others here, or
         in `process`, ends the run.
-
-        Args:
-            obs: (B, *obs).
-            noise: (B, k), float32, drawn as `noise` says.
-            fragment_id: (B,), the fragment of each row.
-            mask: True for choices that may be taken, (B, all choices), bool. It is given only if the
-                environment does, in info["action_mask"], and `act` has this argument; the fragment
-                then has it in its extras, as "action_mask".
-            memory: (B, m), float32, if `memory` is not 0: what `act` returned in the step before; zeros
-                where an episode begins.
-            explore: False where the most probable actions are to be chosen, as in evaluations; normal
-                noise is then 0. It is given only then, and only if `act` has this argument.
 
         Returns:
             Actions (B, *act), int64 for choices; and extras, name -> (B, ...), kept in the fragment.
@@ -228,8 +230,8 @@ class Agent:
         Returns:
             A torch module that takes observations, flattened to float32, (N, numbers), to the most
             probable actions, as `act` returns them, (N, *act). With a memory, it also takes memory
-            (N, m), and returns actions and the next memory. If `act` takes masks, so does the
-            module, as its last argument. torch.export must be able to follow it.
+            (N, m), and returns actions and the next memory. If `act` reads masks, its last argument
+            is `mask`. torch.export must be able to follow it.
 
         Raises:
             ValueError: if the agent has none.

@@ -20,7 +20,7 @@ from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod, label
 from rank0rl.mpi import comm, hashes, weights
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import Counter
-from rank0rl.mpi.gather import GatherThread, rank0_accum_batches
+from rank0rl.mpi.gather import GatherThread, gather_rows
 from rank0rl.rollout import Rollout, check_processed
 from rank0rl.run import machine, signals
 from rank0rl.run.agent_checks import Suspect
@@ -59,8 +59,8 @@ class Collector:
         """Is called after every iteration, if the run has one."""
         if options.callback:
             self.callback = Callback(load_function(options.callback), agent)
-        self.rolled: dict[str, Batch] = {}
-        """Arrays of this rank that are rolled out and not gathered, by kind and name."""
+        self.rolled: Batch = {}
+        """Arrays of this rank that are rolled out and not gathered, by names such as "rows/obs"."""
         self._is_new = not is_reference(options.algo)  # of our own, tests say that they are honest
         self._took_s = 0.0
         self._ready: Gathered | None = None
@@ -114,10 +114,10 @@ class Collector:
         self.rolled = {}
         if steps:
             self.rolled = {
-                "rows": rows,
-                "ended": self.rollout.ended(),
-                "envs": self.rollout.unfinished(),
-                "fragments": {"steps": np.array(steps, np.int64)},
+                **_under("rows/", rows),
+                **_under("ended/", self.rollout.ended()),
+                **_under("envs/", self.rollout.unfinished()),
+                "fragments/steps": np.array(steps, np.int64),
             }
 
     def gather(self) -> None:
@@ -135,19 +135,19 @@ class Collector:
         if not comm.get_rank():
             signals.obey(of_ranks[:, 2])
         with self._phases("gather"):
-            gathered = rank0_accum_batches(self.rolled)
-            rows, ended = gathered.get("rows", {}), gathered["ended"]
+            gathered = gather_rows(self.rolled)
+            rows, ended, envs = [_below(x, gathered) for x in ("rows/", "ended/", "envs/")]
             if self._early:
                 rows = batches.concatenate([each for each in [*self._early.take(), rows] if each])
             rows = batches.in_order(rows, rows["fragment_id"]) if rows else {}
             ended = batches.in_order(ended, ended["fragment_id"])
-            steps = int(gathered["fragments"]["steps"].sum())
+            steps = int(gathered["fragments/steps"].sum())
             ranks = {"took_s": of_ranks[:, 0] / 1e6, "peak_mb": of_ranks[:, 1] / 1e6}
             ranks |= dict(zip(failures, of_ranks[:, 3:].T, strict=True))
         if not comm.get_rank():
-            self._unfinished.add(gathered.get("envs", {}))
+            self._unfinished.add(envs)
             if self.curriculum:
-                self.curriculum.forget_all_but(gathered.get("envs", {}).get("settings", []))
+                self.curriculum.forget_all_but(envs.get("settings", []))
         self.rolled = {}
         with self._phases("hash"):
             sha256 = hashes.sha256_arrays(rows) if rows else ""
@@ -284,6 +284,14 @@ def _nparts(options: RunOptions, nworkers: int) -> int:
     blocks = [_groups_of(options, rank, nworkers) for rank in ranks]
     episodes = (options.episodes_per_batch or 0) // nworkers
     return min(options.gather_parts, episodes or max(map(len, blocks)))
+
+
+def _under(prefix: str, batch: Batch) -> Batch:
+    return {prefix + name: array for name, array in batch.items()}
+
+
+def _below(prefix: str, batch: Batch) -> Batch:
+    return {n.removeprefix(prefix): array for n, array in batch.items() if n.startswith(prefix)}
 
 
 def _arrays(tensors: Mapping[str, Any]) -> Batch:

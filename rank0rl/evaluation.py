@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from rank0rl import batch as batches
 from rank0rl import seeding
-from rank0rl.agent import Agent
+from rank0rl.agent import Agent, Step
 from rank0rl.batch import Batch
 from rank0rl.collector import env_maker
 from rank0rl.envs.wrappers import label
@@ -120,27 +119,17 @@ class Evaluation:
 
 
 def deterministic(agent: Agent) -> Agent:
-    """Return the agent without exploration: it chooses the most probable actions.
-
-    One whose `act` is not told whether it explores acts without normal noise, or as it does otherwise.
-    """
+    """Return the agent without exploration: its steps have `explore=False`, and 0 as normal noise."""
     return _Deterministic(agent)
 
 
 class _Deterministic(Agent):
     def __init__(self, agent: Agent) -> None:
-        told: dict[str, Any] = (
-            {"explore": False} if "explore" in inspect.signature(agent.act).parameters else {}
-        )
-        silent = agent.noise[0] == "normal"
+        self._agent, self.noise, self.memory = agent, agent.noise, agent.memory
 
-        @functools.wraps(agent.act)  # its signature tells whether it takes a mask
-        def act(obs: Array, noise: Array, fragment_id: Array, **more: Any) -> tuple[Array, Batch]:
-            noise = np.zeros_like(noise) if silent else noise
-            return agent.act(obs, noise, fragment_id, **more, **told)
-
-        self.noise, self.memory = agent.noise, agent.memory
-        self.act = act  # type: ignore[assignment,method-assign]
+    def act(self, step: Step) -> tuple[Array, Batch]:
+        noise = np.zeros_like(step.noise) if self.noise[0] == "normal" else step.noise
+        return self._agent.act(dataclasses.replace(step, noise=noise, explore=False))
 
 
 def _rollout(

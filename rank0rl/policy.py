@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import evaluation
-from rank0rl.agent import Agent
+from rank0rl.agent import Agent, Step
 from rank0rl.batch import Batch
 from rank0rl.collector import env_maker
 from rank0rl.envs import make as envs
@@ -76,16 +76,16 @@ class Policy:
             ValueError: if observations have another shape.
         """
         rows, is_one = self._rows(obs)
-        more: dict[str, Any] = {}
         if mask is not None:
             given = [mask] if is_one else mask
             masks = [mask_of({"action_mask": one}, self.spaces.act.size) for one in given]
-            more["mask"] = np.stack(masks).astype(bool)  # Gymnasium's are int8
+            mask = np.stack(masks).astype(bool)  # Gymnasium's are int8
         if self.agent.memory:
             zeros = np.zeros((len(rows), self.agent.memory), np.float32)
-            more["memory"] = zeros if memory is None else np.reshape(memory, zeros.shape).copy()
-        agent = self._best if deterministic else self.agent
-        act, extras = agent.act(rows, self._noise(len(rows)), np.zeros(len(rows), np.int64), **more)
+            memory = zeros if memory is None else np.reshape(memory, zeros.shape).copy()
+        ids = np.zeros(len(rows), np.int64)
+        step = Step(rows, self._noise(len(rows)), ids, mask, memory)
+        act, extras = (self._best if deterministic else self.agent).act(step)
         rows_of = spaces.to_env(act, self.spaces.act, self._first)
         many = [*map(self._nested, rows_of)] if self._nested else rows_of
         if not self.agent.memory:

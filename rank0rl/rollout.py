@@ -6,7 +6,6 @@ episodes. So a fragment is the same whichever rank collects it, and whatever els
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl import seeding
-from rank0rl.agent import Agent, Fragment, Space, Spaces
+from rank0rl.agent import Agent, Fragment, Space, Spaces, Step
 from rank0rl.batch import Batch, Buffer, count, take
-from rank0rl.envs.block import Env, EnvBlock, make_block
+from rank0rl.envs.block import Env, make_block
 from rank0rl.envs.wrappers import EPISODE
 
 Array = npt.NDArray[Any]
@@ -38,51 +37,20 @@ def draws(agent: Agent, seed: int, iteration: int, fragment_id: int) -> Callable
     return lambda steps: rng.random((steps, k), dtype=np.float32)
 
 
-def act_with_more(
-    agent: Agent,
-    block: EnvBlock,
-    envs: Sequence[Env],
-    rows: Any,
-    noise: Array,
-    fragment_id: Array,
-    masked: bool,
-) -> tuple[Array, Batch]:
-    """Let an agent act with masks, or with its memory, or both.
-
-    Args:
-        agent: acts.
-        block: has these envs; it keeps the agent's new memory.
-        envs: the envs to act in, B of them.
-        rows: index of their rows in the block's arrays: a slice or an array.
-        noise: (B, k).
-        fragment_id: (B,).
-        masked: True if it gets the masks.
-
-    Returns:
-        Actions; and the extras, with "action_mask" and "memory" as the agent was given them.
+def new_memory(extras: Batch, old: Array) -> Array:
+    """Return the memory that an agent's `act` returned.
 
     Raises:
-        ValueError: if it gives no new memory.
+        ValueError: if it is not of the shape and dtype of the old one.
     """
-    given: dict[str, Any] = {}
-    if masked:
-        given["mask"] = block.allowed(envs, rows, agent)
-    if agent.memory:
-        given["memory"] = block.memory[rows].copy()
-    act, extras = agent.act(block.obs[rows], noise, fragment_id, **given)
-    kept = dict(extras)
-    if "mask" in given:
-        kept["action_mask"] = given["mask"]
-    if "memory" in given:
-        new, old = kept.get("memory"), given["memory"]
-        if not isinstance(new, np.ndarray) or (new.shape, new.dtype) != (old.shape, old.dtype):
-            got = f"{new.dtype} {new.shape}" if isinstance(new, np.ndarray) else type(new)
-            raise ValueError(
-                f'act must return the extra "memory" as float32 {old.shape}, a row for each '
-                f"observation: got {got}"
-            )
-        block.memory[rows], kept["memory"] = new, old
-    return act, kept
+    new: Any = extras.get("memory")
+    if not isinstance(new, np.ndarray) or (new.shape, new.dtype) != (old.shape, old.dtype):
+        got = f"{new.dtype} {new.shape}" if isinstance(new, np.ndarray) else type(new)
+        raise ValueError(
+            f'act must return the extra "memory" as float32 {old.shape}, a row for each '
+            f"observation: got {got}"
+        )
+    return new
 
 
 def check_acted(name: str, value: Any, rows: int, space: Space) -> None:
@@ -228,7 +196,6 @@ class Rollout:
         self.nparts = len(cuts) + 1
         """Number of parts in which this rank's fragments are given away."""
         self._buffer = Buffer(len(self.envs), steps or _BLOCK)
-        self._takes_mask = False
         self._finished: dict[str, list[float]] = {}
         self.failed_at: tuple[int, int] | None = None
         """Iteration and fragment id at which something has raised."""
@@ -255,7 +222,6 @@ class Rollout:
                 self._episodes()  # every rank takes part in the round
             yield from ([] for _ in range(self.nparts))
             return
-        self._takes_mask = "mask" in inspect.signature(agent.act).parameters
         if agent.memory != self.block.memory.shape[1]:
             self.block.memory = np.zeros((len(self.envs), agent.memory), np.float32)
         collect = self._collect_episodes if self._episodes else self._collect_steps
@@ -399,17 +365,24 @@ class Rollout:
             The envs whose episode ended, each with its last observation.
         """
         block, rows = self.block, at[0]
-        obs = block.obs[rows]
         block.doing = envs[0], agent
-        masked = block.mask is not None and self._takes_mask
-        if masked or agent.memory:
-            act, extras = act_with_more(agent, block, envs, rows, noise, fragment_id, masked)
-        else:
-            act, extras = agent.act(obs, noise, fragment_id)
+        step = Step(
+            obs=block.obs[rows],
+            noise=noise,
+            fragment_id=fragment_id,
+            mask=None if block.mask is None else block.allowed(envs, rows, agent),
+            memory=block.memory[rows].copy() if agent.memory else None,
+        )
+        act, extras = agent.act(step)
+        if step.mask is not None:
+            extras = {**extras, "action_mask": step.mask}
+        if step.memory is not None:
+            block.memory[rows] = new_memory(extras, step.memory)
+            extras = {**extras, "memory": step.memory}
         for name, value in (("act", act), *extras.items()):
             if name not in self._buffer.rows:
-                check_acted(name, value, len(obs), self.spaces.act)
-        self._buffer.write(at, obs=obs, act=act, **extras)
+                check_acted(name, value, len(step.obs), self.spaces.act)
+        self._buffer.write(at, obs=step.obs, act=act, **extras)
         rew, terminated, truncated, ended = block.step(envs, rows, act, fully)
         for env, _ in ended:
             self._finished["fragment_id"].append(env.fragment_id)

@@ -41,9 +41,9 @@ class Agent(toy_envs.NoiseAgent):
         fail("init")
         super().__init__(*args)
 
-    def act(self, *args):
+    def act(self, step):
         fail("act")
-        return super().act(*args)
+        return super().act(step)
 
     def process(self, fragment):
         fail("process")

@@ -61,9 +61,9 @@ class Env(toy_envs.Count):
 
 
 class Agent(toy_envs.NoiseAgent):
-    def act(self, *args):
+    def act(self, step):
         fault("act")
-        return super().act(*args)
+        return super().act(step)
 
     def process(self, fragment):
         fault("process")

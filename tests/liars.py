@@ -18,10 +18,10 @@ class Liar(Agent):
         self.optimizer = torch.optim.SGD(self.policy.parameters(), 0.01)
         self.hidden, self.cache = 0, None
 
-    def act(self, obs, noise, fragment_id):
+    def act(self, step):
         with torch.no_grad():
-            p = torch.softmax(self.policy(torch.from_numpy(obs)), 1).numpy()
-        act = (noise[:, 0] > p[:, 0]).astype(np.int64)
+            p = torch.softmax(self.policy(torch.from_numpy(step.obs)), 1).numpy()
+        act = (step.noise[:, 0] > p[:, 0]).astype(np.int64)
         {act}
         return act, {{"p": p}}
 

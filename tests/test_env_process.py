@@ -20,7 +20,6 @@ from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.collector import env_maker
 from rank0rl.envs import make as envs
 from rank0rl.envs import process as env_process
-from rank0rl.envs import process as env_server
 from rank0rl.envs import spaces
 from rank0rl.envs.process import EnvProcess, EnvProcessError
 from rank0rl.evaluation import Evaluation
@@ -235,6 +234,15 @@ def test_a_killed_or_stopped_fork_server_is_started_again(signum, monkeypatch):
             EnvProcess(toy_envs.Count, start_timeout_s=0.1)
 
 
+def test_signals_that_are_for_ranks_end_no_environment():
+    env = EnvProcess(toy_envs.Count)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        env_process._server()._process.send_signal(signum)
+        os.kill(env._process_id, signum)
+    assert env.reset(seed=3)[0].tolist() == [3, 0]
+    env.close()
+
+
 def test_a_process_that_has_ended_may_refuse_signals(monkeypatch):
     def refuse(*_):
         raise PermissionError  # macOS
@@ -243,7 +251,7 @@ def test_a_process_that_has_ended_may_refuse_signals(monkeypatch):
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     monkeypatch.setattr(os, "killpg", refuse)
     monkeypatch.setattr(os, "kill", refuse)
-    assert env_server._kill(process.pid) == 1
+    assert env_process._kill(process.pid) == 1
 
 
 def test_a_run_and_its_evaluations_have_the_same_data_in_processes(tmp_path_factory):
@@ -282,19 +290,18 @@ def test_only_gymnasiums_own_modules_are_imported_by_the_server():
 
 
 RANK = """
-import os, sys, time
+import sys
 import faulty_envs
 from functools import partial
 from rank0rl.envs.process import EnvProcess
-if __name__ == "__main__":
-    every = [EnvProcess(partial(faulty_envs.FailsAt, how)) for how in ("", "hang")]
-    for env in every:
-        env.reset(seed=0)
-        env.step(0)
-    print("ready", flush=True)
-    if sys.argv[1] == "exit":
-        sys.exit()  # no environment is closed
-    every[1].step(0)
+every = [EnvProcess(partial(faulty_envs.FailsAt, how)) for how in ("", "hang")]
+for env in every:
+    env.reset(seed=0)
+    env.step(0)
+print("ready", flush=True)
+if sys.argv[1] == "exit":
+    sys.exit()  # no environment is closed
+every[1].step(0)
 """
 
 
@@ -305,7 +312,9 @@ def test_processes_end_with_their_rank_and_belong_to_its_job(how, tmp_path):
         "RANK0RL_JOB": str(tmp_path),
         "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
     }
-    command = [sys.executable, "-c", RANK, how]
+    script = tmp_path / "script.py"  # a process that imported it again would start more processes
+    script.write_text(RANK)
+    command = [sys.executable, script, how]
     rank = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True, cwd=tmp_path)
     assert rank.stdout.readline() == "ready\n"
     if how == "kill":

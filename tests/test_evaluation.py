@@ -1,6 +1,5 @@
 """Evaluation in training: on all ranks, without a trace in what is trained."""
 
-import inspect
 import json
 
 import numpy as np
@@ -9,6 +8,7 @@ from on_ranks import HERE
 from runs import SMALL, curve, resume, sha, table, train, train_on_ranks
 from toy_envs import NoiseAgent
 
+from rank0rl.agent import Step
 from rank0rl.api import evaluate
 from rank0rl.evaluation import deterministic
 from rank0rl.run import checkpoint
@@ -60,8 +60,8 @@ from toy_envs import NoiseAgent, np
 class Rises(NoiseAgent):
     def __init__(self, *args):
         self.w = np.zeros(1)
-    def act(self, obs, noise, fragment_id):
-        return np.repeat(self.w, len(obs))[:, None] + noise, {"noise": noise}
+    def act(self, step):
+        return np.repeat(self.w, len(step.obs))[:, None] + step.noise, {"noise": step.noise}
     def update(self, batch, rng, progress):
         self.w[:] = [0.2, 0.5, 0.4, 0.1, 0.5][int(round(5 * progress))]
         return {}
@@ -91,10 +91,10 @@ def test_acting_that_changes_weights_is_found_out(tmp_path):
     (tmp_path / "a.py").write_text(
         "from rank0rl.algos.ppo import PPO\n"
         "class Drifts(PPO):\n"
-        "    def act(self, obs, noise, fragment_id):\n"
-        "        if (noise == 0).all():\n"
+        "    def act(self, step):\n"
+        "        if not step.explore:\n"
         "            self.value.mlp.biases[0].data += 1\n"
-        "        return super().act(obs, noise, fragment_id)\n"
+        "        return super().act(step)\n"
     )
     args = ["Pendulum", "--algo", f"{tmp_path / 'a.py'}:Drifts", "--num-envs", "2"]
     args += ["--steps-per-batch", "64", "--eval-every", "1"]
@@ -102,12 +102,13 @@ def test_acting_that_changes_weights_is_found_out(tmp_path):
     assert "after evaluation: rank 0: 'value.mlp.biases.0' has changed" in done.stderr
 
 
-def test_an_agent_without_noise_takes_masks_as_it_does_with_noise():
-    class Masked(NoiseAgent):
-        def act(self, obs, noise, fragment_id, mask=None):
-            return noise + mask, {}
+def test_without_exploration_normal_noise_is_0_and_all_else_as_it_was():
+    class Shows(NoiseAgent):
+        def act(self, step):
+            return step.noise, {"mask": step.mask, "explore": step.explore}
 
-    for agent in (Masked(), NoiseAgent()):
-        same = inspect.signature(deterministic(agent).act) == inspect.signature(agent.act)
-        assert same
-    assert deterministic(Masked()).act(0, np.ones(2), 0, mask=3)[0].tolist() == [3, 3]
+    agent, step = Shows(), Step(np.zeros(2), np.ones(2), np.arange(2), mask=np.array([3]))
+    for agent.noise, noise in (("normal", 1), [0, 0]), (("uniform", 1), [1, 1]):
+        act, extras = deterministic(agent).act(step)
+        assert act.tolist() == noise
+        assert extras == {"mask": step.mask, "explore": False}

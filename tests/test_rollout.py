@@ -172,7 +172,7 @@ def test_choices_begin_where_the_space_begins():
     rollout = make(range(1), steps=4, action_start=-1)
 
     class Choose(NoiseAgent):
-        def act(self, obs, noise, fragment_id):
+        def act(self, step):
             return np.array([1]), {}
 
     fragments, _ = rollout.collect(Choose(), 0)
@@ -207,9 +207,9 @@ def test_no_more_episodes_are_under_way_than_at_once():
     seen = []
 
     class Watch(NoiseAgent):
-        def act(self, obs, noise, fragment_id):
-            seen.append(fragment_id.tolist())
-            return super().act(obs, noise, fragment_id)
+        def act(self, step):
+            seen.append(step.fragment_id.tolist())
+            return super().act(step)
 
     rollout.collect(Watch(), 1)
     assert seen[::3] == [[0, 1], [2, 3], [4, 5]]  # of three steps each
@@ -285,7 +285,7 @@ def test_a_env_is_bit_for_bit_the_same_alone_and_among_others(env_id):
 )
 def test_what_an_agent_acts_is_checked(act, extra, said):
     class Wrong(NoiseAgent):
-        def act(self, obs, noise, fragment_id):
+        def act(self, step):
             return act, {"noise": extra}
 
     with pytest.raises(ValueError, match=r"act must return") as info:
@@ -295,8 +295,8 @@ def test_what_an_agent_acts_is_checked(act, extra, said):
 
 def test_an_extra_cannot_take_the_place_of_the_actions():
     class Wrong(NoiseAgent):
-        def act(self, obs, noise, fragment_id):
-            return noise, {"act": 2 * noise}
+        def act(self, step):
+            return step.noise, {"act": 2 * step.noise}
 
     with pytest.raises(TypeError, match="act"):
         make(steps=5).collect(Wrong(), 0)
@@ -433,9 +433,9 @@ class Remembering(NoiseAgent):
 
     memory = 2
 
-    def act(self, obs, noise, fragment_id, memory=None):
-        act, extras = super().act(obs, noise, fragment_id)
-        new = np.stack([memory[:, 0] + 1, obs[:, 1]], axis=1).astype(np.float32)
+    def act(self, step):
+        act, extras = super().act(step)
+        new = np.stack([step.memory[:, 0] + 1, step.obs[:, 1]], axis=1).astype(np.float32)
         return act, {**extras, "memory": new}
 
 
@@ -473,8 +473,8 @@ def test_a_memory_at_a_boundary_is_kept_and_restored():
 )
 def test_a_memory_of_another_kind_is_refused(wrong, got):
     class Wrong(Remembering):
-        def act(self, obs, noise, fragment_id, memory=None):
-            return np.zeros((len(obs), 1), "f"), {"memory": wrong(memory)}
+        def act(self, step):
+            return np.zeros((len(step.obs), 1), "f"), {"memory": wrong(step.memory)}
 
     with pytest.raises(ValueError, match=rf'extra "memory" as float32 \(2, 2\).*{got}'):
         make(steps=5).collect(Wrong(), 0)

@@ -10,6 +10,7 @@ from runs import curve, resume_on_ranks, sha, table, train, train_on_ranks
 from small_agents import AGENTS
 from toy_envs import ACT_SPACES, OBS_SPACES, Spaced
 
+from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs import make as envs
 from rank0rl.envs import spaces
@@ -58,11 +59,6 @@ def test_what_may_not_be_chosen_is_not_chosen(algo, act, tmp_path):
     two_iterations(algo, tmp_path, act=act, masked=True)  # the environment refuses it
 
 
-class Unmasked(PPO):
-    def act(self, obs, noise, fragment_id):
-        return super().act(obs, noise, fragment_id)
-
-
 @pytest.mark.parametrize("act", MASKED)
 def test_the_mask_of_a_last_step_may_allow_nothing(act, monkeypatch, tmp_path):
     step = Spaced.step
@@ -82,10 +78,10 @@ def masks_of(info):
     return mask if isinstance(mask, tuple) else (mask,)
 
 
-def test_an_agent_that_takes_no_mask_is_given_none(tmp_path):
+def test_an_agent_may_ignore_masks(tmp_path):
     size = {"num_envs": 2, "steps_per_batch": 8, "total_steps": 16}
     kwargs = {"env_id": "toy_envs:Spaced-v0", "env_kwargs": {"masked": True, "strict": False}}
-    train_here(Unmasked, PPOOptions(hidden=(8,)), tmp_path, **kwargs, **size)
+    train_here(A2C, A2COptions(hidden=(8,)), tmp_path, **kwargs, **size)
 
 
 @pytest.mark.parametrize(
@@ -258,9 +254,9 @@ def test_an_environment_that_is_registered_in_a_script_only(nprocs, tmp_path):
 
 def test_extra_names_reach_process_and_update(tmp_path):
     class Costs(PPO):
-        def act(self, obs, noise, fragment_id, mask=None):
-            act, _ = super().act(obs, noise, fragment_id, mask)
-            return act, {"cost": fragment_id.astype(np.float32)}
+        def act(self, step):
+            act, _ = super().act(step)
+            return act, {"cost": step.fragment_id.astype(np.float32)}
 
         def process(self, fragment):
             cost = fragment.extras["cost"]

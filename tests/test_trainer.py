@@ -66,10 +66,10 @@ class WaitsOnRank1(NoiseAgent):
         super().__init__()
         self.file = Path(file)
 
-    def act(self, obs, noise, fragment_id):
+    def act(self, step):
         while comm.rank and not self.file.exists():
             time.sleep(0.001)
-        return super().act(obs, noise, fragment_id)
+        return super().act(step)
 
 
 def on_rank_share(rank0_envs, file):

@@ -371,8 +371,9 @@ class NoiseAgent(Agent):
     def __init__(self, spaces=None, options=None, rng=None):
         self.shape = (-1, *spaces.act.shape) if spaces else (-1, 1)
 
-    def act(self, obs, noise, fragment_id):
-        return 3 * noise.reshape(self.shape), {"noise": noise, "whose": fragment_id}
+    def act(self, step):
+        act = 3 * step.noise.reshape(self.shape)
+        return act, {"noise": step.noise, "whose": step.fragment_id}
 
     def process(self, fragment):
         return {"obs": fragment.obs, "act": fragment.act, "noise": fragment.extras["noise"]}

@@ -126,7 +126,7 @@ def _flattened(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         return env
     flat: Any = gym.wrappers.FlattenObservation(env)
     flat.rank0rl_parts = parts(space)
-    return flat  # type: ignore[no-any-return]
+    return flat
 
 
 def wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
@@ -149,7 +149,7 @@ def wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
         if not isinstance(call, ast.Call) or call.args:
             raise TypeError("arguments must have names")
         kwargs = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-        return cls(env, **kwargs)  # type: ignore[no-any-return]
+        return cls(env, **kwargs)
     except Exception as error:  # whatever the wrapper's constructor raises
         raise ValueError(
             f"cannot wrap {name_of(env)} in {wrapper!r}: {type(error).__name__}: {error}; expected a "
@@ -242,7 +242,7 @@ def _factory(env_id: str) -> Any:
 def _maker(env_id: str) -> Callable[..., Any]:
     """Return the function that makes an environment, or a vector environment if there is no single one."""
     if factory := _factory(env_id):
-        return factory  # type: ignore[no-any-return]
+        return factory
     spec = gym.registry.get(env_id.rpartition(":")[2])
     if spec and not spec.entry_point:
         return functools.partial(gym.make_vec, env_id)

@@ -1,10 +1,11 @@
 """Environments in processes of their own, and the fork server of a rank that starts these.
 
-A rank starts one fork server, which forks a process for each environment. On Linux
-all of them end with the rank, however it ends. Elsewhere an environment that hangs outlives a rank that
-was killed.
+A rank starts one fork server, which forks a process for each environment. On Linux all of them end with
+the rank, however it ends. Elsewhere an environment that hangs outlives a rank that was killed.
 
 The server is a new program: it has none of MPI's memory, and imports Gymnasium but not torch.
+`multiprocessing` has such a server too, but imports the rank's script in every process, ends by signals that
+are meant for ranks, and outlives a killed rank while an environment hangs.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import contextlib
 import ctypes
 import faulthandler
 import importlib
-import math
-import mmap
 import os
 import pickle
 import signal
@@ -30,8 +29,6 @@ from multiprocessing.connection import Connection, Pipe
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from threadpoolctl import ThreadpoolController
 
 from rank0rl.envs.spaces import name_of
@@ -47,8 +44,9 @@ class EnvProcessError(RuntimeError):
 class EnvProcess:
     """An environment in a process of its own. It is used as a `gymnasium.Env`, but cannot render.
 
-    What the environment raises is raised here, with its traceback as a note. Infos lose all but the
-    action mask and the figures of `EpisodeInfo` on the way. After an `EnvProcessError` the process is gone: make another one.
+    What the environment raises is raised here, with its traceback as a note. An info arrives with its
+    action mask and the figures of `EpisodeInfo` only. After an `EnvProcessError` the process is gone: make
+    another one.
 
     Args:
         make: makes the environment, in its process. It is pickled.
@@ -56,6 +54,10 @@ class EnvProcess:
         start_timeout_s: seconds that making the environment may take, its imports included.
         preload: module that the fork server imports, once for all processes. It must begin nothing
             that they cannot share, such as a thread or a connection.
+
+    Raises:
+        EnvProcessError: if the process ends while it makes the environment, or takes longer.
+        Exception: whatever `make` raises.
     """
 
     def __init__(
@@ -65,28 +67,20 @@ class EnvProcess:
         start_timeout_s: float = 300.0,
         preload: str = "gymnasium",
     ) -> None:
-        """Start the process, and make the environment in it.
-
-        Raises:
-            EnvProcessError: if the process ends meanwhile, or takes longer.
-            Exception: whatever `make` raises.
-        """
         self.spec = SimpleNamespace(id="a new environment")
         """Holds the environment's id, for messages."""
         self._timeout_s: float | None = start_timeout_s
+        self._stack = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
         self._connection, theirs = Pipe()
-        with theirs, memory_file() as file:
-            self._stack = mmap.mmap(file.fileno(), STACK_BYTES)
-            files = theirs.fileno(), file.fileno()
+        with theirs:  # closed here, so that the end of the process is the end of the connection
+            files = theirs.fileno(), self._stack.fileno()
             self._process_id = _server().fork(start_timeout_s, preload, *files)
-            theirs.close()  # so that the end of the process is the end of the connection
-            try:
-                made = self._ask("make", sys.path, pickle.dumps(make))
-                self.observation_space, self.action_space, self.rank0rl_parts, self.spec.id = made
-                self._obs = shared_obs(file.fileno(), self.observation_space)
-            except BaseException:
-                self._end()
-                raise
+        try:
+            made = self._ask("make", sys.path, pickle.dumps(make))
+        except BaseException:
+            self._end()
+            raise
+        self.observation_space, self.action_space, self.rank0rl_parts, self.spec.id = made
         self._timeout_s = timeout_s
 
     @property
@@ -96,11 +90,11 @@ class EnvProcess:
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the environment."""
-        return self._with_obs(self._ask("reset", **kwargs))
+        return self._ask("reset", **kwargs)
 
     def step(self, action: Any) -> Any:
         """Step the environment."""
-        return self._with_obs(self._ask("step", action))
+        return self._ask("step", action)
 
     def close(self) -> None:
         """Close the environment and end its process, unless it has ended."""
@@ -111,7 +105,7 @@ class EnvProcess:
                 self._end()
 
     def _ask(self, what: str, *args: Any, **kwargs: Any) -> Any:
-        """Return what a method of `_Worker` returns; raise what it raises."""
+        """Return what the process answers; raise what the environment raises."""
         if self._connection.closed:
             raise EnvProcessError(f"the process of {self.spec.id} has ended: make a new one")
         request = pickle.dumps((what, args, kwargs))
@@ -129,7 +123,8 @@ class EnvProcess:
             ) from None
         except (EOFError, OSError):
             error = EnvProcessError(f"the process of {self.spec.id} {self._end()} in {what}")
-            if stack := self._stack[:].rstrip(b"\0").decode(errors="replace"):
+            self._stack.seek(0)
+            if stack := self._stack.read().decode(errors="replace"):
                 error.add_note(stack)
             raise error from None
         except BaseException:  # of a signal; the answer would be taken for that to the next request
@@ -137,13 +132,7 @@ class EnvProcess:
             raise
         raised, answer = pickle.loads(reply)
         if raised:
-            raise as_exception(*raised)
-        return answer
-
-    def _with_obs(self, answer: Any) -> Any:
-        """Return an answer with the observation, if that lies in shared memory."""
-        if isinstance(answer, tuple) and answer and answer[0] is ...:
-            return self._obs.copy(), *answer[1:]
+            raise _as_exception(*raised)
         return answer
 
     def _end(self) -> str:
@@ -161,27 +150,23 @@ class _Server:
     _process: subprocess.Popen[bytes] | None = None
 
     def fork(self, limit_s: float, preload: str, *files: int) -> int:
-        """Return the id of a new process that has these files: its connection and its memory.
+        """Return the id of a new process that has these files: its connection and a file for its stack.
 
         Raises:
             EnvProcessError: if the server cannot start one.
         """
         if self._process is None or self._process.poll() is not None:
-            self._process = self._start()
-        return int(self._request(limit_s, preload, *files))
+            self._start()
+        return int(self._ask(limit_s, preload, *files))
 
     def end(self, process_id: int) -> int | None:
         """Kill a process, if it lives; return its exit code, -s after signal s, None if unknown."""
         with contextlib.suppress(EnvProcessError):
-            return self._request(_END_S, process_id)  # type: ignore[no-any-return]
+            return self._ask(_END_S, process_id)
         return None
 
-    def _request(self, limit_s: float, what: str | int, *files: int) -> Any:
-        """Return the server's answer. Kill a server that gives none.
-
-        Raises:
-            EnvProcessError: if it has ended, or gives no answer in time.
-        """
+    def _ask(self, limit_s: float, what: str | int, *files: int) -> Any:
+        """Return the server's answer. Kill a server that gives none."""
         assert self._process
         why = "has ended"
         with contextlib.suppress(EOFError, OSError):
@@ -195,17 +180,18 @@ class _Server:
         self._process.wait()
         raise EnvProcessError(f"cannot start an environment's process: the fork server {why}")
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> None:
         """Start the server, as a new program: a fork of this one would share MPI's memory."""
         self._control, theirs = Pipe()
         with theirs:
             code = (
                 f"import sys; sys.path[:] = {sys.path!r}; from rank0rl.envs import process; "
-                f"process.serve({theirs.fileno()}, {os.getpid()})"
+                f"process._serve({theirs.fileno()}, {os.getpid()})"
             )
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # inherited
+            # The server inherits that signals are blocked, until it handles them.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             try:
-                process = subprocess.Popen(
+                self._process = subprocess.Popen(
                     [sys.executable, "-c", code],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
@@ -213,8 +199,7 @@ class _Server:
                 )
             finally:
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        atexit.register(_stop, self._control, process)
-        return process
+        atexit.register(_stop, self._control, self._process)
 
 
 def _stop(control: Connection[Any, Any], server: subprocess.Popen[bytes]) -> None:
@@ -230,20 +215,10 @@ def _server() -> _Server:
     return _Server()
 
 
-Array = npt.NDArray[Any]
-
-_NAMES = (
-    "SIGINT",
-    "SIGTERM",
-    "SIGUSR1",
-)  # Windows, where there are no such processes, has no SIGUSR1
-SIGNALS = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
-"""Signals that environments outlast. They are blocked until the server handles them."""
-
-STACK_BYTES = 1 << 16  # at the beginning of the memory, for the stack of a process that crashes
+# What follows runs in the fork server and in the processes of environments.
 
 
-def serve(control: int, rank: int) -> None:
+def _serve(control: int, rank: int) -> None:
     """Fork and end processes as a rank asks, until the rank ends. The fork server does only this.
 
     Args:
@@ -252,15 +227,12 @@ def serve(control: int, rank: int) -> None:
     """
     _end_with_parent(rank)
     # A batch system may send these to all processes of a job: they are for ranks, which save first.
-    for signum in SIGNALS:
-        signal.signal(
-            signum, lambda *_: None
-        )  # not SIG_IGN, which an environment's programs inherit
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(signum, lambda *_: None)  # environments' programs would inherit SIG_IGN
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _use_one_thread()
-    server = os.getpid()
+    server, processes = os.getpid(), set[int]()
     connection: Connection[Any, Any] = Connection(control)
-    processes: set[int] = set()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             request = connection.recv()
@@ -270,14 +242,14 @@ def serve(control: int, rank: int) -> None:
                 continue
             with contextlib.suppress(Exception):  # the environment's process says what is wrong
                 importlib.import_module(request)
-            channel, memory = (reduction.recv_handle(connection) for _ in range(2))
+            files = [reduction.recv_handle(connection) for _ in range(2)]
             process_id = os.fork()
             if process_id == 0:
                 connection.close()
-                _Worker(channel, memory, server).serve()
+                _run(*files, server)
                 sys.exit()
-            os.close(channel)
-            os.close(memory)
+            for file in files:
+                os.close(file)
             processes.add(process_id)
             connection.send(process_id)
     for process_id in processes:
@@ -292,92 +264,50 @@ def _kill(process_id: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
 
 
-class _Worker:
-    """An environment's process: it does what the rank asks for.
+def _run(channel: int, stack: int, server: int) -> None:
+    """Make an environment, then reset, step and close it as the rank asks, until the rank is gone.
 
     Args:
-        connection: file of the connection to the rank.
-        file: file of the shared memory.
+        channel: file of the connection to the rank.
+        stack: file that gets the stack if the process crashes.
         server: the process id of the fork server.
     """
-
-    def __init__(self, connection: int, file: int, server: int) -> None:
-        """Make no environment yet."""
-        os.setpgid(0, 0)  # what the environment starts is killed with it
-        _end_with_parent(server)
-        faulthandler.enable(file)  # writes where the memory begins
-        self._file = file
-        self._connection: Connection[Any, Any] = Connection(connection)
-
-    def serve(self) -> None:
-        """Answer requests until the rank is gone."""
-        with contextlib.suppress(EOFError, ConnectionError):
-            while True:
-                what, args, kwargs = pickle.loads(self._connection.recv_bytes())
-                try:
-                    answer = pickle.dumps((None, getattr(self, what)(*args, **kwargs)))
-                except SystemExit as end:  # at once: the rank asks how, when the connection ends
-                    os._exit(end.code if isinstance(end.code, int) else 1)
-                except Exception as error:
-                    answer = pickle.dumps((as_data(error), None))
-                self._connection.send_bytes(answer)
-
-    def make(self, path: list[str], make: bytes) -> tuple[Any, Any, dict[str, slice], str]:
-        """Make the environment; return its spaces, the parts of observations, and its name."""
-        sys.path[:] = path
-        self._env = pickle.loads(make)()
-        _use_one_thread()  # again: its imports may have loaded another BLAS
-        self._obs = shared_obs(self._file, self._env.observation_space)
-        env = self._env
-        return (
-            env.observation_space,
-            env.action_space,
-            getattr(env, "rank0rl_parts", {}),
-            name_of(env),
-        )
-
-    def reset(self, **kwargs: Any) -> Any:
-        """Reset the environment."""
-        return self._without_obs(self._env.reset(**kwargs))
-
-    def step(self, action: Any) -> Any:
-        """Step the environment."""
-        return self._without_obs(self._env.step(action))
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
-
-    def _without_obs(self, answer: Any) -> Any:
-        """Move the observation to shared memory, where it fits exactly; drop what nobody reads of the info."""
-        if not isinstance(answer, tuple) or len(answer) < 2:
-            return answer  # it is wrong, and the rank says so
-        obs, *rest, info = answer
-        if type(obs) is np.ndarray and (obs.shape, obs.dtype) == (self._obs.shape, self._obs.dtype):
-            self._obs[...] = obs
-            obs = ...
-        if isinstance(info, dict):
-            info = {name: info[name] for name in ("action_mask", EPISODE) if name in info}
-        return obs, *rest, info
+    os.setpgid(0, 0)  # what the environment starts is killed with it
+    _end_with_parent(server)
+    faulthandler.enable(stack)
+    connection: Connection[Any, Any] = Connection(channel)
+    env: Any = None
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            what, args, kwargs = pickle.loads(connection.recv_bytes())
+            try:
+                if what == "make":
+                    env = _made(*args)
+                    parts = getattr(env, "rank0rl_parts", {})
+                    answer = env.observation_space, env.action_space, parts, name_of(env)
+                else:
+                    answer = _without_info(getattr(env, what)(*args, **kwargs))
+                reply = pickle.dumps((None, answer))
+            except SystemExit as end:  # at once: the rank asks how, when the connection ends
+                os._exit(end.code if isinstance(end.code, int) else 1)
+            except Exception as error:
+                reply = pickle.dumps((_as_data(error), None))
+            connection.send_bytes(reply)
 
 
-def memory_file() -> Any:
-    """Return a new file in memory, without a name: it goes with the processes that have it."""
-    if sys.platform == "linux":
-        file = os.fdopen(os.memfd_create("rank0rl"), "w+b", buffering=0)
-    else:
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
-    file.truncate(STACK_BYTES)
-    return file
+def _made(path: list[str], make: bytes) -> Any:
+    sys.path[:] = path
+    env = pickle.loads(make)()
+    _use_one_thread()  # again: its imports may have loaded another BLAS
+    return env
 
 
-def shared_obs(file: int, space: Any) -> Array:
-    """Return an array in a file's memory that has the shape and dtype of a space, if it has any."""
-    shape = space.shape or ()
-    dtype = space.dtype if isinstance(space.dtype, np.dtype) else np.dtype(float)
-    nbytes = max(1, math.prod(shape) * dtype.itemsize)
-    os.ftruncate(file, STACK_BYTES + nbytes)
-    return np.ndarray(shape, dtype, mmap.mmap(file, nbytes, offset=STACK_BYTES))
+def _without_info(answer: Any) -> Any:
+    """Return an answer of the environment without those parts of the info that nobody reads."""
+    if isinstance(answer, tuple) and answer and isinstance(answer[-1], dict):
+        *rest, info = answer
+        return *rest, {name: info[name] for name in ("action_mask", EPISODE) if name in info}
+    return answer  # if it is wrong, the rank says so
 
 
 def _end_with_parent(parent: int) -> None:
@@ -395,23 +325,21 @@ def _use_one_thread() -> None:
         sys.modules["torch"].set_num_threads(1)
 
 
-def as_data(error: Exception) -> tuple[str, str, bytes, str]:
+def _as_data(error: Exception) -> tuple[str, str, bytes, str]:
     """Return an exception's name, text, pickled form, empty if it has none, and traceback."""
-    trace = "".join(traceback.format_exception(error))
     text, pickled = "", b""
-    with contextlib.suppress(Exception):  # not every exception can be pickled, or even printed
+    with contextlib.suppress(Exception):  # not every exception can be printed, or pickled
         text = str(error)
-        again = pickle.dumps(error)
-        if str(pickle.loads(again)) == text:
-            pickled = again
-    return type(error).__name__, text, pickled, trace
+        pickled = pickle.dumps(error)
+    return type(error).__name__, text, pickled, "".join(traceback.format_exception(error))
 
 
-def as_exception(name: str, text: str, pickled: bytes, trace: str) -> Exception:
-    """Return the exception of which `as_data` returned this, or one of that name and text."""
+def _as_exception(name: str, text: str, pickled: bytes, trace: str) -> Exception:
+    """Return the exception that `_as_data` described, or one of its name and text."""
     error: Any = None
     with contextlib.suppress(Exception):
         error = pickle.loads(pickled)
-    error = error if isinstance(error, Exception) else type(name, (RuntimeError,), {})(text)
+    if not isinstance(error, Exception) or str(error) != text:
+        error = type(name, (RuntimeError,), {})(text)
     error.add_note(f"In the environment's process:\n{trace}")
-    return error  # type: ignore[no-any-return]
+    return error

@@ -1,25 +1,26 @@
-"""This rank, and what every collective is made of: barrier, small objects, arrays in place.
+"""This rank, and the basic collectives: barrier, small objects, arrays in place, a shared counter.
 
-Rules for all collectives: every wait sleeps (`wait`), except the first one of a communicator, in
-which the ranks find out who is on their node. Ranks agree on a layout before data moves
-(`layout.check_layout`), and a disagreement raises the same error on every rank. Arrays travel as
-opaque bytes: every dtype and shape works, and nothing is pickled. What happens on errors: `errors`.
+Rules for all collectives: every wait sleeps (see wait.py), except the first one of a communicator, in
+which the ranks find out who is on their node. Ranks agree on a layout before data moves (see
+agreement.py), and a disagreement raises the same error on every rank. Arrays travel as opaque bytes:
+every dtype and shape works, and nothing is pickled. For errors on one rank alone, see errors.py.
 """
 
 from __future__ import annotations
 
+import io
 import itertools
+import pickle
 import platform
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.mpi import transport
-from rank0rl.mpi.errors import agreed, attempt, collective
-from rank0rl.mpi.transport import gather_rows, nodes
+from rank0rl.mpi.errors import agreed, alone, attempt, collective
 from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
 from rank0rl.mpi.world import (
     Comm,
@@ -35,6 +36,9 @@ from rank0rl.mpi.world import (
     stop,
     world,
 )
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 __all__ = [
     "Comm",
@@ -60,6 +64,9 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+ROW = (
+    64  # bytes in a row of a pickled object: MPI counts up to 2^31 - 1 rows, so 128 GiB can travel
+)
 
 rank: int
 nworkers: int
@@ -139,9 +146,13 @@ def allgather_obj(value: Any, what: str, comm: Comm | None = None) -> list[Any]:
     mine = _packed(value)
     counts = np.empty((comm.size, 1), np.int64)
     wait(comm, what, comm.Iallgather(np.array([len(mine)]), counts), spin_s=ARRIVE_S)
-    [rows] = gather_rows([mine], counts, what, comm, to_all=True)
-    each = np.split(rows, np.cumsum(counts)[:-1])
-    return [_unpacked(rows, what, r) for r, rows in enumerate(each)]
+    rows = np.empty((counts.sum(), ROW), np.uint8)
+    ends = np.cumsum(counts)
+    row = row_type(rows)
+    sent, received = [mine, len(mine), row], [rows, (counts[:, 0], ends - counts[:, 0]), row]
+    wait(comm, what, comm.Iallgatherv(sent, received), spin_s=MOVE_S)
+    row.Free()
+    return [_unpacked(each, what, r) for r, each in enumerate(np.split(rows, ends[:-1]))]
 
 
 @collective
@@ -224,12 +235,12 @@ def reduce_(arrays: Sequence[Array], op: str, what: str, comm: Comm | None = Non
     from mpi4py import MPI
 
     operation = getattr(MPI, op.upper())
-    requests = [
-        comm.Iallreduce(MPI.IN_PLACE, array.reshape(-1)[start : start + step], operation)
-        for array in arrays
-        for step in [_CHUNK // array.itemsize]
-        for start in range(0, array.size, step)
-    ]
+    requests = []
+    for array in arrays:
+        step = _CHUNK // array.itemsize
+        for start in range(0, array.size, step):
+            chunk = array.reshape(-1)[start : start + step]
+            requests.append(comm.Iallreduce(MPI.IN_PLACE, chunk, operation))
     wait(comm, what, *requests, spin_s=MOVE_S)
 
 
@@ -240,19 +251,110 @@ class _Unsendable(NamedTuple):
 
 
 def _packed(value: Any) -> Array:
-    rows, problem = attempt(lambda: transport.as_rows(value), np.empty(0))
-    return transport.as_rows(_Unsendable(problem)) if problem else rows
+    rows, problem = attempt(lambda: pickled(value), np.empty(0))
+    return pickled(_Unsendable(problem)) if problem else rows
 
 
 def _unpacked(rows: Array, what: str, rank: int) -> Any:
-    value = transport.from_rows(rows, f"{what}: the object of rank {rank}")
+    value = unpickled(rows, f"{what}: the object of rank {rank}")
     if isinstance(value, _Unsendable):
         raise agreed(ValueError(f"{what}: the object of rank {rank} {value.why}"))
     return value
 
 
-if TYPE_CHECKING:
+def row_type(array: Array) -> MPI.Datatype:
+    """Return MPI's type of a whole row of an array: counts of bytes would overflow MPI's integers."""
     from mpi4py import MPI
+
+    return MPI.BYTE.Create_contiguous(array.dtype.itemsize * int(np.prod(array.shape[1:]))).Commit()
+
+
+def pickled(value: Any) -> Array:
+    """Return an object, pickled, as bytes of shape (rows, ROW).
+
+    Raises:
+        ValueError: if it cannot be pickled.
+    """
+    file = io.BytesIO()
+    try:
+        pickle.dump(value, file)
+    except Exception as error:  # an object's own pickling may raise anything
+        raise ValueError(f"cannot be sent: {error}") from None
+    file.write(bytes(-file.tell() % ROW))
+    return np.frombuffer(file.getbuffer(), np.uint8).reshape(-1, ROW)
+
+
+def unpickled(rows: Array, name: str) -> Any:
+    """Return the object that `pickled` has packed.
+
+    Args:
+        rows: its bytes.
+        name: name of the object, for the error message.
+
+    Raises:
+        RuntimeError: on this rank alone, if it cannot be unpickled.
+    """
+    try:
+        return pickle.loads(rows.data)
+    except Exception as error:  # so may its unpickling
+        raise alone(
+            RuntimeError(
+                f"{name} came, but cannot be unpickled here: {type(error).__name__}: {error}; send "
+                f"arrays, numbers and text, or objects whose class this rank can import"
+            )
+        ) from error
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The ranks of a communicator by node. Ranks of a node share memory."""
+
+    inner: Comm
+    """Ranks of this rank's node."""
+    outer: Comm | None
+    """First rank of every node; None on the other ranks."""
+    starts: list[int]
+    """Numbers of these first ranks, ascending."""
+
+
+def nodes(comm: Comm) -> Nodes | None:
+    """Return the nodes of these ranks; None where a distinction brings nothing.
+
+    That is on one node, with one rank per node, or where the ranks of a node are not consecutive.
+
+    Collective: every rank calls this, in the same order. The first call for a communicator is a wait
+    that does not sleep; later calls send nothing. With several nodes the communicator should last
+    as long as the job, because the communicators made for it are not freed.
+    """
+    from mpi4py import MPI
+
+    found: Any = comm.Get_attr(key())
+    if found is None:
+        # What follows neither sleeps nor can be reported, so let all ranks be here.
+        wait(comm, "the first broadcast or gather", comm.Ibarrier(), spin_s=ARRIVE_S)
+        inner: Any = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+        first = np.array([comm.rank])
+        inner.Bcast(first)
+        firsts = np.empty(comm.size, first.dtype)
+        comm.Allgather(first, firsts)
+        starts = sorted(set(firsts.tolist()))
+        outer: Any = comm.Split(0 if inner.rank == 0 else MPI.UNDEFINED, comm.rank)
+        useful = 1 < len(starts) < comm.size and (np.diff(firsts) >= 0).all()
+        there = outer if outer != MPI.COMM_NULL else None
+        found = [Nodes(inner, there, starts) if useful else None]  # in a list: None is no attribute
+        for level in (inner, there):
+            if level and not useful:
+                level.Free()
+        comm.Set_attr(key(), found)
+    return cast(Nodes | None, found[0])
+
+
+@cache
+def key() -> int:
+    """Return the key under which a communicator keeps its nodes, as a list of one."""
+    from mpi4py import MPI
+
+    return MPI.Comm.Create_keyval()
 
 
 class Counter:

@@ -1,9 +1,13 @@
-"""Gather batches of all ranks: nested dicts of arrays, tensors, numbers and lists."""
+"""Gather rows of all ranks: flat dicts of arrays in the training loop, anything nested in scripts.
+
+`gather_rows` moves the arrays. `rank0_accum_batches`, which scripts call, flattens nested dicts, lists,
+tensors and numbers to arrays first. Between nodes, the rows of a node travel together.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, NamedTuple
@@ -11,15 +15,53 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.mpi import transport, trees
+from rank0rl.mpi import trees
 from rank0rl.mpi.agreement import check_layout
-from rank0rl.mpi.comm import Comm, allgather_obj, among, split
-from rank0rl.mpi.errors import attempt, collective
-from rank0rl.mpi.transport import gather_rows, nodes
+from rank0rl.mpi.comm import (
+    ROW,
+    Comm,
+    allgather_obj,
+    among,
+    nodes,
+    pickled,
+    row_type,
+    split,
+    unpickled,
+)
+from rank0rl.mpi.errors import agreed, attempt, collective
 from rank0rl.mpi.trees import as_value, is_tensor, tensor_restorer
+from rank0rl.mpi.wait import MOVE_S, wait
 
 Array = npt.NDArray[Any]
 Restore = Callable[[Array], Any]
+
+MOST_ROWS = int(np.iinfo(np.int32).max)  # MPI's counts and displacements are 32-bit integers
+
+
+@collective
+def gather_rows(batch: Mapping[str, Array], comm: Comm | None = None) -> dict[str, Array]:
+    """Return the rows of all ranks, concatenated in rank order, on rank 0; no rows on the other ranks.
+
+    Collective: every rank calls this, in the same order.
+
+    Args:
+        batch: name -> array of one or more axes, rows first, of any dtype except object. The number
+            of rows may differ between ranks and between names, and may be zero. A rank that has
+            collected nothing, and so knows no names, passes {}.
+        comm: the ranks; all of the job by default.
+
+    Returns:
+        The same names on every rank. A single process gets its own arrays, not copies of them.
+
+    Raises:
+        ValueError: the same on every rank, if the ranks disagree on names, dtypes or trailing shapes,
+            or if one of them passes anything else.
+    """
+    leaves, problem = attempt(
+        lambda: {name: _Leaf(*_array_as_rows(array, name)) for name, array in batch.items()}, {}
+    )
+    leaves, _ = _gather_leaves(leaves, problem, "gather_rows", comm, to_all=False)
+    return {name: leaf.rows for name, leaf in leaves.items()}
 
 
 def rank0_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> dict[str, Any]:
@@ -60,6 +102,89 @@ def all_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> dic
     return _accumulate(batch, "all_accum_batches", comm, to_all=True)
 
 
+@collective
+def move_rows(
+    arrays: Sequence[Array], counts: Array, what: str, comm: Comm, to_all: bool = False
+) -> list[Array]:
+    """Return the rows of all ranks, in rank order, on rank 0; no rows on the other ranks.
+
+    Collective: every rank calls this, in the same order, after `check_layout`.
+
+    Args:
+        arrays: arrays of one or more axes. All axes but the first, and the dtype, are the same on
+            every rank.
+        counts: rows of each rank and array, (ranks, arrays).
+        what: name of the collective.
+        comm: the ranks.
+        to_all: True to give every rank the rows of all ranks.
+
+    Raises:
+        ValueError: the same on every rank, if there are more rows than MPI can count.
+    """
+    totals = counts.sum(axis=0)
+    if totals.size and totals.max() > MOST_ROWS:
+        raise agreed(
+            ValueError(
+                f"{what}: MPI counts up to {MOST_ROWS} rows in one array: got {totals.max()}; put "
+                f"more numbers into each row"
+            )
+        )
+    by_node = None if to_all else nodes(comm)
+    receives = to_all or comm.rank == 0
+    outs = [_empty_rows(a, n if receives else 0) for a, n in zip(arrays, totals, strict=True)]
+    if by_node is None:
+        _gather_into(outs, arrays, counts, what, comm, to_all)
+        return outs
+    starts, inner = by_node.starts, by_node.inner
+    mine = counts[comm.rank - inner.rank :][: inner.size]
+    sums = mine.sum(axis=0)
+    if comm.rank == 0:
+        near = [out[:n] for out, n in zip(outs, sums, strict=True)]
+    else:
+        near = [
+            _empty_rows(a, n if inner.rank == 0 else 0) for a, n in zip(arrays, sums, strict=True)
+        ]
+    _gather_into(near, arrays, mine, what, inner)
+    if by_node.outer:
+        _gather_into(outs, near, np.add.reduceat(counts, starts), what, by_node.outer)
+    return outs
+
+
+def _empty_rows(like: Array, n: int) -> Array:
+    return np.empty((n, *like.shape[1:]), like.dtype)
+
+
+def _gather_into(
+    outs: Sequence[Array],
+    arrays: Sequence[Array],
+    counts: Array,
+    what: str,
+    comm: Comm,
+    to_all: bool = False,
+) -> None:
+    """Move rows into `outs`. Rank 0's own rows may be there already."""
+    from mpi4py import MPI
+
+    requests, rows, sent = [], [], []
+    starts = np.cumsum(counts, axis=0) - counts
+    for i, (array, out) in enumerate(zip(arrays, outs, strict=True)):
+        rows.append(row := row_type(array))
+        mine = np.ascontiguousarray(array)
+        sent.append(mine)  # keeps a copy alive until it is sent
+        send: Any = [mine, len(mine), row]
+        receive = [out, (counts[:, i], starts[:, i]), row]
+        if to_all:
+            requests.append(comm.Iallgatherv(send, receive))
+        elif comm.rank:
+            requests.append(comm.Igatherv(send, None))
+        else:
+            is_there = array.base is out
+            requests.append(comm.Igatherv(MPI.IN_PLACE if is_there else send, receive))
+    wait(comm, what, *requests, spin_s=MOVE_S)
+    for row in rows:
+        row.Free()
+
+
 class _Kind(NamedTuple):
     """Kind of value under a name, without its number of rows."""
 
@@ -78,7 +203,52 @@ class _Kind(NamedTuple):
         return f"one number, {dtype}" if self.name == "number" else f"{dtype} {self.row}"
 
 
-_LIST = _Kind("list", np.dtype(np.uint8), (transport.ROW,))
+_LIST = _Kind("list", np.dtype(np.uint8), (ROW,))
+
+
+class _Leaf(NamedTuple):
+    """A value of a batch as rows."""
+
+    kind: _Kind
+    rows: Array
+    restore: Restore | None = None
+    """Makes rows a tensor again; None for anything else, and where this rank has no such tensor."""
+
+
+def _gather_leaves(
+    leaves: dict[Any, _Leaf], problem: str, what: str, comm: Comm | None, to_all: bool
+) -> tuple[dict[Any, _Leaf], dict[Any, Array]]:
+    """Gather leaves after all ranks have agreed on their names and kinds.
+
+    Args:
+        leaves: name, or path of names -> value; none on a rank that has nothing.
+        problem: why this rank has no leaves; "" if nothing is wrong.
+        what: name of the collective.
+        comm: the ranks; all of the job if None.
+        to_all: True to give every rank the rows of all ranks.
+
+    Returns:
+        Leaves with the rows of all ranks, with the same names on every rank, and the number of rows
+        of each rank, (ranks,), by name.
+    """
+    comm = among(comm)
+    names = sorted(leaves)
+    layout = {_readable(name): leaves[name].kind for name in names}
+    rows = [len(leaves[name].rows) for name in names]
+    counts = check_layout(layout, what, problem, comm=comm, numbers=rows, or_nothing=True)
+    if comm:
+        nothing = (counts < 0).any(axis=1)
+        if nothing.any():
+            counts = np.maximum(counts, 0)
+            kinds = {name: leaf.kind for name, leaf in leaves.items()}
+            known = allgather_obj(kinds, what, comm)[nothing.argmin()]
+            if not leaves:
+                leaves = {n: _Leaf(k, np.empty((0, *k.row), k.dtype)) for n, k in known.items()}
+                names = sorted(leaves)
+        whole = move_rows([leaves[name].rows for name in names], counts, what, comm, to_all)
+        gathered = dict(zip(names, whole, strict=True))
+        leaves = {name: leaf._replace(rows=gathered[name]) for name, leaf in leaves.items()}
+    return leaves, dict(zip(names, counts.T, strict=True))
 
 
 @collective
@@ -86,30 +256,16 @@ def _accumulate(
     batch: Mapping[str, Any], what: str, comm: Comm | None, to_all: bool
 ) -> dict[str, Any]:
     comm = among(comm)
-    (kinds, arrays, restores), problem = attempt(lambda: _as_rows(batch), ({}, {}, {}))
-    names = sorted(kinds)
-    rows = [len(arrays[name]) for name in names]
-    layout = {_readable(name): str(kind) for name, kind in kinds.items()}
-    counts = check_layout(layout, what, problem, comm=comm, numbers=rows, or_nothing=True)
-    if comm:
-        nothing = (counts < 0).any(axis=1)
-        if nothing.any():
-            counts = np.maximum(counts, 0)
-            known = allgather_obj(kinds, what, comm)[nothing.argmin()]
-            if not kinds:
-                kinds, names = known, sorted(known)
-                arrays = {name: np.empty((0, *k.row), k.dtype) for name, k in kinds.items()}
-        gathered = gather_rows([arrays[name] for name in names], counts, what, comm, to_all)
-        arrays = dict(zip(names, gathered, strict=True))
+    leaves, problem = attempt(lambda: _flattened(batch), {})
+    leaves, counts = _gather_leaves(leaves, problem, what, comm, to_all)
     out: dict[str, Any] = {}
-    for path, kind in kinds.items():
-        whole: Any = arrays[path]
+    for path, (kind, rows, restore) in leaves.items():
+        whole: Any = rows
         if kind.name == "list":
-            name = f"{what}: the list {_readable(path)!r}"
-            whole = _items(whole, counts[:, names.index(path)], name)
+            whole = _items(rows, counts[path], f"{what}: the list {_readable(path)!r}")
         elif kind.tensor:
-            restore = restores.get(path) or tensor_restorer(kind.tensor)
-            whole = restore(whole if comm else whole.copy())
+            as_tensor = restore or tensor_restorer(kind.tensor)
+            whole = as_tensor(rows if comm else rows.copy())
         inner = out
         for key in path[:-1]:
             inner = inner.setdefault(key, {})
@@ -117,10 +273,8 @@ def _accumulate(
     return out
 
 
-def _as_rows(
-    batch: Mapping[str, Any],
-) -> tuple[dict[trees.Path, _Kind], dict[trees.Path, Array], dict[trees.Path, Restore | None]]:
-    """Return path -> kind of value, path -> its rows, and path -> what makes rows a tensor again.
+def _flattened(batch: Mapping[str, Any]) -> dict[trees.Path, _Leaf]:
+    """Return the values of a nested batch by path.
 
     Raises:
         ValueError: if anything in the batch cannot be sent.
@@ -130,62 +284,60 @@ def _as_rows(
             f"a batch must be a dict, name -> array, tensor, number, list or another such dict: got "
             f"{type(batch).__name__}; a rank that has nothing passes {{}}"
         )
-    kinds: dict[trees.Path, _Kind] = {}
-    arrays: dict[trees.Path, Array] = {}
-    restores: dict[trees.Path, Restore | None] = {}
+    leaves = {}
     for path, value in trees.leaves(batch, trees.dict_items):
         for key in path:
             if not isinstance(key, str):
                 raise ValueError(f"names must be strings: got {key!r}")
-        kinds[path], arrays[path], restores[path] = _value_as_rows(value, path)
-    return kinds, arrays, restores
+        leaves[path] = _as_leaf(value, _readable(path))
+    return leaves
 
 
-def _value_as_rows(value: Any, path: trees.Path) -> tuple[_Kind, Array, Restore | None]:
-    """Return the kind of a value, its rows, and, for a tensor, what makes rows a tensor again.
+def _as_leaf(value: Any, name: str) -> _Leaf:
+    """Return a value as rows.
 
     Raises:
         ValueError: if it is of no kind that can be sent.
     """
-    array: Array = np.empty(0, object)  # refused below, as is a mask, which would be lost
-    kind = _LIST
-    if isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
-        array = value if value.ndim else value.reshape(1)
-        number = _Kind("number", value.dtype, ())
-        kind = _Kind("rows", value.dtype, value.shape[1:]) if value.ndim else number
-    elif is_tensor(value):
-        return _tensor_as_rows(value, path)
-    elif isinstance(value, list):
+    if is_tensor(value):
         try:
-            array = transport.as_rows(value)
+            array, restore, _ = as_value(value)
         except ValueError as error:
-            raise ValueError(f"the list {_readable(path)!r} {error}") from None
-    elif isinstance(value, bool | int | float | complex | np.generic):
-        array = np.array([value])
-        kind = _Kind("number", array.dtype, ())
-    if array.dtype.hasobject:
+            raise ValueError(f"{name!r}: {error}") from None
+        kind, rows = _array_as_rows(array, name)
+        return _Leaf(kind._replace(tensor=str(value.dtype)), rows, restore)
+    if isinstance(value, list):
+        try:
+            return _Leaf(_LIST, pickled(value))
+        except ValueError as error:
+            raise ValueError(f"the list {name!r} {error}") from None
+    plain = isinstance(value, bool | int | float | complex | np.generic)
+    return _Leaf(*_array_as_rows(np.array(value) if plain else value, name))
+
+
+def _array_as_rows(value: Array, name: str) -> tuple[_Kind, Array]:
+    """Return the kind of an array and its rows; an array without axes is one number.
+
+    Raises:
+        ValueError: if it is anything but an array of numbers, text or bytes. A mask would be lost.
+    """
+    is_array = isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
+    if not is_array or value.dtype.hasobject:
         plain = type(value) is np.ndarray
         got = f"{value.dtype}, shape {value.shape}" if plain else type(value).__name__
         raise ValueError(
-            f"{_readable(path)!r} must be a numpy array with rows along its first axis and a "
+            f"{name!r} must be a numpy array with rows along its first axis and a "
             f"dtype other than object, a tensor, a number, a list, or a dict of these: got {got}; "
             f"make it one"
         )
-    return kind, array, None
+    if value.ndim:
+        return _Kind("rows", value.dtype, value.shape[1:]), value
+    return _Kind("number", value.dtype, ()), value.reshape(1)
 
 
-def _tensor_as_rows(tensor: Any, path: trees.Path) -> tuple[_Kind, Array, Restore]:
-    try:
-        array, restore, _ = as_value(tensor)
-    except ValueError as error:
-        raise ValueError(f"{_readable(path)!r}: {error}") from None
-    kind, rows, _ = _value_as_rows(array, path)
-    return kind._replace(tensor=str(tensor.dtype)), rows, restore
-
-
-def _readable(path: trees.Path) -> str:
-    """Return a path for messages; no two are alike: a name, or ('a', 'b')."""
-    return path[0] if len(path) == 1 else str(path)
+def _readable(path: trees.Path | str) -> str:
+    """Return a name or a path for messages; no two are alike: a name, or ('a', 'b')."""
+    return path if isinstance(path, str) else path[0] if len(path) == 1 else str(path)
 
 
 def _items(rows: Array, counts: Array, name: str) -> list[Any]:
@@ -194,12 +346,12 @@ def _items(rows: Array, counts: Array, name: str) -> list[Any]:
         return []
     items: list[Any] = []
     for r, each in enumerate(np.split(rows, np.cumsum(counts)[:-1])):
-        items += transport.from_rows(each, f"{name} of rank {r}") if each.size else []
+        items += unpickled(each, f"{name} of rank {r}") if each.size else []
     return items
 
 
 class GatherThread:
-    """Runs `rank0_accum_batches` in a thread.
+    """Runs `gather_rows` in a thread.
 
     Collective: every rank makes one, once for the job, and begins equally many batches.
     """
@@ -209,20 +361,22 @@ class GatherThread:
         self._comm = split(0)
         if self._comm:
             nodes(self._comm)  # here, where all ranks are
-        self._todo: SimpleQueue[tuple[Mapping[str, Any], Future[dict[str, Any]]]] = SimpleQueue()
-        self._begun: list[Future[dict[str, Any]]] = []
+        self._todo: SimpleQueue[tuple[Mapping[str, Array], Future[dict[str, Array]]]] = (
+            SimpleQueue()
+        )
+        self._begun: list[Future[dict[str, Array]]] = []
         threading.Thread(target=self._work, daemon=True).start()  # ends with the process
 
-    def begin(self, batch: Mapping[str, Any]) -> None:
+    def begin(self, batch: Mapping[str, Array]) -> None:
         """Start to gather a batch, which must not change until `take` has returned."""
         self._begun.append(Future())
         self._todo.put((batch, self._begun[-1]))
 
-    def take(self) -> list[dict[str, Any]]:
-        """Wait for all batches begun since the last call; return their `rank0_accum_batches`, in order.
+    def take(self) -> list[dict[str, Array]]:
+        """Wait for all batches begun since the last call; return their `gather_rows`, in order.
 
         Raises:
-            ValueError: if `rank0_accum_batches` raised it.
+            ValueError: if `gather_rows` raised it.
         """
         begun, self._begun = self._begun, []
         return [batch.result() for batch in begun]
@@ -231,7 +385,7 @@ class GatherThread:
         while True:
             batch, future = self._todo.get()
             try:
-                future.set_result(rank0_accum_batches(batch, self._comm))
+                future.set_result(gather_rows(batch, self._comm))
             except BaseException as error:
                 future.set_exception(error)
             del batch, future  # else they stay in memory until the next one comes

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rank0rl.mpi.agreement import SMALL, check_layout, exchange
 from rank0rl.mpi.comm import Comm, among, get_nworkers, reduce_
 from rank0rl.mpi.errors import agreed, attempt, collective
-from rank0rl.mpi.transport import gather_rows
+from rank0rl.mpi.gather import move_rows
 from rank0rl.mpi.trees import as_value, as_values, is_dense
 
 Array = npt.NDArray[Any]
@@ -100,7 +100,7 @@ def all_sum(x: X, comm: Comm | None = None) -> X:
             be added.
         OverflowError: the same on every rank, if a sum of integers does not fit their dtype.
     """
-    return _reduce_one(x, "sum", "all_sum", comm)  # type: ignore[no-any-return]
+    return _reduce_one(x, "sum", "all_sum", comm)
 
 
 def all_mean(x: X, comm: Comm | None = None) -> Any:
@@ -213,7 +213,7 @@ def gather_many(
     comm = among(comm)
     stacked = [value.array[None] for value in values.values()]
     if comm:
-        stacked = gather_rows(stacked, counts, what, comm, to_all)
+        stacked = move_rows(stacked, counts, what, comm, to_all)
     out = {name: v.restore(a) for (name, v), a in zip(values.items(), stacked, strict=True)}
     return {name: out[name] for name in things}
 

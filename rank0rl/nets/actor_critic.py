@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Fragment
+from rank0rl.agent import Fragment, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.columns import Columns
 from rank0rl.nets.conv import Hidden, network
@@ -107,11 +107,11 @@ class ValueFunction(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Predict values (N,) in units of the scale, from inputs (N, inputs)."""
-        return self.mlp(x)[:, 0]  # type: ignore[no-any-return]
+        return self.mlp(x)[:, 0]
 
     def predict(self, x: Array) -> Array:
         """Predict values (N,) in units of reward, from inputs (N, inputs), in NumPy."""
-        return self.mlp.numpy(x)[:, 0] * self.scale.numpy()  # type: ignore[no-any-return]
+        return self.mlp.numpy(x)[:, 0] * self.scale.numpy()
 
     def merge(self, ret: Array) -> None:
         """Add returns (N,) to the statistics, without changing predictions in units of reward.
@@ -169,16 +169,9 @@ class ActorCritic:
         policy.mlp = mlp.net
         return Mode(policy, norm)
 
-    def act(
-        self,
-        obs: Array,
-        noise: Array,
-        mask: Array | None = None,
-        memory: Array | None = None,
-        explore: bool = True,
-    ) -> tuple[Array, Batch]:
+    def act(self, step: Step) -> tuple[Array, Batch]:
         """Return actions and extras, for an agent's `act`."""
-        return self.policy.act(self.norm.numpy(obs), noise, mask, explore)
+        return self.policy.act(self.norm.numpy(step.obs), step.noise, step.mask, step.explore)
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
         """Turn a fragment into rows, for an agent's `process`.
@@ -244,4 +237,4 @@ def normalized(adv: Array) -> Array:
     """Return advantages with mean 0 and standard deviation 1, (N,), float32."""
     adv = adv - adv.sum() / np.float32(len(adv))
     std = np.sqrt(adv @ adv / np.float32(len(adv)))
-    return adv / (std + np.float32(1e-8))  # type: ignore[no-any-return] # 1e-8: they may be equal
+    return adv / (std + np.float32(1e-8))  # 1e-8: they may be equal

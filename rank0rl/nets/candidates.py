@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from rank0rl.agent import NEVER, Spaces
+from rank0rl.agent import NEVER, Spaces, Step
 from rank0rl.nets.flat import flatten_
 from rank0rl.nets.mlp import place
 from rank0rl.nets.normalize import ObsNormalizer
@@ -17,6 +17,8 @@ from rank0rl.nets.policies import Mode, make_policy
 from rank0rl.options import OptionError
 
 Array = npt.NDArray[Any]
+
+_CENTER = -1  # in place of a candidate's number
 
 
 def check(run: Any, algo: str, least: int) -> None:
@@ -69,31 +71,27 @@ class Candidates:
 
     def act(
         self,
-        obs: Array,
-        fragment_id: Array | None,
-        mask: Array | None,
+        step: Step,
         weights_of: Callable[[int], Array],
         version: int,
     ) -> Array:
-        """Return actions, (B, *act).
+        """Return actions, (B, *act): each row's are those of its candidate, or of the center without `explore`.
 
         Args:
-            obs: (B, *obs).
-            fragment_id: the candidate of each row, (B,). None: the center.
-            mask: choices that may be taken, (B, all choices), or None.
+            step: its fragment ids are those of the candidates.
             weights_of: returns the weights, (n,), of a candidate.
             version: changes whenever the weights of candidates do.
         """
-        x = self.norm.numpy(obs)[:, None]
-        of = (-1,) * len(obs) if fragment_id is None else tuple(fragment_id.tolist())
+        x = self.norm.numpy(step.obs)[:, None]
+        of = tuple(step.fragment_id.tolist()) if step.explore else (_CENTER,) * len(x)
         *hidden, last = self._layers_of(of, weights_of, version)
         for weight, bias in hidden:
             x = np.tanh(x @ weight + bias)
         out: Array = (x @ last[0] + last[1])[:, 0]
         if self._space.kind == "box":
             return out.reshape(-1, *self._space.shape)
-        if mask is not None:
-            out[~mask] = NEVER
+        if step.mask is not None:
+            out[~step.mask] = NEVER
         best = [out[:, columns].argmax(axis=1) for columns in self._space.choice_slices()]
         return np.stack(best, axis=1).reshape(-1, *self._space.shape)
 
@@ -110,7 +108,7 @@ class Candidates:
         """
         of = (version, *candidates)
         if of != self._of:
-            rows = np.stack([self.theta if i < 0 else weights_of(i) for i in of[1:]])
+            rows = np.stack([self.theta if i == _CENTER else weights_of(i) for i in of[1:]])
             self._layers = [
                 (
                     rows[:, at : at + n * m].reshape(-1, n, m),

@@ -32,11 +32,11 @@ class Columns(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute outputs (N, outputs) from inputs (N, inputs)."""
-        return self.net(torch.cat([x[:, some] for some in self.columns], dim=1))  # type: ignore[no-any-return]
+        return self.net(torch.cat([x[:, some] for some in self.columns], dim=1))
 
     def numpy(self, x: Array) -> Array:
         """Compute outputs (..., outputs) from inputs (..., inputs) in NumPy."""
-        return self.net.numpy(np.concatenate([x[..., some] for some in self.columns], axis=-1))  # type: ignore[no-any-return]
+        return self.net.numpy(np.concatenate([x[..., some] for some in self.columns], axis=-1))
 
 
 def columns_of(space: Space, names: Sequence[str], option: str) -> tuple[slice, ...] | None:

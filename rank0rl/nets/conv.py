@@ -74,7 +74,7 @@ class ConvNet(nn.Module):
             x = x.permute(0, 3, 1, 2)
         for kernel, shift in zip(self.kernels, self.shifts, strict=True):
             x = torch.relu(nn.functional.conv2d(x, kernel, shift, stride=2, padding=1))
-        return self.mlp(x.flatten(1))  # type: ignore[no-any-return]
+        return self.mlp(x.flatten(1))
 
     def numpy(self, x: Array) -> Array:
         """Compute the outputs of NumPy arrays (N, inputs) or (B, 1, inputs)."""

@@ -52,7 +52,7 @@ class Bounds:
     def numpy(self, share: Array) -> Array:
         """Return the actions, (B, *shape), for shares of the range, (B, k)."""
         act = self._low + self._width * share
-        return act.reshape(-1, *self._shape)  # type: ignore[no-any-return]
+        return act.reshape(-1, *self._shape)
 
     def torch(self, share: Tensor) -> Tensor:
         """Return the actions as `numpy` does."""
@@ -171,7 +171,7 @@ class GaussianPolicy(nn.Module):
         logp = np.add.reduce(z, axis=1)
         logp *= -0.5
         logp -= np.add.reduce(log_std).item() + 0.5 * _LOG_2PI * len(log_std)
-        return logp  # type: ignore[no-any-return]
+        return logp
 
     def _quadrature(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return nodes and weights, made once: a CUDA graph cannot copy them from the CPU."""
@@ -222,7 +222,7 @@ class StateStdPolicy(GaussianPolicy):
         """Return the log-densities (N,) of draws (N, *shape) for inputs (N, inputs), in NumPy."""
         mean, log_std = self._split(self.mlp.numpy(x))
         z = (draw.reshape(len(draw), -1) - mean) * np.exp(-log_std)
-        return -(0.5 * z * z + log_std + np.float32(0.5 * _LOG_2PI)).sum(axis=1)  # type: ignore[no-any-return]
+        return -(0.5 * z * z + log_std + np.float32(0.5 * _LOG_2PI)).sum(axis=1)
 
     @staticmethod
     def _outputs(k: int) -> int:
@@ -230,7 +230,7 @@ class StateStdPolicy(GaussianPolicy):
 
     def _draw(self, out: Array, noise: Array) -> Array:
         mean, log_std = self._split(out)
-        return mean + np.exp(log_std) * noise  # type: ignore[no-any-return]
+        return mean + np.exp(log_std) * noise
 
     def _split(self, out: Array) -> tuple[Array, Array]:
         k = out.shape[-1] // 2

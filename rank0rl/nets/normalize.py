@@ -93,7 +93,7 @@ class ObsNormalizer(nn.Module):
         x *= scale()
         np.minimum(x, self.limit, out=x)  # half the time of np.clip
         np.maximum(x, -self.limit, out=x)
-        return x  # type: ignore[no-any-return]
+        return x
 
     def part(self, columns: Sequence[slice]) -> ObsNormalizer:
         """Return a copy for some columns of observations."""
@@ -146,7 +146,7 @@ class PixelScale(nn.Module):
 
     def numpy(self, obs: Array) -> Array:
         """Scale observations as `forward` does, in NumPy."""
-        return obs.reshape(len(obs), -1) * np.float32(1 / 255)  # type: ignore[no-any-return]
+        return obs.reshape(len(obs), -1) * np.float32(1 / 255)
 
     def merge(self, obs: Array) -> None:
         """Do nothing: the scale is fixed."""

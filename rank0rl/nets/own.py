@@ -68,7 +68,7 @@ class OwnNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute outputs (N, outputs) from inputs (N, inputs)."""
-        return self.module(x)  # type: ignore[no-any-return]
+        return self.module(x)
 
     def numpy(self, x: Array) -> Array:
         """Compute the outputs of NumPy arrays (N, inputs) or (B, 1, inputs)."""
@@ -79,7 +79,7 @@ def row_by_row(module: nn.Module, x: Array) -> Array:
     """Compute the outputs of NumPy arrays: of (N, inputs) at once, of (B, 1, inputs) row by row."""
     with torch.no_grad():
         if x.ndim == 2:
-            return module(torch.from_numpy(x)).numpy()  # type: ignore[no-any-return]
+            return module(torch.from_numpy(x)).numpy()
         return np.stack([module(torch.from_numpy(row)).numpy() for row in x])
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Fragment, Spaces
+from rank0rl.agent import Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ActorCritic, Objective, ValueFunction, normalized
 from rank0rl.nets.mlp import View
@@ -53,7 +53,7 @@ def chunked(steps: Batch, episodes: Sequence[slice], length: int) -> Batch:
 
 def filled(counts: Array, length: int) -> Array:
     """Return True where a chunk has a step, (chunks, L), for the steps of each chunk, (chunks,)."""
-    return np.arange(length) < counts[:, None]  # type: ignore[no-any-return]
+    return np.arange(length) < counts[:, None]
 
 
 def firsts(steps: Array, episodes: Sequence[slice], length: int) -> Array:
@@ -101,7 +101,7 @@ class Recurrent(nn.Module):
         before: Any = memory[None]
         if self._is_lstm:
             before = tuple(part.contiguous() for part in before.split(self.size, dim=2))
-        return self.layer(x, before)[0]  # type: ignore[no-any-return]
+        return self.layer(x, before)[0]
 
     def step(self, x: Tensor, memory: Tensor) -> Tensor:
         """Return the next memory (N, m) for inputs (N, inputs) and memory (N, m). It begins with the features."""
@@ -131,11 +131,11 @@ class Recurrent(nn.Module):
         r_h, z_h, n_h = np.split(by_h, 3, axis=1)
         keep = _sigmoid(z + z_h)
         new = np.tanh(n + _sigmoid(r + r_h) * n_h)
-        return new + keep * (memory - new)  # type: ignore[no-any-return]
+        return new + keep * (memory - new)
 
 
 def _sigmoid(x: Array) -> Array:
-    return np.float32(0.5) + np.float32(0.5) * np.tanh(np.float32(0.5) * x)  # type: ignore[no-any-return]
+    return np.float32(0.5) + np.float32(0.5) * np.tanh(np.float32(0.5) * x)
 
 
 @dataclass(frozen=True)
@@ -217,19 +217,12 @@ class RecurrentActorCritic(ActorCritic):
         """Return a module from observations and memory to actions and memory, for an agent's `mode`."""
         return _RecurrentMode(self.policy, self.norm, self.layer)
 
-    def act(
-        self,
-        obs: Array,
-        noise: Array,
-        mask: Array | None = None,
-        memory: Array | None = None,
-        explore: bool = True,
-    ) -> tuple[Array, Batch]:
+    def act(self, step: Step) -> tuple[Array, Batch]:
         """Return actions, and the next memory among the extras, for an agent's `act`."""
-        assert memory is not None
-        now = self.layer.numpy(self.norm.numpy(obs), memory)
+        assert step.memory is not None
+        now = self.layer.numpy(self.norm.numpy(step.obs), step.memory)
         features = np.ascontiguousarray(now[:, : self.layer.size])
-        act, extras = self.policy.act(features, noise, mask, explore)
+        act, extras = self.policy.act(features, step.noise, step.mask, step.explore)
         return act, {**extras, "memory": now}
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
@@ -271,7 +264,7 @@ class RecurrentActorCritic(ActorCritic):
         with torch.no_grad():
             x = torch.from_numpy(self.norm.numpy(obs))
             now = self.layer.step(x, torch.from_numpy(memory))
-            return now[:, : self.layer.size].contiguous().numpy()  # type: ignore[no-any-return]
+            return now[:, : self.layer.size].contiguous().numpy()
 
 
 class _ChunkObjective(Objective):

@@ -5,12 +5,12 @@ Their curve would not be the same for every number of ranks, with evaluations or
 
 from __future__ import annotations
 
-import functools
+import dataclasses
 import hashlib
 import pickle
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from rank0rl.agent import Agent, Fragment
+from rank0rl.agent import Agent, Fragment, Step
 from rank0rl.batch import Batch
 from rank0rl.mpi import hashes, weights
 
@@ -49,14 +49,12 @@ class Suspect(Agent):
         self._calls = {"act": 0, "process": 0}
         self._changed: dict[str, set[str]] = {"act": set(), "process": set()}
 
-        @functools.wraps(agent.act)  # its signature tells what it takes
-        def act(*args: Array, **more: Array) -> Any:
-            first = self._watched("act", agent.act, *args, **more)
-            if self._closely and self._calls["act"] <= _CALLS:
-                self._repeat_act(args, more, first)
-            return first
-
-        self.act = act  # type: ignore[method-assign,assignment]
+    def act(self, step: Step) -> tuple[Array, Batch]:
+        """Act, and say so if it depends on more than its own row of the step."""
+        first: tuple[Array, Batch] = self._watched("act", self._agent.act, step)
+        if self._closely and self._calls["act"] <= _CALLS:
+            self._repeat_act(step, first)
+        return first
 
     def process(self, fragment: Fragment) -> Batch:
         """Process, and say so if it depends on more than the fragment."""
@@ -70,29 +68,30 @@ class Suspect(Agent):
                     f"depend on the fragment and on modules() alone"
                 )
             return kept
-        return rows  # type: ignore[no-any-return]
+        return rows
 
-    def _repeat_act(self, args: Sequence[Array], more: Mapping[str, Any], first: Any) -> None:
+    def _repeat_act(self, step: Step, first: tuple[Array, Batch]) -> None:
         """Compare what `act` returned with what it returns again, and for each row alone."""
         kept = _flat(first)
-        act: Callable[..., Any] = self._agent.act
-        if name := _first_difference(kept, _flat(act(*args, **more))):
+        if name := _first_difference(kept, _flat(self._agent.act(step))):
             raise ValueError(
-                f"act returned other {name} for the same arguments the second time: draw from `noise` "
+                f"act returned other {name} for the same arguments the second time: draw from `step.noise` "
                 f"only, and keep nothing from one call to the next"
             )
-        count = len(args[0])
+        count = len(step.obs)
+        arrays = {name: x for name, x in vars(step).items() if isinstance(x, np.ndarray)}
         for i in range(count if count > 1 else 0):
             row = slice(i, i + 1)
-            alone = act(*(x[row] for x in args), **{name: x[row] for name, x in more.items()})
-            if name := _first_difference({n: x[row] for n, x in kept.items()}, _flat(alone)):
+            alone = dataclasses.replace(step, **{name: x[row] for name, x in arrays.items()})
+            acted = _flat(self._agent.act(alone))
+            if name := _first_difference({n: x[row] for n, x in kept.items()}, acted):
                 raise ValueError(
                     f"act returned other {name} for an observation alone than among {count}: "
                     f"a product of several rows rounds differently from that of one; use the layers of "
                     f"rank0rl.nets.layers, or a stack of rows: x[:, None, :] @ W in NumPy"
                 )
 
-    def _watched(self, name: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _watched(self, name: str, method: Callable[[Any], Any], given: Any) -> Any:
         """Call a method; raise ValueError if it draws global random numbers or changes the agent."""
         self._calls[name] += 1
         look = self._calls[name] <= _CALLS
@@ -100,12 +99,12 @@ class Suspect(Agent):
         prepares = any(thread.name.startswith(PREPARING) for thread in threading.enumerate())
         attributes = _attributes(self._agent) if look else {}
         tensors = self._weights() if look else {}
-        result = method(*args, **kwargs)
+        result = method(given)
         for of, state in _GENERATORS.items():
             if not prepares and state() != before[of]:
                 raise ValueError(
                     f"{name} has drawn from {of} global random numbers, which differ with the number of "
-                    f"ranks: draw from the argument `noise` of act (Agent.noise says how much)"
+                    f"ranks: draw from `step.noise` in act (Agent.noise says how much)"
                 )
         if look:
             if changed := [key for key, of in self._weights().items() if tensors[key] != of]:

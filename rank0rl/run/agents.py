@@ -28,7 +28,7 @@ _ALGOS = "rank0rl.algos"
 # The methods that an agent must have, as its author writes them.
 _METHODS = {
     "__init__": "__init__(self, spaces, options, rng)",
-    "act": "act(self, obs, noise, fragment_id)",
+    "act": "act(self, step)",
     "process": "process(self, fragment)",
     "update": "update(self, batch, rng, progress)",
     "modules": "modules(self)",
@@ -85,7 +85,7 @@ def load_function(name: str) -> Callable[..., Any]:
     found = getattr(_import(where, name, "function", expected), of, None) if of else None
     if not callable(found):
         raise ValueError(f"{name!r} does not name a function: expected {expected}")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent:

@@ -206,7 +206,7 @@ def read(path: Path) -> dict[str, Any]:
             f"resume from the one before it"
         )
     try:
-        return torch.load(io.BytesIO(payload), weights_only=True)  # type: ignore[no-any-return]
+        return torch.load(io.BytesIO(payload), weights_only=True)
     except Exception as error:  # torch's own message advises to load it without this safety
         raise ValueError(
             f"checkpoint {path} cannot be loaded without running code from it "

@@ -143,7 +143,7 @@ class Curriculum:
         """
         if comm.get_rank() == 0 and not self.version:
             self.advance(0.0, {})
-        return comm.bcast_obj((self.version, self.text))  # type: ignore[no-any-return]
+        return comm.bcast_obj((self.version, self.text))
 
     def advance(self, progress: float, record: Mapping[str, Any]) -> None:
         """Choose the next settings. Rank 0 only.

@@ -191,7 +191,7 @@ class State:
         more = {"curriculum": self._curriculum.state()} if self._curriculum else {}
         more |= {"coefficients": self.callback.values} if self.callback else {}
         more |= {"goal": self._goal.state()} if self._goal else {}
-        return checkpoint.snapshot(  # type: ignore[no-any-return]
+        return checkpoint.snapshot(
             {
                 **more,
                 "settings": self.settings,

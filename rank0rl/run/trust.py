@@ -93,7 +93,7 @@ def words_to_go_on(settings: Mapping[str, Any]) -> str:
 def _named_options(settings: Mapping[str, Any], source: str) -> RunOptions:
     named = {name: settings[name] for name in _NAMES if name in settings}
     (options,) = config.apply(named, RunOptions(), source=source)
-    return options  # type: ignore[no-any-return]
+    return options
 
 
 def _foreign(options: RunOptions) -> dict[str, list[str]]:

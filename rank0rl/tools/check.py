@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import tyro
 
-from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, choose
+from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, Step, choose
 from rank0rl.batch import Batch
 from rank0rl.envs import make as envs
 from rank0rl.launch.mpiexec import find_mpiexec
@@ -217,23 +217,16 @@ class RandomAgent(Agent):
         self.space = spaces.act
         self.noise = ("uniform", len(self.space.choices) or self.space.size)
 
-    def act(
-        self,
-        obs: Array,
-        noise: Array,
-        fragment_id: Array,
-        mask: Array | None = None,
-        memory: Array | None = None,
-        explore: bool = True,
-    ) -> tuple[Array, Batch]:
+    def act(self, step: Step) -> tuple[Array, Batch]:
         """Return uniform actions between the bounds, or on [-1, 1] where there are none."""
         if self.space.choices:
-            return choose(np.zeros((len(obs), self.space.size)), noise, self.space, mask), {}
+            logits = np.zeros((len(step.obs), self.space.size))
+            return choose(logits, step.noise, self.space, step.mask), {}
         assert self.space.low is not None
         assert self.space.high is not None
         low = np.where(np.isfinite(self.space.low), self.space.low, -1).astype(np.float32)
         high = np.where(np.isfinite(self.space.high), self.space.high, 1).astype(np.float32)
-        return low + (high - low) * noise.reshape(-1, *self.space.shape), {}
+        return low + (high - low) * step.noise.reshape(-1, *self.space.shape), {}
 
 
 def _difference(all_a: Sequence[Fragment], all_b: Sequence[Fragment]) -> str:

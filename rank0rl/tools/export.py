@@ -166,7 +166,8 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
     agent, options = policy.agent, policy.options
     env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
     try:
-        masked = "mask" in inspect.signature(agent.act).parameters and _gives_masks(env)
+        takes_masks = "mask" in inspect.signature(agent.mode().forward).parameters
+        masked = takes_masks and _gives_masks(env)
         program = exported(agent, env, masked)
     finally:
         env.close()

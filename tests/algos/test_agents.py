@@ -136,7 +136,7 @@ def test_a_missing_method_is_named(tmp_path):
         "from rank0rl import Agent\n"
         "class Half(Agent):\n"
         "    def __init__(self, spaces, options, rng): pass\n"
-        "    def act(self, obs, noise, fragment_id): pass\n"
+        "    def act(self, step): pass\n"
         "    def process(self, fragment): pass\n"
     )
     with pytest.raises(ValueError, match=r"Half has no update and no modules: expected update\(se"):

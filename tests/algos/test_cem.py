@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from in_process import mean_return, train_here
 
-from rank0rl.agent import Space, Spaces
+from rank0rl.agent import Space, Spaces, Step
 from rank0rl.algos.cem import CEM, CEMOptions
 from rank0rl.run import checkpoint
 
@@ -14,10 +14,10 @@ def test_an_episode_is_acted_by_one_candidate():
     cem = CEM(spaces, CEMOptions(population=5), np.random.default_rng(0))
     obs = np.random.default_rng(1).standard_normal((4, 3), dtype=np.float32)
     cem.mean[:] = 7.0
-    act, _ = cem.act(obs, np.zeros((4, 0)), np.array([3, 0, 1, 4]))
+    act, _ = cem.act(Step(obs, np.zeros((4, 0)), np.array([3, 0, 1, 4])))
     for i, weights in enumerate(cem.candidates[[3, 0, 1, 4]]):
         np.testing.assert_allclose(act[i], obs[i] @ weights, rtol=1e-5)
-    act, _ = cem.act(obs, np.zeros((4, 0)), np.arange(4), explore=False)
+    act, _ = cem.act(Step(obs, np.zeros((4, 0)), np.arange(4), explore=False))
     np.testing.assert_allclose(act, obs @ cem.mean, rtol=1e-5)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from in_process import mean_return, train_here
 
-from rank0rl.agent import Fragment, Space, Spaces
+from rank0rl.agent import Fragment, Space, Spaces, Step
 from rank0rl.algos.es import ES, ESOptions
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.options import OptionError
@@ -30,10 +30,10 @@ def test_each_row_is_acted_by_its_candidate_whatever_else_there_is(hidden):
     es = make(hidden=hidden, std=0.3)
     obs = np.random.default_rng(1).standard_normal((4, 3), dtype=np.float32)
     ids = np.array([3, -1, 0, 3])
-    act, _ = es.act(obs, np.zeros((4, 0)), ids)
+    act, _ = es.act(Step(obs, np.zeros((4, 0)), ids))
     center = es.nets.theta.copy()
     for i, number in enumerate(ids):
-        [alone], _ = es.act(obs[i : i + 1], np.zeros((1, 0)), ids[i : i + 1])
+        [alone], _ = es.act(Step(obs[i : i + 1], np.zeros((1, 0)), ids[i : i + 1]))
         assert alone.tobytes() == act[i].tobytes()
         es.nets.theta[:] = center if number < 0 else es.candidate(number)
         with torch.no_grad():

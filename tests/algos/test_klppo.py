@@ -6,7 +6,7 @@ import torch
 from in_process import mean_return, train_here
 from torch import nn
 
-from rank0rl.agent import Fragment, Space, Spaces
+from rank0rl.agent import Fragment, Space, Spaces, Step
 from rank0rl.algos.klppo import KLPPO, KLPPOOptions
 from rank0rl.run import checkpoint
 
@@ -26,7 +26,7 @@ def rows(klppo, n=100, seed=1):
     obs = rng.standard_normal((n, 4), dtype=np.float32)
     kind, k = klppo.noise
     noise = rng.standard_normal((n, k)) if kind == "normal" else rng.random((n, k))
-    act, _ = klppo.act(obs, noise.astype(np.float32), np.arange(n))
+    act, _ = klppo.act(Step(obs, noise.astype(np.float32), np.arange(n)))
     logp = klppo.policy.log_prob(obs, act)
     draws = {name: rng.standard_normal(n, dtype=np.float32) for name in ("adv", "val", "ret")}
     return {"obs": obs, "act": act, "logp": logp, **draws}

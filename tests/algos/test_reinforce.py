@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from in_process import mean_return, train_here
 
-from rank0rl.agent import Space, Spaces
+from rank0rl.agent import Space, Spaces, Step
 from rank0rl.algos.reinforce import Reinforce, ReinforceOptions, inputs
 from rank0rl.run import checkpoint
 
@@ -23,7 +23,7 @@ def test_it_takes_observations_of_any_type(tmp_path):
     )
     agent = Reinforce(agent_spaces, ReinforceOptions(), np.random.default_rng(0))
     obs = np.ones((5, 2, 2), np.uint8)
-    act, _ = agent.act(obs, np.zeros((5, 1), np.float32), np.arange(5))
+    act, _ = agent.act(Step(obs, np.zeros((5, 1), np.float32), np.arange(5)))
     batch = {"obs": inputs(obs), "act": act, "ret": np.arange(5.0), "fragment_id": np.arange(5)}
     assert np.isfinite(agent.update(batch, np.random.default_rng(0), 0.0)["loss"])
 

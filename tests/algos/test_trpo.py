@@ -6,7 +6,7 @@ import torch
 from in_process import mean_return, train_here
 from torch import nn
 
-from rank0rl.agent import Space, Spaces
+from rank0rl.agent import Space, Spaces, Step
 from rank0rl.algos.trpo import TRPO, TRPOOptions, conjugate_gradient
 from rank0rl.run import checkpoint
 
@@ -26,7 +26,7 @@ def rows(trpo, n=200):
     obs = rng.standard_normal((n, 4), dtype=np.float32)
     kind, k = trpo.noise
     noise = rng.standard_normal((n, k)) if kind == "normal" else rng.random((n, k))
-    act, _ = trpo.act(obs, noise.astype(np.float32), np.arange(n))
+    act, _ = trpo.act(Step(obs, noise.astype(np.float32), np.arange(n)))
     logp = trpo.policy.log_prob(obs, act)
     draws = {name: rng.standard_normal(n, dtype=np.float32) for name in ("adv", "val", "ret")}
     return {"obs": obs, "act": act, "logp": logp, **draws}

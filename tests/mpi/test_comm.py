@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from on_ranks import on_ranks
 
-from rank0rl.mpi import comm, errors, transport, wait
+from rank0rl.mpi import comm, errors, gather, wait
 from rank0rl.mpi.gather import rank0_accum_batches
 
 RANKS = [1, 2, 3]
@@ -91,7 +91,7 @@ def on_rank_chunks(bytes_):
     with (
         mock.patch.object(comm, "_CHUNK", bytes_),
         mock.patch.object(comm, "wait", record),
-        mock.patch.object(transport, "wait", record),
+        mock.patch.object(gather, "wait", record),
     ):
         comm.bcast_(array)
         comm.reduce_(summed, "sum", "test")

@@ -7,7 +7,7 @@ import pytest
 from on_ranks import on_ranks
 
 import rank0rl
-from rank0rl.mpi import comm, errors, transport
+from rank0rl.mpi import comm, errors, gather
 from rank0rl.mpi.gather import all_accum_batches, rank0_accum_batches
 
 
@@ -87,7 +87,7 @@ def on_rank_out_of_step():
     def full(*_):
         raise MemoryError("on purpose")
 
-    transport._empty_rows = full if comm.rank == 0 else transport._empty_rows
+    gather._empty_rows = full if comm.rank == 0 else gather._empty_rows
     for _ in range(9):
         with contextlib.suppress(Exception):
             rank0_accum_batches({"a": np.zeros(2)})

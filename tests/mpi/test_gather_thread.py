@@ -32,7 +32,7 @@ def on_rank_thread():
 def test_batches_that_travel_beside_the_main_thread(n):
     first, *others = on_ranks(n, "test_gather_thread:on_rank_thread")
     rows = [r for r in range(n) for _ in range(r)]
-    said = "rank0_accum_batches: all ranks must pass the same names"
+    said = "gather_rows: all ranks must pass the same names"
     assert first[:3] == [True, rows, list(range(n))]
     assert first[3].startswith(said)
     assert first[4:] == [[], 2 * n]

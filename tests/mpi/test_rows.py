@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from on_ranks import on_ranks
 
-from rank0rl.mpi import comm, transport
-from rank0rl.mpi import transport as rows
+from rank0rl.mpi import comm, gather
 from rank0rl.mpi.gather import rank0_accum_batches
 
 RANKS = [1, 2, 3]
@@ -80,14 +79,14 @@ def on_rank_nodes(sizes):
     from mpi4py import MPI
 
     all_ranks = comm.world()
-    alone = transport.nodes(all_ranks)
+    alone = comm.nodes(all_ranks)
     ends = np.cumsum(sizes)
     node = int(np.searchsorted(ends, comm.rank, side="right"))
     inner = all_ranks.Split(node, comm.rank)
     outer = all_ranks.Split(0 if inner.rank == 0 else MPI.UNDEFINED, comm.rank)
     outer = outer if inner.rank == 0 else None
-    by_node = transport.Nodes(inner, outer, [0, *ends[:-1].tolist()])
-    all_ranks.Set_attr(transport.key(), [by_node])
+    by_node = comm.Nodes(inner, outer, [0, *ends[:-1].tolist()])
+    all_ranks.Set_attr(comm.key(), [by_node])
     sent = []
     wait = comm.wait
 
@@ -96,10 +95,10 @@ def on_rank_nodes(sizes):
         wait(ranks, *args, **kwargs)
 
     weights = np.full(5, comm.rank)
-    with mock.patch.object(comm, "wait", record), mock.patch.object(rows, "wait", record):
+    with mock.patch.object(comm, "wait", record), mock.patch.object(gather, "wait", record):
         gathered = on_rank_gather()
         comm.bcast_(weights)
-    all_ranks.Delete_attr(transport.key())
+    all_ranks.Delete_attr(comm.key())
     return [alone is None, gathered, weights.tolist(), sum(ranks == all_ranks for ranks in sent)]
 
 
@@ -112,5 +111,5 @@ def test_rows_and_weights_travel_by_node(sizes):
 
 def test_more_rows_than_mpi_can_count_are_refused():
     counts = np.array([[2**30], [2**30]])
-    with pytest.raises(ValueError, match=f"{rows.MOST_ROWS} rows in one array: got {2**31}"):
-        rows.gather_rows([np.empty(0)], counts, "rank0_accum_batches", None)
+    with pytest.raises(ValueError, match=f"{gather.MOST_ROWS} rows in one array: got {2**31}"):
+        gather.move_rows([np.empty(0)], counts, "rank0_accum_batches", None)

@@ -112,12 +112,12 @@ def test_kernels_need_the_compiler():
 def test_ranks_that_only_collect_load_no_compiler(agent):
     code = (
         "import sys, numpy as np\n"
-        "from rank0rl.agent import Space, Spaces\n"
+        "from rank0rl.agent import Space, Spaces, Step\n"
         "from rank0rl.run.agents import load_agent\n"
         f"agent = load_agent({agent!r})\n"
         "box = Space('box', (2,), 'float32', low=-np.ones(2), high=np.ones(2))\n"
         "one = agent(Spaces(Space('box', (3,), 'float32'), box), agent.Options(), np.random.default_rng(0))\n"
-        "one.act(np.ones((2, 3), 'f'), np.ones((2, max(1, one.noise[1])), 'f'), np.arange(2))\n"
+        "one.act(Step(np.ones((2, 3), 'f'), np.ones((2, max(1, one.noise[1])), 'f'), np.arange(2)))\n"
         "print(sorted({'numba', 'llvmlite', 'scipy'} & {*sys.modules}))"
     )
     words = [sys.executable, "-c", code]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from some_policies import rng
 
-from rank0rl.agent import Fragment, Space, Spaces
+from rank0rl.agent import Fragment, Space, Spaces, Step
 from rank0rl.algos.ppo import clipped_loss
 from rank0rl.nets.recurrent import Recurrent, RecurrentOptions, chunked, firsts
 from rank0rl.options import OptionError
@@ -92,7 +92,7 @@ def episode(nets, steps):
     for t in range(steps):
         kept.append(memory[0])
         noise = rng(t).random((1, 1), dtype=np.float32)
-        act, extras = nets.act(obs[t : t + 1], noise, memory=memory)
+        act, extras = nets.act(Step(obs[t : t + 1], noise, np.zeros(1), memory=memory))
         acts.append(act[0])
         memory = extras["memory"]
         if t in ends:

@@ -179,12 +179,12 @@ from rank0rl.algos.ppo import PPO
 from rank0rl.mpi import comm
 class Lean(PPO):
     calls = 0
-    def act(self, obs, noise, fragment_id):
+    def act(self, step):
         type(self).calls += 1
         if self.calls % 1600 == 0:  # after every 100 iterations
             with open(os.environ["GROWTH"] + str(comm.rank), "a") as file:
                 print(open("/proc/self/statm").read().split()[1], file=file)
-        return super().act(obs, noise, fragment_id)
+        return super().act(step)
 """
 
 

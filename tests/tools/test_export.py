@@ -13,6 +13,7 @@ from runs import SMALL, train
 from small_agents import AGENTS
 from toy_envs import ACT_SPACES
 
+from rank0rl.agent import Step
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs import make as envs
 from rank0rl.envs import spaces
@@ -46,7 +47,8 @@ def in_numpy(agent, env, obs, mask=None):
     space = spaces.describe(env).act
     if not space.choices:
         noise = np.zeros((len(obs), space.size), np.float32)
-        return np.clip(agent.act(obs, noise, np.arange(len(obs)))[0], space.low, space.high)
+        act, _ = agent.act(Step(obs, noise, np.arange(len(obs))))
+        return np.clip(act, space.low, space.high)
     flat = obs.reshape(len(obs), -1).astype(np.float32)
     logits = agent.policy.mlp.numpy(agent.norm.numpy(obs) if hasattr(agent, "norm") else flat)
     if mask is not None:
@@ -110,7 +112,7 @@ def test_a_memory_goes_in_and_out(cell, act):
         obs = observations(env, 3)
         got, memory = (x.numpy() for x in policy(*map(torch.from_numpy, (obs, memory))))
         noise = np.zeros((3, agent.noise[1]), np.float32)
-        expected, extras = agent.act(obs, noise, np.arange(3), memory=ours)
+        expected, extras = agent.act(Step(obs, noise, np.arange(3), memory=ours))
         ours = extras["memory"]
         assert np.allclose(memory, ours, atol=1e-5)
         if act == "box":

@@ -144,7 +144,7 @@ class CompiledSteps:
             return seen.entropy
         with torch.no_grad():
             some = self._policy.distribution(torch.from_numpy(obs[:_SOME]))
-            return self._policy.entropy(some).numpy().reshape(1)  # type: ignore[no-any-return]
+            return self._policy.entropy(some).numpy().reshape(1)
 
     def end(self) -> None:
         """Do nothing: the weights are in place."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from rank0rl.collector import Collector
 from rank0rl.envs import make as envs
-from rank0rl.mpi import trees
 from rank0rl.mpi.threads import set_threads
 from rank0rl.mpi.weights import named_tensors
 from rank0rl.rollout import Rollout
@@ -43,7 +42,7 @@ def main() -> None:
         wall, cpu = _measured(collector)
         found["per_step"][num_envs] = num_envs * wall, num_envs * cpu
         rollout.close()
-    arrays = [array for _, array in trees.leaves(collector.rolled, trees.dict_items)]
+    arrays = list(collector.rolled.values())
     weights = named_tensors(agent.modules()).values()
     found |= {
         "row_bytes": sum(array.nbytes for array in arrays) / _steps(collector),
@@ -72,7 +71,7 @@ def _measured(collector: Collector) -> tuple[float, float]:
 
 def _steps(collector: Collector) -> int:
     """Return the steps of the batch that was collected last."""
-    return int(collector.rolled["fragments"]["steps"].sum())
+    return int(collector.rolled["fragments/steps"].sum())
 
 
 if __name__ == "__main__":

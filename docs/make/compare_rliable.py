@@ -10,7 +10,7 @@ from committed_runs import RIVALS, Runs, mujoco
 from results import number, of_column, probability
 from rliable import library, metrics
 
-from rank0rl.tools.curves import interquartile_mean
+from rank0rl.tools.plot import interquartile_mean
 
 OURS, RIVAL = "PPO, tuned", RIVALS["sb3"]
 

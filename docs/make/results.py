@@ -16,7 +16,7 @@ from committed_runs import RESULTS, RIVALS, STUDIES, Run, Runs, mujoco, other_ta
 from theme import DOCS, save_plot
 
 from rank0rl.tools import figures
-from rank0rl.tools.curves import interquartile_mean, on_grid
+from rank0rl.tools.plot import interquartile_mean, on_grid
 
 BESIDE = ("PPO", "PPO, tuned", "TRPO", *RIVALS.values())
 """Columns of the first table."""

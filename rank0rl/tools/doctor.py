@@ -1,4 +1,8 @@
-"""python -m rank0rl doctor: check that ranks can start here, and say what to fix."""
+"""python -m rank0rl doctor: check that ranks can start here, and say what to fix.
+
+The doctor starts this file again: as a job of two ranks that gather, and on each other host as a
+script that describes the host and tells its time.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 import tyro
 
-from rank0rl.launch import job
-from rank0rl.launch import mpiexec as launchers
+from rank0rl.launch import fork, job, mpiexec
 from rank0rl.launch.hosts import SSH, Host, free_space, read_hosts, shortages
-from rank0rl.mpi import comm
-from rank0rl.run import machine
-from rank0rl.tools import _echo
 
 _INSTALL = "pip install mpi4py mpich"
+_NO_NAME = "check that this host's name resolves to its address"
+# Begin the names of the variables that a launcher or a batch system sets.
+_LAUNCHERS = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "SLURM_JOB", "SLURM_STEP", "PBS_JOB", "LSB_JOB")
+_LIMIT_S = 60  # for another process to answer
 
 
 @dataclass(frozen=True)
@@ -44,13 +49,12 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Line:
-    """One check and its result."""
+class _Line:
+    """The result of one check. The remedy is "" if the check passed."""
 
     name: str
     found: str
     remedy: str = ""
-    """Remedy; "" if the check passed."""
 
 
 def main(argv: list[str]) -> int:
@@ -62,7 +66,7 @@ def main(argv: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     all_ok = True
-    for line in lines(given.mpiexec, hosts):
+    for line in _lines(given.mpiexec, hosts):
         all_ok = all_ok and not line.remedy
         if job.in_step() and job.world_rank():
             continue  # rank 0 prints for all
@@ -71,111 +75,85 @@ def main(argv: list[str]) -> int:
     return 0 if all_ok else 1
 
 
-def lines(mpiexec: str | None = None, hosts: Sequence[Host] = ()) -> Iterator[Line]:
-    """Yield the result of each check; checks that need something missing are left out."""
-    yield Line("Python", f"{platform.python_version()} at {sys.executable}")
+def _lines(given: str | None, hosts: Sequence[Host]) -> Iterator[_Line]:
+    """Yield the result of each check; checks that need something missing are left out.
+
+    Args:
+        given: the user's launcher, if there is one.
+        hosts: the hosts to check, this one first.
+    """
+    yield _Line("Python", f"{platform.python_version()} at {sys.executable}")
     yield _cores()
-    yield Line("user", "root" if _is_root() else "not root")
-    yield Line("host", *_host())
-    yield Line("started by", _launcher_variables())
-    library, remedy = _library()
-    yield Line("mpi4py", library, remedy)
-    if job.in_step() and not remedy:
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    yield _Line("user", "root" if is_root else "not root")
+    yield _host()
+    variables = sorted(name for name in os.environ if name.startswith(_LAUNCHERS))
+    yield _Line("started by", ", ".join(variables) or "no launcher or batch system")
+    library = _library()
+    yield library
+    if job.in_step() and not library.remedy:
         yield _step()
         return
-    launcher = mpiexec or launchers.find_mpiexec()
+    launcher = given or mpiexec.find_mpiexec()
     if launcher is None:
-        yield Line("mpiexec", "not found next to this Python or on PATH", _INSTALL)
-    if launcher is None or remedy:
+        yield _Line("mpiexec", "not found next to this Python or on PATH", _INSTALL)
+    if launcher is None or library.remedy:
         return
-    vendor = launchers.vendor(shlex.split(launcher)[0])
-    matches = not vendor or _family(vendor) in (_family(library), "")
-    yield Line(
-        "mpiexec",
-        f"{launcher}, {vendor or 'of an unknown MPI'}",
-        ""
-        if matches
-        else f"mpi4py belongs to another MPI: activate its environment, or {_INSTALL}",
-    )
+    vendor = mpiexec.vendor(shlex.split(launcher)[0])
+    matches = not vendor or _family(vendor) in (_family(library.found), "")
+    remedy = f"mpi4py belongs to another MPI: activate its environment, or {_INSTALL}"
+    found = f"{launcher}, {vendor or 'of an unknown MPI'}"
+    yield _Line("mpiexec", found, "" if matches else remedy)
     yield _room(free_space(), vendor, hosts[0].slots if hosts else os.cpu_count() or 1)
-    yield _two("two ranks", mpiexec)
+    yield _two("two ranks", given)
     for host in hosts[1:]:
-        found = _other_host(host.name, vendor, host.slots)
-        yield from found
-        if any(line.remedy for line in found):
-            continue
-        yield _two(f"here and {host.name}", mpiexec, f"{hosts[0].name}:1,{host.name}:1")
+        lines = _other_host(host.name, vendor, host.slots)
+        yield from lines
+        if not any(line.remedy for line in lines):
+            yield _two(f"here and {host.name}", given, f"{hosts[0].name}:1,{host.name}:1")
 
 
-def _step() -> Line:
-    """Let the ranks that srun has started gather. Collective: every rank calls this."""
-    try:
-        return Line("ranks of srun", f"{comm.get_nworkers()} ranks {_echo.measure()}")
-    except job.WrongLaunch as error:
-        found, _, remedy = str(error).rpartition(": ")
-        return Line("ranks of srun", found, remedy)
-
-
-def _cores() -> Line:
+def _cores() -> _Line:
     cores = os.cpu_count() or 1
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
     is_bound = mine == 1 < cores
     remedy = "this process is bound to one core: start it without binding" if is_bound else ""
-    return Line("cores", f"{mine} of {cores} may be used", remedy)
+    return _Line("cores", f"{mine} of {cores} may be used", remedy)
 
 
-def _room(free_mb: Mapping[str, float], vendor: str, ranks: int) -> Line:
-    """Check that /dev/shm and the temporary folders of a host have room for its ranks."""
-    found = ", ".join(f"{mb:,.0f} MB in {folder}" for folder, mb in free_mb.items())
-    return Line("room", f"free: {found}", "; ".join(shortages(free_mb, vendor, ranks)))
-
-
-def _is_root() -> bool:
-    return hasattr(os, "geteuid") and os.geteuid() == 0
-
-
-def _host() -> tuple[str, str]:
+def _host() -> _Line:
     name = socket.gethostname()
     try:
-        return f"{name} is {socket.gethostbyname(name)}", ""
+        return _Line("host", f"{name} is {socket.gethostbyname(name)}")
     except OSError as error:
-        return f"{name} has no address ({error})", f"add it to /etc/hosts: 127.0.0.1 {name}"
+        remedy = f"add it to /etc/hosts: 127.0.0.1 {name}"
+        return _Line("host", f"{name} has no address ({error})", remedy)
 
 
-def _launcher_variables() -> str:
-    """List the variables that a launcher or a batch system has set for this process."""
-    prefixes = (
-        "PMI_",
-        "PMIX_",
-        "OMPI_COMM_WORLD_",
-        "SLURM_JOB",
-        "SLURM_STEP",
-        "PBS_JOB",
-        "LSB_JOB",
-    )
-    names = sorted(name for name in os.environ if name.startswith(prefixes))
-    return ", ".join(names) or "no launcher or batch system"
-
-
-def _library() -> tuple[str, str]:
-    """Return the MPI library that mpi4py loads in a new process, and a remedy."""
+def _library() -> _Line:
+    """Find the MPI library that mpi4py loads in a new process."""
     if importlib.util.find_spec("mpi4py") is None:
-        return "not installed", _INSTALL
+        return _Line("mpi4py", "not installed", _INSTALL)
     code = (  # MPI is not initialized: Open MPI would leave files behind without a launcher
         "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
         "print(MPI.Get_library_version().splitlines()[0])"
     )
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=_LIMIT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        return "MPI did not load within 60 s", "check that this host's name resolves to its address"
+        return _Line("mpi4py", f"MPI did not load within {_LIMIT_S} s", _NO_NAME)
     version = importlib.metadata.version("mpi4py")
     if done.returncode or not done.stdout.strip():
-        last = (done.stderr.strip().splitlines() or ["it printed no error"])[-1]
-        return f"{version}, but it cannot load an MPI ({last})", f"pip install mpich, or {_INSTALL}"
-    return f"{version} with {' '.join(done.stdout.split())}", ""
+        reason = _last_line(done.stderr, "it printed no error")
+        found = f"{version}, but it cannot load an MPI ({reason})"
+        return _Line("mpi4py", found, f"pip install mpich, or {_INSTALL}")
+    return _Line("mpi4py", f"{version} with {' '.join(done.stdout.split())}")
 
 
 def _family(name: str) -> str:
@@ -186,9 +164,92 @@ def _family(name: str) -> str:
     return "MPICH" if any(word in name for word in known) else ""
 
 
-def _other_host(host: str, vendor: str, ranks: int) -> list[Line]:
+def _last_line(text: str, default: str) -> str:
+    return (text.strip().splitlines() or [default])[-1]
+
+
+def _room(free_mb: Mapping[str, float], vendor: str, ranks: int) -> _Line:
+    """Check that /dev/shm and the temporary folders of a host have room for its ranks."""
+    found = ", ".join(f"{mb:,.0f} MB in {folder}" for folder, mb in free_mb.items())
+    return _Line("room", f"free: {found}", "; ".join(shortages(free_mb, vendor, ranks)))
+
+
+def _step() -> _Line:
+    """Let the ranks that srun has started gather. Collective: every rank calls this."""
+    from rank0rl.mpi import comm
+
+    try:
+        return _Line("ranks of srun", f"{comm.get_nworkers()} ranks {_gather_speed()}")
+    except job.WrongLaunch as error:
+        found, _, remedy = str(error).rpartition(": ")
+        return _Line("ranks of srun", found, remedy)
+
+
+def _two(name: str, launcher: str | None, hosts: str | None = None) -> _Line:
+    """Start two ranks of this installation, and let them gather."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, __file__, "gather", launcher or "", hosts or ""],
+                capture_output=True,
+                text=True,
+                timeout=_LIMIT_S,
+                check=False,
+                cwd=None if hosts else folder,  # other hosts do not have this folder
+                env={**os.environ, "PYTHONPATH": _python_path()},
+            )
+        except subprocess.TimeoutExpired:
+            return _Line(name, f"not finished after {_LIMIT_S} s", _NO_NAME)
+    if done.returncode:
+        reason = _last_line(done.stderr, "they printed no error")
+        return _Line(name, f"ended with code {done.returncode}: {reason}", f"try {_INSTALL}")
+    return _Line(name, done.stdout.strip())
+
+
+def _python_path() -> str:
+    """Return a PYTHONPATH with this installation first."""
+    root = str(Path(__file__).parent.parent.parent)
+    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _gather() -> None:
+    """Gather on two ranks, and print how fast that was. The arguments are a launcher and hosts, or ""."""
+    launcher, hosts = (word or None for word in sys.argv[2:])
+    if fork.mpi_fork(2, mpiexec=launcher, hosts=hosts) == "parent":
+        return
+    from rank0rl.mpi import comm
+
+    comm.print0(_gather_speed())
+
+
+def _gather_speed() -> str:
+    """Measure the latency and bandwidth of a gather. Collective: every rank calls this."""
+    from rank0rl.mpi import comm
+    from rank0rl.mpi.gather import rank0_accum_batches
+
+    took = {}
+    for size in (1, 1 << 24):
+        rows = {"x": np.zeros(size, np.uint8)}
+        rank0_accum_batches(rows)
+        times = []
+        for _ in range(20):
+            comm.barrier()
+            start = time.perf_counter()
+            rank0_accum_batches(rows)
+            times.append(time.perf_counter() - start)
+        took[size] = sorted(times)[10]
+    return (
+        f"gathered 1 byte per rank in {1e6 * took[1]:.0f} us, and 16 MiB per rank at "
+        f"{comm.get_nworkers() * (1 << 24) / took[1 << 24] / 1e9:.1f} GB/s"
+    )
+
+
+def _other_host(host: str, vendor: str, ranks: int) -> list[_Line]:
     """Check another host: ssh, Python, packages, CPU and room in the same folder; measure round trip and clock."""
-    python = f"PYTHONPATH={shlex.quote(_python_path())} exec {shlex.quote(sys.executable)} -m rank0rl.tools._probe"
+    from rank0rl.run import machine
+
+    script = f"{shlex.quote(sys.executable)} -m rank0rl.tools.doctor answer"
+    python = f"PYTHONPATH={shlex.quote(_python_path())} exec {script}"
     session = subprocess.Popen(
         [*SSH, host, f"cd {shlex.quote(os.getcwd())} && {python}"],
         stdin=subprocess.PIPE,
@@ -196,7 +257,7 @@ def _other_host(host: str, vendor: str, ranks: int) -> list[Line]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    limit = threading.Timer(60, session.kill)
+    limit = threading.Timer(_LIMIT_S, session.kill)
     limit.start()
     assert session.stdin
     assert session.stdout
@@ -205,12 +266,11 @@ def _other_host(host: str, vendor: str, ranks: int) -> list[Line]:
         answers = [_ask_time(session.stdin, session.stdout) for _ in range(20)]
     except (OSError, ValueError):
         _, errors = session.communicate()
-        last = (errors.strip().splitlines() or ["no answer within 60 s"])[-1]
         remedy = (
             f"make `ssh {host}` work without a question, and have {os.getcwd()} and this Python with "
             f"its packages there"
         )
-        return [Line(host, last, remedy)]
+        return [_Line(host, _last_line(errors, f"no answer within {_LIMIT_S} s"), remedy)]
     finally:
         limit.cancel()
         session.kill()
@@ -218,15 +278,13 @@ def _other_host(host: str, vendor: str, ranks: int) -> list[Line]:
     trip_s, ahead_s = min(answers)
     here = machine.describe()
     how = "{name} is {now} there and {before} here"
-    same_cpu = about["cpu"] == here["cpu"]
     differing = machine.differences({**here, "cpu": about["cpu"]}, about, how)
     cpu = f"another CPU, {about['cpu']}: the last bits may differ"
+    if about["cpu"] == here["cpu"]:
+        cpu = "same CPU type"
     speed = f"round trip by ssh {1e3 * trip_s:.2f} ms, clock {1e3 * ahead_s:+.1f} ms"
-    remedy = "; ".join([*differing, *["install the same versions"] * bool(differing)])
-    return [
-        Line(host, f"{speed}, {'same CPU type' if same_cpu else cpu}", remedy),
-        _room(about["free_mb"], vendor, ranks),
-    ]
+    remedy = "; ".join([*differing, "install the same versions"]) if differing else ""
+    return [_Line(host, f"{speed}, {cpu}", remedy), _room(about["free_mb"], vendor, ranks)]
 
 
 def _ask_time(question: IO[str], answer: IO[str]) -> tuple[float, float]:
@@ -239,33 +297,14 @@ def _ask_time(question: IO[str], answer: IO[str]) -> tuple[float, float]:
     return end - begin, there - (begin + end) / 2
 
 
-def _python_path() -> str:
-    """Return a PYTHONPATH with this installation first."""
-    root = str(Path(__file__).parent.parent.parent)
-    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+def _answer() -> None:
+    """Print a line about this host, then answer each line of stdin with the time."""
+    from rank0rl.run import machine
+
+    print(json.dumps({**machine.describe(), "free_mb": free_space()}), flush=True)
+    for _ in sys.stdin:
+        print(time.time(), flush=True)
 
 
-def _two(name: str, mpiexec: str | None, hosts: str | None = None) -> Line:
-    """Start two ranks of this installation, and let them gather."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(Path(_echo.__file__)), mpiexec or "", hosts or ""]
-        try:
-            done = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-                cwd=None if hosts else folder,  # other hosts do not have this folder
-                env={**os.environ, "PYTHONPATH": _python_path()},
-            )
-        except subprocess.TimeoutExpired:
-            return Line(
-                name,
-                "not finished after 60 s",
-                "check that this host's name resolves to its address",
-            )
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["they printed no error"])[-1]
-        return Line(name, f"ended with code {done.returncode}: {last}", f"try {_INSTALL}")
-    return Line(name, done.stdout.strip())
+if __name__ == "__main__":
+    {"gather": _gather, "answer": _answer}[sys.argv[1]]()

@@ -1,7 +1,7 @@
 """python -m rank0rl plot RUN...: draw learning curves, one axis per environment, one color per agent.
 
 Runs that differ only in their seed form one curve. Its line is their mean; its band reaches from
-the lowest to the highest seed.
+the lowest to the highest seed. Of several environments, the interquartile means are drawn too.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 import tyro
 
 from rank0rl.options import names
-from rank0rl.run import folder as run_data
 from rank0rl.run.agents import short_name
-from rank0rl.run.folder import Array, RunData
+from rank0rl.run.folder import Array, NoRowsError, RunData, differing, read_run
 from rank0rl.run.options import RunOptions
 from rank0rl.tools import figures
-from rank0rl.tools.curves import Curves, Groups, interquartile_means, on_grid
 
+_POINTS = 500  # points of a curve: more than the width of an axis in pixels
+_RESAMPLES = 2000  # bootstrap samples of an interval
 _RETURN = "return_mean"
 _KINDS = (".png", ".svg", ".pdf")
 # Runs that differ only in these settings form one curve, or are told apart by other means.
@@ -72,28 +72,24 @@ def main(argv: list[str]) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Curves:
+    """The curves of all seeds of one agent in one environment, up to where every seed has come."""
+
+    x: Array
+    """Steps or hours, shape (P,)."""
+    ret: Array
+    """Mean returns at these points, shape (seeds, P)."""
+
+
+Groups = Mapping[tuple[str, str], Curves]
+"""Curves by environment and agent."""
+
+
 def group(
     folders: Sequence[Path], x: str = "steps", y: str = _RETURN
 ) -> dict[tuple[str, str], Curves]:
-    """Group the curves of runs by environment and agent, sorted.
-
-    A folder without a row is left out, with a note on stderr.
-
-    An agent is named by its algorithm and by the settings in which the runs of this algorithm in
-    this environment differ. With x="hours", the number of ranks is one of these settings.
-
-    Args:
-        folders: folders of the runs.
-        x: "steps" or "hours".
-        y: a column of their records.
-
-    Returns:
-        (environment, agent) -> curves.
-
-    Raises:
-        ValueError: if no folder holds a run with a row, a run has no return, or two runs have the
-            same seed and settings.
-    """
+    """Read the curves of runs, with `read_runs`, `by_agent` and `curves_of`; all may raise ValueError."""
     if not folders:
         raise ValueError("name at least one run's folder, such as runs/Walker2d-v5-ppo-seed0-...")
     return curves_of(by_agent(read_runs(folders), x), x, y)
@@ -105,12 +101,12 @@ def curves_of(
     y: str = _RETURN,
     to_longest: bool = False,
 ) -> dict[tuple[str, str], Curves]:
-    """Return the curves of runs that are grouped by environment and agent.
+    """Return the curves of the runs of each agent.
 
     Args:
         agents: runs from `by_agent`.
         x: "steps" or "hours".
-        y: a column of their records.
+        y: a column of progress.csv.
         to_longest: see `on_grid`.
 
     Raises:
@@ -122,12 +118,33 @@ def curves_of(
     }
 
 
+def on_grid(curves: Sequence[tuple[Array, Array]], to_longest: bool = False) -> Curves:
+    """Interpolate curves at common points, spread evenly over the range that all curves cover.
+
+    Args:
+        curves: for each seed, steps or hours in increasing order and the returns at these points,
+            shape (n,) each; n can differ between seeds.
+        to_longest: go on to the end of the longest curve; the others keep their last return.
+
+    Raises:
+        ValueError: if no range is covered by all curves.
+    """
+    ends = [x[-1] for x, _ in curves]
+    low, high = max(x[0] for x, _ in curves), max(ends) if to_longest else min(ends)
+    if low > high:
+        raise ValueError(
+            f"the seeds of one agent must overlap: one curve begins at {low:,.6g}, another ends at "
+            f"{high:,.6g}; leave one out, or wait until the shorter run has come further"
+        )
+    x = np.linspace(low, high, _POINTS)
+    return Curves(x, np.stack([np.interp(x, *curve) for curve in curves]))
+
+
 def by_agent(runs: Sequence[RunData], x: str = "steps") -> dict[tuple[str, str], list[RunData]]:
     """Group runs by environment and agent, sorted; the runs of a group differ in their seeds.
 
-    Args:
-        runs: the runs.
-        x: "steps" or "hours", as in `group`.
+    An agent is named by its algorithm and by the settings in which the runs of this algorithm in
+    this environment differ. With x="hours", the number of ranks is one of these settings.
 
     Raises:
         ValueError: if two runs have the same seed and settings.
@@ -136,18 +153,25 @@ def by_agent(runs: Sequence[RunData], x: str = "steps") -> dict[tuple[str, str],
     for run in runs:
         name = run.settings["env_id"], short_name(run.settings["algo"])
         named.setdefault(name, []).append(run)
-    seeds: dict[tuple[str, str], dict[int, list[RunData]]] = {}
+    keyed: dict[tuple[str, str, int], list[RunData]] = {}
     for (env_id, algo), these in named.items():
-        settings = [_curve_settings(run, x) for run in these]
-        for run, differing in zip(these, run_data.differing(settings), strict=True):
-            agent = " ".join([algo, *(f"{name}={value}" for name, value in differing.items())])
-            of_agent = seeds.setdefault((env_id, agent), {})
-            of_agent.setdefault(run.settings["seed"], []).append(run)
-    _refuse_equal([equal for of_agent in seeds.values() for equal in of_agent.values()])
-    return {
-        key: [run for _, (run,) in sorted(of_agent.items())]
-        for key, of_agent in sorted(seeds.items())
-    }
+        settings = [
+            {name: value for name, value in run.settings.items() if name not in _SAME_CURVE}
+            | ({"nprocs": run.starts[-1]["nprocs"]} if x == "hours" else {})
+            for run in these
+        ]
+        for run, own in zip(these, differing(settings), strict=True):
+            agent = " ".join([algo, *(f"{name}={value}" for name, value in own.items())])
+            keyed.setdefault((env_id, agent, run.settings["seed"]), []).append(run)
+    equal = [[str(run.folder) for run in these] for these in keyed.values() if len(these) > 1]
+    if equal:
+        which = "; ".join(" and ".join(folders) for folders in equal)
+        out = ", ".join(folder for folders in equal for folder in folders[1:])
+        raise ValueError(f"{which} have the same seed and the same settings: leave out {out}")
+    groups: dict[tuple[str, str], list[RunData]] = {}
+    for (env_id, agent, _), (run,) in sorted(keyed.items()):
+        groups.setdefault((env_id, agent), []).append(run)
+    return groups
 
 
 def read_runs(folders: Sequence[Path]) -> list[RunData]:
@@ -159,8 +183,8 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
     runs, without = [], []
     for folder in folders:
         try:
-            runs.append(run_data.read_run(folder))
-        except run_data.NoRowsError as error:
+            runs.append(read_run(folder))
+        except NoRowsError as error:
             without.append(error)
     if not runs:
         raise without[0]
@@ -169,17 +193,53 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
     return runs
 
 
-def _refuse_equal(groups: Sequence[Sequence[RunData]]) -> None:
-    """Raise ValueError if runs have the same seed and settings.
+def interquartile_means(groups: Groups) -> dict[str, tuple[float, float, float]]:
+    """Compute each agent's interquartile mean of normalized scores, with a 95 % interval.
+
+    The score of one seed in one environment is (final - start) / (best - start). "final" is the
+    return at the end of its curve, "start" is the mean return at the beginning of all curves, and
+    "best" is the highest mean of "final" over the agents. The interquartile mean is the mean of the
+    middle half of all scores. Its interval comes from a bootstrap that draws seeds within each
+    environment.
+
+    An environment counts if every agent has two or more seeds there and the best agent has
+    improved.
+
+    Returns:
+        Agent -> (mean, low end, high end); {} if fewer than two environments count.
+
+    Source: Agarwal et al. 2021, arXiv:2108.13264, sections 4.1 and 4.3.
+    """
+    agents = sorted({agent for _, agent in groups})
+    scores: dict[str, list[Array]] = {agent: [] for agent in agents}
+    for env_id in sorted({env_id for env_id, _ in groups}):
+        rets = {agent: groups[env_id, agent].ret for agent in agents if (env_id, agent) in groups}
+        start = np.concatenate([ret[:, 0] for ret in rets.values()]).mean()
+        gain = max(ret[:, -1].mean() for ret in rets.values()) - start
+        if len(rets) == len(agents) and min(map(len, rets.values())) > 1 and gain > 0:
+            for agent, ret in rets.items():
+                scores[agent].append((ret[:, -1] - start) / gain)
+    if len(scores[agents[0]]) < 2:
+        return {}
+    return {agent: interquartile_mean(of_agent) for agent, of_agent in scores.items()}
+
+
+def interquartile_mean(scores: Sequence[Array]) -> tuple[float, float, float]:
+    """Compute the interquartile mean of scores, and its 95 % interval: (mean, low end, high end).
 
     Args:
-        groups: runs by agent and seed.
+        scores: for each environment, the scores of its seeds, shape (seeds,).
     """
-    equal = [[str(run.folder) for run in runs] for runs in groups if len(runs) > 1]
-    if equal:
-        which = "; ".join(" and ".join(folders) for folders in equal)
-        out = ", ".join(folder for folders in equal for folder in folders[1:])
-        raise ValueError(f"{which} have the same seed and the same settings: leave out {out}")
+    rng = np.random.default_rng(0)
+    drawn = [s[rng.integers(len(s), size=(_RESAMPLES, len(s)))] for s in scores]
+    low, high = np.percentile(_middle_mean(np.concatenate(drawn, axis=1)), [2.5, 97.5])
+    return float(_middle_mean(np.concatenate(scores))), float(low), float(high)
+
+
+def _middle_mean(scores: Array) -> Any:
+    """Average the last axis without the lowest and the highest quarter, each rounded down."""
+    cut = scores.shape[-1] // 4
+    return np.sort(scores)[..., cut : scores.shape[-1] - cut].mean(-1)
 
 
 def draw(
@@ -189,12 +249,6 @@ def draw(
     y: str = _RETURN,
 ) -> Any:
     """Draw the curves, and the interquartile means beside them; return the matplotlib figure.
-
-    Args:
-        groups: curves from `group`.
-        x: label of the horizontal axis.
-        means: results of `interquartile_means`.
-        y: column that the curves show.
 
     Raises:
         ValueError: if matplotlib is not installed.
@@ -249,12 +303,6 @@ def _draw_means(
     axis.set_yticks([-i for i in range(len(agents))], agents)
     axis.set(title="interquartile mean", xlabel="normalized return, 95 % interval")
     axis.set_ylim(0.6 - len(agents), 0.6)
-
-
-def _curve_settings(run: RunData, x: str) -> dict[str, Any]:
-    """Return the settings that tell this run's curve from the curves of other agents."""
-    settings = {name: v for name, v in run.settings.items() if name not in _SAME_CURVE}
-    return settings | ({"nprocs": run.starts[-1]["nprocs"]} if x == "hours" else {})
 
 
 def _curve(run: RunData, x: str, y: str) -> tuple[Array, Array]:

@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from rank0rl.run import files, settings
 from rank0rl.tools import figures, plot, results
-from rank0rl.tools.curves import Groups, interquartile_means
 from rank0rl.tools.page import Series, chart, html
+from rank0rl.tools.plot import Groups, interquartile_means
 from rank0rl.tools.readable import duration, number, texts
 
 FILE = "study.toml"

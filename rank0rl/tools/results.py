@@ -12,7 +12,6 @@ import numpy as np
 from rank0rl.run import files
 from rank0rl.run.folder import Array, RunData
 from rank0rl.tools import figures, plot
-from rank0rl.tools.curves import interquartile_mean, interquartile_means
 from rank0rl.tools.readable import known
 
 Agents = Mapping[tuple[str, str], Sequence[RunData]]
@@ -20,10 +19,7 @@ Agents = Mapping[tuple[str, str], Sequence[RunData]]
 
 
 def of_study(study: Path) -> Agents:
-    """Return the runs of a study that have ended; before the first has, those that have a return.
-
-    Args:
-        study: folder of the study.
+    """Return the runs in a study's folder that have ended; before the first has, those that have a return.
 
     Raises:
         ValueError: if there is none.
@@ -49,16 +45,12 @@ def of_agents(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str
     interquartile mean, which lies between "low" and "high" with 95 %. "minutes" are those of training,
     the mean over seeds. "to 1000" is the median of minutes until a mean return of 1000, inf if most
     seeds have not reached it.
-
-    Args:
-        agents: the runs.
-        minutes_to: mean returns.
     """
     rows = []
     for (env_id, agent), runs in agents.items():
-        returns = np.array([final(run) for run in runs])
+        returns = np.array([_final(run) for run in runs])
         there = returns[np.isfinite(returns)]
-        iqm, low, high = interquartile_mean([there]) if len(there) > 1 else (np.nan,) * 3
+        iqm, low, high = plot.interquartile_mean([there]) if len(there) > 1 else (np.nan,) * 3
         rows.append(
             {
                 "environment": env_id,
@@ -73,7 +65,7 @@ def of_agents(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str
                 "steps": _mean([run.column("steps")[-1] for run in runs]),
                 "minutes": _mean([run.column("seconds")[-1] / 60 for run in runs]),
                 **{
-                    f"to {at:g}": float(np.median([minutes_until(run, at) for run in runs]))
+                    f"to {at:g}": float(np.median([_minutes_until(run, at) for run in runs]))
                     for at in minutes_to
                 },
             }
@@ -82,24 +74,19 @@ def of_agents(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str
 
 
 def of_runs(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str, Any]]:
-    """Return a row for each run, with the hash of its last weights.
-
-    Args:
-        agents: the runs.
-        minutes_to: mean returns.
-    """
+    """Return a row for each run, with the hash of its last weights."""
     rows = [
         {
             "run": run.folder.name,
             "environment": env_id,
             "agent": agent,
             "seed": run.settings["seed"],
-            "return": final(run),
+            "return": _final(run),
             **({"evaluated": _last(run, "eval_return")} if "eval_every" in run.settings else {}),
             "ended": ending(run),
             "steps": int(run.rows[-1]["steps"]),
             "seconds": float(run.rows[-1]["seconds"]),
-            **{f"minutes to {at:g}": minutes_until(run, at) for at in minutes_to},
+            **{f"minutes to {at:g}": _minutes_until(run, at) for at in minutes_to},
             "weights_sha256": run.rows[-1]["weights_sha256"],
         }
         for (env_id, agent), runs in agents.items()
@@ -109,33 +96,24 @@ def of_runs(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str, 
     return [{name: row.get(name, np.nan) for name in names} for row in rows]
 
 
-def final(run: RunData) -> float:
+def _final(run: RunData) -> float:
     """Return the mean return of a run's last 100 episodes."""
     return float(run.column("return_mean")[-1])
 
 
-def minutes_until(run: RunData, ret: float) -> float:
+def _minutes_until(run: RunData, ret: float) -> float:
     """Return the minutes of training until a mean return of 100 episodes; inf if the run has not reached it."""
     reached = (run.column("return_mean") >= ret) & (run.column("episodes") >= 100)
     return float(run.column("seconds")[reached.argmax()] / 60) if reached.any() else np.inf
 
 
 def write(out: Path, agents: Agents, minutes_to: Sequence[float] = ()) -> str:
-    """Write table.md, table.csv, runs.csv and learning.png into the folder of a study.
-
-    Args:
-        out: the folder.
-        agents: the runs.
-        minutes_to: mean returns.
-
-    Returns:
-        The table.
-    """
+    """Write table.md, table.csv, runs.csv and learning.png into a study's folder; return the table."""
     rows = of_agents(agents, minutes_to)
     _write_csv(out / "table.csv", rows)
     _write_csv(out / "runs.csv", of_runs(agents, minutes_to))
     groups = plot.curves_of(agents, to_longest=True)
-    means = interquartile_means(groups)
+    means = plot.interquartile_means(groups)
     with figures.style():
         plot.draw(groups, "steps", means).savefig(out / "learning.png", dpi=120)
     words = ("environment", "agent")

@@ -1,30 +1,59 @@
 """python -m rank0rl verify RUN: train a run again from its settings, and compare it with its record.
 
 Every column of progress.csv but times and memory must be the same, row by row. The first row that is
-not ends the training. Each start of the run is repeated from the iteration that it went on from.
+not ends the training. Each start of the run is repeated from the iteration that it went on from. With
+--sample, only a few iterations are repeated, each time after a checkpoint that was kept.
 """
 
 from __future__ import annotations
 
+import csv
+import functools
+import json
+import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import tyro
 
-from rank0rl.options import check, option
-from rank0rl.run import files, machine, settings
-from rank0rl.run.machine import available_cores
+from rank0rl.launch.supervisor import end_with_parent
+from rank0rl.mpi import hashes
+from rank0rl.options import check, flag, names, option
+from rank0rl.run import checkpoint, files, machine, plan, settings
+from rank0rl.run.logger import check_rows
+from rank0rl.run.options import RunOptions
 from rank0rl.run.record import NOT_OF_THE_CURVE
-from rank0rl.tools import verify_record, verify_sample
+from rank0rl.run.trust import trusted
 from rank0rl.tools.evaluate import RunToLoad
-from rank0rl.tools.verify_record import DifferentError, Record
-from rank0rl.tools.verify_training import begin, resume, trained
 
 _SAY_S = 10.0  # seconds between two lines of progress
+_LOOK_S = 0.2  # seconds between two looks at the record: nothing beside an iteration's own work
+
+# A sample.
+_SHARE = 0.05  # of the run's time
+_FOR_STEPS = 0.5  # share of that for iterations; the rest is for starting ranks
+_MOST = 10  # iterations after a checkpoint: more of them prove little more
+_START_S = 10.0  # seconds of iterations on one rank that are not worth the start of others
+
+# Settings that a start may change although they change the curve, such as total_steps.
+_OF_A_START = names(RunOptions, changes_curve=True, resume=True)
+_NOT_IN_SUMMARY = {"nprocs", "seconds", "steps_per_s", "ended"}
+# What costs time, or is for another machine, and leaves the curve as it is.
+_WITHOUT = (
+    *("--quiet", "--trust", "--no-tensorboard", "--wandb", "None", "--video-every", "None"),
+    *("--rank0-envs", "None", "--learner-threads", "None"),
+    *("--stop-at-return", "None", "--patience", "None"),  # the last iteration is given
+    *("--checkpoint-every", "1000000000", "--keep-checkpoints", "1"),
+)
 
 
 @dataclass(frozen=True)
@@ -48,13 +77,12 @@ def main(argv: list[str]) -> int:
         check(given)
         if given.sample and given.rows:
             raise ValueError("--sample chooses the rows by itself: leave --rows or --sample out")
-        record = verify_record.read(given.run, given.rows, given.trust)
+        record = _read(given.run, given.rows, given.trust)
         with tempfile.TemporaryDirectory(prefix="rank0rl-verify-") as folder:
             run = Path(folder, "run")
             try:
-                method = verify_sample.sample if given.sample else whole
-                print(method(record, run, given.nprocs))
-            except DifferentError as error:
+                print((_sample if given.sample else _whole)(record, run, given.nprocs))
+            except _DifferentError as error:
                 _say(error, run)
                 return 1
     except ValueError as error:
@@ -63,54 +91,360 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def whole(record: Record, run: Path, nprocs: int | None = None) -> str:
-    """Train a run again, with all its starts; return what was verified.
+class _DifferentError(Exception):
+    """A run that was made again differs: `what` has a line for each value, `start` the record of its start."""
 
-    Args:
-        record: what the run has recorded.
-        run: a folder for the training, in an empty one.
-        nprocs: number of ranks. None: as many as the run's, and at most one per core.
-
-    Raises:
-        DifferentError: if the record is another one.
-        ValueError: if the run cannot be trained again.
-    """
-    nprocs = nprocs or min(record.nprocs, len(available_cores()))
-    made, compared, said = 0, 0, time.monotonic()
-    for part in record.parts:
-        words = resume(part, run) if made else begin(record, run)
-        with closing(trained(words, run, part.until, nprocs)) as rows:
-            for row in rows:
-                record.compare(row, part.start)
-                made = int(row["iteration"])
-                compared += made in record.rows
-                if time.monotonic() - said >= _SAY_S:
-                    said = time.monotonic()
-                    print(f"the same up to iteration {made} of {record.last}", flush=True)
-        if made < part.until:
-            raise DifferentError(
-                f"the run went on to iteration {part.until}, and now it ends after {made}"
-            )
-    summary = files.read_json(run / "summary.json", "summary")
-    record.compare_summary(summary, record.parts[-1].start)
-    columns = {*record.rows[min(record.rows)]} - NOT_OF_THE_CURVE
-    starts = f", over {len(record.parts)} starts" if len(record.parts) > 1 else ""
-    return (
-        f"verified to iteration {made} of {record.made}: {compared} rows, all {len(columns)} columns "
-        f"but times and memory{starts}"
-    )
+    def __init__(
+        self, where: str, what: Sequence[str] = (), start: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__(where)
+        self.what, self.start = what, start
 
 
-def _say(error: DifferentError, run: Path) -> None:
+def _say(error: _DifferentError, run: Path) -> None:
     """Print what differs, and what may be the reason."""
     print(f"NOT the same: {error}")
     for line in error.what:
         print(f"  {line}")
     if error.start is None:
         return
-    [here] = settings.starts(run / "config.toml")[-1:]
+    here = settings.starts(run / "config.toml")[-1]
     how = "  {name}: {before} in the record, {now} here"
     if lines := machine.differences(error.start, here, how):
         print("what may be the reason:", *lines, sep="\n")
     else:
         print("versions, CPU and BLAS are those of the record")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The iterations that one start of a run has made: `after` is 0 in the first part, `until` is the last one."""
+
+    after: int
+    until: int
+    start: dict[str, Any]
+    """The record of the start: settings, versions, machine, command."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of `_OF_A_START` that are not None."""
+        return {n: value for n, value in self.start["settings"].items() if n in _OF_A_START}
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The contents of a run's config.toml, progress.csv and summary.json."""
+
+    folder: Path
+    settings: dict[str, Any]
+    """All settings that are not None, but for those of the parts."""
+    parts: list[_Part]
+    """The parts, in order. Iterations that a later start has made again are left out."""
+    rows: dict[int, dict[str, str]]
+    """Iteration -> row, column -> text. There may be fewer rows than iterations."""
+    summary: dict[str, Any]
+    """The contents of summary.json; nothing if there is no such file."""
+    made: int
+    """Number of iterations that the run has made."""
+
+    @property
+    def last(self) -> int:
+        """Number of iterations to verify."""
+        return self.parts[-1].until
+
+    @property
+    def nprocs(self) -> int:
+        """Number of ranks of the first start, 1 if it is not recorded."""
+        return _integer(self.parts[0].start.get("nprocs", 1), self.folder / "config.toml")
+
+    def part(self, point: int) -> _Part:
+        """Return the part of the run that goes on from a checkpoint of iteration `point`."""
+        return next(part for part in reversed(self.parts) if part.after <= point)
+
+
+def _read(folder: Path, most: int | None, trust: bool) -> _Record:
+    """Read what a run has recorded, up to iteration `most`."""
+    path, file = folder / "progress.csv", folder / "config.toml"
+    table = files.read_table(path, "record")
+    try:
+        rows = {int(row["iteration"]): row for row in table}
+    except (KeyError, ValueError):
+        rows = {}
+    if not rows or [*rows] != sorted(rows) or len(rows) < len(table) or min(rows) < 1:
+        raise ValueError(
+            f"{path} must have a row for each iteration, or for some of them, in order: put the run's "
+            f"own file back"
+        )
+    given = trusted(settings.load(file), str(file), None, trust)
+    summary = {}
+    if (folder / "summary.json").exists():
+        summary = files.read_json(folder / "summary.json", "summary")
+    last = max(*rows, _integer(summary.get("iterations", 0), folder / "summary.json"))
+    if most is not None and most < min(rows):
+        raise ValueError(f"the first row of {path} is of iteration {min(rows)}: got --rows {most}")
+    parts = _parts(file, given, last if most is None else min(last, most))
+    kept = {name: value for name, value in given.items() if name not in _OF_A_START}
+    return _Record(folder, kept, parts, rows, summary, last)
+
+
+def _parts(file: Path, given: Mapping[str, Any], last: int) -> list[_Part]:
+    """Return the parts of a run that still count, up to an iteration."""
+    starts = settings.starts(file)
+    if not all({"iteration", "settings"} <= start.keys() for start in starts) or not starts:
+        # an earlier version's: as far as it tells, the run was never stopped
+        starts = [{**start, "iteration": 0, "settings": given} for start in starts[-1:] or [{}]]
+    kept: list[dict[str, Any]] = []
+    for start in starts:
+        at = _integer(start["iteration"], file)
+        if not isinstance(start["settings"], Mapping):
+            raise ValueError(f"{file}: expected the settings of a start, got {start['settings']!r}")
+        kept = [earlier for earlier in kept if earlier["iteration"] < at] + [start]
+    ends = [*(start["iteration"] for start in kept[1:]), last]
+    parts = [
+        _Part(start["iteration"], min(end, last), start)
+        for start, end in zip(kept, ends, strict=True)
+        if start["iteration"] < last
+    ]
+    if not parts or parts[0].after:
+        raise ValueError(
+            f"{file} must have a table [[record]] for each start of the run, the first one from "
+            f"iteration 0: put the run's own file back"
+        )
+    return parts
+
+
+def _integer(number: Any, file: Path) -> int:
+    if type(number) is not int:
+        raise ValueError(f"{file}: expected a whole number, got {number!r}")
+    return number
+
+
+def _compare(
+    where: str,
+    recorded: Mapping[str, Any],
+    again: Mapping[str, Any],
+    but: Container[str],
+    start: Mapping[str, Any],
+) -> None:
+    """Raise _DifferentError if a recorded value, but for those of some names, is another one now."""
+    what = [
+        f"{name}: recorded {value}, now {again.get(name, 'absent')}"
+        for name, value in recorded.items()
+        if name not in but and str(value) != str(again.get(name, "absent"))
+    ]
+    if what:
+        raise _DifferentError(f"{where} differs", what, start)
+
+
+def _whole(record: _Record, run: Path, nprocs: int | None) -> str:
+    """Train a run again in a folder, with all its starts; return what was verified."""
+    nprocs = nprocs or min(record.nprocs, len(machine.available_cores()))
+    compared, said = 0, time.monotonic()
+    for part in record.parts:
+        if part.after:
+            own = [f"{flag(name)}={part.settings.get(name)}" for name in sorted(_OF_A_START)]
+            words = ["--resume", str(run), *own]
+        else:
+            words = _begin(record, run)
+        for made in _repeated(record, part.start, words, run, (part.after, part.until), nprocs):
+            compared += made in record.rows
+            if time.monotonic() - said >= _SAY_S:
+                said = time.monotonic()
+                print(f"the same up to iteration {made} of {record.last}", flush=True)
+    summary = files.read_json(run / "summary.json", "summary")
+    if record.summary.get("iterations") == summary["iterations"]:
+        where, start = f"summary.json, of iteration {record.last},", record.parts[-1].start
+        _compare(where, record.summary, summary, _NOT_IN_SUMMARY, start)
+    columns = {*record.rows[min(record.rows)]} - NOT_OF_THE_CURVE
+    starts = f", over {len(record.parts)} starts" if len(record.parts) > 1 else ""
+    return (
+        f"verified to iteration {record.last} of {record.made}: {compared} rows, all {len(columns)} "
+        f"columns but times and memory{starts}"
+    )
+
+
+def _sample(record: _Record, run: Path, nprocs: int | None) -> str:
+    """Check the kept checkpoints, and repeat a few iterations after some; return what was verified."""
+    begun = time.monotonic()
+    if len(record.rows) < record.last or "seconds" not in record.rows[record.last]:
+        raise ValueError(
+            f"--sample resumes checkpoints, which needs the whole progress.csv: got "
+            f"{len(record.rows)} rows of {record.last} iterations; leave --sample out"
+        )
+    numbered = {int(file.stem): file for file in checkpoint.numbered(record.folder)}
+    kept = {point: file for point, file in numbered.items() if point <= record.last}
+    points = _resumable(record, kept)
+    seconds = float(record.rows[record.last]["seconds"])
+    length = min(max(int(record.last * _SHARE * _FOR_STEPS / len(points)), 1), _MOST)
+    is_short = length * seconds / record.last * record.nprocs < _START_S
+    cores = len(machine.available_cores())
+    nprocs = nprocs or (1 if is_short else min(record.nprocs, cores))
+    done = iterations = 0
+    longest = 0.0
+    for point in _far_apart(points):
+        start = time.monotonic()
+        if done and start + longest - begun > _SHARE * seconds:
+            break
+        part = record.part(point)
+        shutil.rmtree(run, ignore_errors=True)
+        words = _resume_copy(record, kept[point], run) if point else _begin(record, run)
+        until = min(point + length, part.until)
+        iterations += len([*_repeated(record, part.start, words, run, (point, until), nprocs)])
+        done += 1
+        longest = max(longest, time.monotonic() - start)
+    took = time.monotonic() - begun
+    return (
+        f"verified a sample of {record.last} iterations: {len(kept)} checkpoints belong to the record, "
+        f"and {iterations} iterations after {done} of them are the same; it took {took:.1f} s, "
+        f"{took / seconds:.1%} of the run's {seconds:.1f} s"
+    )
+
+
+def _resumable(record: _Record, kept: Mapping[int, Path]) -> list[int]:
+    """Check all checkpoints; return the iterations of those from which the run can be repeated."""
+    points, before = [], 0
+    for point, file in kept.items():
+        saved = plan.read_saved(file, trust=True)  # nothing that it names is imported here
+        _check_checkpoint(record, file, saved, before)
+        envs = saved["collector"].get("envs")
+        # A run that is resumed begins new episodes in place of those that are too long to repeat.
+        goes_on = not envs or not (envs["kept"] < envs["steps"]).any()
+        if point < record.last and (goes_on or record.part(point).after == point):
+            points.append(point)
+        before = point
+    if not points:
+        raise ValueError(
+            f"--sample needs checkpoints from before the run's end, without episodes longer than "
+            f"--max-replay-steps: {record.folder} has none; leave --sample out, and train with "
+            f"--keep-checkpoints spread:10 the next time"
+        )
+    return points
+
+
+def _check_checkpoint(record: _Record, file: Path, saved: Mapping[str, Any], before: int) -> None:
+    """Check that a checkpoint has the settings, the weights and, since the one before, the rows of the record."""
+    point = int(file.stem)
+    claimed = {**record.settings, **record.part(point).settings}
+    free = names(RunOptions, resume=True) - _OF_A_START
+    lines = []
+    for name in sorted({*claimed, *saved["settings"]} - free):
+        # As JSON, because a tuple is a list in a file.
+        ours, its = (json.dumps(s.get(name), sort_keys=True) for s in (claimed, saved["settings"]))
+        if ours != its:
+            lines.append(f"{name}: {ours} in config.toml, {its} in it")
+    if lines:
+        raise _DifferentError(f"{file} has other settings than the run", lines)
+    try:
+        check_rows(record.folder, point, saved["rows_sha256"])
+    except ValueError:
+        raise _DifferentError(
+            f"one of the rows {before + 1} to {point} of progress.csv is not what the run wrote, by "
+            f"the hash of its rows in {file}"
+        ) from None
+    row = record.rows.get(point, {})
+    if not hashes.sha256_tensors(saved["weights"]).startswith(row.get("weights_sha256", "")):
+        raise _DifferentError(f"{file} has other weights than those of its row")
+
+
+def _far_apart(points: Sequence[int]) -> Iterator[int]:
+    """Yield points in an order in which the first few are always spread over all."""
+    rest, done = [*points], [points[-1]]
+    yield rest.pop()
+    while rest:
+        done.append(max(rest, key=lambda point: min(abs(point - other) for other in done)))
+        rest.remove(done[-1])
+        yield done[-1]
+
+
+def _begin(record: _Record, run: Path) -> list[str]:
+    """Return the options that begin a recorded run again, in a new folder."""
+    file = run.with_name("settings.toml")
+    settings.write(file, {**record.settings, **record.parts[0].settings}, {})
+    return ["--config", str(file), "--run-dir", str(run)]
+
+
+def _resume_copy(record: _Record, file: Path, run: Path) -> list[str]:
+    """Copy a checkpoint and the rows up to it into a new folder; return the options that resume it."""
+    (run / "checkpoints").mkdir(parents=True)
+    shutil.copy(file, run / "checkpoints")
+    with (run / "progress.csv").open("w", newline="") as table:
+        rows = list(islice(record.rows.values(), int(file.stem)))
+        writer = csv.DictWriter(table, [*rows[0]])
+        writer.writeheader()
+        writer.writerows(rows)
+    return ["--resume", str(run)]
+
+
+def _repeated(
+    record: _Record,
+    start: Mapping[str, Any],
+    words: Sequence[str],
+    run: Path,
+    between: tuple[int, int],
+    nprocs: int,
+) -> Iterator[int]:
+    """Train from one iteration to another; yield each iteration whose row is the recorded one."""
+    made, until = between
+    with closing(_trained(words, run, until, nprocs)) as rows:
+        for row in rows:
+            made = int(row["iteration"])
+            recorded = record.rows.get(made, {})
+            _compare(f"iteration {made}", recorded, row, NOT_OF_THE_CURVE, start)
+            yield made
+    if made < until:
+        raise _DifferentError(f"the run went on to iteration {until}, and now it ends after {made}")
+
+
+def _trained(
+    words: Sequence[str], run: Path, until: int, nprocs: int
+) -> Generator[dict[str, str], None, None]:
+    """Train up to an iteration; yield the rows that this adds to the record, as soon as they are there.
+
+    To close the generator ends the training.
+    """
+    given = [*words, *_WITHOUT, "--stop-after-iterations", str(until), "--nprocs", str(nprocs)]
+    with tempfile.TemporaryFile("w+", errors="replace") as said:
+        path = run / "progress.csv"
+        read = path.stat().st_size if path.exists() else 0  # these rows are there already
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rank0rl", "train", *given],
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C comes from here only
+            preexec_fn=functools.partial(end_with_parent, os.getpid()),  # noqa: PLW1509
+        )
+        try:
+            ended = False
+            while not ended:
+                ended = process.poll() is not None
+                rows, read = _new_rows(path, read)
+                yield from rows
+                time.sleep(0 if ended else _LOOK_S)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+            said.seek(0)
+            lines = said.read().strip().splitlines()
+        if process.returncode:
+            raise ValueError(_why(lines, process.returncode))
+        for line in lines:  # such as that the episode of an environment cannot be repeated
+            print(line)
+
+
+def _why(lines: Sequence[str], code: int) -> str:
+    """Return why a training has failed: its one line for a wrong use, else all that it has said."""
+    _, error, wrong = "\n".join(lines).rpartition("error: ")
+    if code == 2 and error:
+        return f"the run cannot be trained again: {wrong}"
+    return "\n".join([f"to train again failed with exit code {code}:", *lines])
+
+
+def _new_rows(path: Path, read: int) -> tuple[list[dict[str, str]], int]:
+    """Return the complete rows of a CSV file behind its first bytes, and the number of bytes up to them."""
+    text = path.read_bytes() if path.exists() else b""
+    header = text[: text.find(b"\n") + 1]
+    start, end = max(read, len(header)), text.rfind(b"\n") + 1
+    lines = (header + text[start:end]).decode().splitlines(keepends=True)
+    return [*csv.DictReader(lines)], max(start, end)

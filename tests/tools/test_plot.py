@@ -8,9 +8,8 @@ import pytest
 import warm
 from runs import write_run
 
-from rank0rl.tools import curves as learning
 from rank0rl.tools import plot
-from rank0rl.tools.curves import Curves
+from rank0rl.tools.plot import Curves
 
 
 def curves(*seeds):
@@ -60,15 +59,15 @@ def test_interquartile_means_by_hand():
         ("B", "good"): curves([0, 2], [0, 4]),
         ("B", "bad"): curves([0, 0], [0, 1]),
     }
-    means = learning.interquartile_means(groups)
+    means = plot.interquartile_means(groups)
     # A: start 10, the best ends at 120: scores 90/110, 130/110; 0, 0.5. B: 0, 3: 2/3, 4/3; 0, 1/3.
     assert means["good"][0] == pytest.approx((90 / 110 + 130 / 110) / 2)
     assert means["bad"][0] == pytest.approx((0 + 1 / 3) / 2)
     for mean, low, high in means.values():
         assert low < mean < high
-    assert means == learning.interquartile_means(groups)
+    assert means == plot.interquartile_means(groups)
     # Neither with seeds of one agent alone, nor in another order.
-    assert means == learning.interquartile_means({("C", "good"): curves([0, 5], [0, 6]), **groups})
+    assert means == plot.interquartile_means({("C", "good"): curves([0, 5], [0, 6]), **groups})
 
 
 def test_the_interval_is_that_of_a_plain_loop():
@@ -78,7 +77,7 @@ def test_the_interval_is_that_of_a_plain_loop():
     for _ in range(4000):
         every = sorted([rng.choice(s) for s in scores for _ in s])  # within each environment
         drawn.append(np.mean(every[1:4]))  # of 5, a quarter rounded down is 1
-    mean, low, high = learning.interquartile_mean(scores)
+    mean, low, high = plot.interquartile_mean(scores)
     assert mean == pytest.approx((1 + 5 + 10) / 3)
     np.testing.assert_allclose([low, high], np.percentile(drawn, [2.5, 97.5]), atol=0.35)
 
@@ -93,8 +92,8 @@ def test_the_interval_is_that_of_a_plain_loop():
 )
 def test_no_interquartile_mean_of_one_environment(without):
     both = {("A", "ppo"): curves([0, 1], [0, 2])}
-    assert learning.interquartile_means({**both, ("B", "ppo"): curves([0, 1], [0, 1])})
-    assert learning.interquartile_means({**both, **without}) == {}
+    assert plot.interquartile_means({**both, ("B", "ppo"): curves([0, 1], [0, 1])})
+    assert plot.interquartile_means({**both, **without}) == {}
 
 
 def test_the_picture_and_the_table(tmp_path, capsys):

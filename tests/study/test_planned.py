@@ -56,7 +56,7 @@ def test_a_run_by_episodes():
     (run,) = planned(Options(envs=("CartPole",), algo=("reinforce",), seeds="0"), ["-n", "50"])
     assert run.ends("num_episodes 50")
     assert not run.ends("num_episodes 40")
-    assert run.ends("callback mine.py:stop")
+    assert run.ends("hook Mine")
     assert run.part({"steps": "250", "episodes": "10"}) == 0.2
 
 

@@ -60,7 +60,7 @@ def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypat
     ("more", "said"),
     [
         ({"algo": ["planted:Agent"]}, "planted:Agent"),
-        ({"grid": ["callback=planted.py:f"]}, "--callback"),
+        ({"grid": ["hook=planted.py:f"]}, "--hook"),
         ({"search": ["env-kwargs=planted|0"]}, "--env-kwargs"),
         ({"hosts": "planted:1"}, "--hosts"),
         ({"trust": True, "train": "--wrappers=planted:Wrapper"}, "--wrappers"),

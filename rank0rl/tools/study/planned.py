@@ -106,7 +106,7 @@ class Planned:
         """Return True if a run that has ended by this, as summary.json has it, need not go on."""
         name, _, value = by.partition(" ")
         now = getattr(self.options, name, None)
-        return name == "callback" or value == (f"{now:g}" if isinstance(now, float) else str(now))
+        return name == "hook" or value == (f"{now:g}" if isinstance(now, float) else str(now))
 
     def check(self, study: Path) -> None:
         """Check that what has been trained of it has the same settings.

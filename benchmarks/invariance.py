@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from rank0rl import seeding
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.envs import make as envs
 from rank0rl.envs.block import Env, EnvBlock
+from rank0rl.envs.make import make, resolve
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.categorical import CategoricalPolicy
 from rank0rl.rollout import Rollout
@@ -79,11 +79,11 @@ def main() -> None:
 
 def measure(args: argparse.Namespace, env_id: str, num_envs: int) -> str:
     """Return a line with both rates and their ratio."""
-    full_id = envs.resolve(env_id)
+    full_id = resolve(env_id)
     steps = args.steps_per_batch // num_envs
     pairs = []
     for rollout_class, agent_class in ((Rollout, PPO), (FreeRollout, FreePPO)):
-        rollout = rollout_class(lambda: envs.make(full_id), range(num_envs), 0, steps=steps)
+        rollout = rollout_class(lambda: make(full_id), range(num_envs), 0, steps=steps)
         agent = agent_class(rollout.spaces, PPOOptions(), seeding.stream(0, "init"))
         pairs.append((rollout, agent))
     rates: list[list[float]] = [[], []]

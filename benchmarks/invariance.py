@@ -12,31 +12,33 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from rank0rl import seeding
+from rank0rl import rollout, seeding
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs import make as envs
-from rank0rl.envs.block import Env, EnvBlock
+from rank0rl.envs.block import Env, EnvBlock, make_block
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.categorical import CategoricalPolicy
-from rank0rl.rollout import Rollout
+from rank0rl.rollout import FixedSteps
 
 
 class FreePPO(PPO):
     """PPO that acts with one product for all envs."""
 
-    def act(self, obs, noise, fragment_id):
-        x = self.norm.numpy(obs)
+    def act(self, step):
+        x = self.norm.numpy(step.obs)
         if isinstance(self.policy, CategoricalPolicy):
             logits = self.policy.mlp.numpy(x)
             logits -= np.maximum.reduce(logits, axis=1, keepdims=True)
             cumulative = np.add.accumulate(np.exp(logits), axis=1)
-            return np.add.reduce(noise * cumulative[:, -1:] >= cumulative[:, :-1], axis=1), {}
-        return self.policy.mlp.numpy(x) + np.exp(self.policy.log_std.detach().numpy()) * noise, {}
+            return np.add.reduce(step.noise * cumulative[:, -1:] >= cumulative[:, :-1], axis=1), {}
+        std = np.exp(self.policy.log_std.detach().numpy())
+        return self.policy.mlp.numpy(x) + std * step.noise, {}
 
 
 class FreeBlock(EnvBlock):
@@ -48,20 +50,26 @@ class FreeBlock(EnvBlock):
         self.obs[env.row], _ = env.gym.reset()
 
 
-class FreeRollout(Rollout):
+class FreeSteps(FixedSteps):
     """Rollout whose envs share a random stream."""
 
-    rng = np.random.default_rng(0)
-
-    def __init__(self, *args, **kwargs) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, block, steps: int) -> None:
+        super().__init__(block, steps)
         self.block.__class__ = FreeBlock
 
-    def _noise(self, agent, iteration, fragment_id):
-        k = agent.noise[1]
-        if agent.noise[0] == "normal":
-            return lambda steps: self.rng.standard_normal((steps, k), dtype=np.float32)
-        return lambda steps: self.rng.random((steps, k), dtype=np.float32)
+    def collect(self, agent, iteration: int):
+        with mock.patch.object(rollout, "draws", shared_draws):
+            return super().collect(agent, iteration)
+
+
+RNG = np.random.default_rng(0)
+
+
+def shared_draws(agent, seed, iteration, fragment_id):
+    kind, k = agent.noise
+    if kind == "normal":
+        return lambda steps: RNG.standard_normal((steps, k), dtype=np.float32)
+    return lambda steps: RNG.random((steps, k), dtype=np.float32)
 
 
 def main() -> None:
@@ -82,15 +90,15 @@ def measure(args: argparse.Namespace, env_id: str, num_envs: int) -> str:
     full_id = envs.resolve(env_id)
     steps = args.steps_per_batch // num_envs
     pairs = []
-    for rollout_class, agent_class in ((Rollout, PPO), (FreeRollout, FreePPO)):
-        rollout = rollout_class(lambda: envs.make(full_id), range(num_envs), 0, steps=steps)
-        agent = agent_class(rollout.spaces, PPOOptions(), seeding.stream(0, "init"))
-        pairs.append((rollout, agent))
+    for steps_class, agent_class in ((FixedSteps, PPO), (FreeSteps, FreePPO)):
+        block = make_block(lambda: envs.make(full_id), range(num_envs), 0)
+        agent = agent_class(block.spaces, PPOOptions(), seeding.stream(0, "init"))
+        pairs.append((steps_class(block, steps), agent))
     rates: list[list[float]] = [[], []]
     for repeat in range(args.repeats + 1):
-        for i, (rollout, agent) in enumerate(pairs):
+        for i, (steps_of, agent) in enumerate(pairs):
             start = time.perf_counter()
-            rollout.collect(agent, repeat)
+            steps_of.collect(agent, repeat)
             if repeat:  # the first one warms up
                 rates[i].append(steps * num_envs / (time.perf_counter() - start))
     ratios = [a / b for a, b in zip(*rates, strict=True)]

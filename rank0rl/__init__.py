@@ -58,6 +58,7 @@ _HOME = {
     "load": "policy",
     "Policy": "policy",
     "Agent": "agent",
+    "Hook": "run.hooks",
     "Fragment": "agent",
     "Spaces": "agent",
     "Space": "agent",

@@ -139,7 +139,7 @@ class Agent:
     """Numbers in the memory of each env, m. 0: what `act` does depends on the observation alone."""
 
     coefficients: tuple[str, ...] = ()
-    """Names of options that a callback may change, because `self.options` is read whenever they are used."""
+    """Names of options that a hook may change, because `self.options` is read whenever they are used."""
 
     devices: tuple[str, ...] = ("cpu",)
     """Kinds of devices that `update` can compute on: "cpu", "cuda"."""

@@ -96,7 +96,6 @@ class Run:
 
 def train(
     env_id: str | Callable[..., Any] | None = None,
-    on_iteration: str | Callable[..., Any] | None = None,
     **options: Any,
 ) -> Run:
     """Train an agent on N ranks, which are started underneath, and wait for the end.
@@ -112,10 +111,9 @@ def train(
     Args:
         env_id: the environment, if the run is not resumed: an id, or a function in a file that makes
             one.
-        on_iteration: function in a file that rank 0 calls after every iteration: the option callback.
         options: options of the run and of its agent. None means that one is not given. Classes and
-            functions may stand for their names, as in algo=MyAgent, if ranks can import them from a
-            file.
+            functions may stand for their names, as in algo=MyAgent or hook=MyHook, if ranks can
+            import them from a file.
 
     Returns:
         The run.
@@ -130,8 +128,6 @@ def train(
             "rank0rl.train was called while a rank imported this file: call it under "
             'if __name__ == "__main__":'
         )
-    if on_iteration is not None:
-        options = {**options, "callback": on_iteration}
     # -P: modules of the working folder come last
     command = [sys.executable, "-P", "-m", "rank0rl", "train", *_words(env_id, options)]
     with tempfile.TemporaryDirectory(prefix="rank0rl-") as folder:

@@ -13,7 +13,7 @@ from rank0rl import batch as batches
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch, Gathered
 from rank0rl.envs import make as envs
-from rank0rl.envs.block import envs_of
+from rank0rl.envs.block import envs_of, make_block
 from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.retry import RetriedEnv, take_failures
 from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod, label
@@ -21,11 +21,10 @@ from rank0rl.mpi import comm, hashes, weights
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.gather import GatherThread, gather_rows
-from rank0rl.rollout import Rollout, check_processed
+from rank0rl.rollout import FixedSteps, Rollout, WholeEpisodes, check_processed
 from rank0rl.run import machine, signals
 from rank0rl.run.agent_checks import Suspect
 from rank0rl.run.agents import is_reference, load_function
-from rank0rl.run.hooks import Callback, Curriculum
 from rank0rl.run.options import RunOptions
 from rank0rl.run.state import Unfinished
 from rank0rl.run.timing import Phases
@@ -51,14 +50,7 @@ class Collector:
         self._agent, self._options, self._phases = agent, options, phases
         self._early = GatherThread() if rollout.nparts > 1 else None
         self._unfinished = Unfinished(options.max_replay_steps)  # filled on rank 0
-        self.curriculum: Curriculum | None = None
-        """Chooses the reset options of episodes, if the run has one."""
-        if options.curriculum:
-            self.curriculum = Curriculum(load_function(options.curriculum))
-        self.callback: Callback | None = None
-        """Is called after every iteration, if the run has one."""
-        if options.callback:
-            self.callback = Callback(load_function(options.callback), agent)
+        self._settings: dict[int, str] = {}  # of a curriculum, version -> JSON, on rank 0
         self.rolled: Batch = {}
         """Arrays of this rank that are rolled out and not gathered, by names such as "rows/obs"."""
         self._is_new = not is_reference(options.algo)  # of our own, tests say that they are honest
@@ -73,8 +65,6 @@ class Collector:
         Returns:
             On rank 0 the rows of all ranks, in order of fragment ids; no rows elsewhere.
         """
-        if self.callback:
-            self.callback.broadcast()
         if self._ready is None:
             self.roll(iteration)
             self.gather()
@@ -82,13 +72,22 @@ class Collector:
         assert ready is not None
         return ready
 
+    def begin_with(self, version: int, settings: str) -> None:
+        """Let episodes begin with the settings of a curriculum from now on.
+
+        Args:
+            version: number of the settings.
+            settings: the settings, as JSON.
+        """
+        self.rollout.block.settings = version, settings
+        if not comm.get_rank():
+            self._settings[version] = settings
+
     def roll(self, iteration: int) -> None:
         """Collect and process this rank's fragments with the weights that were broadcast last.
 
         Collective: every rank calls this, and `gather` after it.
         """
-        if self.curriculum:
-            self.rollout.block.settings = self.curriculum.broadcast(iteration)
         start = time.perf_counter()
         check = (iteration - 1) % self._options.drift_check_every == 0
         before = hashes.sha256_each(weights.named_tensors(self._agent.modules())) if check else None
@@ -146,8 +145,8 @@ class Collector:
             ranks |= dict(zip(failures, of_ranks[:, 3:].T, strict=True))
         if not comm.get_rank():
             self._unfinished.add(envs)
-            if self.curriculum:
-                self.curriculum.forget_all_but(envs.get("settings", []))
+            used = {*envs.get("settings", []), self.rollout.block.settings[0]}
+            self._settings = {n: text for n, text in self._settings.items() if n in used}
         self.rolled = {}
         with self._phases("hash"):
             sha256 = hashes.sha256_arrays(rows) if rows else ""
@@ -155,13 +154,14 @@ class Collector:
             self._ready = Gathered(rows, ended, steps, sha256, settings, ranks)
 
     def state(self) -> dict[str, Any]:
-        """Return the episodes under way and the batch that was collected ahead. Rank 0 only."""
+        """Return the episodes under way, their settings, and the batch that was collected ahead. Rank 0 only."""
         ahead = dict(vars(self._ready)) if self._ready else {}
-        return {"envs": self._unfinished.all(), "ahead": ahead}
+        return {"envs": self._unfinished.all(), "settings": {**self._settings}, "ahead": ahead}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take back what `state` returned, as tensors. Rank 0 only, before `restore`."""
         self._unfinished.load(_arrays(state["envs"]))
+        self._settings = {**state["settings"]}
         ahead = {
             name: _arrays(value) if isinstance(value, Mapping) else value
             for name, value in state["ahead"].items()
@@ -178,7 +178,7 @@ class Collector:
         """
         unfinished = self._unfinished.all()
         names = comm.bcast_obj(list(unfinished))
-        settings = comm.bcast_obj(self.curriculum.texts if self.curriculum else None)
+        settings = comm.bcast_obj(self._settings)
         strays = self.rollout.block.restore(
             {name: comm.bcast(unfinished.get(name)) for name in names}, settings
         )
@@ -257,17 +257,13 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
                 most = groups * options.rank0_envs // options.num_envs
         episodes = functools.partial(counter.round, most)
     nparts = 1 if only is not None else _nparts(options, nworkers)
-    return Rollout(
-        env_maker(options),
-        indices,
-        options.seed,
-        steps=options.steps_per_env,
-        episodes=episodes,
-        at_once=at_once,
-        cuts=[fragments * part // nparts for part in range(1, nparts)],
-        kwargs_of=load_function(options.env_kwargs_of) if options.env_kwargs_of else None,
-        info=[label(name) for name in options.info],
-    )
+    kwargs_of = load_function(options.env_kwargs_of) if options.env_kwargs_of else None
+    block = make_block(env_maker(options), indices, options.seed, kwargs_of)
+    cuts = [fragments * part // nparts for part in range(1, nparts)]
+    info = [label(name) for name in options.info]
+    if episodes is None:
+        return FixedSteps(block, options.steps_per_env, cuts, info)
+    return WholeEpisodes(block, episodes, at_once, cuts, info)
 
 
 def _groups_of(options: RunOptions, rank: int, nworkers: int) -> range:

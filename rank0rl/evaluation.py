@@ -14,12 +14,15 @@ from rank0rl import seeding
 from rank0rl.agent import Agent, Step
 from rank0rl.batch import Batch
 from rank0rl.collector import env_maker
+from rank0rl.envs.block import make_block
 from rank0rl.envs.wrappers import label
-from rank0rl.mpi import hashes, weights
+from rank0rl.mpi import comm, hashes, weights
 from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.gather import rank0_accum_batches
-from rank0rl.rollout import Rollout
+from rank0rl.rollout import WholeEpisodes
+from rank0rl.run.hooks import Columns, Hook, Record
 from rank0rl.run.options import RunOptions
+from rank0rl.run.record import known_mean, mean
 
 Array = npt.NDArray[Any]
 
@@ -58,7 +61,7 @@ def whole_episodes(
     return {name: ended[name][order] for name in ended if name != "fragment_id"}
 
 
-class Evaluation:
+class Evaluation(Hook):
     """A hook of the loop: the same episodes with new weights, every few iterations.
 
     Collective: every rank makes one.
@@ -69,11 +72,14 @@ class Evaluation:
     """
 
     name = "evaluation"
+    on_every_rank = True
 
     def __init__(self, options: RunOptions, nworkers: int) -> None:
         """Make this rank's environments."""
         assert options.eval_every
         self._every, self._deterministic = options.eval_every, options.eval_deterministic
+        self._labels = [label(name) for name in options.info]
+        self._columns: Columns = {}
         self._rollout = _rollout(
             env_maker(options),
             options.eval_episodes,
@@ -83,22 +89,32 @@ class Evaluation:
             options.info,
         )
 
-    def due(self, iteration: int) -> bool:
-        """Return True every `eval_every` iterations."""
-        return iteration % self._every == 0
-
-    def __call__(self, agent: Agent, iteration: int) -> Batch:
-        """Evaluate the agent after an iteration.
+    def after(self, agent: Agent, iteration: int, record: Record) -> None:
+        """Evaluate the agent every `eval_every` iterations.
 
         Collective: every rank calls this.
-
-        Returns:
-            On rank 0 "fragment_id", "return", "length" and the figures of --info, (episodes,) each,
-            in order; elsewhere no rows.
 
         Raises:
             ValueError: the same on every rank, if acting has changed weights.
         """
+        names = ("return", "return_std", "length", *self._labels)
+        self._columns = {f"eval_{name}": "" for name in names}
+        if iteration % self._every:
+            return
+        ended = self._episodes(agent, iteration)
+        if comm.get_rank():
+            return
+        figures = [known_mean(ended[name]) for name in self._labels]
+        returns = ended["return"]
+        found = [mean(returns), float(np.std(returns)), mean(ended["length"]), *figures]
+        self._columns = dict(zip(self._columns, found, strict=True))
+
+    def columns(self) -> Columns:
+        """Return the mean figures of the episodes; texts without a word where there was no evaluation."""
+        return self._columns
+
+    def _episodes(self, agent: Agent, iteration: int) -> Batch:
+        """Return, on rank 0, the returns, lengths and figures of the episodes, in order."""
         before = hashes.sha256_each(weights.named_tensors(agent.modules()))
         try:
             acting = deterministic(agent) if self._deterministic else agent
@@ -139,8 +155,8 @@ def _rollout(
     draw: Callable[[], Iterator[int]],
     num_envs: int,
     info: Sequence[str] = (),
-) -> Rollout:
+) -> WholeEpisodes:
     """Return the rollouts of this rank's share of evaluation episodes, the same ones at every call."""
     seed = seeding.integer(seed, "evaluate", 0, 0)
-    labels = [label(name) for name in info]
-    return Rollout(make_env, range(min(episodes, num_envs)), seed, episodes=draw, info=labels)
+    block = make_block(make_env, range(min(episodes, num_envs)), seed)
+    return WholeEpisodes(block, draw, info=[label(name) for name in info])

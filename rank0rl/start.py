@@ -26,22 +26,21 @@ from rank0rl.run import checkpoint, machine
 from rank0rl.run import settings as config
 from rank0rl.run.agents import load_agent, make_agent, seed_globals
 from rank0rl.run.folder import discard
+from rank0rl.run.hooks import Hook, make_hooks
 from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan, prepare
 from rank0rl.run.record import Recorder
 from rank0rl.run.run import Run, lead
 from rank0rl.run.state import State
 from rank0rl.run.timing import Phases
-from rank0rl.trainer import Hook, train
-
-Hooks = Callable[[RunOptions, Path], Sequence[Hook]]
+from rank0rl.trainer import train
 
 
 def start(
     argv: list[str],
     configs: Path | None,
     check: Callable[[RunOptions], None],
-    make_hooks: Hooks,
+    more_hooks: Callable[[RunOptions, Path], Sequence[Hook]],
 ) -> int:
     """Train as the command line says.
 
@@ -51,7 +50,7 @@ def start(
         argv: the command line, without the program's name.
         configs: folder of TOML files, one of which may be loaded by itself.
         check: raises ValueError for options that the hooks cannot serve. Called on rank 0.
-        make_hooks: returns hooks of the loop besides evaluation, from the options and the run's folder.
+        more_hooks: returns hooks of the loop, from the options and the run's folder.
 
     Returns:
         The exit code: 0, or 2 for a wrong use.
@@ -84,15 +83,15 @@ def start(
                 discard(folder)
             return _refuse(error)
         collector = Collector(agent, rollout, options, phases)
-        hooks = make_hooks(options, folder)
-        if options.eval_every:
-            evaluation = Evaluation(options, comm.get_nworkers())
-            hooks = [stack.enter_context(closing(evaluation)), *hooks]
         machines = comm.allgather_obj(machine.describe(), "what every rank runs on")
         settings = config.settings(options, agent_options)
-        state = State(agent, collector, options, settings, collector.curriculum, collector.callback)
+        state = State(agent, collector, options, settings)
+        if options.eval_every:
+            state.hooks.append(Evaluation(options, comm.get_nworkers()))
+        state.hooks += more_hooks(options, folder)
+        state.hooks += make_hooks(options, agent, collector.begin_with, state.share_over)
         recorder = _lead(plan, state, phases, machines) if isinstance(plan, Plan) else None
-        run = Run(phases, recorder)
+        run = Run(phases, recorder, state.hooks)
         learner = Learner(agent, options, phases, state.share_over)
         overlap = Overlap(learner, collector, phases, state.share_over)
         set_threads(
@@ -100,7 +99,7 @@ def start(
         )  # again: the user's code may have loaded another BLAS, or set torch's threads
         try:
             learner.prepare()
-            train(agent, collector, overlap if options.overlap else learner, run, hooks)
+            train(agent, collector, overlap if options.overlap else learner, run)
         except Exception as error:
             if rollout.failed_at:
                 error.add_note(_replay(options, folder, *rollout.failed_at))

@@ -43,7 +43,8 @@ import numpy as np
 import toy_envs
 
 from rank0rl import batch as batches
-from rank0rl.rollout import Rollout
+from rank0rl.envs.block import make_block
+from rank0rl.rollout import FixedSteps
 
 
 class Env(toy_envs.Count):
@@ -70,7 +71,7 @@ class Agent(toy_envs.NoiseAgent):
         return super().process(fragment)
 
 
-rollout = Rollout(Env, range(rank0rl.rank, rank0rl.rank + 1), seed=0, steps=5)
+rollout = FixedSteps(make_block(Env, range(rank0rl.rank, rank0rl.rank + 1), seed=0), steps=5)
 agent = Agent(rollout.spaces)
 for iteration in range(1, 7):
     fragments, _ = rollout.collect(agent, iteration)

@@ -4,7 +4,7 @@ import math
 
 from rank0rl.run.timing import PHASES
 from rank0rl.tools.speedup.cost_model import Costs, Machines
-from rank0rl.tools.speedup.measure import Row
+from rank0rl.tools.speedup.measured import Row
 
 # A second on one rank: 80 envs take 10 steps of a millisecond each, and rank 0 updates for 0.2 s.
 PLAIN = Costs(80, 800, 0.0, 1e-3, 0.0, 0.2, 0.0, row_bytes=100.0, arrays=0, weights_bytes=0.0)
@@ -19,8 +19,14 @@ def row(
     seconds = sum(every.values())
     slowest = slowest or every["collect"] + every["process"]
     return Row(
-        *(nprocs, steps_per_s, steps_per_s, steps_per_s, seconds, every),
-        *(slowest, slowest if fastest is None else fastest),
+        nprocs=nprocs,
+        steps_per_s=steps_per_s,
+        steps_per_s_min=steps_per_s,
+        steps_per_s_max=steps_per_s,
+        seconds=seconds,
+        phases=every,
+        slowest_s=slowest,
+        fastest_s=slowest if fastest is None else fastest,
         bare_steps_per_s=bare or 5000.0 * nprocs,
         return_mean=1.0,
         memory_mb=1.0,

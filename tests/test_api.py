@@ -109,7 +109,10 @@ def test_episodes_are_those_of_the_tool(small, capsys):
             {"algo": type("Cell", (rank0rl.Agent,), {"__module__": "__none__"})},
             "%%writefile mine.py",
         ),
-        ({"on_iteration": lambda iteration: None}, "inside another one"),
+        (
+            {"hook": type("Local", (rank0rl.Hook,), {"__qualname__": "f.Local"})},
+            "inside another one",
+        ),
     ],
 )
 def test_a_wrong_use_is_a_value_error(options, text, capfd):
@@ -125,12 +128,14 @@ from rank0rl.algos.reinforce import Reinforce
 class Mine(Reinforce):
     pass
 
-def stop(iteration):
-    return iteration.record["iteration"] < 2
+class Stop(rank0rl.Hook):
+    def after(self, agent, iteration, record):
+        if iteration == 2:
+            self.stop()
 
 def main():
     return rank0rl.train(
-        "CartPole", algo=Mine, nprocs=2, on_iteration=stop, num_envs=2, steps_per_batch=64, run_dir="r"
+        "CartPole", algo=Mine, nprocs=2, hook=Stop, num_envs=2, steps_per_batch=64, run_dir="r"
     )
 """
 
@@ -141,7 +146,7 @@ def script(tmp_path, end):
     return run([sys.executable, "script.py"], cwd=tmp_path, env=env)
 
 
-def test_an_agent_and_a_callback_of_the_script(tmp_path):
+def test_an_agent_and_a_hook_of_the_script(tmp_path):
     done = script(tmp_path, "if __name__ == '__main__':\n    print(len(main().progress))\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "2"

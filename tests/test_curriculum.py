@@ -11,7 +11,7 @@ from runs import curve, replay, resume, sha, table, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rank0rl.envs.wrappers import EPISODE, EpisodeInfo, ResetMethod, label
-from rank0rl.run.hooks import Curriculum
+from rank0rl.run.hooks import Curriculum, Record, chosen
 
 CORRIDOR = ["examples.02_environment:corridor", "--curriculum", "examples.06_curriculum:farther"]
 STEPS = ["--steps-per-batch", "256", "--total-steps", "1536"]
@@ -93,26 +93,27 @@ def test_settings_go_to_a_method_of_the_environment():
         ResetMethod(lambda: gym.make("CartPole-v1"), "harder")
 
 
-def test_settings_are_plain_data_and_only_those_in_use_are_kept():
+def test_settings_are_plain_data():
     asked = []
 
     def choose(progress, record):
         asked.append((progress, record))
         return {"a": np.int64(len(asked) // 2), "b": np.zeros(2)}
 
-    curriculum = Curriculum(choose)
-    assert curriculum.broadcast(1) == (1, '{"a": 0, "b": [0.0, 0.0]}')
-    for i in range(3):
-        curriculum.advance(0.5, {"return_mean": i})
-    assert asked[1] == (0.5, {"return_mean": 0, "settings": {"a": 0, "b": [0.0, 0.0]}})
-    assert sorted(curriculum.texts) == [1, 2, 3]
-    curriculum.forget_all_but([1])
-    assert sorted(curriculum.texts) == [1, 3]
-    assert curriculum.columns(curriculum.text) == {"settings": curriculum.text, "a": 2.0}
+    began = []
+    curriculum = Curriculum(choose, lambda *settings: began.append(settings), lambda: 0.5)
+    for iteration in range(1, 4):
+        curriculum.before(iteration)
+        record = Record({"settings": began[-1][1], "return_mean": iteration})
+        curriculum.after(None, iteration, record)
+    assert began[0] == (1, '{"a": 0, "b": [0.0, 0.0]}')
+    assert asked[1] == (0.5, {"return_mean": 1, "settings": {"a": 0, "b": [0.0, 0.0]}})
+    assert [version for version, _ in began] == [1, 2, 2]
+    assert curriculum.columns() == {"a": 1.0}  # of the batch; those of the next one are chosen
     with pytest.raises(ValueError, match="a dict of numbers, strings and lists: got 7"):
-        Curriculum(lambda progress, record: 7).advance(0.0, {})
+        chosen(lambda progress, record: 7, 0.0, {})
     with pytest.raises(ValueError, match="got {'a': <object"):
-        Curriculum(lambda progress, record: {"a": object()}).advance(0.0, {})
+        chosen(lambda progress, record: {"a": object()}, 0.0, {})
 
 
 CASES = [

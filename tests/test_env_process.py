@@ -25,6 +25,7 @@ from rank0rl.envs.process import EnvProcess, EnvProcessError
 from rank0rl.evaluation import Evaluation
 from rank0rl.launch import processes
 from rank0rl.mpi import hashes, weights
+from rank0rl.run.hooks import Record
 from rank0rl.run.options import RunOptions
 
 FAR_S = 60.0  # a limit that nothing here comes near
@@ -272,7 +273,8 @@ def test_a_run_and_its_evaluations_have_the_same_data_in_processes(tmp_path_fact
         assert isinstance(made, EnvProcess) == apart
         made.close()
         found.append([hashes.sha256_each(weights.named_tensors(agent.modules()))])
-        found[-1].append(evaluation(agent, 1))
+        evaluation.after(agent, 1, Record())
+        found[-1].append(evaluation.columns())
         evaluation.close()
     np.testing.assert_equal(*found)
 

@@ -10,8 +10,9 @@ from runs import curve, resume, sha, table, train, train_on_ranks
 
 from rank0rl.agent import NoOptions
 from rank0rl.algos.ppo import PPO, PPOOptions
+from rank0rl.envs.block import make_block
 from rank0rl.envs.retry import FAILURES, NotRepeatedError, RetriedEnv, take_failures
-from rank0rl.rollout import Rollout
+from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.tools.check import RandomAgent
 
 SEED = 3
@@ -155,9 +156,13 @@ def test_a_failure_is_told_once():
 
 @pytest.mark.parametrize("mode", ["steps", "episodes"])
 def test_rollouts_are_those_of_the_undisturbed_environment(mode):
-    how = {"steps": 300} if mode == "steps" else {"episodes": lambda: iter(range(20))}
-    flaky = Rollout(lambda: RetriedEnv(toy_envs.Flaky, 3, False, 500), range(3), SEED, **how)
-    plain = Rollout(lambda: gym.make("CartPole-v1"), range(3), SEED, **how)
+    flaky, plain = (
+        FixedSteps(block, 300) if mode == "steps" else WholeEpisodes(block, lambda: iter(range(20)))
+        for block in (
+            make_block(lambda: RetriedEnv(toy_envs.Flaky, 3, False, 500), range(3), SEED),
+            make_block(lambda: gym.make("CartPole-v1"), range(3), SEED),
+        )
+    )
     agent = RandomAgent(plain.spaces, NoOptions(), None)
     for iteration in range(1, 3):
         mine, others = (r.collect(agent, iteration)[0] for r in (flaky, plain))

@@ -12,10 +12,11 @@ from runs import curve, replay, resume, resume_on_ranks, sha, table, train, trai
 from rank0rl import seeding
 from rank0rl.agent import NoOptions
 from rank0rl.envs import make as envs
+from rank0rl.envs.block import make_block
 from rank0rl.envs.games import agents_of
 from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod
 from rank0rl.policy import load
-from rank0rl.rollout import Rollout
+from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.tools.check import RandomAgent, check
 
 HUNT = ["toy_games:make_hunt", "--num-envs", "9", "--hidden", "8", "--minibatch-size", "32"]
@@ -31,9 +32,11 @@ def _path(monkeypatch):
 
 
 def make(indices=range(2), *, steps=0, episodes=None, **kwargs):
-    draw = None if episodes is None else lambda: iter(episodes)
-    made = lambda: envs.make("toy_games:make_hunt", **kwargs)  # noqa: E731
-    rollout = Rollout(made, indices, SEED, steps=steps, episodes=draw)
+    block = make_block(lambda: envs.make("toy_games:make_hunt", **kwargs), indices, SEED)
+    if episodes is None:
+        rollout = FixedSteps(block, steps)
+    else:
+        rollout = WholeEpisodes(block, lambda: iter(episodes))
     return rollout, RandomAgent(rollout.spaces, NoOptions(), None)
 
 
@@ -218,7 +221,7 @@ def test_actions_of_several_choices_and_observations_reach_the_game():
 
 def test_a_game_is_closed_once():
     env = envs.make("toy_games:make_hunt")
-    rollout = Rollout(lambda: env, range(1), SEED, steps=1)
+    rollout = FixedSteps(make_block(lambda: env, range(1), SEED), 1)
     rollout.close()
     assert env.unwrapped.game.parallel.closed == 1
 
@@ -249,7 +252,7 @@ def test_settings_reach_a_game_once():
         env._method = called.append
         return env
 
-    rollout = Rollout(made, range(1), SEED, episodes=lambda: iter([0]))
+    rollout = WholeEpisodes(make_block(made, range(1), SEED), lambda: iter([0]))
     rollout.block.settings = 1, '{"limit": 2}'
     rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
     assert called == [{"limit": 2}]
@@ -260,7 +263,7 @@ def test_a_film_goes_on_when_the_first_agent_is_gone():
     env = envs.watched(
         envs.make("toy_games:make_hunt"), lambda env: seen.append(env.render()[0, 0, 0])
     )
-    rollout = Rollout(lambda: env, range(1), SEED, episodes=lambda: iter(range(4)))
+    rollout = WholeEpisodes(make_block(lambda: env, range(1), SEED), lambda: iter(range(4)))
     fragments, _ = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
     longest = [max(len(f.rew) for f in fragments[3 * i : 3 * i + 3]) for i in range(4)]
     assert any(len(fragments[3 * i].rew) < longest[i] for i in range(4))

@@ -84,7 +84,7 @@ MORE_OUTSIDE = {
     "rank0rl.envs.process": {"threadpoolctl"},
     "rank0rl.envs.demonstrations": {"minari"},
     "rank0rl.tools.record": {"minari", "gymnasium"},
-    "rank0rl.tools.speedup._bare": {"gymnasium"},
+    "rank0rl.tools.speedup.probes": {"gymnasium"},
     "rank0rl.policy": {"gymnasium"},
 }
 

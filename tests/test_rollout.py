@@ -8,16 +8,18 @@ from toy_envs import NoiseAgent
 
 from rank0rl import seeding
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.envs.block import envs_of
-from rank0rl.rollout import Rollout
+from rank0rl.envs.block import envs_of, make_block
+from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.run.state import Unfinished
 
 SEED = 5
 
 
-def make(indices=range(2), *, steps=0, episodes=None, **kwargs):
-    draw = None if episodes is None else lambda: iter(episodes)
-    return Rollout(lambda: toy_envs.Count(**kwargs), indices, SEED, steps=steps, episodes=draw)
+def make(indices=range(2), *, steps=0, episodes=None, cuts=(), **kwargs):
+    block = make_block(lambda: toy_envs.Count(**kwargs), indices, SEED)
+    if episodes is None:
+        return FixedSteps(block, steps, cuts)
+    return WholeEpisodes(block, lambda: iter(episodes), cuts=cuts)
 
 
 def under_way(rollout):
@@ -145,7 +147,7 @@ def test_no_two_envs_iterations_or_neighbouring_seeds_share_noise():
     agent = NoiseAgent()
     drawn = set()
     for seed in range(3):
-        rollout = Rollout(toy_envs.Count, range(32), seed, steps=100)
+        rollout = FixedSteps(make_block(toy_envs.Count, range(32), seed), 100)
         for iteration in range(2):
             fragments, _ = rollout.collect(agent, iteration)
             drawn |= {value for f in fragments for value in f.act.ravel().tolist()}
@@ -203,7 +205,7 @@ def test_whole_episodes_are_fragments_of_their_own_whatever_envs_collect_them():
 
 def test_no_more_episodes_are_under_way_than_at_once():
     drawn = iter(range(6))
-    rollout = Rollout(toy_envs.Count, range(4), SEED, episodes=lambda: drawn, at_once=2)
+    rollout = WholeEpisodes(make_block(toy_envs.Count, range(4), SEED), lambda: drawn, at_once=2)
     seen = []
 
     class Watch(NoiseAgent):
@@ -232,9 +234,7 @@ def bits(fragment):
 )
 def test_parts_are_what_is_collected_and_the_last_has_a_fragment(mode, cuts, sizes):
     whole = make(range(5), **mode)
-    draw = (lambda: iter(mode["episodes"])) if "episodes" in mode else None
-    steps = mode.get("steps", 0)
-    cut = Rollout(toy_envs.Count, range(5), SEED, steps=steps, episodes=draw, cuts=cuts)
+    cut = make(range(5), cuts=cuts, **mode)
     for iteration in range(2):
         fragments, ended = whole.collect(NoiseAgent(), iteration)
         parts = list(cut.parts(NoiseAgent(), iteration))
@@ -247,7 +247,7 @@ def test_parts_are_what_is_collected_and_the_last_has_a_fragment(mode, cuts, siz
 
 
 def test_a_rank_without_envs_has_as_many_parts_as_the_others():
-    nothing = Rollout(toy_envs.Count, range(0), SEED, steps=4, cuts=[0, 0])
+    nothing = make(range(0), steps=4, cuts=[0, 0])
     assert list(nothing.parts(NoiseAgent(), 1)) == [[], [], []]
 
 
@@ -264,7 +264,7 @@ def test_a_rank_without_envs_knows_the_spaces_and_collects_nothing():
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
 def test_a_env_is_bit_for_bit_the_same_alone_and_among_others(env_id):
     def collect(indices):
-        rollout = Rollout(lambda: gym.make(env_id), indices, SEED, steps=40)
+        rollout = FixedSteps(make_block(lambda: gym.make(env_id), indices, SEED), 40)
         agent = PPO(rollout.spaces, PPOOptions(), np.random.default_rng(0))
         return [agent.process(f) for i in range(2) for f in rollout.collect(agent, i)[0]]
 
@@ -327,8 +327,8 @@ class Answers(toy_envs.Count):
 def answering(change, mode="steps", **kwargs):
     """Two envs, the second of which answers as it should not."""
     made = iter([lambda *answer: answer, change])
-    how = {"steps": 3} if mode == "steps" else {"episodes": lambda: iter(range(2))}
-    return Rollout(lambda: Answers(next(made), **kwargs), range(2), SEED, **how)
+    block = make_block(lambda: Answers(next(made), **kwargs), range(2), SEED)
+    return FixedSteps(block, 3) if mode == "steps" else WholeEpisodes(block, lambda: iter(range(2)))
 
 
 def with_obs(obs):
@@ -425,7 +425,7 @@ def test_all_envs_must_have_the_same_spaces():
             self.action_space = gym.spaces.Discrete(next(sizes))
 
     with pytest.raises(ValueError, match=r"env 4 has .*Discrete\(2\).*; env 6 has .*Discrete\(3\)"):
-        Rollout(Sized, range(4, 7), SEED, steps=3)
+        make_block(Sized, range(4, 7), SEED)
 
 
 class Remembering(NoiseAgent):

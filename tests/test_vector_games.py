@@ -8,8 +8,9 @@ from runs import curve, replay, resume_on_ranks, sha, train, train_on_ranks
 from rank0rl import seeding
 from rank0rl.agent import NoOptions
 from rank0rl.envs import make as envs
+from rank0rl.envs.block import make_block
 from rank0rl.envs.wrappers import EpisodeInfo
-from rank0rl.rollout import Rollout
+from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.tools.check import RandomAgent, check
 
 SEED = 5
@@ -29,7 +30,8 @@ def collected(env_id="toy_games:make_walks", **kwargs):
             lambda: envs.make(envs.resolve(env_id), **kwargs), ["place", "sum:place"]
         )
 
-    rollout = Rollout(make, range(2), SEED, episodes=lambda: iter(range(4)), info=["place"])
+    block = make_block(make, range(2), SEED)
+    rollout = WholeEpisodes(block, lambda: iter(range(4)), info=["place"])
     return rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
 
 
@@ -83,7 +85,8 @@ def test_a_vector_environment_that_cannot_be_resumed_is_refused(kwargs, said):
 
 
 def test_gymnasiums_own_vector_environment():
-    rollout = Rollout(lambda: envs.make("toy_games:make_carts"), range(2), SEED, steps=60)
+    block = make_block(lambda: envs.make("toy_games:make_carts"), range(2), SEED)
+    rollout = FixedSteps(block, 60)
     assert rollout.spaces.obs.shape == (4,)
     fragments, ended = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
     assert len(fragments) == 4

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from rank0rl import seeding
-from rank0rl.agent import Agent, Spaces
+from rank0rl.agent import Spaces
 from rank0rl.batch import Batch
 from rank0rl.envs.answers import FLAGS, check_reset, check_step, mask_of, some_allowed
 from rank0rl.envs.games import AgentEnv, Game, agents_of
@@ -69,18 +69,31 @@ class Env:
     """Info of the last step of the episode that has ended last."""
 
 
+@dataclass(eq=False)
+class Doing:
+    """What is done in an env, to say so in an error."""
+
+    env: Env
+    what: Literal["reset", "act", "step"]
+    action: Any = None
+    """The action of a step."""
+    seed: int | None = None
+    """Seed of the episode. None: the one under way."""
+    step: int | None = None
+    """Number of the step in its episode, from 1. None: the next one."""
+
+
 class EnvBlock:
     """The envs of one rank.
 
     Args:
-        made: environments in groups that are reset together: each by itself, here. One group shows
-            the spaces, if there are no indices.
+        made: environments in groups that are reset together: each by itself, here. Without indices, the
+            first group shows the spaces and is closed.
         indices: indices of this rank's groups; may be empty.
         seed: the run's seed, which keys the seed of every episode.
     """
 
     def __init__(self, made: Sequence[Sequence[Any]], indices: range, seed: int) -> None:
-        """Take the environments. Without indices, close them."""
         env, size = made[0][0], len(made[0])
         self.groups = [
             [Env(index * size + i, each, row * size + i) for i, each in enumerate(group)]
@@ -100,7 +113,7 @@ class EnvBlock:
         self._first_choice = first_choice(env)
         if not indices:
             env.close()
-        self._seed = seed
+        self.seed = seed
         envs = len(self.envs)
         self.obs = np.zeros((envs, *self.spaces.obs.shape), self.spaces.obs.dtype)
         """Latest observation of each env, (envs, *obs)."""
@@ -114,13 +127,12 @@ class EnvBlock:
         """Steps of each env's episode, (envs,)."""
         self.settings = 0, ""
         """Version of the curriculum's settings, and these as JSON; "" without a curriculum."""
-        self.doing: tuple[Any, ...] | None = None
-        """Env in use, and its action, None for a reset, or the agent that is choosing one. If it is about
-        an earlier step, the episode's seed and the step's number follow."""
+        self.doing: Doing | None = None
+        """What is done now, or was done last."""
 
     def begin(self, env: Env, seed: int) -> None:
         """Reset an env with this seed."""
-        self.doing = env, None
+        self.doing = Doing(env, "reset")
         env.seed, env.over = seed, False
         self.ret[env.row], self.length[env.row] = 0.0, 0
         self.memory[env.row] = 0
@@ -137,7 +149,7 @@ class EnvBlock:
     def begin_next(self, env: Env) -> None:
         """Reset an env with the seed of its next episode."""
         env.episode += 1
-        self.begin(env, seeding.integer(self._seed, "reset", env.index, env.episode))
+        self.begin(env, seeding.integer(self.seed, "reset", env.index, env.episode))
 
     def go_on(self, envs: Iterable[Env]) -> None:
         """Begin the next episode of these envs, whose episodes have ended."""
@@ -187,7 +199,7 @@ class EnvBlock:
                     env.over, env.info = True, info
                     ended.append((env, self.obs[env.row].copy()))
         except Exception:
-            self.doing = env, action
+            self.doing = Doing(env, "step", action)
             if answer is not None:
                 check_step(answer, self.obs[env.row])  # it says more than Python and numpy do
             raise
@@ -196,8 +208,8 @@ class EnvBlock:
         self.length[rows] += 1
         return rew, np.array(terminated, bool), np.array(truncated, bool), ended
 
-    def allowed(self, envs: Sequence[Env], rows: Any, agent: Agent) -> Array:
-        """Return the choices that an agent may take in these envs, (B, all choices), bool, as a copy.
+    def allowed(self, envs: Sequence[Env], rows: Any) -> Array:
+        """Return a copy of the masks of these envs, (B, all choices), bool, for a block that has masks.
 
         Raises:
             ValueError: if one of them may take none.
@@ -207,7 +219,7 @@ class EnvBlock:
         some = some_allowed(mask, self._choice_starts)
         if not some.all():
             none = int(some.argmin())
-            self.doing = envs[none], agent
+            self.doing = Doing(envs[none], "act")
             raise ValueError(
                 f'info["action_mask"] must allow at least one value of each choice while an episode '
                 f"goes on: got {mask[none].astype(int)}"
@@ -268,17 +280,18 @@ class EnvBlock:
         return strays
 
     def note(self, error: Exception, iteration: int) -> int | None:
-        """Add to an error which episode was under way; return its fragment id, if there was one."""
-        if self.doing is None:
+        """Add to an error what was done; return the id of the fragment in which it was, if in any."""
+        doing = self.doing
+        if doing is None:
             return None
-        env, action, *place = self.doing
-        seed, step = place or (env.seed, self.length[env.row] + 1)
-        if action is None:
-            what = "in its reset"
-        elif isinstance(action, Agent):
-            what = f"the agent acts in step {step} of this fragment and of others"
-        else:
-            what = f"step {step}, action {action}"
+        env = doing.env
+        seed = env.seed if doing.seed is None else doing.seed
+        step = self.length[env.row] + 1 if doing.step is None else doing.step
+        what = {
+            "reset": "in its reset",
+            "act": f"the agent acts in step {step} of this fragment and of others",
+            "step": f"step {step}, action {doing.action}",
+        }[doing.what]
         error.add_note(
             f"In fragment {env.fragment_id} of iteration {iteration}: {name_of(env.gym)}, episode "
             f"with seed {seed}, {what}."
@@ -307,7 +320,6 @@ class GameBlock(EnvBlock):
     """
 
     def __init__(self, made: Sequence[Sequence[Any]], indices: range, seed: int) -> None:
-        """Take the environments. Without indices, close them."""
         super().__init__(made, indices, seed)
         self._nested = nested_actions(made[0][0])
 
@@ -360,7 +372,7 @@ class GameBlock(EnvBlock):
             try:
                 game.step(actions)
             except Exception:
-                self.doing = firsts[game], actions
+                self.doing = Doing(firsts[game], "step", actions)
                 raise
 
 

@@ -1,7 +1,15 @@
-"""The diagnosis of a job that goes wrong: found by the supervisor, and reported once for the whole job.
+"""Exit codes, and the failures of a job: the supervisor notices them and reports one for the whole job.
+
+A job has the same exit code under every MPI (docs/failures.md has the table for users):
+
+0        success
+1        an exception, or a failure that has no code of its own
+2        wrong use, such as an unknown option
+n        a rank has called sys.exit(n) or os._exit(n)
+128 + s  signal s: 130 after Ctrl-C, 137 after SIGKILL, 143 after SIGTERM
 
 The supervisor sees the exit status of every rank itself, because each launcher reports it in its own
-way: a shell around every rank writes it to the job's folder (see launcher.py).
+way: a shell around every rank writes it to the job's folder (see mpiexec.py).
 """
 
 from __future__ import annotations
@@ -14,7 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rank0rl.launch import job, processes
-from rank0rl.launch.hosts import Contact
+from rank0rl.launch.hosts import SshSessions
+
+SUCCESS, FAILURE, WRONG_USE = 0, 1, 2  # exit codes
 
 STUCK_S = 5.0  # how long ranks that cannot go on, or a stopped rank, are given
 TURN_S = 0.05  # between two looks at the job
@@ -24,13 +34,24 @@ _LOOK_S = 0.5  # between looks at what must last for seconds: they read a file o
 _REPORT_S = 2.0  # time for a rank to finish its report or to write its exit status
 
 
-class Diagnosis:
+def exit_code_after(signum: int) -> int:
+    """Return the exit code of a process or job that a signal has ended, as shells give it."""
+    return 128 + signum
+
+
+def usage_error(message: str) -> int:
+    """Print a message about wrong use; return the exit code."""
+    print(f"error: {message}", file=sys.stderr)
+    return WRONG_USE
+
+
+class FailureDetector:
     """Finds out why a job has to end, and reports it unless a rank does.
 
     Args:
         folder: folder of the job.
         nprocs: number of ranks.
-        contact: connections to the other hosts.
+        ssh: connections to the other hosts.
         listen: passes on the ranks' stderr for some seconds.
         start_timeout_s: how long a rank may take to start after others have.
     """
@@ -39,12 +60,11 @@ class Diagnosis:
         self,
         folder: Path,
         nprocs: int,
-        contact: Contact,
+        ssh: SshSessions,
         listen: Callable[[float], object],
         start_timeout_s: float = float("inf"),
     ) -> None:
-        """Begin with nothing found."""
-        self._folder, self._nprocs, self._contact, self._listen = folder, nprocs, contact, listen
+        self._folder, self._nprocs, self._ssh, self._listen = folder, nprocs, ssh, listen
         self._start_timeout_s = start_timeout_s
         self._since: dict[str, tuple[str, float]] = {}
         self._looked = 0.0
@@ -59,39 +79,45 @@ class Diagnosis:
         """
         failed = self._folder / "failed"
         if failed.exists():
-            self.code = int(failed.read_text() or 1)
+            self.code = int(failed.read_text() or FAILURE)
             return True
-        return self._find_end(launcher) or (launcher is None and self._find_lasting())
+        return self._find_ended(launcher) or (launcher is None and self._find_lasting())
 
-    def _find_end(self, launcher: int | None) -> bool:
+    def _find_ended(self, launcher: int | None) -> bool:
         """Look for the end of a rank, of a host and of the launcher."""
         ends = self._ends()
         well = self._well(ends)
         if launcher is not None and len(well) == self._nprocs:
-            self.code = 0  # whatever the launcher says: each rank has said so itself
+            self.code = SUCCESS  # whatever the launcher says: each rank has said so itself
             return True
-        patience_s = (
-            _SILENT_S if launcher == 0 else _LOST_S if ends.keys() - well or launcher else 0
-        )
-        lost = self._contact.lost(patience_s, self._wait)
+        bad = sorted(ends.keys() - well)
+        patience_s = _SILENT_S if launcher == 0 else _LOST_S if bad or launcher else 0
+        lost = self._ssh.lost(patience_s, self._wait)
         if lost:
             lines = [f"no connection to host {name}: {why}" for name, why in lost.items()]
-            return self.report(1, "\n".join(lines))
+            return self.report(FAILURE, "\n".join(lines))
         if launcher is not None and launcher < 0:  # the ranks ended because it did
-            return self.report(128 - launcher, f"the launcher {ending(128 - launcher, True)}")
-        for rank in sorted(ends.keys() - well):
-            together = self._has("ended", rank)
-            said = together and ends[rank] == 2  # wrong use, which rank 0 has reported for all
-            why = "" if said else f"{self._name(rank)} {ending(ends[rank], together)}"
-            return self.report(ends[rank] or 1, why)
-        if launcher is not None:  # Open MPI's also does so, without a word, if a host is lost
-            missing = [str(rank) for rank in range(self._nprocs) if not self._has("shell", rank)]
-            late = f"rank {', '.join(missing)} began; python -m rank0rl doctor looks for the cause"
-            how = f"the launcher ended with exit code {launcher} before "
-            return len(missing) < self._nprocs and self.report(
-                1, how + (late if missing else "its ranks")
-            )
-        return False
+            code = exit_code_after(-launcher)
+            return self.report(code, f"the launcher {how_it_ended(code, True)}")
+        if bad:
+            return self._report_rank(bad[0], ends[bad[0]])
+        return launcher is not None and self._report_launcher(launcher)
+
+    def _report_rank(self, rank: int, status: int) -> bool:
+        """Report a rank that was killed or ended otherwise than well."""
+        together = self._has("ended", rank)
+        said = together and status == WRONG_USE  # rank 0 has reported it for all
+        why = "" if said else f"{self._name(rank)} {how_it_ended(status, together)}"
+        return self.report(status or FAILURE, why)
+
+    def _report_launcher(self, launcher: int) -> bool:
+        """Report a launcher that ended too early, if any rank began. Open MPI's also does if a host is lost."""
+        missing = [str(rank) for rank in range(self._nprocs) if not self._has("shell", rank)]
+        if len(missing) == self._nprocs:
+            return False
+        late = f"rank {', '.join(missing)} began; python -m rank0rl doctor looks for the cause"
+        how = f"the launcher ended with exit code {launcher} before "
+        return self.report(FAILURE, how + (late if missing else "its ranks"))
 
     def report(self, code: int, why: str) -> bool:
         """Print why the job ends and keep the exit code; if a rank reports, its code counts.
@@ -113,7 +139,9 @@ class Diagnosis:
             return True
         over = all(self._is_over(rank) for rank in range(self._nprocs))
         if self._lasts("over", "yes" if over else ""):
-            self.code = 0  # only launchers and shells are left, which have nothing to do any more
+            self.code = (
+                SUCCESS  # only launchers and shells are left, which have nothing to do any more
+            )
             return True
         return not over and (self._find_stopped() or self._find_stuck())
 
@@ -124,12 +152,12 @@ class Diagnosis:
         begun = [rank for rank in ranks if self._has("shell", rank)]
         apart = begun and late and not (len(begun) == len(late) == self._nprocs)
         if self._lasts("late", "yes" if apart else "", self._start_timeout_s):
-            return self.report(1, self._late(late[0]))
+            return self.report(FAILURE, self._late(late[0]))
         orphans = dict(processes.orphans(self._folder, self._nprocs))
         ends = self._ends()  # read later: a shell writes its rank's exit status first
         lost = [why for rank, why in orphans.items() if rank not in ends]
         if self._lasts("lost", repr(lost) if lost else "", 0):  # at once if the launcher was ended
-            return self.report(1, lost[0])
+            return self.report(FAILURE, lost[0])
         return False
 
     def _find_stopped(self) -> bool:
@@ -141,7 +169,9 @@ class Diagnosis:
         stopped = [self._name(rank) for rank in elsewhere]
         stopped += [name for name, process_id in here if processes.state(process_id) == "T"]
         if self._lasts("stopped", repr(stopped) if stopped else ""):
-            return self.report(128 + signal.SIGSTOP, f"{stopped[0]} was stopped by a signal")
+            return self.report(
+                exit_code_after(signal.SIGSTOP), f"{stopped[0]} was stopped by a signal"
+            )
         return False
 
     def _find_stuck(self) -> bool:
@@ -150,21 +180,23 @@ class Diagnosis:
         early = [r for r in ranks if self._has("ended", r) and not self._has("meets", r)]
         left = [r for r in ranks if self._has("meets", r) and not self._has("ended", r)]
         if self._lasts("early", repr((early, left)) if early and left else ""):
-            return self.report(1, f"rank {early[0]} ended before the others, which wait for it")
-        now = [job.read_places(self._folder, rank) for rank in ranks]
-        if self._lasts("stuck", repr(now) if job.stuck(now) else ""):
-            return self._report_deadlock([place for place in now if place])
+            return self.report(
+                FAILURE, f"rank {early[0]} ended before the others, which wait for it"
+            )
+        now = [job.read_collectives(self._folder, rank) for rank in ranks]
+        if self._lasts("deadlock", repr(now) if job.is_deadlock(now) else ""):
+            return self._report_deadlock([each for each in now if each])
         return False
 
-    def _report_deadlock(self, now: list[job.Place]) -> bool:
-        """Report the place of every rank. A rank that waits at its end goes on to its exit status."""
+    def _report_deadlock(self, now: list[job.RankCollectives]) -> bool:
+        """Report where every rank waits. A rank that waits at its end goes on to its exit status."""
         claimed = self._claim()
-        job.write_once(self._folder / "failed", "1")
-        at_end = [rank for rank, p in enumerate(now) if p.names.get(p.count) == job.PLACE_ENDED]
+        job.write_once(self._folder / "failed", str(FAILURE))
+        at_end = [rank for rank, c in enumerate(now) if c.names.get(c.count) == job.SCRIPT_END]
         codes = [self._status(rank) for rank in at_end]
-        lines = [f"  {_line(rank, place)}" for rank, place in enumerate(now)]
+        lines = [f"  {_deadlock_line(rank, each)}" for rank, each in enumerate(now)]
         why = "\n".join(["the ranks cannot go on:", *lines])
-        return self._keep(max(codes, default=1) or 1, why, claimed)
+        return self._keep(max(codes, default=0) or FAILURE, why, claimed)
 
     def _status(self, rank: int) -> int:
         """Return the exit status of a rank that is about to end."""
@@ -173,7 +205,7 @@ class Diagnosis:
             if rank in (ends := self._ends()):
                 return ends[rank]
             time.sleep(TURN_S)
-        return 1
+        return FAILURE
 
     def _late(self, rank: int) -> str:
         """Return the message about a rank that has not started."""
@@ -242,7 +274,7 @@ class Diagnosis:
         return reporter == "supervisor" or not (self._folder / "failed").exists()
 
 
-def ending(status: int, together: bool) -> str:
+def how_it_ended(status: int, together: bool) -> str:
     """Return how a process ended, from its exit status as a shell gives it.
 
     Args:
@@ -256,8 +288,8 @@ def ending(status: int, together: bool) -> str:
     return f"ended with exit code {status}" + ("" if together else " before the other ranks")
 
 
-def _line(rank: int, place: job.Place) -> str:
+def _deadlock_line(rank: int, waits: job.RankCollectives) -> str:
     """Return one rank's line of the report on a deadlock."""
-    name = place.names.get(place.count, "?")
-    where = f", called at {place.where}" if place.where else ""
-    return f"rank {rank} waits in its collective {place.count}, {name}{where}"
+    name = waits.names.get(waits.count, "?")
+    where = f", called at {waits.where}" if waits.where else ""
+    return f"rank {rank} waits in its collective {waits.count}, {name}{where}"

@@ -15,14 +15,31 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence, Set
+from dataclasses import dataclass
 from types import TracebackType
 
-from rank0rl.launch import job as jobs
-from rank0rl.launch import mpiexec as launchers
-from rank0rl.launch import processes
-from rank0rl.launch.hosts import Host, check_room, count_ranks, listed, read_hosts, switches
+from rank0rl.launch import job, processes
+from rank0rl.launch.failures import FAILURE, SUCCESS, WRONG_USE, exit_code_after, usage_error
+from rank0rl.launch.hosts import (
+    Host,
+    check_free_space,
+    count_ranks,
+    keep_variables_here,
+    listed,
+    passed_variables,
+    read_hosts,
+    switches,
+)
 from rank0rl.launch.job import world_rank, world_size
-from rank0rl.launch.mpiexec import stay_on_loopback
+from rank0rl.launch.mpiexec import (
+    DEFAULT_VARIABLES,
+    OPEN_MPI_FILES,
+    launcher_command,
+    not_started,
+    rank_command,
+    stay_on_loopback,
+    vendor,
+)
 from rank0rl.launch.streams import outlast_readers
 from rank0rl.launch.supervisor import Signals, Supervisor
 
@@ -83,26 +100,26 @@ def mpi_fork(
     """
     if not 0 <= gpu_pct <= 1:
         raise ValueError(f"gpu_pct must be in [0, 1], a share of a GPU's memory: got {gpu_pct}")
-    os.environ[jobs.GPU_PCT] = str(gpu_pct)
+    os.environ[job.GPU_PCT] = str(gpu_pct)
     if collective_timeout is not None:
-        os.environ[jobs.TIMEOUT] = str(collective_timeout)
+        os.environ[job.TIMEOUT] = str(collective_timeout)
     size = world_size()
     # After a restart without a host there are fewer ranks than were requested.
-    if size is not None and not jobs.supervised() and n is not None and n > 1 and n != size:
+    if size is not None and not job.supervised() and n is not None and n > 1 and n != size:
         raise ValueError(
             f"nprocs must be the number of ranks that the launcher started: got nprocs={n} in a "
             f"job of {size}; leave --nprocs out, or start {n} ranks"
         )
-    is_rank = size is not None or jobs.folder() is not None
+    is_rank = size is not None or job.my_folder() is not None
     where = () if is_rank else read_hosts(hosts, hostfile)
     n = count_ranks(n, where)
     if is_rank or n <= 1:
         _become_rank()
         return "child"
-    passed = launchers.passed_names(pass_env, os.environ)
-    launcher = launchers.launcher_command(bind_to_core, hwthreads, mpiexec, args)
+    passed = passed_variables(pass_env, os.environ)
+    launcher = launcher_command(bind_to_core, hwthreads, mpiexec, args)
     processes.remove_leftovers()
-    check_room(launcher[0], min(n, where[0].slots) if where else n)
+    check_free_space(min(n, where[0].slots) if where else n, lambda: vendor(launcher[0]))
     code = run_ranks(n, launcher, max_restarts, where, args, passed, start_timeout)
     if code:
         raise SystemExit(code)
@@ -126,7 +143,7 @@ def run_ranks(
         max_restarts: number of times that a failed job is started again.
         hosts: hosts of the ranks; none if all are here.
         args: arguments of the ranks' Python; by default those of this process.
-        passed: names of the variables that ranks on other hosts get, see `launchers.passed_names`.
+        passed: names of the variables that ranks on other hosts get, see `passed_variables`.
         start_timeout_s: how long a rank may take to start after others have.
 
     Returns:
@@ -136,97 +153,104 @@ def run_ranks(
         ValueError: if the launcher's switches for hosts are not known.
     """
     outlast_readers()
-    env = {**launchers.ENVIRONMENT, **os.environ}
+    env = {**DEFAULT_VARIABLES, **os.environ}
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else ""
-    env[jobs.TERMINAL] = str(columns)  # Open MPI always gives its ranks a terminal of its own
-    code = 0
+    env[job.TERMINAL] = str(columns)  # Open MPI always gives its ranks a terminal of its own
+    start = _Start(launcher, rank_command(args), passed, start_timeout_s)
+    code = SUCCESS
     with Signals() as signals:
         for restart in range(max(0, max_restarts) + 1):
-            lost, code = _run_once(n, launcher, hosts, args, env, passed, signals, start_timeout_s)
-            if code in (0, 2) or signals.received or restart == max_restarts:
+            lost, code = start.run(n, hosts, env, signals)
+            if code in (SUCCESS, WRONG_USE) or signals.received or restart == max_restarts:
                 break
             if lost:
                 hosts = [host for host in hosts if host.name not in lost]
-                env[jobs.HOSTS] = listed(hosts)
+                env[job.HOSTS] = listed(hosts)
             n = min(n, sum(host.slots for host in hosts)) if hosts else n
             without = f" without {', '.join(lost)}: {n} ranks" if lost else ""
             pause_s = min(2**restart, 30)
             print(
                 f"restart {restart + 1} of {max_restarts} in {pause_s} s{without}, from "
-                f"{'the last checkpoint' if jobs.RESUME in env else 'the beginning'}",
+                f"{'the last checkpoint' if job.RESUME in env else 'the beginning'}",
                 file=sys.stderr,
                 flush=True,
             )
             signals.wait(pause_s)
-        return 128 + signals.received[0] if signals.received else code
+        return exit_code_after(signals.received[0]) if signals.received else code
 
 
-def _run_once(
-    n: int,
-    launcher: list[str],
-    hosts: Sequence[Host],
-    args: Sequence[str] | None,
-    env: dict[str, str],
-    passed: Set[str],
-    signals: Signals,
-    start_timeout_s: float,
-) -> tuple[list[str], int]:
-    """Run a job in a folder of its own, and add to `env` the run with which a restart continues.
+@dataclass(frozen=True)
+class _Start:
+    """The parts of a start that are the same in every restart."""
 
-    Returns:
-        Names of the hosts that are gone, and the job's exit code; 2 if no rank was started,
-        1 if they should have been on several hosts.
-    """
-    with processes.job_folder() as job:
-        jobs.create(job, n)
-        env[jobs.FOLDER] = str(job)
-        if launchers.OPEN_MPI_FILES not in os.environ:
-            env[launchers.OPEN_MPI_FILES] = str(job)
-        launcher_env = env
-        if len(hosts) > 1:
-            launcher_env = launchers.keep_here(env, passed, job / "environment")
-        where = switches(launchers.vendor(launcher[0]), hosts, launcher_env) if hosts else []
-        command = [*launcher, *where, "-n", str(n), *launchers.rank_command(args)]
-        supervisor = Supervisor(job, n, hosts, signals, start_timeout_s)
-        try:
-            code = supervisor.run(command, launcher_env)
-        except OSError as error:
-            message = f"{error.filename or launcher[0]} cannot be run: {error.strerror}"
-            return [], launchers.usage_error(message)
-        resume = job / "resume"
-        if resume.exists():
-            env[jobs.RESUME] = resume.read_text()
-    if code is None:
-        message = launchers.not_started(launcher[0], n, supervisor.output, supervisor.launcher)
-        wrong_use = launchers.usage_error(message)
-        return [], 1 if len(hosts) > 1 else wrong_use  # another host may be at fault
-    return supervisor.lost, code
+    launcher: list[str]
+    command: list[str]
+    """Command of every rank."""
+    passed: Set[str]
+    start_timeout_s: float
+
+    def run(
+        self, n: int, hosts: Sequence[Host], env: dict[str, str], signals: Signals
+    ) -> tuple[list[str], int]:
+        """Run a job in a folder of its own, and add to `env` the run with which a restart continues.
+
+        Returns:
+            Names of the hosts that are gone, and the job's exit code. If no rank was started, that is 2,
+            or 1 on several hosts, one of which may be at fault.
+        """
+        mpiexec = self.launcher[0]
+        with processes.new_job_folder() as folder:
+            job.create(folder, n)
+            env[job.FOLDER] = str(folder)
+            if OPEN_MPI_FILES not in os.environ:
+                env[OPEN_MPI_FILES] = str(folder)
+            launcher_env = env
+            if len(hosts) > 1:
+                launcher_env = keep_variables_here(env, self.passed, folder / "environment")
+            where = switches(vendor(mpiexec), hosts, launcher_env) if hosts else []
+            supervisor = Supervisor(folder, n, hosts, signals, self.start_timeout_s)
+            try:
+                code = supervisor.run(
+                    [*self.launcher, *where, "-n", str(n), *self.command], launcher_env
+                )
+            except OSError as error:
+                message = f"{error.filename or mpiexec} cannot be run: {error.strerror}"
+                return [], usage_error(message)
+            resume = folder / "resume"
+            if resume.exists():
+                env[job.RESUME] = resume.read_text()
+        if code is None:
+            code = usage_error(not_started(mpiexec, n, supervisor.output, supervisor.launcher))
+            return [], FAILURE if len(hosts) > 1 else code
+        return supervisor.lost, code
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """End the job after an uncaught exception on one rank. If several ranks fail, the first one reports."""
-    if isinstance(error, jobs.WrongLaunch):
-        if not jobs.supervised() and world_rank():  # the same on every rank
+    if isinstance(error, job.WrongLaunch):
+        if not job.supervised() and world_rank():  # the same on every rank
             return
-        jobs.fail(2, f"error: {error}")
+        job.fail(WRONG_USE, f"error: {error}")
         return
     if isinstance(error, KeyboardInterrupt):
-        jobs.fail(128 + signal.SIGINT, "interrupted")
+        job.fail(exit_code_after(signal.SIGINT), "interrupted")
         return
     lines = "".join(traceback.format_exception(kind, error, trace))
-    jobs.fail(1, f"rank {world_rank()} of {world_size()}, on {platform.node()}, failed:\n{lines}")
+    job.fail(
+        FAILURE, f"rank {world_rank()} of {world_size()}, on {platform.node()}, failed:\n{lines}"
+    )
 
 
 def _become_rank() -> None:
     """Tell the supervisor that this rank is there; an exception here ends the job from now on."""
-    if jobs.folder() is None and world_size() is None:
+    if job.my_folder() is None and world_size() is None:
         return
     sys.excepthook = report
     if world_size() is None:
-        raise jobs.WrongLaunch(
+        raise job.WrongLaunch(
             "the launcher does not tell its processes their rank (PMI_RANK, OMPI_COMM_WORLD_RANK): "
             "use the mpiexec that belongs to mpi4py: pip install mpi4py mpich"
         )
     stay_on_loopback()
-    jobs.enter()
-    atexit.register(jobs.mark_ended)  # world.py has the end of ranks that meet each other
+    job.enter()
+    atexit.register(job.mark_ended)  # world.py has the end of ranks that meet each other

@@ -1,9 +1,7 @@
-"""The hosts of a job: named, checked for room, passed to the launcher, and watched.
+"""The hosts of a job: their names and slots, the variables that they get, ssh to them, and free space.
 
 The first host is this one: rank 0 and the job's files are here. The others are reached by ssh, with
 the user's own ssh settings.
-
-MPI does not say when there is too little: ranks hang in its start, or end later by SIGSEGV or SIGBUS.
 """
 
 from __future__ import annotations
@@ -11,15 +9,15 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-
-from rank0rl.launch.mpiexec import vendor as vendor_of
 
 # BatchMode asks no questions. A host that is silent for 3 intervals of 5 s is gone.
 _OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
@@ -146,7 +144,69 @@ def switches(vendor: str, hosts: Sequence[Host], env: Mapping[str, str]) -> list
     )
 
 
-class Contact:
+# Launchers send variables over the network in clear text, and some send all that they have. So the
+# launcher of a job on several hosts starts with these variables alone. The ranks of this host, where the
+# services are used that need keys, read all others from a file in the job's folder.
+PASSED_VARIABLES = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "PATH", "TMPDIR", "TZ"),
+    *("LANG", "LANGUAGE", "LC_*", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+    *("SSH_AUTH_SOCK", "KRB5CCNAME"),  # with which the launcher reaches the other hosts
+    *("LD_*", "DYLD_*", "MALLOC_*", "GLIBC_TUNABLES"),
+    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
+    *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "NUMEXPR_*", "VECLIB_*"),
+    *("NPY_*", "ATEN_*", "ONEDNN_*", "NUMBA_*"),
+    *("TORCH_*", "PYTORCH_*", "JAX_*", "XLA_*", "CUDA_*", "CUBLAS_*", "HIP_*", "ROCR_*"),
+    *("MUJOCO_*", "PYOPENGL_*", "EGL_*", "SDL_*"),
+    *("MPICH_*", "MPIR_*", "HYDRA_*", "I_MPI_*", "OMPI_*", "PRTE_*", "PMIX_*", "UCX_*", "FI_*"),
+    "RANK0RL_*",
+)
+"""Names of the variables that ranks on every host get; * stands for any letters."""
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_SHELLS_OWN = {"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"}  # bash refuses them
+
+
+def passed_variables(more: str | None, env: Mapping[str, str]) -> set[str]:
+    """Return the names of the variables that ranks on every host get.
+
+    Args:
+        more: names that the user adds to the list, such as "A,B_*".
+        env: variables of this process.
+
+    Raises:
+        ValueError: if there is no variable with one of these names.
+    """
+    added = [word.strip() for word in (more or "").split(",") if word.strip()]
+    for pattern in added:
+        if not _matching(env, [pattern]):
+            raise ValueError(
+                f"--pass-env must name environment variables that are set: got {pattern!r}; set it, "
+                f"or leave it out"
+            )
+    return _matching(env, (*PASSED_VARIABLES, *added))
+
+
+def keep_variables_here(env: Mapping[str, str], passed: Set[str], file: Path) -> dict[str, str]:
+    """Return the variables of a launcher that goes to other hosts; write all others to a file of this host.
+
+    Args:
+        env: variables of the ranks on this host.
+        passed: names of those that ranks on every host get, besides the ones that rank0rl has set.
+        file: file for the others, as commands of a shell, read before a rank starts.
+    """
+    passed = _matching(env, PASSED_VARIABLES) | passed
+    kept = [name for name in env if name not in passed | _SHELLS_OWN and _NAME.fullmatch(name)]
+    lines = "".join(f"export {name}={shlex.quote(env[name])}\n" for name in kept)
+    file.write_text(lines, errors="surrogateescape")
+    return {name: value for name, value in env.items() if name in passed}
+
+
+def _matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
+    patterns = tuple(patterns)
+    return {name for name in names if any(fnmatchcase(name, each) for each in patterns)}
+
+
+class SshSessions:
     """An ssh session with each host but the first while entered; it ends when the host dies or is silent for 15 s.
 
     Args:
@@ -155,11 +215,10 @@ class Contact:
     """
 
     def __init__(self, hosts: Sequence[Host], folder: Path) -> None:
-        """Start nothing yet."""
         self._hosts, self._folder = hosts, folder
         self._sessions: dict[str, subprocess.Popen[bytes]] = {}
 
-    def __enter__(self) -> Contact:
+    def __enter__(self) -> SshSessions:
         """Start the sessions in the background. They end with this process."""
         for name in [host.name for host in self._hosts[1:]]:
             with (self._folder / f"ssh.{name}").open("wb") as output:
@@ -201,6 +260,7 @@ class Contact:
         return next((line.strip() for line in reversed(lines) if line.strip()), "ssh has ended")
 
 
+# MPI does not say when there is too little space: ranks hang in its start, or end later by SIGSEGV or SIGBUS.
 _SHARED = "/dev/shm"  # noqa: S108
 # MB per rank, with some room to spare. Measured as the most blocks in use of a /dev/shm and a /tmp (tmpfs) of their
 # own, with 2 to 16 ranks that start, gather 6 MB each and get 4 MB of weights. In /dev/shm: 5.39 MB per rank
@@ -210,7 +270,7 @@ _TEMPORARY_MB, _TEMPORARY_MB_PER_RANK = 1.0, 0.03
 _MORE_SHARED = "lower --nprocs, or give a container more with docker run --shm-size"
 
 
-def free_room() -> dict[str, float]:
+def free_space() -> dict[str, float]:
     """Return folder -> MB that are free there, of the folders of this host that MPI and jobs write to.
 
     MPICH's launcher writes to /tmp, whatever TMPDIR says. A tmpfs without a limit has no size, and is left
@@ -225,7 +285,7 @@ def shortages(free_mb: Mapping[str, float], vendor: str, ranks: int) -> list[str
     """Return a sentence for each folder that has too little room for ranks on its host, with what to do.
 
     Args:
-        free_mb: result of `free` on that host.
+        free_mb: result of `free_space` on that host.
         vendor: result of `mpiexec.vendor`. The need of others than MPICH and Open MPI in /dev/shm is not known.
         ranks: number of ranks on that host.
     """
@@ -240,18 +300,22 @@ def shortages(free_mb: Mapping[str, float], vendor: str, ranks: int) -> list[str
     return found
 
 
-def check_room(mpiexec: str, ranks: int) -> None:
-    """Refuse to start ranks that this host has no room for.
+def check_free_space(ranks: int, vendor: Callable[[], str]) -> None:
+    """Refuse to start ranks that this host has too little free space for.
+
+    Args:
+        ranks: number of ranks on this host.
+        vendor: returns the MPI of the launcher, see `mpiexec.vendor`. It is called only where space is
+            short, because it takes time.
 
     Raises:
         ValueError: if there is too little room in /dev/shm or in a temporary folder.
     """
     try:
-        free_mb = free_room()
+        free_mb = free_space()
     except FileNotFoundError as error:  # nothing can be written to any of them
         raise ValueError(f"ranks need a temporary folder that can be written to: {error}") from None
-    # Asking the launcher for its name takes time. With room enough for MPICH, which needs most, it is not asked.
-    if shortages(free_mb, "MPICH", ranks):
-        short = shortages(free_mb, vendor_of(mpiexec), ranks)
+    if shortages(free_mb, "MPICH", ranks):  # which needs most
+        short = shortages(free_mb, vendor(), ranks)
         if short:
             raise ValueError("; ".join(short))

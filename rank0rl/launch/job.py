@@ -4,9 +4,9 @@ The supervisor names it in the environment. R is a rank.
 
 begun     the supervisor's process id, the number of ranks that it requested, and its host
 launcher  the launcher's process id
-shell.R   the host of the shell around R, and the ids of its parent, itself and R, from its first instruction
+shell.R   the host of the shell around R, and the process ids of its parent, itself and R (see mpiexec.py)
 rank.R    R's process id, from the moment it knows its rank
-place.R   the collective that R waits in, in memory that the supervisor reads (see places.py)
+collectives.R  the collective that R waits in, and the last ones before (see CollectiveRecorder)
 reporter  the rank that says why the job fails, or "supervisor"
 failed    the exit code of the job that the reporter asks for
 interrupted  the signal after which rank 0 has saved, and ends
@@ -17,7 +17,7 @@ status.R  R's exit status, as its shell gives it
 out.R, err.R  what R wrote to stdout and stderr before it failed has come through the launcher
 resume    the folder of the run with which a restarted job continues
 hosts     the hosts that are left, as --hosts takes them, once one is lost
-environment  the variables that only ranks on this host get, as commands of a shell (see environment.py)
+environment  the variables that only ranks on this host get, as commands of a shell (see hosts.py)
 
 Ranks on other hosts do not see the folder. They and their shells send a file as a line on stderr, and the
 supervisor writes it here. Such files hold no process ids, because those mean nothing on this host. The files
@@ -84,11 +84,11 @@ def world_rank() -> int | None:
 
 
 @cache
-def folder() -> Path | None:
+def my_folder() -> Path | None:
     """Return the folder of the job of which this process is a rank; None without a living supervisor."""
-    job = Path(os.environ.get(FOLDER, "/nowhere"))
-    supervisor = _supervisor(job)
-    return job if supervisor and _lives(supervisor) else None
+    folder = Path(os.environ.get(FOLDER, "/nowhere"))
+    supervisor = _supervisor(folder)
+    return folder if supervisor and _lives(supervisor) else None
 
 
 def supervised() -> bool:
@@ -98,13 +98,13 @@ def supervised() -> bool:
 
 def requested_ranks() -> int | None:
     """Return the number of ranks that the supervisor on this host requested."""
-    job = folder()
-    return int((job / "begun").read_text().split()[1]) if job else None
+    folder = my_folder()
+    return int((folder / "begun").read_text().split()[1]) if folder else None
 
 
-def create(job: Path, nprocs: int) -> None:
+def create(folder: Path, nprocs: int) -> None:
     """Make this process the supervisor of a job: from now on processes with this folder are ranks."""
-    (job / "begun").write_text(f"{os.getpid()} {nprocs} {platform.node()}")
+    (folder / "begun").write_text(f"{os.getpid()} {nprocs} {platform.node()}")
 
 
 def enter() -> None:
@@ -126,7 +126,7 @@ def enter() -> None:
     # The shell may have ended with the supervisor, before this rank asked to end with the shell.
     if supervisor and not _lives(supervisor):
         sys.exit(f"error: the supervisor of this rank is gone (process {supervisor}, in {FOLDER})")
-    _say(f"rank.{world_rank()}", str(os.getpid()) if folder() else "")
+    _say(f"rank.{world_rank()}", str(os.getpid()) if my_folder() else "")
 
 
 def mark_loading_mpi() -> None:
@@ -145,10 +145,10 @@ def mark_interrupted(signum: int) -> None:
         _say("interrupted", str(signum))
 
 
-def interruption(job: Path) -> list[int]:
+def interruption(folder: Path) -> list[int]:
     """Return the signal after which rank 0 of a job ends; [] if there is none."""
     with contextlib.suppress(OSError):
-        return [int((job / "interrupted").read_text())]
+        return [int((folder / "interrupted").read_text())]
     return []
 
 
@@ -156,15 +156,15 @@ def resumable(run: Path) -> None:
     """Let a restarted job continue with this run from now on. Rank 0 only."""
     if TOLD in os.environ:
         Path(os.environ[TOLD]).write_text(str(run))
-    job = folder()
-    if job:
-        (job / "resume").write_text(str(run.resolve()))
+    folder = my_folder()
+    if folder:
+        (folder / "resume").write_text(str(run.resolve()))
 
 
 def hosts_left() -> str:
     """Return the hosts of the job that are left, as --hosts takes them; "" if none is lost."""
-    job = folder()
-    file = job / "hosts" if job else None
+    folder = my_folder()
+    file = folder / "hosts" if folder else None
     return file.read_text() if file and file.exists() else os.environ.get(HOSTS, "")
 
 
@@ -173,8 +173,8 @@ def fail(code: int, why: str) -> None:
 
     If several ranks fail, only the first one prints why, before the supervisor knows of it.
     """
-    job = folder()
-    if job is None or write_once(job / "reporter", str(world_rank())):
+    folder = my_folder()
+    if folder is None or write_once(folder / "reporter", str(world_rank())):
         print(why, file=sys.stderr, flush=True)
         _say("failed", str(code))
         return
@@ -185,8 +185,8 @@ def fail(code: int, why: str) -> None:
 
 def failed() -> bool:
     """Return True if a rank has failed, so that waiting is useless."""
-    job = folder()
-    return job is not None and (job / "failed").exists()
+    folder = my_folder()
+    return folder is not None and (folder / "failed").exists()
 
 
 def write_once(path: Path, text: str) -> bool:
@@ -202,10 +202,10 @@ def write_once(path: Path, text: str) -> bool:
     return True
 
 
-def _supervisor(job: Path) -> int | None:
+def _supervisor(folder: Path) -> int | None:
     """Return the process id of a job's supervisor; None if it is on another host or there is no such job."""
     try:
-        supervisor, _, host = (job / "begun").read_text().split()
+        supervisor, _, host = (folder / "begun").read_text().split()
     except (OSError, ValueError):
         return None
     return int(supervisor) if host == platform.node() else None
@@ -218,11 +218,11 @@ def _lives(process_id: int) -> bool:
     return False
 
 
-def take_lines(job: Path, data: bytes) -> tuple[bytes, bytes]:
+def take_lines(folder: Path, data: bytes) -> tuple[bytes, bytes]:
     """Write the files that came as lines of a stream, such as those of ranks on other hosts.
 
     Args:
-        job: folder of the job.
+        folder: folder of the job.
         data: what came on the stream. Such a line may begin anywhere, because launchers mix the output of ranks.
 
     Returns:
@@ -231,10 +231,10 @@ def take_lines(job: Path, data: bytes) -> tuple[bytes, bytes]:
 
     def write(line: re.Match[bytes]) -> bytes:
         with contextlib.suppress(OSError):  # a full disk, which must not end who reads the stream
-            (job / line[1].decode()).write_text(line[2].decode(errors="replace").strip())
+            (folder / line[1].decode()).write_text(line[2].decode(errors="replace").strip())
         return b""
 
-    mark = _mark(job)
+    mark = _mark(folder)
     data = re.sub(_TAG + re.escape(mark) + rb"([a-z]+(?:\.\d*)?) ([^\n\x1e]*)\n", write, data)
     rest = data[data.rfind(mark[:1]) :] if mark[:1] in data else b""
     if b"\n" in rest or not (rest.startswith(mark) or mark.startswith(rest)):
@@ -242,16 +242,16 @@ def take_lines(job: Path, data: bytes) -> tuple[bytes, bytes]:
     return data[: len(data) - len(rest)], rest
 
 
-def _mark(job: Path) -> bytes:
+def _mark(folder: Path) -> bytes:
     """Return the beginning of a line for the supervisor. The folder's name is random, so nothing else begins so."""
-    return f"\x1e{job.name} ".encode()
+    return f"\x1e{folder.name} ".encode()
 
 
 def _say(name: str, text: str = "") -> None:
     """Write a file for the supervisor; send it as a line on stderr if this host does not see the folder."""
-    job = folder()
-    if job:
-        write_once(job / name, text)
+    folder = my_folder()
+    if folder:
+        write_once(folder / name, text)
     elif supervised():
         with contextlib.suppress(OSError):  # the launcher is gone
             os.write(2, _mark(Path(os.environ[FOLDER])) + f"{name} {text}\n".encode())
@@ -262,7 +262,7 @@ def _number(names: tuple[str, ...]) -> int | None:
     return int(found[0]) if found else None
 
 
-PLACE_ENDED = "the end of the script"  # name of what a rank waits in when its script is over
+SCRIPT_END = "the end of the script"  # name of what a rank waits in when its script is over
 _PACKAGE = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")  # rank0rl/, all of it
 _SLOTS = 32  # last collectives of each rank that are kept
 _SLOT = 160  # bytes of a collective's name and the line that called it
@@ -270,8 +270,8 @@ _HEAD = struct.Struct("<qq")  # number of collectives entered; 1 while it waits 
 
 
 @dataclass(frozen=True)
-class Place:
-    """A rank's place in the order of collectives, as the supervisor sees it."""
+class RankCollectives:
+    """The last collectives of a rank, as the supervisor sees them."""
 
     count: int
     """Number of collectives that it has entered."""
@@ -283,30 +283,29 @@ class Place:
     """File and line of the user's code that called the last one."""
 
 
-class PlaceRecorder:
-    """Records which collective this rank waits in: a write to memory, without a system call.
+class CollectiveRecorder:
+    """Records which collective this rank waits in: a write to the memory of a file, if there is a supervisor.
 
     Nothing is written for a collective that is over at once.
     """
 
     def __init__(self) -> None:
-        """Map this rank's file, if there is a supervisor."""
         self._count = self._written = 0
         self._names = [""] * _SLOTS
         self._memory: mmap.mmap | None = None
-        where = folder()
-        if where:
-            with (where / f"place.{world_rank()}").open("wb+") as file:
+        folder = my_folder()
+        if folder:
+            with (folder / f"collectives.{world_rank()}").open("wb+") as file:
                 file.truncate(_HEAD.size + _SLOTS * _SLOT)
                 self._memory = mmap.mmap(file.fileno(), 0)
 
     def begin(self, name: str) -> None:
-        """Take in that the next collective begins."""
+        """Note that the next collective begins."""
         self._count += 1
         self._names[self._count % _SLOTS] = name
 
     def wait(self) -> None:
-        """Record that this rank waits in the collective that has begun, and which ones came before."""
+        """Record that this rank waits in the collective that has begun, and which collectives came before."""
         if self._memory is None or self._written == self._count:
             return
         for count in range(max(self._written, self._count - _SLOTS) + 1, self._count + 1):
@@ -318,21 +317,21 @@ class PlaceRecorder:
         _HEAD.pack_into(self._memory, 0, self._count, 1)
 
     def end(self) -> None:
-        """Record that it is over, if it was recorded that this rank waits."""
+        """Record that the collective is over, if `wait` has recorded it."""
         if self._memory is not None and self._written == self._count:
             _HEAD.pack_into(self._memory, 0, self._count, 0)
 
 
 @cache
-def place_recorder() -> PlaceRecorder:
+def collective_recorder() -> CollectiveRecorder:
     """Return the recorder of this process."""
-    return PlaceRecorder()
+    return CollectiveRecorder()
 
 
-def read_places(folder: Path, rank: int) -> Place | None:
-    """Return the place of a rank; None if it has recorded none."""
+def read_collectives(folder: Path, rank: int) -> RankCollectives | None:
+    """Return the last collectives of a rank; None if it has recorded none."""
     try:
-        data = (folder / f"place.{rank}").read_bytes()
+        data = (folder / f"collectives.{rank}").read_bytes()
     except OSError:
         return None
     if len(data) != _HEAD.size + _SLOTS * _SLOT:
@@ -344,20 +343,20 @@ def read_places(folder: Path, rank: int) -> Place | None:
         if number.isdigit():
             names[int(number)] = name.decode(errors="replace")
             where = caller.decode(errors="replace") if int(number) == count else where
-    return Place(count, bool(waits), names, where)
+    return RankCollectives(count, bool(waits), names, where)
 
 
-def stuck(places: list[Place | None]) -> bool:
+def is_deadlock(ranks: list[RankCollectives | None]) -> bool:
     """Return True if all ranks wait, and cannot all go on.
 
     A rank may be ahead of others in a collective that they have entered too, while bytes move.
     Nobody can go on if the next collective of those behind has another name on another rank.
     """
-    known = [place for place in places if place is not None and place.waits]
-    if len(known) < len(places):
+    waiting = [rank for rank in ranks if rank is not None and rank.waits]
+    if len(waiting) < len(ranks):
         return False
-    behind = min(place.count for place in known)
-    return len({place.names.get(behind, known[0].names.get(behind)) for place in known}) > 1
+    behind = min(rank.count for rank in waiting)
+    return len({rank.names.get(behind, waiting[0].names.get(behind)) for rank in waiting}) > 1
 
 
 def _caller() -> str:

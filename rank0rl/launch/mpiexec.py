@@ -1,12 +1,4 @@
-"""The command line that starts ranks: whose mpiexec it is, its switches, and the variables that ranks get.
-
-Launchers send variables over the network in clear text, and some send all that they have. So the
-launcher of a job on several hosts starts with the variables of the list alone. The ranks of this
-host, where the services are used that need keys, read all others from a file in the job's folder.
-
-The ranks know from their launcher that nobody is elsewhere, whoever has started it. What cannot be
-had is the port of Open MPI's launcher, see docs/several-machines.md.
-"""
+"""mpiexec: whose it is, the command line that starts ranks, and no network where all ranks are on one host."""
 
 from __future__ import annotations
 
@@ -19,14 +11,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, MutableMapping, Sequence, Set
-from fnmatch import fnmatchcase
+from collections.abc import MutableMapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from rank0rl.launch.failures import usage_error
+
 # Open MPI refuses root and more ranks than cores unless told. Like Intel MPI, it binds each rank to a
 # core, which would leave rank 0's update a single one. Each MPI reads its own variables only.
-ENVIRONMENT = {
+DEFAULT_VARIABLES = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -182,7 +175,7 @@ def launcher_command(
                 )
             )
         _, bind, threads = _VENDORS[known]
-        launcher += bind * bind_to_core + threads * hwthreads
+        launcher += [*(bind if bind_to_core else []), *(threads if hwthreads else [])]
     return launcher
 
 
@@ -215,71 +208,6 @@ def not_started(mpiexec: str, n: int, output: str, code: int | None) -> str:
     return f"{mpiexec} did not start {n} ranks: {line}; {remedy}"
 
 
-def usage_error(message: str) -> int:
-    """Print a message about wrong use; return its exit code, 2."""
-    print(f"error: {message}", file=sys.stderr)
-    return 2
-
-
-PASSED = (
-    *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "PATH", "TMPDIR", "TZ"),
-    *("LANG", "LANGUAGE", "LC_*", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
-    *("SSH_AUTH_SOCK", "KRB5CCNAME"),  # with which the launcher reaches the other hosts
-    *("LD_*", "DYLD_*", "MALLOC_*", "GLIBC_TUNABLES"),
-    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
-    *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "NUMEXPR_*", "VECLIB_*"),
-    *("NPY_*", "ATEN_*", "ONEDNN_*", "NUMBA_*"),
-    *("TORCH_*", "PYTORCH_*", "JAX_*", "XLA_*", "CUDA_*", "CUBLAS_*", "HIP_*", "ROCR_*"),
-    *("MUJOCO_*", "PYOPENGL_*", "EGL_*", "SDL_*"),
-    *("MPICH_*", "MPIR_*", "HYDRA_*", "I_MPI_*", "OMPI_*", "PRTE_*", "PMIX_*", "UCX_*", "FI_*"),
-    "RANK0RL_*",
-)
-"""Names of the variables that ranks on every host get; * stands for any letters."""
-
-_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_SHELLS_OWN = {"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"}  # bash refuses them
-
-
-def passed_names(more: str | None, env: Mapping[str, str]) -> set[str]:
-    """Return the names of the variables that ranks on every host get.
-
-    Args:
-        more: names that the user adds to the list, such as "A,B_*".
-        env: variables of this process.
-
-    Raises:
-        ValueError: if there is no variable with one of these names.
-    """
-    added = [word.strip() for word in (more or "").split(",") if word.strip()]
-    for pattern in added:
-        if not _matching(env, [pattern]):
-            raise ValueError(
-                f"--pass-env must name environment variables that are set: got {pattern!r}; set it, "
-                f"or leave it out"
-            )
-    return _matching(env, (*PASSED, *added))
-
-
-def keep_here(env: Mapping[str, str], passed: Set[str], file: Path) -> dict[str, str]:
-    """Return the variables of a launcher that goes to other hosts; write all others to a file of this host.
-
-    Args:
-        env: variables of the ranks on this host.
-        passed: names of those that ranks on every host get, besides the ones that rank0rl has set.
-        file: file for the others, as commands of a shell, read before a rank starts.
-    """
-    passed = _matching(env, PASSED) | passed
-    kept = [name for name in env if name not in passed | _SHELLS_OWN and _NAME.fullmatch(name)]
-    lines = "".join(f"export {name}={shlex.quote(env[name])}\n" for name in kept)
-    file.write_text(lines, errors="surrogateescape")
-    return {name: value for name, value in env.items() if name in passed}
-
-
-def _matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
-    patterns = tuple(patterns)
-    return {name for name in names if any(fnmatchcase(name, each) for each in patterns)}
-
-
 # The number of ranks on this host and of all ranks, as MPICH and Intel MPI, and as Open MPI say them.
 _SIZES = (
     ("MPI_LOCALNRANKS", "PMI_SIZE"),
@@ -297,6 +225,9 @@ _SETTINGS = {
 
 def stay_on_loopback(env: MutableMapping[str, str] = os.environ) -> None:
     """Keep MPI, which is not loaded yet, and its launcher off the network if all ranks are on this host.
+
+    The launcher's variables tell whether they are, whoever has started it. One port stays open: that of
+    Open MPI's launcher, see docs/several-machines.md.
 
     Args:
         env: variables of this rank. What the user has set stays.

@@ -255,7 +255,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def job_folder() -> Iterator[Path]:
+def new_job_folder() -> Iterator[Path]:
     """Make a folder for a job; remove it at the end."""
     with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
         folder = Path(name)

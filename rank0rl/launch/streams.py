@@ -102,7 +102,6 @@ class Relay:
     """
 
     def __init__(self, source: Any, folder: Path) -> None:
-        """Begin to copy."""
         self._source, self._folder, self._over = source, folder, threading.Event()
         self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()

@@ -20,8 +20,8 @@ from pathlib import Path
 from types import FrameType
 
 from rank0rl.launch import job, processes
-from rank0rl.launch.failures import STUCK_S, TURN_S, Diagnosis
-from rank0rl.launch.hosts import Contact, Host
+from rank0rl.launch.failures import STUCK_S, SUCCESS, TURN_S, FailureDetector, exit_code_after
+from rank0rl.launch.hosts import Host, SshSessions
 from rank0rl.launch.streams import Relay
 
 GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
@@ -32,7 +32,6 @@ class Signals:
     """The signals that ask a job to end, kept while entered."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self.received: list[int] = []
 
     def __enter__(self) -> Signals:
@@ -79,11 +78,10 @@ class Supervisor:
         signals: Signals,
         start_timeout_s: float,
     ) -> None:
-        """Start nothing yet."""
         self._folder, self._nprocs = folder, nprocs
         self._received = signals.received
-        self._contact = Contact(hosts, folder)
-        self._diagnosis = Diagnosis(folder, nprocs, self._contact, self._listen, start_timeout_s)
+        self._ssh = SshSessions(hosts, folder)
+        self._failures = FailureDetector(folder, nprocs, self._ssh, self._listen, start_timeout_s)
         self._process: subprocess.Popen[bytes] | None = None
         self._deadline = float("inf")
         self._begin = time.monotonic()
@@ -100,9 +98,9 @@ class Supervisor:
             The job's exit code, 128 + s after signal s; None if the launcher ended without having
             started a rank.
         """
-        with self._contact:
+        with self._ssh:
             code = self._run(command, env)
-            self.lost = list(self._contact.lost()) if code else []
+            self.lost = list(self._ssh.lost()) if code else []
         return code
 
     @property
@@ -135,7 +133,7 @@ class Supervisor:
             self._end()
             if relay:
                 relay.close(GRACE_S if self._received else None)
-        return 128 + self._received[0] if self._received else self._diagnosis.code
+        return exit_code_after(self._received[0]) if self._received else self._failures.code
 
     def _listen(self, seconds: float) -> bool:
         """Pass the ranks' stderr on; keep back what the launcher writes at first, before there are ranks.
@@ -159,7 +157,7 @@ class Supervisor:
             self._early += words
         self._held += words
         # While ranks are missing, the launcher may say why: that follows the supervisor's own words.
-        known = self._begun == self._nprocs or self._received or self._diagnosis.code is not None
+        known = self._begun == self._nprocs or self._received or self._failures.code is not None
         if self._held and (known or time.monotonic() - self._begin > STUCK_S):
             sys.stderr.buffer.write(self._held)
             sys.stderr.flush()
@@ -174,8 +172,8 @@ class Supervisor:
                 self._drain()  # files from other hosts may be in it
             if not self._received:
                 self._received += job.interruption(self._folder)
-            found = not self._received and self._diagnosis.find(launcher)
-            if self._diagnosis.code == 0:
+            found = not self._received and self._failures.find(launcher)
+            if self._failures.code == SUCCESS:
                 return True
             if self._received or found:
                 asked = [s for s in self._received[:1] if s != signal.SIGHUP]
@@ -205,7 +203,7 @@ class Supervisor:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             processes.kill_all(self._folder)
-        elif self._diagnosis.code != 0:
+        elif self._failures.code != SUCCESS:
             processes.kill_all(self._folder)
         processes.remove_mpi_files(self._folder)
 

@@ -41,7 +41,7 @@ def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
     everyone = world()
     recorded = comm is everyone or comm == everyone  # others may be called in any order
     if recorded:
-        job.place_recorder().begin(name)
+        job.collective_recorder().begin(name)
     try:
         for _ in range(_AT_ONCE):
             if _test(requests):
@@ -52,13 +52,13 @@ def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
         # If ranks are in different collectives, some MPIs never complete them, and others raise in
         # one rank or another. The supervisor, which sees all ranks, then gets the time to report it.
         if recorded:
-            job.place_recorder().wait()
+            job.collective_recorder().wait()
         end = time.monotonic() + _MISMATCH_S
-        while job.folder() and not job.failed() and time.monotonic() < end:
+        while job.my_folder() and not job.failed() and time.monotonic() < end:
             time.sleep(0.05)
         raise
     if recorded:
-        job.place_recorder().end()
+        job.collective_recorder().end()
 
 
 def _wait_longer(requests: Sequence[MPI.Request], name: str, spin_s: float, recorded: bool) -> None:
@@ -72,7 +72,7 @@ def _wait_longer(requests: Sequence[MPI.Request], name: str, spin_s: float, reco
             if _test(requests):
                 return
         if recorded:
-            job.place_recorder().wait()
+            job.collective_recorder().wait()
     pause = 20e-6
     while not any(_test(requests) for _ in range(_TESTS)):
         time.sleep(pause)

@@ -204,8 +204,8 @@ def _leave(comm: Comm, finalize: bool) -> None:
     if job.failed():
         return
     # Tagged messages: a barrier could be matched with another collective of a rank that is not here.
-    job.place_recorder().begin(job.PLACE_ENDED)
-    job.place_recorder().wait()
+    job.collective_recorder().begin(job.SCRIPT_END)
+    job.collective_recorder().wait()
     others = range(1, comm.size) if comm.rank == 0 else range(1)
     for way in (comm.Irecv, comm.Isend) if comm.rank == 0 else (comm.Isend, comm.Irecv):
         requests = [way(bytearray(1), rank, _END_TAG) for rank in others]

@@ -23,7 +23,7 @@ from rank0rl.options import OptionError
 from rank0rl.run import files, machine
 
 _FORMAT = "rank0rl checkpoint"
-_VERSION = 7
+_VERSION = 8
 
 
 class NotSaved(Exception):

@@ -1,199 +1,248 @@
-"""What happens around an iteration: callback, curriculum, goal, and sinks of the record."""
+"""What happens around an iteration: curriculum, goal, loggers, and hooks of one's own."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
 import json
-from collections import deque
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from rank0rl.agent import Agent
 from rank0rl.mpi import comm
 from rank0rl.run import settings
+from rank0rl.run.agents import load_function
 from rank0rl.run.options import RunOptions
 
+Columns = Mapping[str, float | str]
+_LAST = 100  # episodes in a mean return
 
-class Iteration:
-    """The iteration that has just ended, as a function of --callback is given it.
 
-    Args:
-        folder: the run's folder.
-        record: column of progress.csv -> value. Columns of times and hashes are not among them, so
-            that what follows from it is the same for every number of ranks.
-        agent: the agent, whose options may be changed.
-        values: options that were changed earlier.
+class Record(dict[str, Any]):
+    """The row of an iteration, column -> value, without times and hashes.
+
+    What is left is the same for every number of ranks, so a curve that follows from it is so too.
     """
 
-    def __init__(
-        self, folder: Path, record: Mapping[str, Any], agent: Agent, values: Mapping[str, Any]
-    ) -> None:
-        """Change nothing yet."""
-        self.folder, self.record = folder, {**record}
-        self._agent: Any = agent
-        self.saves = False
-        """True once `save` has been called."""
-        self.values = {**values}
-        """Options that were changed by `set`, now or earlier."""
+    def __init__(self, columns: Columns | None = None) -> None:
+        """Begin with these columns. The groups are in the order of progress.csv."""
+        super().__init__(columns or {})
+        names = (
+            "run episodes info curriculum hook coefficients evaluation failures speed hashes update"
+        )
+        self.groups: dict[str, dict[str, float | str]] = {name: {} for name in names.split()}
+        """Group -> column -> value, times and hashes included."""
 
-    @property
-    def options(self) -> Any:
-        """Options of the agent, as the next update has them."""
-        return dataclasses.replace(self._agent.options, **self.values)
-
-    def save(self) -> None:
-        """Write a checkpoint of this iteration's boundary."""
-        self.saves = True
-
-    def set(self, **values: float | str) -> None:
-        """Change coefficients from the next update on. A resumed run has them too.
+    def add(self, group: str, columns: Columns, repeats: bool = True) -> None:
+        """Add columns to the row.
 
         Args:
-            values: option of the agent -> value or schedule, for those in its `coefficients`.
+            group: their group: one of the record's own, or a hook's name.
+            columns: column -> value.
+            repeats: True if the values are the same for every number of ranks.
 
         Raises:
-            ValueError: for any other option, and for a value that is not allowed.
+            ValueError: if there is such a column already.
         """
-        may = self._agent.coefficients
-        values = {k: v.item() if isinstance(v, np.generic) else v for k, v in values.items()}
-        if unknown := values.keys() - {*may}:
+        row = self.row()
+        if twice := [name for name in columns if name in row]:
             raise ValueError(
-                f"{type(self._agent).__name__} reads {', '.join(sorted(unknown))} only at the "
-                f"beginning, or does not have it: a callback may change {', '.join(may) or 'nothing'}"
+                f"{group}: {', '.join(map(repr, twice))} is a column of the record already; choose "
+                f"a name other than {', '.join(row)}"
             )
-        settings.apply(values, self._agent.options, source="the function of --callback")
-        self.values |= values
+        self.groups.setdefault(group, {}).update(columns)
+        if repeats:
+            self.update(columns)
+
+    def row(self) -> dict[str, float | str]:
+        """Return all columns in order."""
+        return {name: x for columns in self.groups.values() for name, x in columns.items()}
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All numbers so far, times included, as "group/column" -> number, for a logger."""
+        return {
+            f"{group}/{name}": float(value)
+            for group, columns in self.groups.items()
+            for name, value in columns.items()
+            if not isinstance(value, str) and not math.isnan(value)
+        }
 
 
-class Callback:
-    """Calls the function, and brings what it has changed to every rank.
+class Hook:
+    """Something that happens around every iteration, such as an evaluation or a logger.
 
-    Args:
-        function: takes an `Iteration`; returns False to end the run.
-        agent: the agent.
+    A subclass overrides the methods that it needs. `--hook file.py:Class` makes one on rank 0,
+    without arguments.
     """
 
-    def __init__(self, function: Callable[[Iteration], bool | None], agent: Agent) -> None:
-        """Begin before the first iteration."""
-        self._function, self._agent = function, agent
+    name = "hook"
+    """Group of its columns in the record."""
+    on_every_rank = False
+    """True if every rank calls `after`, before the iteration is recorded. Else rank 0 alone does."""
+    folder = Path()
+    """The run's folder."""
+    settings: Mapping[str, Any] = {}
+    """All settings of the run and its agent."""
+    ended = ""
+    """Why the run ends after this iteration; "": it goes on."""
+    saves = False
+    """True if a checkpoint is to be written after this iteration."""
+
+    def before(self, iteration: int) -> None:
+        """Do what comes before an iteration."""
+
+    def after(self, agent: Agent, iteration: int, record: Record) -> None:
+        """Do what comes after an iteration.
+
+        Args:
+            agent: the agent after its update. A hook of one's own may replace `agent.options`, to
+                change what the agent lists in `coefficients` from the next update on.
+            iteration: its number, from 1.
+            record: its row, with the columns of earlier hooks. Changes of it are not recorded.
+        """
+
+    def columns(self) -> Columns:
+        """Return its columns of this iteration's row: the same names every time."""
+        return {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: numbers, texts and arrays, in dicts and lists."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state` returned; arrays have become tensors."""
+
+    def close(self) -> None:
+        """Do what comes after the last iteration, or after an error."""
+
+    def stop(self, why: str = "") -> None:
+        """End the run after this iteration. A resumed run goes on."""
+        self.ended = f"hook {why or type(self).__name__}"
+
+    def save(self) -> None:
+        """Write a checkpoint after this iteration."""
+        self.saves = True
+
+
+def load_hook(name: str) -> type[Hook]:
+    """Return the class of a hook of one's own. What it does not have comes from `Hook`.
+
+    Raises:
+        ValueError: if there is no such class, or it has none of a hook's methods.
+    """
+    kind: Any = load_function(name)
+    if not isinstance(kind, type) or not (hasattr(kind, "before") or hasattr(kind, "after")):
+        raise ValueError(f"{name!r} is no hook: expected a subclass of rank0rl.Hook")
+    return kind if issubclass(kind, Hook) else type(kind.__name__, (kind, Hook), {})
+
+
+def make_hooks(
+    options: RunOptions,
+    agent: Agent,
+    set_settings: Callable[[int, str], None],
+    share_over: Callable[[], float],
+) -> list[Hook]:
+    """Return the goal, the curriculum and the hooks of one's own that the options name.
+
+    Args:
+        options: options of the run.
+        agent: the agent.
+        set_settings: see `Curriculum`.
+        share_over: returns the share of the run that is over, on rank 0.
+    """
+    hooks: list[Hook] = []
+    if options.stop_at_return is not None or options.patience is not None:
+        hooks.append(Goal(options))
+    if options.curriculum:
+        choose = load_function(options.curriculum)
+        hooks.append(Curriculum(choose, set_settings, share_over))
+    if options.hook and not comm.get_rank():
+        hooks += [load_hook(name)() for name in options.hook]
+    if options.hook:
+        hooks.append(Coefficients(agent))
+    return hooks
+
+
+class Coefficients(Hook):
+    """Brings the options of the agent that hooks have changed to every rank, and to the record.
+
+    Args:
+        agent: the agent, with the options that the run began with.
+    """
+
+    name = "coefficients"
+
+    def __init__(self, agent: Agent) -> None:
+        """Begin without changes."""
+        self._agent: Any = agent
+        self._first = self._agent.options
         self.values: dict[str, Any] = {}
         """Options that were changed, on rank 0."""
-        self._told: dict[str, Any] = {}
-        self.ends = False
-        """True once the function has ended the run."""
 
-    def __call__(self, folder: Path, record: Mapping[str, Any]) -> bool:
-        """Call the function after an iteration, on rank 0; return True if it asks for a checkpoint."""
-        of = Iteration(folder, record, self._agent, self.values)
-        try:
-            answer = self._function(of)
-        except Exception as error:
-            error.add_note(f"In the function of --callback, after iteration {record['iteration']}.")
-            raise
-        self.ends = answer is not None and not answer
-        self.values = of.values
-        return of.saves
-
-    def broadcast(self) -> None:
-        """Give the agent of every rank its options as they are now.
-
-        Collective: every rank calls this.
-        """
+    def before(self, iteration: int) -> None:
+        """Give the agent of every rank its options as they are now. Collective."""
         values = comm.bcast_obj(self.values)
-        if values != self._told:
-            agent: Any = self._agent
-            agent.options, self._told = dataclasses.replace(agent.options, **values), values
+        if values or self._agent.options != self._first:
+            self._agent.options = dataclasses.replace(self._first, **values)
+
+    def after(self, agent: Agent, iteration: int, record: Record) -> None:
+        """Take in what hooks have changed.
+
+        Raises:
+            ValueError: for an option that is not one of the agent's `coefficients`, and for a
+                value of another type.
+        """
+        now, first = vars(self._agent.options), vars(self._first)
+        may = self._agent.coefficients
+        if unknown := {name for name in now if now[name] != first[name]} - {*may}:
+            raise ValueError(
+                f"{type(self._agent).__name__} reads {', '.join(sorted(unknown))} only at the "
+                f"beginning, or does not have it: a hook may change {', '.join(may) or 'nothing'}"
+            )
+        changed = {name: now[name] for name in may if now[name] != first[name]}
+        self.values = {k: v.item() if isinstance(v, np.generic) else v for k, v in changed.items()}
+        settings.apply(self.values, self._first, source="a hook")
+
+    def columns(self) -> Columns:
+        """Return what was changed, as JSON."""
+        return {"coefficients": json.dumps(self.values)}
+
+    def state(self) -> dict[str, Any]:
+        """Return what was changed."""
+        return dict(self.values)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Change it again, before the next iteration."""
+        self.values = dict(state)
 
 
 Choose = Callable[[float, dict[str, Any]], Any]
 
 
-class Curriculum:
-    """The settings with which episodes begin. They are plain data, and travel as JSON.
+def chosen(choose: Choose, progress: float, record: Mapping[str, Any]) -> str:
+    """Return the settings that a function of --curriculum chooses, as JSON.
 
-    Args:
-        choose: takes the share of the run that is over and the record of the last iteration, an empty
-            one at the beginning; returns the settings, a dict. Called on rank 0. What it
-            returns may depend on nothing else: record["settings"] holds what it returned last.
+    Raises:
+        ValueError: if they are no dict of what JSON knows.
     """
-
-    def __init__(self, choose: Choose) -> None:
-        """Begin before the first iteration."""
-        self._choose = choose
-        self.version = 0
-        """Number of times that the settings have changed."""
-        self.texts: dict[int, str] = {}
-        """Version -> settings, for those that an episode under way has, and the last ones."""
-        self._names: list[str] | None = None
-
-    @property
-    def text(self) -> str:
-        """The settings as JSON; "" before the first iteration."""
-        return self.texts.get(self.version, "")
-
-    def broadcast(self, iteration: int) -> tuple[int, str]:
-        """Return the version and text of the settings of an iteration's batch on every rank.
-
-        Collective: every rank calls this.
-        """
-        if comm.get_rank() == 0 and not self.version:
-            self.advance(0.0, {})
-        return comm.bcast_obj((self.version, self.text))
-
-    def advance(self, progress: float, record: Mapping[str, Any]) -> None:
-        """Choose the next settings. Rank 0 only.
-
-        Raises:
-            ValueError: if they are no dict of what JSON knows.
-        """
-        last = {"settings": json.loads(self.text)} if self.text else {}
-        try:
-            known = {name: value for name, value in record.items() if value != ""}
-            settings = self._choose(min(progress, 1.0), {**known, **last})
-        except Exception as error:
-            error.add_note(f"In the function of --curriculum, at {progress:.1%} of the run.")
-            raise
-        try:
-            if not isinstance(settings, Mapping):
-                raise TypeError
-            self.follow(json.dumps(settings, default=_plain))
-        except (TypeError, ValueError):
-            raise ValueError(
-                f"a curriculum must return a dict of numbers, strings and lists: got {settings!r:.100}"
-            ) from None
-
-    def follow(self, text: str) -> None:
-        """Take over settings, as JSON. Rank 0 only."""
-        if text != self.text:
-            self.version += 1
-            self.texts[self.version] = text
-
-    def forget_all_but(self, used: Any) -> None:
-        """Forget all settings but those of these versions, and the last ones. Rank 0 only."""
-        kept = {*np.asarray(used).tolist(), self.version}
-        self.texts = {version: text for version, text in self.texts.items() if version in kept}
-
-    def columns(self, text: str) -> dict[str, float | str]:
-        """Return settings for the record: as JSON, and the numbers among them by name."""
-        settings = json.loads(text)
-        numbers = {k: float(v) for k, v in settings.items() if isinstance(v, int | float)}
-        if self._names is None:
-            self._names = [*numbers]
-        return {"settings": text, **{name: numbers.get(name, np.nan) for name in self._names}}
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint holds."""
-        return {"version": self.version, "texts": dict(self.texts), "names": self._names}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
-        self.version, self._names = state["version"], state["names"]
-        self.texts = dict(state["texts"])
+    try:
+        settings = choose(progress, {**record})
+    except Exception as error:
+        error.add_note(f"In the function of --curriculum, at {progress:.1%} of the run.")
+        raise
+    try:
+        if isinstance(settings, Mapping):
+            return json.dumps(settings, default=_plain)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"a curriculum must return a dict of numbers, strings and lists: got {settings!r:.100}"
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -203,12 +252,82 @@ def _plain(value: Any) -> Any:
     raise TypeError
 
 
-class Goal:
+class Curriculum(Hook):
+    """The settings with which episodes begin. They are plain data, and travel as JSON.
+
+    Args:
+        choose: takes the share of the run that is over and the record of the last iteration, an empty
+            one at the beginning; returns the settings, a dict. Called on rank 0. What it
+            returns may depend on nothing else: record["settings"] holds what it returned last.
+        set_settings: takes the version and the text of the settings of the episodes that begin from
+            now on, on every rank.
+        share_over: returns the share of the run that is over, on rank 0.
+    """
+
+    name = "curriculum"
+
+    def __init__(
+        self,
+        choose: Choose,
+        set_settings: Callable[[int, str], None],
+        share_over: Callable[[], float],
+    ) -> None:
+        """Begin before the first iteration."""
+        self._choose, self._set_settings, self._share_over = choose, set_settings, share_over
+        self.version = 0
+        """Number of times that the settings have changed."""
+        self.text = ""
+        """The settings as JSON; "" before the first iteration."""
+        self._names: list[str] = []  # of the numbers in the first settings
+        self._numbers: dict[str, float] = {}
+
+    def before(self, iteration: int) -> None:
+        """Let episodes begin with the settings. Collective."""
+        if comm.get_rank() == 0 and not self.version:
+            self.follow(chosen(self._choose, 0.0, {}))
+            self._names = [*_numbers_in(self.text)]
+        self._set_settings(*comm.bcast_obj((self.version, self.text)))
+
+    def after(self, agent: Agent, iteration: int, record: Record) -> None:
+        """Choose the next settings."""
+        used = _numbers_in(record["settings"])
+        self._numbers = {name: used.get(name, np.nan) for name in self._names}
+        known = {name: value for name, value in record.items() if value != ""}
+        last = {"settings": json.loads(self.text)}
+        self.follow(chosen(self._choose, min(self._share_over(), 1.0), {**known, **last}))
+
+    def follow(self, text: str) -> None:
+        """Take over settings, as JSON. Rank 0 only."""
+        if text != self.text:
+            self.version, self.text = self.version + 1, text
+
+    def columns(self) -> Columns:
+        """Return the numbers among the settings of the iteration's batch."""
+        return self._numbers
+
+    def state(self) -> dict[str, Any]:
+        """Return the last settings."""
+        return {"version": self.version, "text": self.text, "names": self._names}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on with the last settings."""
+        self.version, self.text, self._names = state["version"], state["text"], state["names"]
+
+
+def _numbers_in(text: str) -> dict[str, float]:
+    """Return the numbers among settings, by name."""
+    settings = json.loads(text)
+    return {name: float(x) for name, x in settings.items() if isinstance(x, int | float)}
+
+
+class Goal(Hook):
     """Judges a run by its evaluations, or by its last episodes if there are no evaluations.
 
     Args:
         options: options of the run.
     """
+
+    name = "goal"
 
     def __init__(self, options: RunOptions) -> None:
         """Begin without a score."""
@@ -217,32 +336,21 @@ class Goal:
         self._best: float | None = None
         self._best_at = self._judged_at = 0
 
-    def judge(
-        self,
-        iteration: int,
-        returns: deque[float],
-        ended: int,
-        evaluated: npt.NDArray[Any] | None,
-    ) -> None:
-        """Take in an iteration. One without an evaluation, or without an episode that ended, brings no news.
-
-        Args:
-            iteration: its number.
-            returns: returns of the last episodes of training. They count once there are `maxlen`.
-            ended: number of those that ended in this iteration.
-            evaluated: returns of an evaluation's episodes, if there was one.
-        """
+    def after(self, agent: Agent, iteration: int, record: Record) -> None:
+        """Judge an iteration. One without an evaluation, or without an episode that ended, brings no news."""
         if self._options.eval_every:
-            episodes = evaluated
+            score = record["eval_return"]
         else:
-            episodes = np.array(returns) if ended and len(returns) == returns.maxlen else None
-        if episodes is None:
+            is_news = record["episodes"] >= _LAST and not math.isnan(record["longest"])
+            score = record["return_mean"] if is_news else ""
+        if score == "":
             return
-        self._score, self._judged_at = float(np.mean(episodes)), iteration
-        if self._best is None or self._score > self._best:
-            self._best, self._best_at = self._score, iteration
+        self._score, self._judged_at = score, iteration
+        if self._best is None or score > self._best:
+            self._best, self._best_at = score, iteration
+        self.ended = self._reached()
 
-    def reached(self) -> str:
+    def _reached(self) -> str:
         """Return why the run ends now, "" if it goes on."""
         enough, patience = self._options.stop_at_return, self._options.patience
         if self._score is None:
@@ -254,38 +362,19 @@ class Goal:
         return ""
 
     def state(self) -> dict[str, Any]:
-        """Return plain data for a checkpoint."""
+        """Return the scores."""
         of = {"score": self._score, "best": self._best}
         return {**of, "best_at": self._best_at, "judged_at": self._judged_at}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
+        """Go on with the scores."""
         self._score, self._best = state["score"], state["best"]
         self._best_at, self._judged_at = state["best_at"], state["judged_at"]
-
-
-def goal_of(options: RunOptions) -> Goal | None:
-    """Return the goal that the options set; None if the run has none."""
-    return None if options.stop_at_return is options.patience is None else Goal(options)
-
-
-class Sink(Protocol):
-    """A receiver of the numbers of every iteration."""
-
-    def row(self, values: Mapping[str, float], step: int) -> None:
-        """Write the numbers of one iteration.
-
-        Args:
-            values: "group/name" -> number.
-            step: environment steps so far, over all ranks.
-        """
-
-    def close(self) -> None:
-        """Write everything that is not written yet."""
+        self.ended = self._reached()
 
 
 def check(**wanted: bool) -> None:
-    """Raise ValueError if the package of a wanted sink is missing.
+    """Raise ValueError if the package of a wanted logger is missing.
 
     Args:
         wanted: package -> True if it is wanted, such as tensorboard=True.
@@ -301,8 +390,8 @@ def check(**wanted: bool) -> None:
             )
 
 
-class TensorBoard:
-    """An events file in the run's folder.
+class TensorBoard(Hook):
+    """Writes an events file into the run's folder.
 
     Args:
         folder: the run's folder.
@@ -310,24 +399,26 @@ class TensorBoard:
             them.
     """
 
+    name = "tensorboard"
+
     def __init__(self, folder: Path, after: int) -> None:
         """Open the file."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(folder), purge_step=after + 1)  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder), purge_step=after + 1)  # type: ignore[no-untyped-call]
 
-    def row(self, values: Mapping[str, float], step: int) -> None:
+    def after(self, agent: Agent, iteration: int, record: Record) -> None:
         """Write the numbers of one iteration."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+        for name, value in record.numbers.items():
+            self._writer.add_scalar(name, value, record["steps"])
 
     def close(self) -> None:
         """Flush and close the file."""
-        self._writer.close()  # type: ignore[no-untyped-call]
+        self._writer.close()
 
 
-class WandB:
-    """A run in a Weights & Biases project.
+class WandB(Hook):
+    """Sends the record to a Weights & Biases project.
 
     Args:
         project: the project's name.
@@ -335,6 +426,8 @@ class WandB:
         settings: the run's settings.
         key: id of the W&B run. It is the same for every start of this run, and no other run has it.
     """
+
+    name = "wandb"
 
     def __init__(self, project: str, folder: Path, settings: Mapping[str, Any], key: str) -> None:
         """Start the W&B run, or continue it."""
@@ -349,9 +442,9 @@ class WandB:
             resume="allow",
         )
 
-    def row(self, values: Mapping[str, float], step: int) -> None:
+    def after(self, agent: Agent, iteration: int, record: Record) -> None:
         """Send the numbers of one iteration."""
-        self._run.log(dict(values), step=step)
+        self._run.log(record.numbers, step=record["steps"])
 
     def close(self) -> None:
         """Send everything that is not sent yet."""

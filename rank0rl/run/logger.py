@@ -22,7 +22,6 @@ from rich.live import Live
 
 from rank0rl.launch.job import TERMINAL
 from rank0rl.run import files
-from rank0rl.run.hooks import Sink
 
 _PLAIN_S = 2.0  # seconds between status lines when the output is not a terminal
 
@@ -33,10 +32,9 @@ class Logger:
     Args:
         folder: the run's folder.
         quiet: print nothing on the console.
-        sinks: further receivers of every row.
     """
 
-    def __init__(self, folder: Path, quiet: bool = False, sinks: Iterable[Sink] = ()) -> None:
+    def __init__(self, folder: Path, quiet: bool = False) -> None:
         """Open the console; the CSV file is opened by its first row."""
         self.folder = folder
         columns = os.environ.get(
@@ -49,7 +47,6 @@ class Logger:
             highlight=False,
         )
         self._csv: Any = None
-        self._sinks = list(sinks)
         self._names: list[str] = []
         self._sha256 = hashlib.sha256()
         self._printed = -math.inf
@@ -80,26 +77,12 @@ class Logger:
         files.write(path, _text(rows))
         self._sha256.update(_text(rows))
 
-    def row(self, groups: Mapping[str, Mapping[str, float | str]], step: int) -> None:
-        """Write one row; the names of the first row are the header.
-
-        Args:
-            groups: group -> name -> value. The names are the CSV's columns. The other sinks receive
-                the numbers as "group/name".
-            step: environment steps so far.
+    def row(self, values: Mapping[str, float | str]) -> None:
+        """Write one row, column -> value; the columns of the first row are the header.
 
         Raises:
-            ValueError: if two groups have the same name, or the names differ from those of the
-                first row.
+            ValueError: if the columns differ from those of the first row.
         """
-        values: dict[str, float | str] = {}
-        for group, members in groups.items():
-            if twice := [name for name in members if name in values]:
-                raise ValueError(
-                    f"{group}: {', '.join(map(repr, twice))} is a column of the record already; "
-                    f"choose a name other than {', '.join(values)}"
-                )
-            values |= members
         if self._csv is None:
             self._open(list(values))
         if list(values) != self._names:
@@ -109,14 +92,6 @@ class Logger:
             )
         self._write([short(value) for value in values.values()])
         self._csv.flush()
-        numbers = {
-            f"{group}/{name}": float(value)
-            for group, members in groups.items()
-            for name, value in members.items()
-            if not isinstance(value, str) and not math.isnan(value)
-        }
-        for sink in self._sinks:
-            sink.row(numbers, step)
 
     def show(self, line: str, stays: bool = False) -> None:
         """Show the state of the run: in place on a terminal, else as a line every few seconds.
@@ -143,13 +118,11 @@ class Logger:
         files.write(self.folder / "summary.json", f"{json.dumps(values, indent=2)}\n".encode())
 
     def close(self) -> None:
-        """Close the files and sinks, and leave the terminal as it was."""
+        """Close the file, and leave the terminal as it was."""
         self._live.stop()
         if self._csv is not None:
             with contextlib.suppress(OSError):  # a full disk was already reported by the row itself
                 self._csv.close()
-        while self._sinks:
-            self._sinks.pop().close()
 
     def _open(self, names: list[str]) -> None:
         self._csv = (self.folder / "progress.csv").open("ab")

@@ -121,8 +121,8 @@ class RunOptions(LaunchOptions):
     """Function, as file.py:name or module:name, that returns more arguments for the environment with a given index, from 0: (index) -> dict. For batches of steps, in which an environment keeps its index."""
     curriculum: str | None = setting(None, changes_curve=True, resume=False)
     """Function, as file.py:name or module:name, that chooses reset options for the next episodes after every iteration: (progress, record) -> dict."""
-    callback: str | None = setting(None, changes_curve=True, resume=False)
-    """Function, as file.py:name or module:name, that rank 0 calls after every iteration: (iteration) -> bool | None. It may read iteration.record, save, and change coefficients of the agent; False ends the run."""
+    hook: tuple[str, ...] = setting((), changes_curve=True, resume=False)
+    """Subclasses of rank0rl.Hook, as file.py:Class or module:Class, that rank 0 calls around every iteration. A hook may log the record, add columns to it, save or stop the run, and change coefficients of the agent."""
     curriculum_method: str | None = setting(None, changes_curve=True, resume=False)
     """Method of the environment that is called before every reset, with what --curriculum has returned. It takes the place of reset options."""
     info: tuple[str, ...] = setting((), changes_curve=False, resume=False)

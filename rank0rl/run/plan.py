@@ -26,11 +26,10 @@ from rank0rl.run import settings as config
 from rank0rl.run import settings as resumed
 from rank0rl.run.agents import absolute, load_agent, load_function, short_name
 from rank0rl.run.folder import lock, new_folder
-from rank0rl.run.hooks import Curriculum
 from rank0rl.run.launch_options import AUTO, run_to_resume
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
-from rank0rl.run.trust import FUNCTIONS, trusted
+from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
 
 
 def check_environment(options: RunOptions) -> tuple[Spaces, int]:
@@ -91,9 +90,9 @@ def check_games(options: RunOptions, nworkers: int) -> None:
 
 def _check_curriculum(options: RunOptions, env: Any) -> None:
     """Choose the first settings, and reset an environment with them."""
-    curriculum = Curriculum(load_function(str(options.curriculum)))
+    choose = load_function(str(options.curriculum))
     try:
-        curriculum.advance(0.0, {})
+        settings = json.loads(hooks.chosen(choose, 0.0, {}))
     except Exception as error:  # whatever the user's function raises
         raise ValueError(
             f"--curriculum {options.curriculum}, called with progress 0.0 and an empty record: "
@@ -101,7 +100,6 @@ def _check_curriculum(options: RunOptions, env: Any) -> None:
         ) from error
     if options.curriculum_method:
         env = ResetMethod(partial(lambda same: same, env), options.curriculum_method)
-    settings = json.loads(curriculum.text)
     try:
         env.reset(seed=0, options=settings)
     except Exception as error:  # whatever the environment raises
@@ -295,8 +293,8 @@ def check_all(
     """Check everything about the options that a run would find out too late; return them complete."""
     options.check(nworkers)
     for name in FUNCTIONS:
-        if function := getattr(options, name):
-            load_function(function)
+        for function in functions_of(options, name):
+            (hooks.load_hook if name == "hook" else load_function)(function)
     spaces, agents = check_environment(options)
     options = dataclasses.replace(options, agents=agents)
     check_games(options, nworkers)
@@ -376,8 +374,10 @@ def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[Run
         registry=_WHOLE_NUMBERS,
     )
     # The run may be resumed from another folder.
-    of = {name: getattr(parsed.run, name) for name in ("algo", *FUNCTIONS)}
-    of = {name: absolute(value) for name, value in of.items() if value}
+    of: dict[str, Any] = {"algo": absolute(parsed.run.algo)}
+    for name in FUNCTIONS:
+        found = [absolute(function) for function in functions_of(parsed.run, name)]
+        of[name] = tuple(found) if name == "hook" else next(iter(found), None)
     return dataclasses.replace(parsed.run, **of), parsed.agent
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from rank0rl.envs.retry import FAILURES
 from rank0rl.launch import job
 from rank0rl.mpi import comm, hashes
 from rank0rl.run import checkpoint, files
+from rank0rl.run.hooks import Record
 from rank0rl.run.logger import Logger, short
 from rank0rl.run.options import RunOptions
 from rank0rl.run.signals import Interrupted
@@ -52,24 +52,6 @@ def _spread(name: str, values: Any) -> dict[str, float]:
     return {
         f"{name}_mean": mean(values),
         **{f"{name}_{of.__name__}": float(of(some)) for of in (np.std, np.min, np.max)},
-    }
-
-
-def of_evaluation(evaluated: Batch | None, infos: Sequence[str]) -> dict[str, float | str]:
-    """Return the columns of an evaluation, empty in an iteration without one.
-
-    Args:
-        evaluated: its episodes.
-        infos: labels of their figures.
-    """
-    if evaluated is None:
-        columns = ("return", "return_std", "length", *infos)
-        return {f"eval_{name}": "" for name in columns}
-    return {
-        "eval_return": mean(evaluated["return"]),
-        "eval_return_std": float(np.std(evaluated["return"])),
-        "eval_length": mean(evaluated["length"]),
-        **{f"eval_{name}": known_mean(evaluated[name]) for name in infos},
     }
 
 
@@ -229,62 +211,34 @@ class Recorder:
             )
         )
 
-    def record(
-        self,
-        seconds: float,
-        batch: Gathered,
-        metrics: Mapping[str, float],
-        evaluated: Batch | None = None,
-    ) -> None:
-        """Count the iteration that has just ended; keep its boundary, write its row, show its line.
+    def record(self, seconds: float, batch: Gathered, metrics: Mapping[str, float]) -> None:
+        """Count the iteration that has just ended; call the hooks, keep its boundary, write its row, show its line.
 
         Args:
             seconds: wall time of the iteration, and of the recording before it.
             batch: what the agent learned from.
             metrics: what the agent's update returned.
-            evaluated: "return" and "length" of an evaluation's episodes, (E,), if there was one.
         """
         progress, phases = self.state.progress, self._phases.take()
         progress.add(batch.steps, batch.ended)
         steps_per_s = (progress.steps - self._steps_before) / seconds
         self._steps_before = progress.steps
         progress.seconds += seconds
+        record = _record(progress, batch, metrics)
+        failures = of_failures(batch.ranks, self._logger.columns)
+        record.add("failures", failures, repeats=False)
+        speed = {f"{phase}_s": phases.get(phase, 0.0) for phase in PHASES}
+        speed = {"steps_per_s": steps_per_s, **speed, **of_ranks(batch.ranks)}
+        record.add("speed", speed, repeats=False)
+        saves = self._call_hooks(record)
+        evaluated = record.get("eval_return", "")
         is_best = self._is_best(evaluated)
-        self.state.judge(batch.ended, evaluated)
-        groups: dict[str, Mapping[str, float | str]] = {
-            "run": {
-                "iteration": progress.iteration,
-                "steps": progress.steps,
-                "episodes": progress.episodes,
-                "seconds": progress.seconds,
-            },
-            "episodes": of_episodes(progress, batch.ended),
-            "info": of_infos(progress),
-            "curriculum": self.state.settings_columns(batch.settings),
-            "callback": {},
-            "evaluation": (
-                of_evaluation(evaluated, [*progress.infos]) if self._options.eval_every else {}
-            ),
-            "failures": of_failures(batch.ranks, self._logger.columns),
-            "speed": {
-                "steps_per_s": steps_per_s,
-                **{f"{phase}_s": phases.get(phase, 0.0) for phase in PHASES},
-                **of_ranks(batch.ranks),
-            },
-            "hashes": {"batch_sha256": batch.sha256[:_HASH]},
-            "update": metrics,
-        }
-        self.state.advance(_repeatable(groups))
-        save_now = False
-        if callback := self.state.callback:
-            save_now = callback(self._folder, _repeatable(groups))
-            groups["callback"] = {"coefficients": json.dumps(callback.values)}
         boundary = self.state.snapshot()
         weights_sha256 = hashes.sha256_tensors(boundary["weights"])[:_HASH]
-        groups["hashes"] = {**groups["hashes"], "weights_sha256": weights_sha256}
+        record.add("hashes", {"weights_sha256": weights_sha256}, repeats=False)
         writes = self._folder / "progress.csv"
         try:
-            self._logger.row(groups, progress.steps)
+            self._logger.row(record.row())
             if self._options.keep_batches:
                 writes = Path(self._options.keep_batches, f"{progress.iteration:08d}.npz")
                 files.write_arrays(writes, batch.rows)
@@ -295,16 +249,31 @@ class Recorder:
         self._ended = self.state.ended()
         if is_best:
             checkpoint.save_best(self._folder, boundary)
-        checkpoint_now = save_now or progress.iteration % self._options.checkpoint_every == 0
+        checkpoint_now = saves or progress.iteration % self._options.checkpoint_every == 0
         line = console_line(self.state, self._seconds_left(), steps_per_s, metrics)
         if self._options.phases:
             line += phase_shares(seconds, phases)
         self._say_what_never_came(batch.ended)
-        if evaluated:
-            line += f"  evaluated: return {mean(evaluated['return']):.1f}"
-        self._logger.show(line, stays=checkpoint_now or evaluated is not None)
+        if evaluated != "":
+            line += f"  evaluated: return {evaluated:.1f}"
+        self._logger.show(line, stays=checkpoint_now or evaluated != "")
         if checkpoint_now:
             self.save()
+
+    def _call_hooks(self, record: Record) -> bool:
+        """Call rank 0's hooks, and add the columns of all; return True if one asks for a checkpoint."""
+        state, saves = self.state, False
+        for hook in state.hooks:
+            try:
+                if not hook.on_every_rank:
+                    hook.after(state.agent, state.progress.iteration, record)
+                record.add(hook.name, hook.columns())
+            except Exception as error:
+                number = state.progress.iteration
+                error.add_note(f"In the hook {type(hook).__name__}, after iteration {number}.")
+                raise
+            saves, hook.saves = saves or hook.saves, False
+        return saves
 
     def _seconds_left(self) -> float | None:
         """Return how long the run goes on at the pace since its first iteration; None before."""
@@ -385,19 +354,29 @@ class Recorder:
                     f"if none ever has, the name in --info is another one"
                 )
 
-    def _is_best(self, evaluated: Batch | None) -> bool:
-        """Return True if no evaluation before was as good, and keep this one as the best."""
-        if evaluated is None:
+    def _is_best(self, evaluated: Any) -> bool:
+        """Return True if no evaluation before was as good, and keep this one as the best.
+
+        Args:
+            evaluated: its mean return; "" without an evaluation.
+        """
+        if evaluated == "":
             return False
-        ret, progress = mean(evaluated["return"]), self.state.progress
-        better = ret > (-np.inf if progress.best_eval is None else progress.best_eval)
-        progress.best_eval = ret if better else progress.best_eval
+        progress = self.state.progress
+        better = evaluated > (-np.inf if progress.best_eval is None else progress.best_eval)
+        progress.best_eval = evaluated if better else progress.best_eval
         return bool(better)
 
 
-def _repeatable(groups: Mapping[str, Mapping[str, float | str]]) -> dict[str, float | str]:
-    """Return the part of a record that is the same for every number of ranks and after a resume."""
-    names = ("run", "episodes", "info", "evaluation", "update")
-    found = {name: value for group in names for name, value in groups[group].items()}
-    del found["seconds"]
-    return found
+def _record(progress: Progress, batch: Gathered, metrics: Mapping[str, float]) -> Record:
+    """Return what an iteration's row has of the progress, the batch and the update."""
+    record = Record()
+    names = ("iteration", "steps", "episodes")
+    record.add("run", {name: getattr(progress, name) for name in names})
+    record.add("run", {"seconds": progress.seconds}, repeats=False)
+    record.add("episodes", of_episodes(progress, batch.ended))
+    record.add("info", of_infos(progress))
+    record.add("curriculum", {"settings": batch.settings} if batch.settings else {})
+    record.add("hashes", {"batch_sha256": batch.sha256[:_HASH]}, repeats=False)
+    record.add("update", metrics)
+    return record

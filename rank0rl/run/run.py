@@ -10,7 +10,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
-from rank0rl.batch import Batch, Gathered
+from rank0rl.agent import Agent
+from rank0rl.batch import Gathered
 from rank0rl.launch import job
 from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.mpi import comm, threads
@@ -18,7 +19,7 @@ from rank0rl.nets.conv import image_notes
 from rank0rl.nets.own import cost_notes
 from rank0rl.options import flag, names
 from rank0rl.run import checkpoint, machine, settings, trust
-from rank0rl.run.hooks import Sink, TensorBoard, WandB
+from rank0rl.run.hooks import Hook, Record, TensorBoard, WandB
 from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan
@@ -43,6 +44,8 @@ def lead(
         ValueError: if the checkpoint does not fit the agent, or a file of the run is damaged.
     """
     options, folder, nworkers = plan.options, plan.folder, len(machines)
+    for hook in state.hooks:
+        hook.folder, hook.settings = folder, state.settings
     if options.resume:
         state.load(checkpoint.read(checkpoint.latest(folder)))
     if plan.init:
@@ -55,7 +58,8 @@ def lead(
     its_own = {k: v for k, v in vars(options).items() if k in may_change and v is not None}
     start |= {"iteration": state.progress.iteration, "settings": its_own}
     starts = settings.write(folder / "config.toml", state.settings, start)
-    logger = Logger(folder, options.quiet, _sinks(plan, state, starts[0]))
+    state.hooks += _loggers(plan, state, starts[0])
+    logger = Logger(folder, options.quiet)
     about = {
         "env_id": options.env_id,
         "algo": options.algo,
@@ -103,7 +107,7 @@ def _where(given: RunOptions, nworkers: int) -> str:
     return "".join(named) + f" --nprocs {nworkers}" * (nworkers > 1)
 
 
-def _sinks(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterator[Sink]:
+def _loggers(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterator[Hook]:
     """Yield where the record goes besides the run's folder."""
     options, folder = plan.options, plan.folder
     if options.tensorboard:
@@ -133,14 +137,18 @@ class Run:
     Args:
         phases: takes the seconds of each phase.
         recorder: keeps the record on rank 0; None on the other ranks.
+        hooks: what else happens around an iteration. They are closed when the run is left.
 
     Raises:
         Interrupted: on rank 0 after SIGINT, SIGTERM or SIGUSR1, when the last boundary's state is on disk.
     """
 
-    def __init__(self, phases: Phases, recorder: Recorder | None) -> None:
+    def __init__(
+        self, phases: Phases, recorder: Recorder | None, hooks: Sequence[Hook] = ()
+    ) -> None:
         """Prepare; the run begins when it is entered."""
         self.phases = phases
+        self.hooks = hooks
         self._recorder = recorder
         self._interrupts = Interrupts(keep=recorder is None)
         self._stack = ExitStack()
@@ -151,6 +159,8 @@ class Run:
         with ExitStack() as stack:  # a signal that comes in here finds the last words
             if self._recorder:
                 stack.enter_context(self._recorder.last_words())
+            for hook in self.hooks:
+                stack.callback(hook.close)
             stack.enter_context(self._interrupts)
             if self._recorder:
                 stack.enter_context(self._saved(self._recorder))
@@ -191,20 +201,27 @@ class Run:
             return bool(comm.bcast_obj(self._recorder is not None and not self._recorder.over()))
 
     def record(
-        self, batch: Gathered, metrics: Mapping[str, float], results: Mapping[str, Batch | None]
+        self, agent: Agent, iteration: int, batch: Gathered, metrics: Mapping[str, float]
     ) -> None:
-        """Record the iteration that has just ended, on rank 0.
+        """Call the hooks after an iteration, and record it on rank 0.
+
+        Collective: every rank calls this.
 
         Args:
+            agent: the agent.
+            iteration: number of the iteration that has just ended.
             batch: what the agent learned from.
             metrics: what its update returned.
-            results: what hooks returned, by their names. An evaluation's is recorded.
         """
+        with self.phases("evaluate"):
+            for hook in self.hooks:
+                if hook.on_every_rank:
+                    hook.after(agent, iteration, Record())
         if self._recorder is None:
             return
         now = time.perf_counter()  # recording counts for the next iteration
         with self._interrupts.held(), self.phases("record"):
-            self._recorder.record(now - self._last, batch, metrics, results.get("evaluation"))
+            self._recorder.record(now - self._last, batch, metrics)
         self._last = now
 
     @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from rank0rl.batch import Batch
 from rank0rl.envs.wrappers import label
 from rank0rl.mpi import weights
 from rank0rl.run import checkpoint
-from rank0rl.run.hooks import Callback, Curriculum, goal_of
+from rank0rl.run.hooks import Hook
 from rank0rl.run.options import RunOptions
 
 Array = npt.NDArray[Any]
@@ -37,7 +37,7 @@ class Unfinished:
         self._act: list[Array] = []  # one array per env, never changed in place
 
     def add(self, gathered: Batch) -> None:
-        """Take what the ranks' `Rollout.unfinished` returned, in order of envs."""
+        """Take what the ranks' `FixedSteps.unfinished` returned, in order of envs."""
         if not gathered:
             return
         gathered = dict(gathered)
@@ -56,7 +56,7 @@ class Unfinished:
         gathered["kept"] = np.array([len(act) for act in self._act], np.int64)
 
     def all(self) -> Batch:
-        """Return a row for each env, for `Rollout.restore`; nothing if no episode is under way.
+        """Return a row for each env, for `EnvBlock.restore`; nothing if no episode is under way.
 
         Returns:
             "episode", "steps", "ret", "obs", and "kept", the number of actions that are kept, by
@@ -135,8 +135,6 @@ class State:
         collector: knows the episodes under way and a batch that waits for its update.
         options: options of the run.
         settings: all settings of the run and the agent, name -> value, to resume with.
-        curriculum: the run's curriculum, if it has one.
-        callback: the run's callback, if it has one.
     """
 
     def __init__(
@@ -145,15 +143,14 @@ class State:
         collector: Resumable,
         options: RunOptions,
         settings: Mapping[str, Any],
-        curriculum: Curriculum | None = None,
-        callback: Callback | None = None,
     ) -> None:
         """Begin before the first iteration."""
-        self.settings, self._curriculum, self.callback = settings, curriculum, callback
         self.agent, self._collector, self._options = agent, collector, options
+        self.settings = settings
+        self.hooks: list[Hook] = []
+        """Hooks of the run, whose states are saved too. Filled before the run begins."""
         infos = {label(name): deque[float](maxlen=_LAST) for name in options.info}
         self.progress = Progress(infos=infos)
-        self._goal = goal_of(options)
 
     def share_over(self, steps: int = 0, episodes: int = 0) -> float:
         """Return the share of the run that is over after so many more steps and episodes; 1 or more at its end."""
@@ -166,34 +163,14 @@ class State:
         if self.share_over() >= 1:
             name = "total_steps" if self._options.num_episodes is None else "num_episodes"
             return f"{name} {getattr(self._options, name)}"
-        if self.callback and self.callback.ends:
-            return f"callback {self._options.callback}"
-        return self._goal.reached() if self._goal else ""
-
-    def judge(self, ended: Batch, evaluated: Batch | None) -> None:
-        """Let a run with a goal see what the iteration that was counted last has brought."""
-        if self._goal:
-            returns = None if evaluated is None else evaluated["return"]
-            progress, count = self.progress, len(ended["return"])
-            self._goal.judge(progress.iteration, progress.returns, count, returns)
-
-    def advance(self, record: Mapping[str, Any]) -> None:
-        """Let a curriculum choose what the next episodes are like, from an iteration's record."""
-        if self._curriculum:
-            self._curriculum.advance(self.share_over(), record)
-
-    def settings_columns(self, settings: str) -> dict[str, float | str]:
-        """Return a curriculum's settings of the batch, as JSON, for the record."""
-        return self._curriculum.columns(settings) if self._curriculum else {}
+        return next((hook.ended for hook in self.hooks if hook.ended), "")
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy for a checkpoint; it takes a fraction of a millisecond."""
-        more = {"curriculum": self._curriculum.state()} if self._curriculum else {}
-        more |= {"coefficients": self.callback.values} if self.callback else {}
-        more |= {"goal": self._goal.state()} if self._goal else {}
+        hooks = {key: hook.state() for key, hook in self._named_hooks()}
         return checkpoint.snapshot(
             {
-                **more,
+                "hooks": {key: state for key, state in hooks.items() if state},
                 "settings": self.settings,
                 "progress": self.progress.state(),
                 "collector": self._collector.state(),
@@ -219,12 +196,17 @@ class State:
                 )
             self.progress.load(saved["progress"])
             self._collector.load(saved["collector"])
-            if self._curriculum:
-                self._curriculum.load(saved["curriculum"])
-            if self.callback:
-                self.callback.values = dict(saved.get("coefficients", {}))
-            if self._goal and "goal" in saved:  # a resume may set one
-                self._goal.load(saved["goal"])
+            for key, hook in self._named_hooks():
+                if key in saved["hooks"]:  # a resume may set a goal
+                    hook.load(saved["hooks"][key])
+
+    def _named_hooks(self) -> Iterator[tuple[str, Hook]]:
+        """Yield each hook by its name; the second hook of a name is "name 2"."""
+        count = Counter[str]()
+        for hook in self.hooks:
+            count[hook.name] += 1
+            number = count[hook.name]
+            yield hook.name if number == 1 else f"{hook.name} {number}", hook
 
 
 def load_weights(agent: Agent, saved: Mapping[str, Any]) -> None:

@@ -27,8 +27,8 @@ from rank0rl.run import settings as config
 from rank0rl.run.agents import absolute, is_reference
 from rank0rl.run.options import RunOptions
 
-FUNCTIONS = ("curriculum", "env_kwargs_of", "callback")
-"""Settings that name a function of the user's."""
+FUNCTIONS = ("curriculum", "env_kwargs_of", "hook")
+"""Settings that name functions or classes of the user's."""
 _NAMES = (
     "algo",
     "env_id",
@@ -108,8 +108,14 @@ def _foreign(options: RunOptions) -> dict[str, list[str]]:
         found["wrappers"] = [*options.wrappers]
     if not is_reference(options.algo):
         found["algo"] = [options.algo]
-    found |= {name: [function] for name in FUNCTIONS if (function := getattr(options, name))}
+    found |= {name: own for name in FUNCTIONS if (own := functions_of(options, name))}
     return found
+
+
+def functions_of(options: RunOptions, name: str) -> list[str]:
+    """Return the functions or classes that one of `FUNCTIONS` names."""
+    value = getattr(options, name) or ()
+    return [value] if isinstance(value, str) else [*value]
 
 
 def _names_a_file(kwargs: Any) -> bool:

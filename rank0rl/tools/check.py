@@ -25,10 +25,11 @@ import tyro
 from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, Step, choose
 from rank0rl.batch import Batch
 from rank0rl.envs import make as envs
+from rank0rl.envs.block import make_block
 from rank0rl.launch.mpiexec import find_mpiexec
 from rank0rl.options import check as check_options
 from rank0rl.options import option
-from rank0rl.rollout import Rollout
+from rank0rl.rollout import FixedSteps
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import Pairs
 
@@ -187,7 +188,7 @@ def check(
     ) -> list[Fragment]:
         random.seed(global_seed)
         np.random.seed(global_seed)  # noqa: NPY002 - some environments use it
-        rollout = Rollout(make, range(num_envs), seed, steps=steps)
+        rollout = FixedSteps(make_block(make, range(num_envs), seed), steps)
         fragments, _ = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
         return fragments[: len(rollout.block.groups[0])]
 

@@ -27,7 +27,7 @@ import numpy as np
 import tyro
 
 from rank0rl.launch import fork, job, mpiexec
-from rank0rl.launch.hosts import SSH, Host, free_room, read_hosts, shortages
+from rank0rl.launch.hosts import SSH, Host, free_space, read_hosts, shortages
 
 _INSTALL = "pip install mpi4py mpich"
 _NO_NAME = "check that this host's name resolves to its address"
@@ -104,7 +104,7 @@ def _lines(given: str | None, hosts: Sequence[Host]) -> Iterator[_Line]:
     remedy = f"mpi4py belongs to another MPI: activate its environment, or {_INSTALL}"
     found = f"{launcher}, {vendor or 'of an unknown MPI'}"
     yield _Line("mpiexec", found, "" if matches else remedy)
-    yield _room(free_room(), vendor, hosts[0].slots if hosts else os.cpu_count() or 1)
+    yield _room(free_space(), vendor, hosts[0].slots if hosts else os.cpu_count() or 1)
     yield _two("two ranks", given)
     for host in hosts[1:]:
         lines = _other_host(host.name, vendor, host.slots)
@@ -301,7 +301,7 @@ def _answer() -> None:
     """Print a line about this host, then answer each line of stdin with the time."""
     from rank0rl.run import machine
 
-    print(json.dumps({**machine.describe(), "free_mb": free_room()}), flush=True)
+    print(json.dumps({**machine.describe(), "free_mb": free_space()}), flush=True)
     for _ in sys.stdin:
         print(time.time(), flush=True)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import tyro
 
 from rank0rl import batch as batches
+from rank0rl.agent import Agent
 from rank0rl.batch import Batch
 from rank0rl.collector import Collector, make_rollout
 from rank0rl.learner import Learner, Overlap
@@ -23,8 +24,8 @@ from rank0rl.mpi import hashes
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.update import check_device
 from rank0rl.run import checkpoint, plan
-from rank0rl.run.agents import make_agent, seed_globals
-from rank0rl.run.hooks import Curriculum
+from rank0rl.run.agents import load_function, make_agent, seed_globals
+from rank0rl.run.hooks import Coefficients, Curriculum, Hook
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.state import State
@@ -102,13 +103,10 @@ def replay(
     collector, state = _go_to(start, iteration, rows)
 
     alone = make_rollout(start.options, 0, 1, only=fragment_id)
-    curriculum = collector.curriculum
-    settings = curriculum.texts if curriculum else None
-    _refuse(alone.block.restore(collector.state()["envs"], settings))
-    if curriculum:
-        alone.block.settings = curriculum.broadcast(iteration)
-    if collector.callback:
-        collector.callback.broadcast()
+    unfinished = collector.state()
+    _refuse(alone.block.restore(unfinished["envs"], unfinished["settings"]))
+    _before(state.hooks, iteration, ahead=iteration - 1 - start.boundary)
+    alone.block.settings = collector.rollout.block.settings
     fragments, ended = alone.collect(state.agent, iteration)
     fragment = next((one for one in fragments if one.fragment_id == fragment_id), None)
     if fragment is None:
@@ -202,25 +200,52 @@ class _Recorded(Curriculum):
     """The settings of a curriculum as a run has recorded them.
 
     Args:
-        curriculum: the run's own, as it is at the checkpoint.
+        name: function of --curriculum.
+        collector: collects the episodes that begin with the settings.
         rows: the run's record.
-        last: the iteration whose settings the checkpoint holds, if the record does not.
     """
 
-    def __init__(self, curriculum: Curriculum, rows: list[dict[str, str]], last: int) -> None:
-        vars(self).update(vars(curriculum))
-        self._rows, self._last = rows, last
+    def __init__(self, name: str, collector: Collector, rows: list[dict[str, str]]) -> None:
+        super().__init__(load_function(name), collector.begin_with, lambda: 0.0)
+        self._rows = rows
+        self.last = 0
+        """Iteration whose settings the checkpoint holds, if the record does not."""
 
-    def broadcast(self, iteration: int) -> tuple[int, str]:
-        """Return the version and text of the settings of an iteration's batch."""
+    def before(self, iteration: int) -> None:
+        """Let episodes begin with the settings of an iteration's batch."""
         if iteration <= len(self._rows):
             self.follow(self._rows[iteration - 1]["settings"])
-        elif iteration != self._last:
+        elif iteration != self.last:
             raise CannotReplayError(
                 f"the settings of iteration {iteration} are not recorded, and the last checkpoint is "
-                f"from before iteration {self._last}: resume the run, which makes it again"
+                f"from before iteration {self.last}: resume the run, which makes it again"
             )
-        return super().broadcast(iteration)
+        super().before(iteration)
+
+
+class _RecordedCoefficients(Coefficients):
+    """Coefficients that hooks have changed, as a run has recorded them.
+
+    Args:
+        agent: the agent.
+        rows: the run's record.
+    """
+
+    def __init__(self, agent: Agent, rows: list[dict[str, str]]) -> None:
+        super().__init__(agent)
+        self._rows = rows
+
+    def before(self, iteration: int) -> None:
+        """Give the agent what it had in an iteration."""
+        if 1 < iteration <= len(self._rows) + 1:
+            self.values = json.loads(self._rows[iteration - 2]["coefficients"])
+        super().before(iteration)
+
+
+def _before(hooks: Sequence[Hook], iteration: int, ahead: int = 0) -> None:
+    """Prepare an iteration, whose batch is collected so many iterations ahead of its update."""
+    for hook in hooks:
+        hook.before(iteration - ahead if isinstance(hook, Coefficients) else iteration)
 
 
 def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[Collector, State]:
@@ -231,7 +256,10 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
     agent = make_agent(options, start.agent_options, rollout.spaces)
     collector = Collector(agent, rollout, options, phases)
     settings = start.saved["settings"]
-    state = State(agent, collector, options, settings, collector.curriculum, collector.callback)
+    state = State(agent, collector, options, settings)
+    curriculum = _Recorded(options.curriculum, collector, rows) if options.curriculum else None
+    coefficients = _RecordedCoefficients(agent, rows) if options.hook else None
+    state.hooks += [hook for hook in (curriculum, coefficients) if hook]
     if start.file:
         try:
             state.load(start.saved)
@@ -244,9 +272,17 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
         except (ValueError, KeyError) as error:
             raise CannotReplayError(f"this run began with another one's weights: {error}") from None
     first = state.progress.iteration + 1
-    if collector.curriculum:
-        last = first + options.overlap * bool(start.file)
-        collector.curriculum = _Recorded(collector.curriculum, rows, last)
+    if curriculum:
+        curriculum.last = first + options.overlap * bool(start.file)
+    _train(start, iteration, collector, state, phases)
+    return collector, state
+
+
+def _train(
+    start: _Start, iteration: int, collector: Collector, state: State, phases: Phases
+) -> None:
+    """Train from the checkpoint to the boundary."""
+    options, agent, first = start.options, state.agent, state.progress.iteration + 1
     print(
         f"from {start.file or 'the beginning of the run'}: training "
         f"{start.boundary + 1 - first} iterations again"
@@ -257,14 +293,14 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
     if first <= start.boundary:
         alone.prepare()
     for number in range(first, start.boundary + 1):
+        _before(state.hooks, number)
         batch = collector.batch(number)
+        _before(state.hooks, number + options.overlap, ahead=options.overlap)
         learner.update(batch, number)
         state.progress.add(batch.steps, batch.ended)
-        if collector.callback:
-            collector.callback.values = json.loads(rows[number - 1]["coefficients"])
     if start.boundary < iteration - 1 and not collector.state()["ahead"]:
+        _before(state.hooks, iteration - 1)
         collector.batch(iteration - 1)  # with the same weights as the iteration itself
-    return collector, state
 
 
 def _refuse(strays: Mapping[int, str]) -> None:

@@ -23,41 +23,34 @@ from rank0rl.envs import make as envs
 from rank0rl.envs import spaces
 from rank0rl.evaluation import whole_episodes
 from rank0rl.mpi import comm
+from rank0rl.run.hooks import Hook, Record
 from rank0rl.run.options import RunOptions
-from rank0rl.trainer import Hook
 
 
-class Video:
+class Video(Hook):
     """A hook of training: it films one episode every `options.video_every` iterations.
 
     Args:
         options: the run's options; video_every is not None.
-        folder: the run's folder on rank 0, None on the other ranks.
+        folder: the run's folder.
         deterministic: choose the most probable actions, and draw none at random.
     """
 
     name = "video"
+    on_every_rank = True
 
-    def __init__(self, options: RunOptions, folder: Path | None, deterministic: bool) -> None:
+    def __init__(self, options: RunOptions, folder: Path, deterministic: bool) -> None:
         """Keep the arguments; `check` has found that the environment can be filmed."""
         assert options.video_every is not None
         self._every = options.video_every
-        self._options, self._folder, self._deterministic = options, folder, deterministic
+        self.folder = folder
+        self._options, self._deterministic = options, deterministic
 
-    def due(self, iteration: int) -> bool:
-        """Return True if an episode is to be filmed after this iteration."""
-        return iteration % self._every == 0
-
-    def __call__(self, agent: Agent, iteration: int) -> None:
-        """Film an episode into videos/ of the run's folder; ranks other than 0 return at once.
-
-        Args:
-            agent: the agent after the iteration's update; it learns nothing here.
-            iteration: the iteration's number, which names the file.
-        """
-        if self._folder is None:
+    def after(self, agent: Agent, iteration: int, record: Record) -> None:
+        """Film an episode into videos/ of the run's folder; ranks other than 0 return at once."""
+        if iteration % self._every or comm.get_rank():
             return
-        path = self._folder / "videos" / f"{iteration:08d}.mp4"
+        path = self.folder / "videos" / f"{iteration:08d}.mp4"
         path.parent.mkdir(exist_ok=True)
         acting = evaluation.deterministic(agent) if self._deterministic else agent
         film(acting, self._options, path, self._options.seed)
@@ -72,7 +65,7 @@ def hooks(options: RunOptions, folder: Path) -> list[Hook]:
     """
     if options.video_every is None:
         return []
-    return [Video(options, None if comm.get_rank() else folder, options.eval_deterministic)]
+    return [Video(options, folder, options.eval_deterministic)]
 
 
 def film(agent: Agent, options: RunOptions, path: Path, seed: int = 0, episodes: int = 1) -> Batch:

@@ -16,7 +16,7 @@ from runs import SMALL, curve, sha, table, train, wait_for_rows
 
 from benchmarks import hosts as namespaces
 from rank0rl.launch import hosts, job
-from rank0rl.launch.hosts import Contact, Host, count_ranks, is_here, read_hosts, switches
+from rank0rl.launch.hosts import Host, SshSessions, count_ranks, is_here, read_hosts, switches
 from rank0rl.run import run as run_module
 from rank0rl.run.options import RunOptions
 
@@ -113,11 +113,11 @@ def test_a_lost_host_is_left_out_when_the_run_goes_on(tmp_path, monkeypatch):
     fake_ssh(tmp_path, monkeypatch, "echo No route >&2; exit 255")
     job.create(tmp_path, 6)
     monkeypatch.setenv(job.FOLDER, str(tmp_path))
-    job.folder.cache_clear()
+    job.my_folder.cache_clear()
     options = RunOptions(hosts="one:1,two:2,three:3", pass_env="A,B_*")
     where = functools.partial(run_module._where, options, 6)
     try:
-        with Contact([Host("one", 1), Host("two", 2), Host("three", 3)], tmp_path) as contact:
+        with SshSessions([Host("one", 1), Host("two", 2), Host("three", 3)], tmp_path) as contact:
             assert where() == " --hosts one:1,two:2,three:3 --pass-env 'A,B_*' --nprocs 6"
             assert contact.lost(LIMIT_S) == {"two": "No route"}
             wait_until(lambda: len((tmp_path / "words").read_text().splitlines()) == 2)
@@ -129,7 +129,7 @@ def test_a_lost_host_is_left_out_when_the_run_goes_on(tmp_path, monkeypatch):
         )  # as after a restart, of which each is a job of its own
         assert where() == " --hosts one:1 --pass-env 'A,B_*'"
     finally:
-        job.folder.cache_clear()
+        job.my_folder.cache_clear()
     words = (tmp_path / "words").read_text().splitlines()
     assert sorted(line.partition(" -- ")[2] for line in words) == ["three cat", "two cat"]
 

@@ -22,7 +22,7 @@ def test_files_from_other_hosts_come_as_lines_on_stderr(tmp_path, monkeypatch):
     )  # which this host does not see
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "3")
-    job.folder.cache_clear()
+    job.my_folder.cache_clear()
     reader, writer = os.pipe()
     monkeypatch.setattr(job.os, "write", lambda _, data, write=os.write: write(writer, data))
     job.mark_loading_mpi()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from on_ranks import HERE, mpiexec, run
 
 from rank0rl.launch import fork, job
-from rank0rl.launch import mpiexec as launchers
+from rank0rl.launch.mpiexec import rank_command
 
 RECIPE = [sys.executable, str(HERE / "recipe.py")]
 
@@ -81,7 +82,7 @@ def test_two_signals_end_a_job_that_hangs():
 
 
 def test_no_mpiexec_says_what_to_install(monkeypatch, capsys):
-    monkeypatch.setattr(launchers.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
     monkeypatch.setattr(sys, "argv", ["script.py"])
     with pytest.raises(SystemExit) as end:
         fork.mpi_fork(2)
@@ -103,7 +104,7 @@ def test_no_ranks_are_one():
 EARLY = """
 import sys, rank0rl
 if "parent" == rank0rl.mpi_fork(2): sys.exit()
-from rank0rl.mpi import job
+from rank0rl.launch import job
 if job.world_rank() == 1: raise KeyError("before MPI")
 rank0rl.rank0_accum_batches({})
 """
@@ -286,7 +287,7 @@ def test_a_rank_on_another_host_ends_with_the_launcher_there(tmp_path):
     (tmp_path / "script.py").write_text(
         "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(99)\n"
     )
-    rank = launchers.rank_command([str(tmp_path / "script.py")])
+    rank = rank_command([str(tmp_path / "script.py")])
     code = "import subprocess, sys; subprocess.call(sys.argv[1:])"
     there = {**os.environ, "RANK0RL_JOB": str(tmp_path / "not-here"), "PMI_RANK": "1"}
     process = subprocess.Popen(

@@ -97,7 +97,7 @@ def test_no_start_waits_for_what_somebody_put_there(tmp_path, monkeypatch):
 
 
 def test_a_job_has_a_locked_folder_until_its_end(tmp_path):
-    with processes.job_folder() as folder:
+    with processes.new_job_folder() as folder:
         job.create(folder, 2)
         processes.remove_leftovers()
         assert folder.exists()

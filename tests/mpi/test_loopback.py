@@ -40,7 +40,8 @@ def test_ports_that_are_the_ranks_own_stay_open():
 SCRIPT = """
 import jobs, json, os, subprocess, sys, rank0rl
 if rank0rl.mpi_fork(2) == "parent": sys.exit()
-from rank0rl.mpi import comm, job
+from rank0rl.launch import job
+from rank0rl.mpi import comm
 comm.allgather_obj(comm.rank, "all are connected")
 if comm.rank == 0:
     of_job = jobs.processes(f"{job.FOLDER}={os.environ[job.FOLDER]}")

@@ -1,72 +1,64 @@
 """Runs that end because they are good enough, or get no better."""
 
 import json
-from collections import deque
 
-import numpy as np
 import pytest
 from on_ranks import HERE
 from runs import resume, table, train
 
-from rank0rl.run.hooks import goal_of
+from rank0rl.run.hooks import Goal, make_hooks
 from rank0rl.run.options import RunOptions
 
 COUNT = ["toy_envs:Count-v0", "--num-envs", "4", "--steps-per-batch", "64", "--hidden", "8"]
 
 
-def episodes(*returns, most=3):
-    return deque(returns, maxlen=most)
+def judge(goal, iteration, ret=None, evaluated="", episodes=100):
+    """Let a goal see an iteration; without `ret` no episode has ended in it."""
+    record = {"episodes": episodes, "return_mean": ret, "eval_return": evaluated}
+    goal.after(None, iteration, {**record, "longest": float("nan") if ret is None else 9.0})
+    return goal.ended
 
 
 def test_a_run_without_a_goal_has_none():
-    assert goal_of(RunOptions()) is None
+    assert make_hooks(RunOptions(), None, None, None) == []
+    (goal,) = make_hooks(RunOptions(stop_at_return=0.0), None, None, None)
+    assert isinstance(goal, Goal)
 
 
 def test_the_mean_return_counts_once_there_are_enough_episodes():
-    goal = goal_of(RunOptions(stop_at_return=5.0))
-    goal.judge(1, episodes(9.0, 9.0), 2, None)
-    assert goal.reached() == ""
-    goal.judge(2, episodes(9.0, 5.0, 1.0), 1, None)
-    assert goal.reached() == "stop_at_return 5"
-    goal.judge(3, episodes(5.0, 5.0, 4.0), 1, None)
-    assert goal.reached() == ""
+    goal = Goal(RunOptions(stop_at_return=5.0))
+    assert judge(goal, 1, 9.0, episodes=99) == ""
+    assert judge(goal, 2, 5.0) == "stop_at_return 5"
+    assert judge(goal, 3, 14 / 3) == ""
 
 
 def test_with_evaluations_only_they_count():
-    goal = goal_of(RunOptions(stop_at_return=5.0, eval_every=2))
-    goal.judge(1, episodes(9.0, 9.0, 9.0), 3, None)
-    assert goal.reached() == ""
-    goal.judge(2, episodes(0.0, 0.0, 0.0), 3, np.array([4.0, 6.0]))
-    assert goal.reached() == "stop_at_return 5"
+    goal = Goal(RunOptions(stop_at_return=5.0, eval_every=2))
+    assert judge(goal, 1, 9.0) == ""
+    assert judge(goal, 2, 0.0, evaluated=5.0) == "stop_at_return 5"
 
 
 def test_patience_counts_iterations_since_the_best():
-    goal = goal_of(RunOptions(patience=2))
-    assert goal.reached() == ""
-    for iteration, ret in enumerate((1.0, 3.0, 3.0), 1):
-        goal.judge(iteration, episodes(ret, most=1), 1, None)
-    assert goal.reached() == ""
-    goal.judge(4, episodes(3.0, most=1), 0, None)
-    assert goal.reached() == ""  # no episode has ended: there is no news
-    goal.judge(5, episodes(2.0, most=1), 1, None)
-    assert goal.reached() == "patience 2"
+    goal = Goal(RunOptions(patience=2))
+    assert goal.ended == ""
+    assert [judge(goal, i, ret) for i, ret in enumerate((1.0, 3.0, 3.0), 1)] == [""] * 3
+    assert judge(goal, 4) == ""  # no episode has ended: there is no news
+    assert judge(goal, 5, 2.0) == "patience 2"
 
 
 def test_patience_waits_for_the_next_evaluation():
-    goal = goal_of(RunOptions(patience=2, eval_every=10))
-    goal.judge(10, episodes(), 0, np.array([1.0]))
-    goal.judge(15, episodes(5.0), 1, None)
-    assert goal.reached() == ""
-    goal.judge(20, episodes(), 0, np.array([1.0]))
-    assert goal.reached() == "patience 2"
+    goal = Goal(RunOptions(patience=2, eval_every=10))
+    assert judge(goal, 10, evaluated=1.0) == ""
+    assert judge(goal, 15, 5.0) == ""
+    assert judge(goal, 20, evaluated=1.0) == "patience 2"
 
 
 def test_a_goal_goes_on_with_its_state():
-    goal, other = goal_of(RunOptions(patience=2)), goal_of(RunOptions(patience=2))
-    goal.judge(1, episodes(1.0, most=1), 1, None)
-    goal.judge(3, episodes(1.0, most=1), 1, None)
+    goal, other = Goal(RunOptions(patience=2)), Goal(RunOptions(patience=2))
+    judge(goal, 1, 1.0)
+    judge(goal, 3, 1.0)
     other.load(goal.state())
-    assert other.reached() == goal.reached() == "patience 2"
+    assert other.ended == goal.ended == "patience 2"
 
 
 @pytest.mark.parametrize("resumed", [pytest.param(False, marks=pytest.mark.slow), True])

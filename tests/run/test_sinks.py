@@ -50,9 +50,11 @@ def test_what_an_earlier_start_wrote_beyond_the_checkpoint_is_hidden(tmp_path):
     for after in (0, 0, 2):
         board = hooks.TensorBoard(tmp_path, after)
         for step in range(after + 1, after + 4):
-            board.row({"a/b": after}, step)
+            record = hooks.Record()
+            record.add("run", {"steps": step, "b": after})
+            board.after(None, step, record)
         board.close()
-    events = EventAccumulator(str(tmp_path)).Reload().Scalars("a/b")
+    events = EventAccumulator(str(tmp_path)).Reload().Scalars("run/b")
     assert [(event.step, event.value) for event in events] == [
         (1, 0),
         (2, 0),

@@ -2,9 +2,8 @@
 
 import pytest
 
-from rank0rl.tools.study.options import Options
-from rank0rl.tools.study.planned import combined, planned, seeds
-from rank0rl.tools.study.training import spread
+from rank0rl.tools.study.planned import Options, _combined, planned, seeds
+from rank0rl.tools.study.schedule import _spread
 
 SMALL = ["--total-steps", "1000", "--num-envs", "4", "--steps-per-batch", "64"]
 
@@ -23,8 +22,8 @@ def test_wrong_seeds(text):
 
 
 def test_every_combination_of_a_grid():
-    assert [*combined([])] == [{}]
-    assert [*combined(["lr=1e-4,3e-4", "norm-obs=true,false"])] == [
+    assert [*_combined([])] == [{}]
+    assert [*_combined(["lr=1e-4,3e-4", "norm-obs=true,false"])] == [
         {"lr": lr, "norm_obs": norm} for lr in ("1e-4", "3e-4") for norm in ("true", "false")
     ]
 
@@ -32,7 +31,7 @@ def test_every_combination_of_a_grid():
 @pytest.mark.parametrize("word", ["lr", "lr=", "=1", "lr=1,,2"])
 def test_a_wrong_grid(word):
     with pytest.raises(ValueError, match="a setting must be NAME=VALUE"):
-        [*combined([word])]
+        [*_combined([word])]
 
 
 def test_every_setting_has_its_first_seed_early():
@@ -57,7 +56,7 @@ def test_a_run_by_episodes():
     (run,) = planned(Options(envs=("CartPole",), algo=("reinforce",), seeds="0"), ["-n", "50"])
     assert run.ends("num_episodes 50")
     assert not run.ends("num_episodes 40")
-    assert run.ends("callback mine.py:stop")
+    assert run.ends("hook Mine")
     assert run.part({"steps": "250", "episodes": "10"}) == 0.2
 
 
@@ -99,7 +98,7 @@ def test_a_wrong_option_is_found_before_anything_is_trained(capsys):
     ],
 )
 def test_cores_go_to_the_run_that_would_end_last(cores, left_s, most, expected):
-    assert spread(cores, left_s, most) == expected
+    assert _spread(cores, left_s, most) == expected
 
 
 def test_rank_0_may_leave_fewer_envs_to_others():

@@ -5,9 +5,9 @@ from typing import ClassVar
 import pytest
 
 from rank0rl.run.options import RunOptions
-from rank0rl.tools.study import training as schedule
+from rank0rl.tools.study import schedule
 from rank0rl.tools.study.planned import Planned
-from rank0rl.tools.study.training import Schedule
+from rank0rl.tools.study.schedule import Schedule
 
 NEVER = 10**9
 
@@ -22,6 +22,7 @@ class Pretended:
 
     def __init__(self, planned, folder, cores):
         self.planned, self.cores, self.next_cores = planned, list(cores), []
+        self.given_up = False
         self._stopped = self._told = False
         Pretended.made.append((planned.name, [core[0] for core in cores]))
 
@@ -40,6 +41,16 @@ class Pretended:
 
     def times(self):
         return Pretended.startup_s, Pretended.work[self.planned.name] / len(self.cores)
+
+
+class Shown:
+    """The console of a study, which shows nothing."""
+
+    def __init__(self, show=lambda trainings: None):
+        self.show = show
+
+    def over(self, planned, code):
+        pass
 
 
 class Some:
@@ -72,7 +83,7 @@ def pretend(monkeypatch):
 def scheduled(work, cores, **more):
     Pretended.work = dict(work)
     some = Some(work, **more)
-    Schedule(some, None, [(i,) for i in range(cores)], lambda trainings: None).run()
+    Schedule(some, None, [(i,) for i in range(cores)], Shown()).run()
     return some.ended, Pretended.made
 
 
@@ -132,7 +143,7 @@ def test_all_training_is_stopped_on_the_way_out(monkeypatch):
 
     Pretended.work = {"a": NEVER, "b": NEVER, "c": NEVER}
     with pytest.raises(KeyboardInterrupt):
-        Schedule(Some("abc"), None, [(0,), (1,)], show).run()
+        Schedule(Some("abc"), None, [(0,), (1,)], Shown(show)).run()
     assert stopped == ["a", "b"]
 
 
@@ -146,7 +157,7 @@ def test_what_another_machine_has_left_is_trained():
 
     Pretended.work = {"a": 2}
     late = Late("a")
-    Schedule(late, None, [(0,)], lambda trainings: None).run()
+    Schedule(late, None, [(0,)], Shown()).run()
     assert late.ended == [("a", 0)]
 
 

@@ -11,7 +11,7 @@ from runs import write_run
 
 from rank0rl.tools.report_study import TRIALS
 from rank0rl.tools.study import search
-from rank0rl.tools.study.options import Options
+from rank0rl.tools.study.planned import Options
 from rank0rl.tools.study.search import Search, check, score
 
 REST = ["--total-steps", "9000"]
@@ -54,21 +54,22 @@ def test_a_wrong_search(more, said):
 
 def test_the_best_trial_is_found(tmp_path):
     found = []
-    searching = Search(options(), REST, tmp_path, lambda run, code: found.append((lr(run), code)))
+    searching = Search(options(), REST, tmp_path)
     while run := searching.take():
         assert run.options.seed == 100
         assert 1e-4 <= lr(run) <= 1e-2
         write(tmp_path, run, 0.0, -abs(lr(run) - 1e-3))
         searching.done(run, 0)
-    assert len(found) == 3
-    assert float(searching.best()["lr"]) == min(found, key=lambda one: abs(one[0] - 1e-3))[0]
+        found.append(lr(run))
+    assert len(found) == searching.over == 3
+    assert float(searching.best()["lr"]) == min(found, key=lambda one: abs(one - 1e-3))
     searching.write()
     rows = [*csv.DictReader((tmp_path / TRIALS).open())]
     assert [row["state"] for row in rows] == ["complete"] * 3
 
 
 def test_a_trial_has_the_mean_of_its_seeds(tmp_path):
-    searching = Search(options(search_seeds="7,9", trials=1), REST, tmp_path, lambda *_: None)
+    searching = Search(options(search_seeds="7,9", trials=1), REST, tmp_path)
     for value in (1.0, 4.0):
         run = searching.take()
         write(tmp_path, run, value)
@@ -79,17 +80,17 @@ def test_a_trial_has_the_mean_of_its_seeds(tmp_path):
 
 
 def test_a_search_goes_on_with_the_trials_under_way(tmp_path):
-    first = Search(options(), REST, tmp_path, lambda *_: None)
+    first = Search(options(), REST, tmp_path)
     done, under_way = first.take(), first.take()
     write(tmp_path, done, 1.0)
-    other = Search(options(), REST, tmp_path, lambda *_: None)
+    other = Search(options(), REST, tmp_path)
     assert other.waits()  # for the trials of the first
     assert not first.stops(
         SimpleNamespace(planned=under_way, part=0.1, row=lambda: {"return_mean": "1"})
     )
     for trial in first._mine.values():
         trial.release()
-    again = Search(options(), REST, tmp_path, lambda *_: None)  # it was killed before it knew
+    again = Search(options(), REST, tmp_path)  # it was killed before it knew
     run = again.take()
     assert run == under_way
     with warnings.catch_warnings():
@@ -108,7 +109,7 @@ def test_a_search_goes_on_with_the_trials_under_way(tmp_path):
 
 
 def test_a_failed_trial_counts_and_is_never_the_best(tmp_path):
-    searching = Search(options(trials=1, search_seeds="7,9"), REST, tmp_path, lambda *_: None)
+    searching = Search(options(trials=1, search_seeds="7,9"), REST, tmp_path)
     searching.done(searching.take(), 1)
     assert searching.take() is None  # its second seed is not trained
     with pytest.raises(ValueError, match="no trial of the search has come to its end"):
@@ -116,7 +117,7 @@ def test_a_failed_trial_counts_and_is_never_the_best(tmp_path):
 
 
 def test_a_curve_below_the_median_is_stopped(tmp_path):
-    searching = Search(options(trials=7), REST, tmp_path, lambda *_: None)
+    searching = Search(options(trials=7), REST, tmp_path)
     for _ in range(6):
         run = searching.take()
         for part in (0.1, 0.5, 0.9):
@@ -132,7 +133,7 @@ def test_a_curve_below_the_median_is_stopped(tmp_path):
     searching.done(run, 0)
     searching.write()
     assert [*csv.DictReader((tmp_path / TRIALS).open())][-1]["state"] == "pruned"
-    unpruned = Search(options(trials=9, prune=False), REST, tmp_path, lambda *_: None)
+    unpruned = Search(options(trials=9, prune=False), REST, tmp_path)
     run = unpruned.take()
     low = {"planned": run, "row": lambda: {"return_mean": "1"}}
     assert not unpruned.stops(SimpleNamespace(part=0.5, **low))
@@ -144,7 +145,7 @@ def test_a_curve_below_the_median_is_stopped(tmp_path):
 )
 def test_ranges(text, method):
     trial = SimpleNamespace(**{method: lambda name, *ends, **_: (name, ends)})
-    name, ends = search.suggester("x", text)(trial, "x")
+    name, ends = search._suggester("x", text)(trial)
     assert name == "x"
     assert len(ends) == (1 if "|" in text else 2)
 
@@ -160,7 +161,7 @@ def test_scores(tmp_path):
 @pytest.mark.parametrize("code", [0, 1])
 def test_all_runs_of_a_trial_that_is_given_up_are_stopped(code, tmp_path):
     given = options(trials=8, search_seeds="7,9,11", prune=not code)
-    searching = Search(given, REST, tmp_path, lambda *_: None)
+    searching = Search(given, REST, tmp_path)
     for _ in range(0 if code else 6):
         for _ in range(3):
             run = searching.take()
@@ -187,24 +188,24 @@ def test_all_runs_of_a_trial_that_is_given_up_are_stopped(code, tmp_path):
 
 
 def test_a_start_does_not_repeat_the_trials_before(tmp_path):
-    first = Search(options(), REST, tmp_path, lambda *_: None)
+    first = Search(options(), REST, tmp_path)
     runs = [first.take()]
     write(tmp_path, runs[0], 1.0)
     first.done(runs[0], 0)
-    runs.append(Search(options(), REST, tmp_path, lambda *_: None).take())
+    runs.append(Search(options(), REST, tmp_path).take())
     assert lr(runs[0]) != lr(runs[1])
 
 
 def test_another_search_has_another_folder(tmp_path):
-    Search(options(), REST, tmp_path, lambda *_: None)
+    Search(options(), REST, tmp_path)
     for given, rest in ((options(objective="mean"), REST), (options(), [*REST, "--gamma", "0.9"])):
         with pytest.raises(ValueError, match="holds another search: (objective|options) differ"):
-            Search(given, rest, tmp_path, lambda *_: None)
+            Search(given, rest, tmp_path)
 
 
 def test_a_trial_that_cannot_be_fails_alone(tmp_path, capsys):
     given = options(search=("steps_per_batch=4:8",), trials=12)
-    searching = Search(given, [*REST, "--num-envs", "4"], tmp_path, lambda *_: None)
+    searching = Search(given, [*REST, "--num-envs", "4"], tmp_path)
     found = set()
     while run := searching.take():
         found.add(run.options.steps_per_batch)

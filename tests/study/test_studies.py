@@ -16,7 +16,7 @@ from runs import curve, sha, table, train
 
 from rank0rl.run.machine import available_cores
 from rank0rl.tools.study import study as tool
-from rank0rl.tools.study.machines import claim
+from rank0rl.tools.study.training import claim
 
 STUDY = [sys.executable, "-m", "rank0rl", "study"]
 SMALL = ["--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32", "--hidden", "8"]
@@ -60,7 +60,7 @@ def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypat
     ("more", "said"),
     [
         ({"algo": ["planted:Agent"]}, "planted:Agent"),
-        ({"grid": ["callback=planted.py:f"]}, "--callback"),
+        ({"grid": ["hook=planted.py:f"]}, "--hook"),
         ({"search": ["env-kwargs=planted|0"]}, "--env-kwargs"),
         ({"hosts": "planted:1"}, "--hosts"),
         ({"trust": True, "train": "--wrappers=planted:Wrapper"}, "--wrappers"),

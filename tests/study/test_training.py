@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from rank0rl.tools.study.options import Options
-from rank0rl.tools.study.planned import planned
+from rank0rl.tools.study.planned import Options, planned
 from rank0rl.tools.study.training import complaint, ended, last_row
 
 
@@ -26,7 +25,7 @@ def test_the_last_complete_row(text, expected, tmp_path):
     path = tmp_path / "progress.csv"
     if text is not None:
         path.write_text(text)
-    assert last_row(path) == expected
+    assert last_row(tmp_path) == expected
 
 
 @pytest.mark.parametrize(

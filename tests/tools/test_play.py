@@ -15,6 +15,8 @@ from toy_envs import Drawn, NoiseAgent
 from rank0rl.agent import Space
 from rank0rl.api import evaluate
 from rank0rl.envs import make as envs
+from rank0rl.mpi import comm
+from rank0rl.run.hooks import Record
 from rank0rl.run.options import RunOptions
 from rank0rl.tools import play, video
 
@@ -209,14 +211,16 @@ def test_films_of_a_training_leave_it_what_it_is(tmp_path, monkeypatch):
     assert len(pictures(films[1])[1]) == length + 1
 
 
-def test_the_hook_films_every_few_iterations_and_on_rank_0_alone(tmp_path):
+def test_the_hook_films_every_few_iterations_and_on_rank_0_alone(tmp_path, monkeypatch):
     spaces = SimpleNamespace(act=Space("box", (1,), "float32"))
     options = RunOptions(env_id=DRAWN, video_every=3)
-    for folder in (tmp_path, None):
-        hook = video.Video(options, folder, deterministic=True)
-        assert [i for i in range(1, 10) if hook.due(i)] == [3, 6, 9]
-        hook(NoiseAgent(spaces), 6)
-    assert [path.name for path in tmp_path.rglob("*.mp4")] == ["00000006.mp4"]
+    for rank in (0, 1):
+        monkeypatch.setattr(comm, "get_rank", lambda rank=rank: rank)
+        hook = video.Video(options, tmp_path / str(rank), deterministic=True)
+        for iteration in range(5, 8):
+            hook.after(NoiseAgent(spaces), iteration, Record())
+    films = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.mp4")]
+    assert films == ["0/videos/00000006.mp4"]
     assert video.hooks(RunOptions(env_id=DRAWN), tmp_path) == []
 
 

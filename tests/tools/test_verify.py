@@ -185,17 +185,22 @@ def test_what_a_run_began_with_must_be_there(made, tmp_path, capsys):
 
 
 CALLS = """
-def schedule(iteration):
-    if iteration.record["iteration"] == 2:
-        iteration.set(lr=1e-4)
-    return iteration.record["iteration"] != 3
+from dataclasses import replace
+from rank0rl import Hook
+
+class Schedule(Hook):
+    def after(self, agent, iteration, record):
+        if iteration == 2:
+            agent.options = replace(agent.options, lr=1e-4)
+        if not iteration != 3:
+            self.stop()
 """
 
 
 @pytest.mark.slow
-def test_a_run_that_its_callback_ended_is_ended_and_resumed_again(tmp_path, capsys):
+def test_a_run_that_its_hook_ended_is_ended_and_resumed_again(tmp_path, capsys):
     (tmp_path / "calls.py").write_text(CALLS)
-    args = ["--callback", f"{tmp_path / 'calls.py'}:schedule", "--total-steps", "320", "--overlap"]
+    args = ["--hook", f"{tmp_path / 'calls.py'}:Schedule", "--total-steps", "320", "--overlap"]
     train(tmp_path / "run", *SMALL, *args, nprocs=2)
     resume(tmp_path / "run")
     assert [row["coefficients"] for row in table(tmp_path / "run")][1:] == ['{"lr": 0.0001}'] * 4

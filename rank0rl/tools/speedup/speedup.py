@@ -1,18 +1,73 @@
-"""python -m rank0rl speedup Walker2d --nprocs 1 2 4 8: how much faster a run gets with more ranks, and what limits it."""
+"""python -m rank0rl speedup Walker2d --nprocs 1 2 4 8: how much faster a run gets with more ranks, and what limits it.
+
+Every figure is a run of its own. All numbers of ranks take turns, so that a machine whose speed drifts
+favours none of them.
+"""
 
 from __future__ import annotations
 
+import math
+import shlex
+import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import tyro
 
-from rank0rl.tools.speedup import calibration, prediction, table
+from rank0rl import options
+from rank0rl.envs.block import envs_of
+from rank0rl.options import option
+from rank0rl.run.logger import read_rows
+from rank0rl.run.machine import available_cores
+from rank0rl.run.timing import PHASES
+from rank0rl.tools.speedup import outputs, prediction, probes
 from rank0rl.tools.speedup.cost_model import Machines
-from rank0rl.tools.speedup.measure import FailedError, Options, Row, check_options, study
+from rank0rl.tools.speedup.measured import Row, Work, advice, compare, ranks, step_fractions
+from rank0rl.tools.speedup.probes import FailedError
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train with several numbers of ranks in turn, and print what limits the speedup. All other arguments, such as the environment, go to the training script."""
+
+    nprocs: tuple[int, ...] = option((1, 2), "[1, inf)")
+    """Numbers of ranks. The smallest one is what the others are compared with."""
+    repeats: int = option(3, "[1, inf)")
+    """Number of runs with each number of ranks."""
+    iterations: int = option(10, "[1, inf)")
+    """Iterations of each run that are timed. One more iteration comes first and is not timed."""
+    seconds: float | None = option(None, "(0, inf)")
+    """Length of each run in seconds, instead of --iterations. Only iterations that all runs have made are timed."""
+    script: Path | None = None
+    """Training script of your own, which calls rank0rl.cli.main. None: rank0rl's."""
+    out: Path | None = None
+    """Folder of the study: speedup.md, .csv, .json, .png and its runs. None: a new folder under runs/."""
+    predict: tuple[int, ...] = option((), "[1, inf)")
+    """Numbers of ranks whose steps per second are predicted from the measurements. The model is in docs/scaling.md."""
+    nodes: int = option(1, "[1, inf)")
+    """Prediction: nodes over which the ranks are spread evenly."""
+    node_cores: int | None = option(None, "[1, inf)")
+    """Prediction: cores of a node. None: one for each of its ranks."""
+    link_gbit: float = option(10.0, "(0, inf)")
+    """Prediction: bandwidth of a node's link each way, in Gbit/s."""
+    latency_us: float = option(50.0, "[0, inf)")
+    """Prediction: latency between nodes, in microseconds."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder in which modules of the user's are found."""
+        return self.script.resolve().parent if self.script else Path.cwd()
+
+
+_BARE_S = 2.0  # seconds of bare stepping, for every number of ranks in every round
+
+_About: TypeAlias = dict[str, Any]
 
 
 def main(argv: list[str]) -> int:
@@ -30,24 +85,29 @@ def main(argv: list[str]) -> int:
         f"speedup-{rest[0]}-{time.strftime('%Y%m%d-%H%M%S')}".replace("/", "-").replace(":", "-"),
     )
     try:
-        for rows, about in study(given, rest, out):
-            table.write(out, rows, about)
+        for rows, about in _rounds(given, rest, out):
+            outputs.write(out, rows, about)
         if given.predict:
-            _predict(given, rows, about["settings"], out)
-    except (FailedError, calibration.CannotMeasureError) as error:
+            _predict(given, rows, about, out)
+    except FailedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"interrupted: the complete rounds are in {out}", file=sys.stderr)
         return 130
-    files = "speedup.md, .csv, .json, .png" + ", predicted.csv, .json, .png" * bool(given.predict)
-    print(f"{(out / 'speedup.md').read_text()}\nin {out}: {files}")
+    predicted = ", predicted.csv, .json, .png" if given.predict else ""
+    print(f"{(out / 'speedup.md').read_text()}\nin {out}: speedup.md, .csv, .json, .png{predicted}")
     return 0
 
 
 def _check(given: Options, rest: Sequence[str]) -> None:
     """Raise ValueError for wrong options, or if the script or the environment is missing."""
-    check_options(given)
+    options.check(given)
+    if given.predict and min(given.predict) < given.nodes:
+        raise ValueError(
+            f"every node needs at least one rank: got --nodes {given.nodes} and --predict "
+            f"{min(given.predict)}; use fewer nodes or more ranks"
+        )
     if given.script and not given.script.is_file():
         raise ValueError(f"no training script {given.script}: set --script, or leave it out")
     if not rest or rest[0].startswith("-"):
@@ -56,20 +116,166 @@ def _check(given: Options, rest: Sequence[str]) -> None:
         )
 
 
-def _predict(given: Options, rows: Sequence[Row], settings: Mapping[str, Any], out: Path) -> None:
-    """Append a prediction to the study.
-
-    Raises:
-        CannotMeasureError: if what it needs cannot be measured.
-    """
+def _predict(given: Options, rows: Sequence[Row], about: _About, out: Path) -> None:
+    """Append a prediction to the study. All costs follow from its first row."""
     machines = Machines(
-        *(0.0, 0.0, 1.0),  # measured there
         nodes=given.nodes,
         link_latency_s=1e-6 * given.latency_us,
         link_bandwidth=1e9 / 8 * given.link_gbit,
         cores=given.node_cores,
     )
-    run = out / "runs" / f"{rows[0].nprocs}-1"
-    found = prediction.predict(given.predict, rows, settings, run, machines, given.folder)
-    title = f"{settings['env_id']}, {settings['algo']}, {given.nodes} node{'s' * (given.nodes > 1)}"
-    prediction.write(out, found, rows, title)
+    settings = about["settings"]
+    found = probes.collect_costs(out / "runs" / f"{rows[0].nprocs}-1", given.folder)
+    machines = prediction.measure_machines(machines, rows, max(given.predict))
+    costs = prediction.costs_of(rows[0], settings, found)
+    predicted = prediction.predict(given.predict, costs, machines, rows)
+    nodes = f"{given.nodes} node{'' if given.nodes == 1 else 's'}"
+    title = f"{settings['env_id']}, {settings['algo']}, {nodes}"
+    outputs.write_prediction(out, predicted, rows, title)
+
+
+@dataclass(frozen=True)
+class _TimedRun:
+    """Record of one run. Its first iteration, which warms up, is not timed."""
+
+    nprocs: int
+    settings: dict[str, Any]  # as in its config.toml
+    rows: list[dict[str, str]]  # of its progress.csv, one for each iteration
+
+    def mean(self, column: str) -> float:
+        """Return a column's mean over all timed iterations."""
+        return statistics.mean(float(row[column]) for row in self.rows[1:])
+
+    def difference(self, column: str) -> float:
+        """Return by how much a column grew in the timed iterations."""
+        return float(self.rows[-1][column]) - float(self.rows[0][column])
+
+    @property
+    def steps_per_s(self) -> float:
+        """Steps per second of the timed iterations."""
+        return self.difference("steps") / self.difference("seconds")
+
+
+def _rounds(
+    given: Options, rest: Sequence[str], out: Path
+) -> Iterator[tuple[Sequence[Row], _About]]:
+    """Train in rounds.
+
+    Yields:
+        After every round, a row for each number of ranks so far; and "command", "machine", "notes"
+        and "settings".
+
+    Raises:
+        FailedError: if a run fails.
+    """
+    counts = sorted(set(given.nprocs))
+    runs: dict[int, list[_TimedRun]] = {n: [] for n in counts}
+    bare: dict[int, list[float]] = {n: [] for n in counts}
+    for repeat in range(1, given.repeats + 1):
+        for n in reversed(counts):  # a wrong use often fails with the most ranks only
+            run = _train(given, rest, n, out / "runs" / f"{n}-{repeat}")
+            runs[n].append(run)
+            bare[n].append(probes.bare_rate(run.settings, n, _BARE_S, given.folder))
+            print(
+                f"round {repeat} of {given.repeats}, {ranks(n)}: {run.steps_per_s:,.0f} steps/s, "
+                f"bare env.step {bare[n][-1]:,.0f}",
+                flush=True,
+            )
+        work = Work(
+            overlap=bool(run.settings.get("overlap")),
+            rank0_envs="rank0_envs" in run.settings,
+            episodes="episodes_per_batch" in run.settings,
+        )
+        every = [run for these in runs.values() for run in these]
+        last = min(len(run.rows) for run in every)
+        rows = compare([_row(runs[n], bare[n], last) for n in counts], work)
+        notes = [_same_curve(every, last), *advice(rows, work)]
+        if any(math.isnan(row.bare_steps_per_s) for row in rows):
+            notes.append("env.step could not be measured alone: expected equals the ceiling")
+        yield rows, _about(runs[counts[-1]][0].settings, notes)
+
+
+def _train(given: Options, rest: Sequence[str], nprocs: int, folder: Path) -> _TimedRun:
+    """Train one run.
+
+    Raises:
+        FailedError: if the run fails, or ends before its second iteration.
+    """
+    stop = ["--stop-after-iterations", str(given.iterations + 1)]
+    if given.seconds is not None:
+        stop = ["--stop-after-seconds", str(given.seconds)]
+    program = [str(given.script)] if given.script else ["-m", "rank0rl", "train"]
+    command = [sys.executable, *program, *rest, "--nprocs", str(nprocs)]
+    command += [*stop, "--keep-checkpoints", "1", "--run-dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FailedError(f"{shlex.join(command)} failed:\n{done.stdout[-500:]}{done.stderr}")
+    rows = read_rows(folder)
+    if len(rows) < 2:
+        raise FailedError(
+            f"a run made {len(rows)} iterations, and the first one is not timed: raise --seconds, "
+            f"--iterations or --total-steps"
+        )
+    return _TimedRun(nprocs, tomllib.loads((folder / "config.toml").read_text()), rows)
+
+
+def _about(settings: dict[str, Any], notes: list[str]) -> _About:
+    record = settings["record"][0]
+    machine = {name: record[name] for name in ("cpu", "machine", "mpi", "commit", "started")}
+    return {
+        "command": shlex.join(["python", "-m", "rank0rl", "speedup", *sys.argv[2:]]),
+        "machine": {**machine, "cores": len(available_cores()), **record["versions"]},
+        "notes": notes,
+        "settings": {k: v for k, v in settings.items() if k != "record"},
+    }
+
+
+def _row(runs: Sequence[_TimedRun], bare: Sequence[float], last: int) -> Row:
+    """Return the row of one number of ranks. All is from the run of the median rate, so that its phases add up.
+
+    Args:
+        runs: the repeats.
+        bare: rates of bare stepping, one for each repeat.
+        last: last iteration that counts.
+    """
+    runs = [replace(run, rows=run.rows[:last]) for run in runs]
+    runs.sort(key=lambda run: run.steps_per_s)
+    run = runs[(len(runs) - 1) // 2]
+    nprocs, settings = run.nprocs, run.settings
+    longest = None
+    if "episodes_per_batch" in settings:
+        longest = run.mean("longest") * (last - 1) / run.difference("steps")
+    together = settings.get("agents", 1)
+    of_rank0 = settings["rank0_envs"] // together if "rank0_envs" in settings else None
+    num_envs = settings["num_envs"] // together
+    envs = [len(envs_of(rank, nprocs, num_envs, of_rank0)) for rank in range(nprocs)]
+    return Row(
+        nprocs=nprocs,
+        steps_per_s=run.steps_per_s,
+        steps_per_s_min=runs[0].steps_per_s,
+        steps_per_s_max=runs[-1].steps_per_s,
+        seconds=run.difference("seconds") / (last - 1),
+        phases={phase: run.mean(f"{phase}_s") for phase in PHASES},
+        slowest_s=run.mean("slowest_s"),
+        fastest_s=run.mean("fastest_s"),
+        bare_steps_per_s=statistics.median(bare),
+        return_mean=float(run.rows[-1]["return_mean"]),
+        memory_mb=max(float(row["memory_mb"]) for row in run.rows),
+        step_fractions=step_fractions(nprocs, envs, longest),
+        oversubscribed=nprocs > len(available_cores()),
+    )
+
+
+def _same_curve(runs: Sequence[_TimedRun], last: int) -> str:
+    """Return a sentence that says if all runs have the same curve, as far as all of them have come."""
+    hashes = {run.rows[last - 1]["weights_sha256"] for run in runs}
+    if len(hashes) > 1:
+        return (
+            f"the curve is NOT the same in all runs: {len(hashes)} different weights after {last} "
+            f"iterations"
+        )
+    which = f"the same in all {len(runs)} runs" if len(runs) > 1 else "of one run"
+    return (
+        f"the curve is {which}: weights {hashes.pop()} after {last} iterations, of which the first is "
+        f"not timed"
+    )

@@ -1,41 +1,112 @@
-"""The runs of a study: every environment, agent, combination of settings and seed."""
+"""The runs of a study: every environment, agent, combination of settings and seed, as its options say."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 import re
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import tyro
 
 from rank0rl import algos
-from rank0rl.options import flag, names
+from rank0rl.envs.make import is_gymnasiums
+from rank0rl.options import flag, names, option
 from rank0rl.run import plan
-from rank0rl.run.agents import short_name
+from rank0rl.run.agents import is_reference, short_name
 from rank0rl.run.options import RunOptions
-from rank0rl.tools.study.options import Options
+from rank0rl.run.trust import FUNCTIONS
+
+# The settings of a --config are checked by each run.
+_ASKED = {"wrappers", "env_kwargs", *FUNCTIONS, *names(RunOptions, in_file=False)} - {"config"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Train many runs on all cores, and compare them: study ENVIRONMENT ... or study FILE.toml.
+
+    All other options go to every run.
+    """
+
+    envs: tyro.conf.Suppress[tuple[str, ...]] = ()
+    """Environments."""
+    algo: tuple[str, ...] = ("ppo",)
+    """Agents, as train takes them."""
+    seeds: str = "0:5"
+    """Seeds of every setting: 0:5 for 0 to 4, or 0,7,11."""
+    grid: tuple[str, ...] = ()
+    """Settings of which every combination is trained, such as lr=1e-4,3e-4 hidden="64 64,128 128"."""
+    cores: int | None = option(None, "[1, inf)")
+    """Number of cores. None: all that this process may use."""
+    hosts: str | None = None
+    """Machines that train the study, with their numbers of cores, such as a:8,b:8: this one first, the others by ssh. The folder must be on storage that they share."""
+    minutes_to: tuple[float, ...] = ()
+    """Mean returns. The table says after how many minutes of training they were reached."""
+    out: str | None = None
+    """Folder of the study. None: one under runs/ with the names of its environments and agents."""
+    search: tuple[str, ...] = ()
+    """Settings to search for with Optuna: lr=log:1e-5:1e-3 gamma=0.95:0.999 epochs=3:20 "hidden=64 64|256 256". Then the default settings and the best settings found are trained with the seeds of the study."""
+    trials: int = option(50, "[1, inf)")
+    """Number of trials of the search."""
+    search_seeds: str = "100:101"
+    """Seeds of every trial. They are never those of the study's results."""
+    objective: Literal["final", "mean"] = "final"
+    """Value of a trial: its final mean return, or the mean of its whole learning curve, which counts speed too."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    """Sampler of Optuna, which chooses the settings of a trial."""
+    prune: bool = True
+    """Stop a trial early if its curve is below the median of the trials before it."""
+    trust: bool = False
+    """Import all code that a file of a study names. Without it, only Gymnasium's and rank0rl's own are imported."""
+    train: str = ""
+    """Options of every run in one string, for a file: "--total-steps 100000"."""
+
+
+def check_file(given: Options, source: Path) -> None:
+    """Check that a file of a study imports only Gymnasium's and rank0rl's own code, and starts no other program.
+
+    Args:
+        given: what the file says.
+        source: the file.
+
+    Raises:
+        ValueError: naming what it would import, or the options that only a command line may give.
+    """
+    train = [word for word in shlex.split(given.train) if word.startswith("--")]
+    settings = [*train, *given.grid, *given.search]
+    asked = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in settings} & _ASKED
+    foreign = [
+        *(env for env in given.envs if not is_gymnasiums(env)),
+        *(algo for algo in given.algo if not is_reference(algo)),
+        *(flag(name) for name in sorted(asked | {"hosts"} if given.hosts else asked)),
+    ]
+    if foreign:
+        again = shlex.join(["python", *sys.orig_argv[1:], "--trust"])
+        raise ValueError(
+            f"{source} names code that is neither Gymnasium's nor rank0rl's, or options by which "
+            f"code runs: {', '.join(foreign)}; if you trust it, go on with: {again}"
+        )
 
 
 @dataclass(frozen=True)
 class Planned:
     """A run that a study is to train."""
 
-    name: str
-    """Name of its folder in the study's."""
-    words: tuple[str, ...]
-    """Command line of training, without the folder and the number of ranks."""
+    name: str  # of its folder in the study's
+    words: tuple[str, ...]  # command line of training, without the folder and the number of ranks
     options: RunOptions
-    """Options of the run."""
-    agent: Any = None
-    """Options of its agent."""
+    agent: Any = None  # its options
 
     def ends(self, by: str) -> bool:
         """Return True if a run that has ended by this, as summary.json has it, need not go on."""
         name, _, value = by.partition(" ")
         now = getattr(self.options, name, None)
-        return name == "callback" or value == (f"{now:g}" if isinstance(now, float) else str(now))
+        return name == "hook" or value == (f"{now:g}" if isinstance(now, float) else str(now))
 
     def check(self, study: Path) -> None:
         """Check that what has been trained of it has the same settings.
@@ -102,7 +173,7 @@ def planned(
     first, *others = seeds(given.seeds)
     runs: list[Planned] = []
     for env_id, algo in itertools.product(given.envs, given.algo):
-        for settings in combined(given.grid) if found is None else [{}, found]:
+        for settings in _combined(given.grid) if found is None else [{}, found]:
             run = plan_run(env_id, algo, settings, first, rest)
             same = next((other for other in runs if other.curve == run.curve), None)
             if same is None:
@@ -131,7 +202,7 @@ def plan_run(
         settings: option -> value, in which runs of this agent differ.
         seed: seed of the run.
         rest: more options.
-        name: its folder in the study's. None: one made of all that.
+        name: name of its folder. None: one made of all that.
 
     Raises:
         ValueError: for an option that cannot be.
@@ -140,13 +211,11 @@ def plan_run(
     own = [word for name, value in settings.items() for word in _words(name, value)]
     words = (env_id, "--algo", algo, *own, *rest, "--seed", str(seed))
     options, agent = plan.options_of([*words], algos.CONFIGS)
-    parts = [
-        env_id.rpartition(":")[2],
-        short_name(algo),
-        *(f"{k}={v}" for k, v in settings.items()),
-    ]
-    full = "-".join([*(re.sub(r"[^\w.=+-]+", "_", part) for part in parts), f"seed{seed}"])
-    return Planned(name or full, words, options, agent)
+    if name is None:
+        parts = [env_id.rpartition(":")[2], short_name(algo)]
+        parts += [f"{name}={value}" for name, value in settings.items()]
+        name = "-".join([*(re.sub(r"[^\w.=+-]+", "_", part) for part in parts), f"seed{seed}"])
+    return Planned(name, words, options, agent)
 
 
 def seeds(text: str) -> list[int]:
@@ -165,7 +234,7 @@ def seeds(text: str) -> list[int]:
     return found
 
 
-def combined(grid: Sequence[str]) -> Iterator[dict[str, str]]:
+def _combined(grid: Sequence[str]) -> Iterator[dict[str, str]]:
     """Yield every combination of settings such as lr=1e-4,3e-4; {} for an empty grid.
 
     Raises:
@@ -174,9 +243,9 @@ def combined(grid: Sequence[str]) -> Iterator[dict[str, str]]:
     values: dict[str, list[str]] = {}
     for word in grid:
         name, _, text = word.partition("=")
-        values[name.replace("-", "_")] = text.split(",")
-        if not name or not all(values[name.replace("-", "_")]):
+        if not name or not all(text.split(",")):
             raise ValueError(f"a setting must be NAME=VALUE,VALUE,...: got {word!r}; see --grid")
+        values[name.replace("-", "_")] = text.split(",")
     for combination in itertools.product(*values.values()):
         yield dict(zip(values, combination, strict=True))
 

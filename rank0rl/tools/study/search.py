@@ -1,6 +1,7 @@
 """Search for settings with Optuna: each trial is a run, or a few, with settings that the trials before suggest.
 
-The trials are in a journal file in the folder of the study, so that a search goes on where it was.
+The trials are in a journal file in the folder of the study, so that machines share a search, and a search
+goes on where it was. Optuna does not say whether the process of a trial under way is alive: a claim does.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,41 +20,66 @@ import numpy as np
 
 from rank0rl.run import folder as run_data
 from rank0rl.tools.report_study import TRIALS
-from rank0rl.tools.study.machines import claim
-from rank0rl.tools.study.options import Options
-from rank0rl.tools.study.planned import Planned, plan_run, seeds
-from rank0rl.tools.study.training import Training, ended
+from rank0rl.tools.study.planned import Options, Planned, plan_run, seeds
+from rank0rl.tools.study.training import Training, claim, ended
 
-Suggest = Callable[[Any, str], Any]
-"""Takes a trial and the name of a setting; returns its value."""
-
-
-def ranges(search: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (setting, range) for each word of --search."""
-    words = [word.partition("=") for word in search]
-    return [(name.replace("-", "_"), text) for name, _, text in words]
+_REPORTS = 20  # times in a run that it is compared with the trials before
+_LOOK_S = 2.0  # between looks at the trials of other machines
+_WARM_UP = 5  # of these, the first ones, and trials that are never stopped early
 
 
-def suggester(name: str, text: str) -> Suggest:
-    """Return what suggests a value for a setting: of 0.9:0.99, log:1e-5:1e-3, 1:20 or tanh|relu."""
+def check(given: Options, rest: Sequence[str]) -> None:
+    """Check the options of a search.
+
+    Args:
+        given: options of the study.
+        rest: options of every run.
+
+    Raises:
+        ValueError: for several environments or agents, a wrong range, a setting that cannot be, or a
+            seed that is to judge what it has chosen.
+    """
+    if len(given.envs) > 1 or len(given.algo) > 1 or given.grid:
+        raise ValueError(
+            "a search is of one environment and one agent, without --grid: got "
+            f"{' '.join(given.envs)} with {' '.join(given.algo)}"
+        )
+    for name, text in _ranges(given).items():
+        _suggester(name, text)
+        ends = text.split("|") if "|" in text else text.removeprefix("log:").split(":")
+        for end in ends:
+            plan_run(given.envs[0], given.algo[0], {name: end}, 0, rest)
+    if both := {*seeds(given.seeds)} & {*seeds(given.search_seeds)}:
+        raise ValueError(
+            f"the seeds of a search must not be those of its results: got {sorted(both)} in --seeds "
+            f"and in --search-seeds"
+        )
+
+
+def _ranges(given: Options) -> dict[str, str]:
+    """Return setting -> range, as --search has them."""
+    words = [word.partition("=") for word in given.search]
+    return {name.replace("-", "_"): text for name, _, text in words}
+
+
+def _suggester(name: str, text: str) -> Callable[[Any], Any]:
+    """Return what suggests a trial's value of a setting: of 0.9:0.99, log:1e-5:1e-3, 1:20 or tanh|relu."""
     log = text.startswith("log:")
-    ends = text.removeprefix("log:").split(":")
     if "|" in text and all(text.split("|")):
-        choices = text.split("|")
-        return lambda trial, name: trial.suggest_categorical(name, choices)
+        return lambda trial: trial.suggest_categorical(name, text.split("|"))
     for kind, method in ((int, "suggest_int"), (float, "suggest_float")):
         try:
-            low, high = map(kind, ends)
+            low, high = map(kind, text.removeprefix("log:").split(":"))
         except ValueError:
             continue
         if low < high and (low > 0 or not log):
-            return lambda trial, name: getattr(trial, method)(name, low, high, log=log)
+            return lambda trial: getattr(trial, method)(name, low, high, log=log)
     raise ValueError(
         f"--search takes NAME=LOW:HIGH, NAME=log:LOW:HIGH or NAME=A|B: got {name or '?'}={text}"
     )
 
 
-def as_word(value: Any) -> str:
+def _as_word(value: Any) -> str:
     """Return a value as a word of the command line, a number with six digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
@@ -80,25 +106,16 @@ def score(folder: Path, objective: str) -> float:
     return float(np.trapezoid(ret, steps) / max(1.0, end - steps[0]))
 
 
-_REPORTS = 20  # times in a run that it is compared with the trials before
-_LOOK_S = 2.0  # between looks at the trials of other machines
-_WARM_UP = 5  # of these, the first ones, and trials that are never stopped early
-
-
 @dataclass(eq=False)
 class _Trial:
     """A trial that this process has claimed."""
 
     of_optuna: Any
-    release: Callable[[], None]
-    """Gives up the claim."""
-    reported: set[int]
-    """Steps at which it has been compared with the trials before."""
-    runs: list[str] = field(default_factory=list)
-    left: set[str] = field(default_factory=set)
-    """Its runs that are not over."""
-    verdict: str = "COMPLETE"
-    """"PRUNED" or "FAIL" once it is given up."""
+    release: Callable[[], None]  # gives up the claim
+    reported: set[int]  # steps at which it has been compared with the trials before
+    runs: list[str]
+    left: set[str]  # runs that are not over
+    verdict: str = "COMPLETE"  # "PRUNED" or "FAIL" once it is given up
 
 
 class Search:
@@ -108,24 +125,16 @@ class Search:
         given: options of the study.
         rest: options of every run.
         out: folder of the study.
-        over: is called with each run that has ended, and its exit code.
 
     Raises:
-        ValueError: if the options do not fit a search, or Optuna is not installed.
+        ValueError: if the folder holds another search, or Optuna is not installed.
     """
 
-    def __init__(
-        self,
-        given: Options,
-        rest: Sequence[str],
-        out: Path,
-        over: Callable[[Planned, int], None],
-    ) -> None:
-        """Go on with the trials that were under way."""
+    def __init__(self, given: Options, rest: Sequence[str], out: Path) -> None:
         optuna = _optuna()
-        self._given, self._rest, self._out, self._over = given, rest, out, over
+        self._given, self._rest, self._out = given, rest, out
         self._seeds = seeds(given.search_seeds)
-        self._suggest = {name: suggester(name, text) for name, text in ranges(given.search)}
+        self._suggest = {name: _suggester(name, text) for name, text in _ranges(given).items()}
         (out / "search").mkdir(parents=True, exist_ok=True)
         file = optuna.storages.journal.JournalFileBackend(str(out / "search" / "optuna.journal"))
         kinds = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
@@ -139,22 +148,26 @@ class Search:
         self._sampler = kinds[given.sampler]
         self._refuse_another(
             {
-                **dict(ranges(given.search)),
+                **_ranges(given),
                 **{name: str(getattr(given, name)) for name in ("envs", "algo", "objective")},
                 "search_seeds": given.search_seeds,
                 "options": shlex.join(rest),
             }
         )
+        over = [trial for trial in self._study.trials if trial.state.is_finished()]
+        self.over = len(self._seeds) * len(over)
+        """Number of runs that are over."""
         self._waiting: deque[Planned] = deque()
-        self._mine: dict[int, _Trial] = {}  # by number
-        self._trials: dict[str, _Trial] = {}  # by run
-        self._all = self._elsewhere = False
+        self._mine: dict[str, _Trial] = {}  # by run
+        self._elsewhere = False
         self._looked = -_LOOK_S
         self._adopt()
 
     def take(self) -> Planned | None:
         """Return the next run, of a new trial if need be; None after the last trial."""
-        while not self._waiting and not self._asked_all():
+        while (
+            not self._waiting and len(self._study.get_trials(deepcopy=False)) < self._given.trials
+        ):
             self._plan(self._study.ask())
         if not self._waiting:
             self._adopt()
@@ -164,38 +177,12 @@ class Search:
         """Return True if other machines train, whose trials may have to be taken over."""
         return bool(self._waiting or self._elsewhere)
 
-    def _asked_all(self) -> bool:
-        self._all = self._all or len(self._study.trials) >= self._given.trials
-        return self._all
-
-    def _adopt(self) -> None:
-        """Go on with the trials that are under way, and that no other machine has claimed."""
-        from optuna.trial import Trial, TrialState
-
-        if time.monotonic() < self._looked + _LOOK_S:
-            return
-        self._looked, self._elsewhere = time.monotonic(), False
-        for frozen in self._study.get_trials(states=[TrialState.RUNNING]):
-            if frozen.number not in self._mine:
-                self._plan(Trial(self._study, frozen._trial_id))
-
-    def _refuse_another(self, what: dict[str, str]) -> None:
-        """Raise ValueError if the trials in the journal are those of another search."""
-        before = self._study.user_attrs.get("search")
-        if before is None:
-            self._study.set_user_attr("search", what)
-        elif before != what:
-            changed = [name for name in {**before, **what} if before.get(name) != what.get(name)]
-            raise ValueError(
-                f"{self._out} holds another search: {', '.join(changed)} differ; name another --out"
-            )
-
     def stops(self, training: Training) -> bool:
         """Return True if the curve so far is below the median of the trials before."""
         row = training.row()
         if row is None or not row["return_mean"]:
             return False
-        trial = self._trials[training.planned.name]
+        trial = self._mine[training.planned.name]
         if trial.verdict != "COMPLETE":
             return True
         which = self._seeds.index(training.planned.options.seed)
@@ -207,32 +194,18 @@ class Search:
         trial.of_optuna.report(float(row["return_mean"]), step)
         if not self._given.prune or part == _REPORTS or not trial.of_optuna.should_prune():
             return False
-        self._drop(trial, "PRUNED")
+        self._give_up(trial, "PRUNED")
         return True
 
     def done(self, run: Planned, code: int) -> None:
         """Tell Optuna what a trial came to, when the last of its runs is over."""
-        trial = self._trials[run.name]
+        self.over += 1
+        trial = self._mine[run.name]
         trial.left.discard(run.name)
         if code:
-            self._drop(trial, "FAIL")
-        self._over(run, code)
+            self._give_up(trial, "FAIL")
         if not trial.left:
             self._tell(trial)
-
-    def _drop(self, trial: _Trial, verdict: str) -> None:
-        """Give up a trial: its runs that wait are not trained, and those in training are stopped."""
-        if trial.verdict == "COMPLETE":
-            trial.verdict = verdict
-        for run in [run for run in self._waiting if run.name in trial.left]:
-            self._waiting.remove(run)
-            trial.left.discard(run.name)
-
-    @property
-    def over(self) -> int:
-        """Number of runs of the trials that are over."""
-        over = [trial for trial in self._study.trials if trial.state.is_finished()]
-        return len(self._seeds) * len(over)
 
     def best(self) -> dict[str, str]:
         """Return the settings of the best trial, as the command line takes them.
@@ -246,7 +219,7 @@ class Search:
             raise ValueError(
                 f"no trial of the search has come to its end: see {self._out}"
             ) from None
-        return {name: as_word(value) for name, value in trial.params.items()}
+        return {name: _as_word(value) for name, value in trial.params.items()}
 
     def write(self) -> None:
         """Write the trials to search.csv."""
@@ -255,14 +228,38 @@ class Search:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(["trial", *names, "value", "state"])
             for trial in self._study.trials:
-                settings = [as_word(trial.params.get(name, "")) for name in names]
+                settings = [_as_word(trial.params.get(name, "")) for name in names]
                 value = "" if trial.value is None else f"{trial.value:.6g}"
                 writer.writerow([trial.number, *settings, value, trial.state.name.lower()])
+
+    def _refuse_another(self, what: dict[str, str]) -> None:
+        """Raise ValueError if the trials in the journal are those of another search."""
+        before = self._study.user_attrs.get("search")
+        if before is None:
+            self._study.set_user_attr("search", what)
+        elif before != what:
+            changed = [name for name in {**before, **what} if before.get(name) != what.get(name)]
+            raise ValueError(
+                f"{self._out} holds another search: {', '.join(changed)} differ; name another --out"
+            )
+
+    def _adopt(self) -> None:
+        """Go on with the trials that are under way, and that no other machine has claimed."""
+        from optuna.trial import Trial, TrialState
+
+        if time.monotonic() < self._looked + _LOOK_S:
+            return
+        self._looked, self._elsewhere = time.monotonic(), False
+        mine = {trial.of_optuna.number for trial in self._mine.values()}
+        for frozen in self._study.get_trials(states=[TrialState.RUNNING]):
+            if frozen.number not in mine:
+                self._plan(Trial(self._study, frozen._trial_id))
 
     def _plan(self, of_optuna: Any) -> None:
         """Let the runs of a trial wait, but for those that are over."""
         number = of_optuna.number
-        release = claim(self._out / "search" / f"{number:04d}")
+        folder = f"search/{number:04d}"
+        release = claim(self._out / folder)
         if release is None:
             self._elsewhere = True
             return
@@ -270,27 +267,40 @@ class Search:
         if frozen.state.is_finished():  # by another machine, just now
             release()
             return
-        self._mine[number] = trial = _Trial(of_optuna, release, {*frozen.intermediate_values})
         # A seed of its own: a start, or a machine, must not begin with the trials of another one.
         self._study.sampler = self._sampler(seed=number)
-        settings = {name: as_word(of(of_optuna, name)) for name, of in self._suggest.items()}
+        settings = {name: _as_word(of(of_optuna)) for name, of in self._suggest.items()}
         (env_id,), (algo,) = self._given.envs, self._given.algo
+        runs: list[Planned] = []
+        verdict = "COMPLETE"
         try:
-            runs = [
-                plan_run(
-                    env_id, algo, settings, seed, self._rest, f"search/{number:04d}/seed{seed}"
-                )
-                for seed in self._seeds
-            ]
+            for seed in self._seeds:
+                name = f"{folder}/seed{seed}"
+                runs.append(plan_run(env_id, algo, settings, seed, self._rest, name))
         except ValueError as error:  # settings that do not fit together
             print(f"trial {number} cannot be: {error}", file=sys.stderr)
-            trial.verdict, runs = "FAIL", []
+            runs, verdict = [], "FAIL"
         left = [run for run in runs if not ended(run, self._out)]
-        trial.runs, trial.left = [run.name for run in runs], {run.name for run in left}
-        self._trials |= dict.fromkeys(trial.runs, trial)
+        trial = _Trial(
+            of_optuna,
+            release,
+            {*frozen.intermediate_values},
+            [run.name for run in runs],
+            {run.name for run in left},
+            verdict,
+        )
+        self._mine |= dict.fromkeys(trial.runs, trial)
         self._waiting += left
         if not left:
             self._tell(trial)
+
+    def _give_up(self, trial: _Trial, verdict: str) -> None:
+        """Give up a trial: its runs that wait are not trained, and those in training are stopped."""
+        if trial.verdict == "COMPLETE":
+            trial.verdict = verdict
+        for run in [run for run in self._waiting if run.name in trial.left]:
+            self._waiting.remove(run)
+            trial.left.discard(run.name)
 
     def _tell(self, trial: _Trial) -> None:
         """Finish a trial. Its value is the mean over its seeds."""
@@ -302,34 +312,6 @@ class Search:
             value = float(np.mean(scores))
         self._study.tell(trial.of_optuna, value, state=TrialState[trial.verdict])
         trial.release()
-
-
-def check(given: Options, rest: Sequence[str]) -> None:
-    """Check the options of a search.
-
-    Args:
-        given: options of the study.
-        rest: options of every run.
-
-    Raises:
-        ValueError: for several environments or agents, a wrong range, a setting that cannot be, or a
-            seed that is to judge what it has chosen.
-    """
-    if len(given.envs) > 1 or len(given.algo) > 1 or given.grid:
-        raise ValueError(
-            "a search is of one environment and one agent, without --grid: got "
-            f"{' '.join(given.envs)} with {' '.join(given.algo)}"
-        )
-    for name, text in ranges(given.search):
-        suggester(name, text)
-        ends = text.split("|") if "|" in text else text.removeprefix("log:").split(":")
-        for end in ends:
-            plan_run(given.envs[0], given.algo[0], {name: end}, 0, rest)
-    if both := {*seeds(given.seeds)} & {*seeds(given.search_seeds)}:
-        raise ValueError(
-            f"the seeds of a search must not be those of its results: got {sorted(both)} in --seeds "
-            f"and in --search-seeds"
-        )
 
 
 def _optuna() -> Any:

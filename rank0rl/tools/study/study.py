@@ -1,18 +1,22 @@
 """python -m rank0rl study ENVIRONMENT ...: train many runs on all cores, and compare them.
 
 The state of a study is the folders of its runs. A study that was stopped, or killed, goes on when the
-same command is given again.
+same command is given again. Each machine runs the same study, and takes runs that no other one has claimed.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import os
+import platform
 import re
 import shlex
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,28 +24,33 @@ from typing import Any
 import tomli_w
 import tyro
 
-from rank0rl.launch.hosts import read_hosts
+from rank0rl.launch.hosts import SSH, Host, read_hosts
 from rank0rl.options import check
-from rank0rl.run import files
-from rank0rl.run import settings as config
+from rank0rl.run import files, settings
 from rank0rl.run.agents import short_name
 from rank0rl.run.machine import available_cores
 from rank0rl.tools import figures, report_study, results
-from rank0rl.tools.study import machines, search
-from rank0rl.tools.study.live import Progress
-from rank0rl.tools.study.machines import claim
-from rank0rl.tools.study.options import Options, check_file
-from rank0rl.tools.study.planned import Planned, planned, seeds
-from rank0rl.tools.study.training import Schedule, Training, complaint, ended, last_row
+from rank0rl.tools.study import search
+from rank0rl.tools.study.planned import Options, Planned, check_file, planned, seeds
+from rank0rl.tools.study.schedule import Progress, Schedule
+from rank0rl.tools.study.training import Training, claim, complaint, ended
 
+_MACHINES = "machines"  # folder of their claims and of what they print
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _TRUST = "--trust"
+
+
+class _Stop(BaseException):
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
 
 
 def main(argv: list[str]) -> int:
     """Run the tool; return its exit code: 0, 1 if a run has failed, 2 for a wrong use, 128 + s after signal s."""
     try:
         figures.check()  # now, and not after all runs
-        given, rest = read(argv)
+        given, rest = _read(argv)
         if given.search:
             search.check(given, rest)
         runs = planned(given, rest)
@@ -49,15 +58,14 @@ def main(argv: list[str]) -> int:
         for run in runs:
             run.check(out)
         hosts = read_hosts(given.hosts, None)
-        leave = machines.enter(out)
+        leave = _enter(out)
         _keep(tomli_w.dumps(_settings(given, rest, out)).encode(), out / report_study.FILE)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     number = hosts[0].slots if hosts else given.cores
-    failed: dict[str, str] = {}
     try:
-        with _Stopped(), machines.Others(hosts, out):
+        with _stopped_by_signals(), _on_others(hosts[1:], out):
             if given.search:
                 runs = planned(given, rest, _search(given, rest, out, number))
             failed = _train(runs, out, number)
@@ -83,92 +91,7 @@ def main(argv: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _search(given: Options, rest: Sequence[str], out: Path, number: int | None) -> dict[str, str]:
-    """Search; return the settings that were found."""
-    with Progress(given.trials * len(seeds(given.search_seeds)), "search") as show:
-
-        def over(run: Planned, code: int) -> None:
-            folder = out / run.name
-            show.over(run, last_row(folder / "progress.csv"), complaint(folder) if code else "")
-
-        searching = search.Search(given, rest, out, over)
-        show.count = searching.over
-        try:
-            Schedule(searching, out, available_cores()[:number], show).run()
-        finally:
-            searching.write()
-    found = searching.best()
-    words = " ".join(f"{name}={value}" for name, value in found.items())
-    print(f"the search of {given.trials} trials has found {words}")
-    return found
-
-
-def _keep(settings: bytes, path: Path) -> None:
-    """Write the study's file, unless another machine has written the same."""
-    if not path.exists() or path.read_bytes() != settings:
-        files.write(path, settings)
-
-
-def _train(runs: Sequence[Planned], out: Path, number: int | None) -> dict[str, str]:
-    """Train the runs that are not over yet; return run -> why it has failed."""
-    cores = available_cores()[:number]
-    print(f"runs: {len(runs)}, cores: {len(cores)}, folder: {out}", flush=True)
-    with Progress(len(runs), "study") as show:
-        listed = Listed(runs, out, show)
-        Schedule(listed, out, cores, show).run()
-    return listed.failed
-
-
-class Listed:
-    """The runs of a study that are not over yet.
-
-    Args:
-        runs: all runs.
-        out: folder of the study.
-        show: is told of each run that is over.
-    """
-
-    def __init__(self, runs: Sequence[Planned], out: Path, show: Progress) -> None:
-        """Leave out the runs that are over."""
-        self._out, self._show = out, show
-        self._waiting = [run for run in runs if not ended(run, out)]
-        show.count = len(runs) - len(self._waiting)
-        self._claims: dict[str, Callable[[], None]] = {}
-        self.failed: dict[str, str] = {}
-        """Run -> why it has failed."""
-
-    def take(self) -> Planned | None:
-        """Claim the next run and return it; None if there is none, or other machines have claimed them."""
-        for run in [*self._waiting]:
-            release = claim(self._out / run.name)
-            if release is None:
-                continue
-            self._waiting.remove(run)
-            if not ended(run, self._out):
-                self._claims[run.name] = release
-                return run
-            self._show.count += 1  # another machine has trained it
-            release()
-        return None
-
-    def waits(self) -> bool:
-        """Return True if other machines train, whose runs may have to be taken over."""
-        return bool(self._waiting)
-
-    def stops(self, training: Training) -> bool:
-        """Return False: every run is trained to its end."""
-        return False
-
-    def done(self, run: Planned, code: int) -> None:
-        """Say that a run has ended, and keep why, if it has failed."""
-        folder = self._out / run.name
-        if code:
-            self.failed[run.name] = complaint(folder)
-        self._show.over(run, last_row(folder / "progress.csv"), self.failed.get(run.name, ""))
-        self._claims.pop(run.name)()
-
-
-def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
+def _read(argv: Sequence[str]) -> tuple[Options, list[str]]:
     """Return the options of the study, and those of training.
 
     Raises:
@@ -177,13 +100,15 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
     """
     names = [*itertools.takewhile(lambda word: not word.startswith("-"), argv)]
     default, file = Options(envs=tuple(names)), None
-    if len(names) == 1 and (
-        names[0].endswith(".toml") or Path(names[0], report_study.FILE).exists()
-    ):
-        file = Path(names[0]) if names[0].endswith(".toml") else Path(names[0], report_study.FILE)
-        (default,) = config.apply(config.load(file), Options(), source=str(file))
-        of_file = default
-        default = dataclasses.replace(default, trust=False)  # only the command line says that
+    if len(names) == 1:
+        path = Path(names[0])
+        if path.suffix == ".toml":
+            file = path
+        elif (path / report_study.FILE).exists():
+            file = path / report_study.FILE
+    if file:
+        (of_file,) = settings.apply(settings.load(file), Options(), source=str(file))
+        default = dataclasses.replace(of_file, trust=False)  # only the command line says that
         if file.name == report_study.FILE:  # a study goes on in its folder, wherever that is now
             default = dataclasses.replace(default, out=str(file.parent))
     given, rest = tyro.cli(
@@ -201,7 +126,8 @@ def read(argv: Sequence[str]) -> tuple[Options, list[str]]:
         )
     if file and not given.trust:
         check_file(of_file, file)
-    return given, [*shlex.split(given.train), *rest, *[_TRUST] * given.trust]
+    trust = [_TRUST] if given.trust else []
+    return given, [*shlex.split(given.train), *rest, *trust]
 
 
 def _name(given: Options) -> str:
@@ -218,25 +144,148 @@ def _settings(given: Options, rest: Sequence[str], out: Path) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, (), "")}
 
 
-class _Stop(BaseException):
-    def __init__(self, signum: int) -> None:
-        super().__init__()
-        self.signum = signum
+def _keep(content: bytes, path: Path) -> None:
+    """Write the study's file, unless another machine has written the same."""
+    if not path.exists() or path.read_bytes() != content:
+        files.write(path, content)
 
 
-class _Stopped:
-    """Context in which the signals that ask a process to end raise `_Stop`, once."""
+def _enter(out: Path) -> Callable[[], None]:
+    """Claim the cores of this machine for the study in a folder; return what gives them up.
 
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    Raises:
+        ValueError: if another process trains the study with these cores.
+    """
+    release = claim(out / _MACHINES / f"{platform.node()}-{available_cores()[0][0]}")
+    if release is None:
+        raise ValueError(f"another process of this machine trains the study in {out}")
+    return release
 
-    def __enter__(self) -> None:
-        self._before = {s: signal.signal(s, self._stop) for s in self._SIGNALS}
 
-    def __exit__(self, *_: object) -> None:
-        for signum, handler in self._before.items():
+@contextlib.contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """Raise `_Stop` in this context, once, after a signal that asks a process to end."""
+
+    def stop(signum: int, _: FrameType | None) -> None:
+        for each in _SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        raise _Stop(signum)
+
+    before = {signum: signal.signal(signum, stop) for signum in _SIGNALS}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
             signal.signal(signum, handler)
 
-    def _stop(self, signum: int, _frame: FrameType | None) -> None:
-        for other in self._SIGNALS:
-            signal.signal(other, signal.SIG_IGN)
-        raise _Stop(signum)
+
+@contextlib.contextmanager
+def _on_others(hosts: Sequence[Host], out: Path) -> Iterator[None]:
+    """Start the study on other machines by ssh. Wait for them at the end; stop them if the study is stopped.
+
+    Args:
+        hosts: the other machines.
+        out: folder of the study, on storage that all machines share.
+    """
+    sessions: dict[Path, subprocess.Popen[bytes]] = {}
+    try:
+        for host in hosts:
+            study = [sys.executable, "-m", "rank0rl", "study", str(out), _TRUST]
+            words = shlex.join([*study, "--cores", str(host.slots)])
+            path = shlex.quote(os.environ.get("PYTHONPATH", ""))
+            command = f"cd {shlex.quote(os.getcwd())} && PYTHONPATH={path} TERM=dumb exec {words}"
+            output = out / _MACHINES / f"{host.name}.txt"
+            with output.open("ab") as file:
+                sessions[output] = subprocess.Popen(
+                    [*SSH[:-1], "-tt", *SSH[-1:], host.name, command],  # it ends with its terminal
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    start_new_session=True,  # Ctrl-C must not reach ssh
+                )
+        yield
+        for output, session in sessions.items():
+            if session.wait():
+                print(
+                    f"note: the study on {output.stem} has not come to its end: see {output}",
+                    file=sys.stderr,
+                )
+    except BaseException:
+        for session in sessions.values():
+            session.terminate()
+        raise
+    finally:
+        for session in sessions.values():
+            session.wait()
+
+
+def _search(given: Options, rest: Sequence[str], out: Path, number: int | None) -> dict[str, str]:
+    """Search; return the settings that were found."""
+    searching = search.Search(given, rest, out)
+    total = given.trials * len(seeds(given.search_seeds))
+    try:
+        with Progress(searching, total, "search", out) as progress:
+            Schedule(searching, out, available_cores()[:number], progress).run()
+    finally:
+        searching.write()
+    found = searching.best()
+    words = " ".join(f"{name}={value}" for name, value in found.items())
+    print(f"the search of {given.trials} trials has found {words}")
+    return found
+
+
+def _train(runs: Sequence[Planned], out: Path, number: int | None) -> dict[str, str]:
+    """Train the runs that are not over yet; return run -> why it has failed."""
+    cores = available_cores()[:number]
+    print(f"runs: {len(runs)}, cores: {len(cores)}, folder: {out}", flush=True)
+    listed = _Listed(runs, out)
+    with Progress(listed, len(runs), "study", out) as progress:
+        Schedule(listed, out, cores, progress).run()
+    return listed.failed
+
+
+class _Listed:
+    """The runs of a study that are not over yet.
+
+    Args:
+        runs: all runs.
+        out: folder of the study.
+    """
+
+    def __init__(self, runs: Sequence[Planned], out: Path) -> None:
+        self._out = out
+        self._waiting = [run for run in runs if not ended(run, out)]
+        self._claims: dict[str, Callable[[], None]] = {}
+        self.over = len(runs) - len(self._waiting)
+        """Number of runs that are over."""
+        self.failed: dict[str, str] = {}
+        """Run -> why it has failed."""
+
+    def take(self) -> Planned | None:
+        """Claim the next run and return it; None if there is none, or other machines have claimed them."""
+        for run in [*self._waiting]:
+            release = claim(self._out / run.name)
+            if release is None:
+                continue
+            self._waiting.remove(run)
+            if not ended(run, self._out):
+                self._claims[run.name] = release
+                return run
+            self.over += 1  # another machine has trained it
+            release()
+        return None
+
+    def waits(self) -> bool:
+        """Return True if other machines train, whose runs may have to be taken over."""
+        return bool(self._waiting)
+
+    def stops(self, training: Training) -> bool:
+        """Return False: every run is trained to its end."""
+        return False
+
+    def done(self, run: Planned, code: int) -> None:
+        """Give up the claim of a run that has ended, and keep why, if it has failed."""
+        self.over += 1
+        if code:
+            self.failed[run.name] = complaint(self._out / run.name)
+        self._claims.pop(run.name)()

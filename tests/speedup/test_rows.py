@@ -1,4 +1,4 @@
-"""The rows of a study, its notes and its table, from runs that were never made."""
+"""The rows of a speedup study, its notes and its files, from runs that were never made."""
 
 import csv
 from dataclasses import replace
@@ -7,8 +7,8 @@ import pytest
 from scaling_examples import row
 
 from rank0rl.run.timing import PHASES
-from rank0rl.tools.speedup import measure, table
-from rank0rl.tools.speedup.measure import TimedRun, Work, compare, unaccounted
+from rank0rl.tools.speedup import outputs, speedup
+from rank0rl.tools.speedup.measured import Work, compare
 
 
 def run_of(seconds, updates, hashes="same"):
@@ -29,14 +29,14 @@ def run_of(seconds, updates, hashes="same"):
         }
         for i, update in enumerate(updates)
     ]
-    return TimedRun(2, {"num_envs": 4, "episodes_per_batch": 20}, rows)
+    return speedup._TimedRun(2, {"num_envs": 4, "episodes_per_batch": 20}, rows)
 
 
 def test_all_figures_are_of_the_median_run_as_far_as_all_have_come():
     runs = [run_of(0.6, [9, 0.1, 0.1]), run_of(0.6, [9, 0.5, 0.5, 9]), run_of(0.8, [9, 0.4, 0.4])]
-    found = measure._row([*runs, run_of(0.4, [9, 0.2, 0.2])], [1.0, 2.0, 9.0], 3)
+    found = speedup._row([*runs, run_of(0.4, [9, 0.2, 0.2])], [1.0, 2.0, 9.0], 3)
     assert found.seconds == pytest.approx(0.6)
-    assert unaccounted(found) == pytest.approx(0)
+    assert found.unaccounted == pytest.approx(0)
     assert (found.steps_per_s_min, found.steps_per_s_max) == pytest.approx((125, 250))
     assert found.bare_steps_per_s == 2
     assert (found.return_mean, found.memory_mb) == (2, 2)
@@ -46,13 +46,13 @@ def test_all_figures_are_of_the_median_run_as_far_as_all_have_come():
 
 def test_another_curve_is_reported():
     same = [run_of(1, [1, 1]), run_of(2, [1, 1, 1])]
-    text = measure._same_curve(same, 2)
+    text = speedup._same_curve(same, 2)
     assert "all 2 runs" in text
     assert "same1" in text
-    text = measure._same_curve([*same, run_of(1, [1, 1], "other")], 2)
+    text = speedup._same_curve([*same, run_of(1, [1, 1], "other")], 2)
     assert "NOT" in text
     assert "2 different weights" in text
-    assert "one run" in measure._same_curve(same[:1], 2)
+    assert "one run" in speedup._same_curve(same[:1], 2)
 
 
 def cells(folder):
@@ -67,10 +67,10 @@ def cells(folder):
 def test_the_files(tmp_path):
     rows = [row(1, 500.0, collect=0.8, update=0.199, record=0.001), row(2, 900.0, collect=0.5)]
     rows[0] = replace(rows[0], steps_per_s_min=400.0)
-    compare(rows, Work())
+    rows = compare(rows, Work())
     settings = {"env_id": "Walker2d-v5", "algo": "klppo", "episodes_per_batch": 20}
     about = {"command": "python ...", "machine": {"cores": 2}, "notes": ["a note"]}
-    table.write(tmp_path, rows, {**about, "settings": settings})
+    outputs.write(tmp_path, rows, {**about, "settings": settings})
     one, two = cells(tmp_path)
     assert one["steps/s (min to max)"] == "500 (400 to 500)"
     assert two["steps/s (min to max)"] == "900"
@@ -82,5 +82,5 @@ def test_the_files(tmp_path):
     with (tmp_path / "speedup.csv").open(newline="") as file:
         assert [float(each["speedup"]) for each in csv.DictReader(file)] == [1, 1.8]
     assert (tmp_path / "speedup.png").read_bytes().startswith(b"\x89PNG")
-    table.write(tmp_path, rows, {**about, "settings": {**settings, "algo": "ppo"}})
+    outputs.write(tmp_path, rows, {**about, "settings": {**settings, "algo": "ppo"}})
     assert "published 2017: steps/s" not in cells(tmp_path)[0]

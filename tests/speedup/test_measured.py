@@ -3,14 +3,13 @@
 import pytest
 from scaling_examples import row
 
-from rank0rl.tools.speedup.measure import Work, advice, compare, step_fractions
+from rank0rl.tools.speedup.measured import Work, advice, compare, step_fractions
 
 PLAIN = Work()
 
 
 def columns(name, rows, work=PLAIN):
-    compare(rows, work)
-    return [r.columns[name] for r in rows]
+    return [getattr(row, name) for row in compare(rows, work)]
 
 
 def test_the_ceiling_is_amdahls_with_the_largest_fraction():
@@ -87,7 +86,6 @@ CASES = {
 def test_advice_names_what_limits_the_speedup(case):
     last, work, wanted = CASES[case]
     rows = [row(1, collect=1.0), last]
-    compare(rows, work)
     [text] = advice(rows, work)
     assert all(fact in text for fact in wanted)
 
@@ -95,7 +93,6 @@ def test_advice_names_what_limits_the_speedup(case):
 def test_advice_begins_with_the_largest_and_speaks_of_ranks_within_the_cores():
     rows = [row(1, collect=1.0), row(4, 3000.0, collect=0.5, update=0.3, gather=0.2)]
     rows.append(row(8, 2000.0, collect=0.1, update=0.9))
-    compare(rows, PLAIN)
     update, moving, crowd = advice(rows, PLAIN)
     assert "update takes 30%" in update
     assert "20%" in moving

@@ -36,7 +36,7 @@ def on_rank_disagree():
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_a_disagreement_raises_the_same_error_on_every_rank(n):
-    results = on_ranks(n, "test_layout:on_rank_disagree")
+    results = on_ranks(n, "test_agreement:on_rank_disagree")
     said = results[0][0]
     assert all(result[0] == said for result in results)
     assert all(f"rank {n - 1}" in message for message in said)
@@ -57,7 +57,7 @@ def on_rank_mixed_up():
 
 
 def test_ranks_in_different_collectives_are_told_in_which():
-    first, second = (each["message"] for each in on_ranks(2, "test_layout:on_rank_mixed_up"))
+    first, second = (each["message"] for each in on_ranks(2, "test_agreement:on_rank_mixed_up"))
     assert first.startswith("rank0_accum_batches: ")
     assert second.startswith("something else: ")
     for message in (first, second):
@@ -78,4 +78,4 @@ def on_rank_numbers(count):
 def test_numbers_of_all_ranks_are_told_whatever_their_count(n, count):
     told = [[100 * rank + i for i in range(count)] for rank in range(n)]
     some = [[-1] * count if rank == 1 else told[rank] for rank in range(n)]
-    assert on_ranks(n, "test_layout:on_rank_numbers", count) == [[told, some]] * n
+    assert on_ranks(n, "test_agreement:on_rank_numbers", count) == [[told, some]] * n

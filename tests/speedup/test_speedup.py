@@ -8,7 +8,7 @@ import sys
 import pytest
 from on_ranks import HERE, run
 
-from rank0rl.tools.speedup import _bare, speedup
+from rank0rl.tools.speedup import probes, speedup
 
 ENV = {"PYTHONPATH": f"{HERE}:{HERE.parent}"}
 SLEEPS = ["toy_envs:Sleeps-v0", "--num-envs", "4", "--hidden", "8", "--epochs", "1"]
@@ -78,8 +78,8 @@ def test_a_run_that_is_over_at_once_and_one_that_fails(tmp_path, capsys):
 
 def test_bare_stepping_takes_allowed_actions_only():
     settings = {"env_id": "toy_envs:Spaced-v0", "wrappers": [], "env_kwargs": {"masked": True}}
-    assert _bare.rate(settings, 2, 0.2, HERE) > 0
-    assert math.isnan(_bare.rate({**settings, "env_id": "Nothing-v0"}, 2, 0.2, HERE))
+    assert probes.bare_rate(settings, 2, 0.2, HERE) > 0
+    assert math.isnan(probes.bare_rate({**settings, "env_id": "Nothing-v0"}, 2, 0.2, HERE))
 
 
 @pytest.mark.slow

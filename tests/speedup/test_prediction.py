@@ -7,9 +7,16 @@ from dataclasses import replace
 import pytest
 from scaling_examples import FREE, PLAIN, row
 
-from rank0rl.tools.speedup import calibration, cost_model, prediction, speedup
-from rank0rl.tools.speedup.cost_model import iteration
-from rank0rl.tools.speedup.prediction import LARGER_BATCH, SAME, SAME_BATCH
+from rank0rl.tools.speedup import cost_model, outputs, prediction, probes, speedup
+from rank0rl.tools.speedup.cost_model import iteration, rate
+from rank0rl.tools.speedup.prediction import (
+    LARGER_BATCH,
+    SAME,
+    SAME_BATCH,
+    _changes_that_help,
+    _crossing,
+    _grown,
+)
 
 FOUND = {
     "per_step": {"1": [0.016, 0.006], "4": [0.064, 0.009]},
@@ -27,7 +34,7 @@ def nobody_sleeps(monkeypatch):
 
 def test_costs_follow_from_what_was_measured(nobody_sleeps):
     first = row(1, 200.0, collect=0.7, process=0.1, update=0.2, hash=0.1, record=0.1)  # of 1.2 s
-    costs = calibration.costs_of(first, SETTINGS, FOUND)
+    costs = prediction.costs_of(first, SETTINGS, FOUND)
     # CPU of a step: 5 ms for act and 1 ms an env; it waits for the rest of the time. 60 times
     # 64 ms would be 3.84 s, and 0.8 s were measured.
     times = 0.8 / 3.84
@@ -41,7 +48,7 @@ def test_rows_notes_and_files(tmp_path, nobody_sleeps):
     (tmp_path / "speedup.md").write_text("measured\n")
     rows = [row(1, 800.0, collect=0.8, update=0.2), row(2, 1300.0, collect=0.4, update=0.2)]
     machines = replace(FREE, nodes=2, link_bandwidth=1e9 / 8)
-    found = prediction.from_costs([40, 4096, 400], PLAIN, machines, rows)
+    found = prediction.predict([40, 4096, 400], PLAIN, machines, rows)
     assert [(each.nprocs, each.experiment) for each in found.rows] == [
         *((40, SAME), (400, SAME_BATCH), (400, LARGER_BATCH), (4096, LARGER_BATCH))
     ]
@@ -52,7 +59,7 @@ def test_rows_notes_and_files(tmp_path, nobody_sleeps):
     assert all(number in link for number in ("1,250,000 steps/s", "1 Gbit/s", "100 bytes"))
     assert "4,000 steps/s" in update
     assert all(option in assumed for option in ("--latency-us", "--link-gbit"))
-    prediction.write(tmp_path, found, rows, "title")
+    outputs.write_prediction(tmp_path, found, rows, "title")
     text = (tmp_path / "speedup.md").read_text()
     assert text.startswith("measured\n")
     lines = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
@@ -66,36 +73,92 @@ def test_rows_notes_and_files(tmp_path, nobody_sleeps):
     assert [each["nodes"] for each in table[:3]] == ["1", "1", "2"]  # 1 and 2 were measured on one
     assert (tmp_path / "predicted.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "predicted.json").read_text())["notes"] == found.notes
-    few = prediction.from_costs([2], PLAIN, FREE, rows)
+    few = prediction.predict([2], PLAIN, FREE, rows)
     assert "up to 2 ranks" in few.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("costs", "machines", "best"),
+    [
+        ({}, {}, None),
+        ({"update_s": 0.05}, {}, "overlap"),
+        ({"arrays": 9}, {"message_s": 1e-2}, "batches of 4 times the steps"),
+        ({}, {"latency_s": 1.0}, "batches of 4 times the steps"),
+        ({"weights_bytes": 1e6}, {"bandwidth": 1e6}, "batches of 4 times the steps"),
+        ({"record_s": 9.0}, {}, None),
+    ],
+)
+def test_changes_that_help_are_named_the_best_first(costs, machines, best, nobody_sleeps):
+    costs = replace(PLAIN, **{"update_s": 1e-3, **costs})
+    found = _changes_that_help(8, costs, replace(FREE, **machines))
+    assert [*found.values()] == sorted(found.values(), reverse=True)
+    assert all(times >= 1.05 for times in found.values())
+    assert next(iter(found), None) == best
+
+
+def test_the_number_of_envs_of_rank_0_helps(nobody_sleeps):
+    costs = replace(PLAIN, update_s=0.05)
+    assert _changes_that_help(8, costs, FREE) == {
+        "overlap": pytest.approx(0.15 / 0.11)
+    }  # 5 envs, and 11
+    equal = replace(costs, overlap=True)
+    assert _changes_that_help(8, equal, FREE) == {"other --rank0-envs": pytest.approx(0.15 / 0.11)}
+
+
+def test_parts_help_where_the_link_is_slow(nobody_sleeps):
+    slow = replace(FREE, nodes=2, link_bandwidth=1e5)
+    # Three quarters of the rows, 0.3 s, travel in the last 0.15 s of collecting; 0.25 s are left.
+    assert _changes_that_help(4, PLAIN, slow)["--gather-parts 4"] == pytest.approx(0.8 / 0.65)
+    assert "--gather-parts 4" not in _changes_that_help(4, PLAIN, FREE)
+
+
+def test_the_number_of_ranks_from_which_rank_0_is_the_bottleneck(nobody_sleeps):
+    assert _crossing(lambda n: PLAIN, 80, FREE)[0] == 5  # 16 envs of 10 ms, and 0.2 s
+    assert _crossing(lambda n: PLAIN, 4, FREE) is None
+    slow = replace(FREE, bandwidth=80_000 / 0.39)
+    assert _crossing(lambda n: PLAIN, 80, slow)[0] == 3  # a gather of 0.26 s besides
+
+
+def test_more_envs(nobody_sleeps):
+    larger, same = (_grown(PLAIN, 320, name) for name in (LARGER_BATCH, SAME_BATCH))
+    assert (larger.steps, larger.update_s, larger.num_envs) == (3200, 0.8, 320)
+    assert (same.steps, same.update_s, same.num_envs) == (800, 0.2, 320)
+    assert iteration(320, larger, FREE).seconds == pytest.approx(10e-3 + 0.8)
+    assert iteration(320, same, FREE).seconds == pytest.approx(2.5e-3 + 0.2)
+
+
+def test_an_update_limits_the_rate_of_any_number_of_ranks(nobody_sleeps):
+    costs = replace(PLAIN, env_s=0.0)
+    assert rate(80, costs, FREE) == pytest.approx(800 / 0.2)
+    assert rate(4096, _grown(costs, 4096, LARGER_BATCH), FREE) == pytest.approx(800 / 0.2)
+
+
 def test_ranks_exchange(monkeypatch):
-    found = calibration._link(2)
+    found = probes.exchange_costs(2)
     assert found.keys() == {
         *("latency_s", "message_s", "bandwidth", "exchange_s", "least_exchange_s")
     }
     assert found["least_exchange_s"] <= found["exchange_s"]
-    monkeypatch.setattr(calibration, "_link", lambda n: found)
-    machines = calibration.measure_machines(FREE, [row(1, bare=100.0), row(2, bare=160.0)], 64)
+    monkeypatch.setattr(probes, "exchange_costs", lambda n: found)
+    machines = prediction.measure_machines(FREE, [row(1, bare=100.0), row(2, bare=160.0)], 64)
     assert machines.bandwidth == found["bandwidth"]
     assert machines.slower == pytest.approx(1.25)
     assert machines.crowd_s == 0
 
 
 def test_ranks_that_share_cores_are_measured_where_they_will(monkeypatch):
-    monkeypatch.setattr(calibration, "available_cores", lambda: [(0,), (1,)])
+    monkeypatch.setattr(prediction, "available_cores", lambda: [(0,), (1,)])
     monkeypatch.setattr(cost_model, "POLL_S", 0.0)
     least = {"latency_s": 1e-4, "message_s": 0.0, "bandwidth": 1.0, "least_exchange_s": 0.02}
-    monkeypatch.setattr(calibration, "_link", lambda n: {**least, "exchange_s": n / 100})
-    machines = calibration.measure_machines(replace(FREE, cores=2), [row(1)], 8)
+    monkeypatch.setattr(probes, "exchange_costs", lambda n: {**least, "exchange_s": n / 100})
+    machines = prediction.measure_machines(replace(FREE, cores=2), [row(1)], 8)
     assert machines.crowd_s == pytest.approx(0.02)
     assert machines.latency_s == pytest.approx(0.02 / cost_model.COLLECTIVES)
 
 
 def test_a_measurement_that_fails_is_named(tmp_path):
-    with pytest.raises(calibration.CannotMeasureError, match=r"rank0rl\.none.*No module"):
-        calibration._printed(["-m", "rank0rl.none"], tmp_path)
+    with pytest.raises(probes.FailedError, match="collect .*none failed: .*config.toml"):
+        probes.collect_costs(tmp_path / "none", tmp_path)
 
 
 @pytest.mark.parametrize(

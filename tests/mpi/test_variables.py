@@ -8,27 +8,27 @@ import sys
 import pytest
 from on_ranks import HERE, run
 
-from rank0rl.launch import fork, mpiexec
+from rank0rl.launch import fork, hosts
 from rank0rl.launch.hosts import Host
 
 OF_USERS = {"OMP_NUM_THREADS": "1", "WANDB_API_KEY": "secret", "MY_1": "a b;'c'\n", "MY_2": "x"}
 
 
 def test_names_are_those_of_the_list_and_those_that_the_user_adds():
-    assert mpiexec.passed_names(None, OF_USERS) == {"OMP_NUM_THREADS"}
-    assert mpiexec.passed_names("MY_1", OF_USERS) == {"OMP_NUM_THREADS", "MY_1"}
-    assert mpiexec.passed_names("MY_*, WANDB_API_KEY", OF_USERS) == {*OF_USERS}
+    assert hosts.passed_variables(None, OF_USERS) == {"OMP_NUM_THREADS"}
+    assert hosts.passed_variables("MY_1", OF_USERS) == {"OMP_NUM_THREADS", "MY_1"}
+    assert hosts.passed_variables("MY_*, WANDB_API_KEY", OF_USERS) == {*OF_USERS}
 
 
 def test_a_name_that_is_not_set_is_refused():
     with pytest.raises(ValueError, match=r"--pass-env.*'MY_3'"):
-        mpiexec.passed_names("MY_1,MY_3", OF_USERS)
+        hosts.passed_variables("MY_1,MY_3", OF_USERS)
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_what_is_left_out_is_in_a_file_that_any_shell_reads(tmp_path, shell):
     env = {**OF_USERS, "PATH": os.environ["PATH"], "RANK0RL_JOB": "x", "UID": "0", "odd.name": "x"}
-    of_all = mpiexec.keep_here(env, {"MY_2"}, tmp_path / "environment")
+    of_all = hosts.keep_variables_here(env, {"MY_2"}, tmp_path / "environment")
     assert of_all == {
         name: env[name] for name in ("OMP_NUM_THREADS", "MY_2", "PATH", "RANK0RL_JOB")
     }
@@ -40,7 +40,7 @@ def test_what_is_left_out_is_in_a_file_that_any_shell_reads(tmp_path, shell):
 
 def test_the_list_is_documented():
     page = (HERE.parent / "docs" / "several-machines.md").read_text()
-    assert [name for name in mpiexec.PASSED if f"`{name}`" not in page] == []
+    assert [name for name in hosts.PASSED_VARIABLES if f"`{name}`" not in page] == []
 
 
 LAUNCHER = """#!/bin/sh

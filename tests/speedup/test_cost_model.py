@@ -6,7 +6,7 @@ import pytest
 from scaling_examples import FREE, PLAIN
 
 from rank0rl.tools.speedup import cost_model
-from rank0rl.tools.speedup.cost_model import Machines, crowded, iteration, rate
+from rank0rl.tools.speedup.cost_model import Machines, _crowded, iteration, rate
 
 RANKS = (1, 2, 4, 5, 8, 16, 20, 40, 80)
 
@@ -98,14 +98,14 @@ def test_a_waiting_rank_sleeps(monkeypatch):
 
 
 def test_ranks_that_share_cores():
-    assert crowded(1.0, 0.0, 6, 2) == 3.0
-    assert crowded(1.0, 2.0, 2, 2) == 3.0
+    assert _crowded(1.0, 0.0, 6, 2) == 3.0
+    assert _crowded(1.0, 2.0, 2, 2) == 3.0
     # Two ranks, one core, p = 1, 2, 2 of none, one and both at it: 0.8 turns a second of both.
-    assert crowded(1.0, 1.0, 2, 1) == pytest.approx(2.5)
+    assert _crowded(1.0, 1.0, 2, 1) == pytest.approx(2.5)
     # Three ranks, two cores, p = 1, 3, 3, 1.5: (3 + 6 + 3) / 8.5 turns a second.
-    assert crowded(1.0, 1.0, 3, 2) == pytest.approx(3 / (12 / 8.5))
-    assert crowded(1.0, 5.0, 4096, 4) == pytest.approx(1024)
-    assert crowded(0.0, 5.0, 8, 1) == 5.0
+    assert _crowded(1.0, 1.0, 3, 2) == pytest.approx(3 / (12 / 8.5))
+    assert _crowded(1.0, 5.0, 4096, 4) == pytest.approx(1024)
+    assert _crowded(0.0, 5.0, 8, 1) == 5.0
     slow = replace(FREE, cores=2, slower=1.5)
     assert iteration(4, PLAIN, slow).collect == pytest.approx(0.2 * 2 * 1.5)
     assert iteration(1, PLAIN, slow).collect == pytest.approx(0.8)
@@ -118,7 +118,7 @@ def test_it_is_monotonic():
     assert links == sorted(links)
     rates = [rate(n, PLAIN, FREE) for n in RANKS]
     assert rates == sorted(rates)
-    turns = [crowded(1.0, 3.0, n, 2) for n in range(1, 40)]
+    turns = [_crowded(1.0, 3.0, n, 2) for n in range(1, 40)]
     assert turns == sorted(turns)
     assert all(t >= max(4.0, n / 2) - 1e-9 for n, t in enumerate(turns, 1))
 

@@ -1,4 +1,4 @@
-"""Where ranks are in the order of collectives, and who called them."""
+"""Which collectives ranks wait in, who called them, and when that is a deadlock."""
 
 import os
 
@@ -10,51 +10,51 @@ from rank0rl.launch import job
 PACKAGE = os.path.dirname(rank0rl.__file__)
 
 
-def place(count, name="gather", waits=True, before=()):
+def waiting(count, name="gather", waits=True, before=()):
     names = {count: name, **dict(before)}
-    return job.Place(count, waits, names, "")
+    return job.RankCollectives(count, waits, names, "")
 
 
 @pytest.mark.parametrize(
-    ("where", "expected"),
+    ("ranks", "expected"),
     [
-        ([place(3), place(3)], False),  # bytes are on their way
-        ([place(3), place(3, waits=False)], False),  # one still works
-        ([place(3), None], False),  # one has not come to a collective, or is on another host
-        ([place(3), place(3, "bcast")], True),
-        ([place(3), place(4, "bcast", before={3: "gather"})], False),  # it is ahead
-        ([place(3), place(4, "gather", before={3: "bcast"})], True),
-        ([place(3), place(90, "gather")], False),  # too far ahead to be remembered
+        ([waiting(3), waiting(3)], False),  # bytes are on their way
+        ([waiting(3), waiting(3, waits=False)], False),  # one still works
+        ([waiting(3), None], False),  # one has not come to a collective, or is on another host
+        ([waiting(3), waiting(3, "bcast")], True),
+        ([waiting(3), waiting(4, "bcast", before={3: "gather"})], False),  # it is ahead
+        ([waiting(3), waiting(4, "gather", before={3: "bcast"})], True),
+        ([waiting(3), waiting(90, "gather")], False),  # too far ahead to be remembered
     ],
 )
-def test_who_is_stuck(where, expected):
-    assert job.stuck(where) is expected
+def test_ranks_that_cannot_go_on_are_a_deadlock(ranks, expected):
+    assert job.is_deadlock(ranks) is expected
 
 
 @pytest.fixture
 def recorder(tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "folder", lambda: tmp_path)
+    monkeypatch.setattr(job, "my_folder", lambda: tmp_path)
     monkeypatch.setattr(job, "world_rank", lambda: 1)
-    return job.PlaceRecorder()
+    return job.CollectiveRecorder()
 
 
 def test_what_a_rank_records_is_what_the_supervisor_reads(recorder, tmp_path):
-    assert job.read_places(tmp_path, 0) is None
+    assert job.read_collectives(tmp_path, 0) is None
     recorder.begin("first")
     recorder.end()
     recorder.begin("second" * 100)
     assert (
-        job.read_places(tmp_path, 1).count == 0
+        job.read_collectives(tmp_path, 1).count == 0
     )  # a collective that is over at once costs no record
     recorder.wait()
-    read = job.read_places(tmp_path, 1)
+    read = job.read_collectives(tmp_path, 1)
     assert (read.count, read.waits, read.names[1]) == (2, True, "first")
     assert read.names[2].startswith("secondsecond")
     recorder.end()
     for i in range(100):
         recorder.begin(str(i))
     recorder.wait()
-    read = job.read_places(tmp_path, 1)
+    read = job.read_collectives(tmp_path, 1)
     assert (read.count, read.waits, len(read.names), read.names[102]) == (102, True, 32, "99")
 
 
@@ -72,5 +72,5 @@ def test_the_caller_is_the_nearest_one_outside_of_the_package(recorder, tmp_path
     recorder.begin("x")
     code = compile("recorder.wait()", file, "exec")
     exec(code, {"recorder": recorder})
-    where = job.read_places(tmp_path, 1).where
+    where = job.read_collectives(tmp_path, 1).where
     assert where.partition(":")[0] == os.path.basename(__file__ if skipped else file)

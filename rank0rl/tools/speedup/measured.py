@@ -1,0 +1,212 @@
+"""What was measured with each number of ranks: the speedup that it allows, and advice.
+
+An iteration on n ranks consists of what all ranks share (collecting and processing), and of what rank 0
+does while the others sleep or, with overlap, collect. Envs and whole episodes cannot be cut in two, so
+the largest fraction may be more than 1 / n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rank0rl.run.timing import PHASES
+
+_SHARED = ("collect", "process")  # phases that are spread over all ranks
+
+
+@dataclass(frozen=True)
+class Work:
+    """The ways in which a run spreads its work over ranks."""
+
+    overlap: bool = False  # True if rank 0 updates while the other ranks collect
+    rank0_envs: bool = False  # True if the user chose how many envs rank 0 has
+    episodes: bool = (
+        False  # True if batches are whole episodes, which ranks take as they become free
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """Figures of one number of ranks: the columns of speedup.csv, in this order, and what they follow from."""
+
+    nprocs: int
+    speedup: float = math.nan  # over the first row; `compare` fills in these four
+    efficiency: float = math.nan  # speedup per rank
+    ceiling: float = math.nan  # speedup that the phases of the first row allow
+    expected: float = math.nan  # the ceiling, with processes that slow each other down
+    steps_per_s: float
+    steps_per_s_min: float
+    steps_per_s_max: float
+    bare_steps_per_s: (
+        float  # of as many processes that only call `env.step`, summed; nan if unknown
+    )
+    return_mean: float
+    memory_mb: float  # peak of all ranks together
+    oversubscribed: bool = False  # True if there are more ranks than cores
+    seconds: float  # of one iteration, mean
+    slowest_s: float  # of an iteration, in which the slowest rank collects and processes
+    fastest_s: float  # the same for the fastest rank
+    phases: Mapping[str, float]  # phase -> seconds of an iteration on rank 0
+    step_fractions: tuple[float, float]  # of a batch: rank 0's steps, and the most of another rank
+
+    def fraction(self, *phases: str) -> float:
+        """Return the fraction of the iteration that these phases take."""
+        return sum(self.phases[phase] for phase in phases) / self.seconds
+
+    @property
+    def unaccounted(self) -> float:
+        """Fraction of the wall time that belongs to no phase."""
+        return 1 - self.fraction(*PHASES)
+
+
+def ranks(nprocs: int) -> str:
+    """Return "1 rank", "2 ranks"."""
+    return f"{nprocs:,} rank{'' if nprocs == 1 else 's'}"
+
+
+def step_fractions(
+    nprocs: int, envs: Sequence[int], longest_episode: float | None = None
+) -> tuple[float, float]:
+    """Return rank 0's fraction of an iteration's steps, and the largest fraction of another rank.
+
+    Args:
+        nprocs: number of ranks.
+        envs: number of envs of each rank.
+        longest_episode: in whole-episode batches, the longest episode's fraction of the batch's steps.
+            Ranks take episodes as they become free, but one rank has to make all of that episode.
+    """
+    if longest_episode is not None:
+        least = max(1 / nprocs, min(1.0, longest_episode))
+        return least, least
+    return envs[0] / sum(envs), max(envs[1:], default=0) / sum(envs)
+
+
+def within_cores(rows: Sequence[Row]) -> Row:
+    """Return the row with the most ranks that do not outnumber the cores; else the first row."""
+    return ([row for row in rows if not row.oversubscribed] or rows[:1])[-1]
+
+
+def slowdown(first: Row, row: Row) -> float:
+    """Return how many times as long a bare `env.step` takes in the row's processes as in the first's.
+
+    At least 1, and 1 if it was not measured.
+    """
+    pace = row.bare_steps_per_s / first.bare_steps_per_s * first.nprocs / row.nprocs
+    return 1.0 if math.isnan(pace) else max(1.0, 1 / pace)
+
+
+def compare(rows: Sequence[Row], work: Work) -> list[Row]:
+    """Return the rows with their speedup over the first one, and with the speedup that was to be expected.
+
+    Args:
+        rows: measured rows, in order of nprocs.
+        work: how the runs spread their work.
+    """
+    first = rows[0]
+    shared = first.slowest_s / max(first.step_fractions)
+    alone = first.seconds * (1 - first.fraction(*_SHARED, "wait"))
+    total = _seconds(first, alone, shared, work)
+    return [
+        replace(
+            row,
+            speedup=row.steps_per_s / first.steps_per_s,
+            efficiency=row.steps_per_s / first.steps_per_s * first.nprocs / row.nprocs,
+            ceiling=total / _seconds(row, alone, shared, work),
+            expected=total / _seconds(row, alone, shared * slowdown(first, row), work),
+        )
+        for row in rows
+    ]
+
+
+def _seconds(row: Row, alone: float, shared: float, work: Work) -> float:
+    """Return the seconds of an iteration on the row's ranks.
+
+    Args:
+        row: the number of ranks, and their fractions of the steps.
+        alone: seconds that rank 0 works alone.
+        shared: seconds that one rank would need for what all ranks share.
+        work: how the run spreads it.
+    """
+    mine, others = row.step_fractions
+    if not work.overlap or row.nprocs == 1:
+        return alone + shared * max(mine, others)
+    if work.episodes and not work.rank0_envs:  # rank 0 takes only as many as it has time for
+        return max((alone + shared) / row.nprocs, shared * others)
+    return max(alone + shared * mine, shared * others)
+
+
+def advice(rows: Sequence[Row], work: Work) -> list[str]:
+    """Return what limits the speedup and what would raise it, one text each, the largest first.
+
+    Args:
+        rows: measured rows, in order of nprocs.
+        work: how the runs spread their work.
+    """
+    row = within_cores(rows)
+    found = [*_uneven(row, work), *_alone(row, work), *_disturbed(rows[0], row)]
+    beyond = [other for other in rows if other.oversubscribed]
+    if beyond and max(rows, key=lambda each: each.steps_per_s) not in beyond:
+        text = f"more ranks than cores are not faster here: use at most {ranks(row.nprocs)}"
+        found.append((0.0, text))
+    if not found:
+        found.append((0.0, "nothing stands out: use more ranks if there are more cores"))
+    return [text for _, text in sorted(found, key=lambda each: -each[0])]
+
+
+def _disturbed(first: Row, row: Row) -> Iterator[tuple[float, str]]:
+    """Yield a warning if the update's time differs, because it is the same work for any number of ranks."""
+    times = row.phases["update"] / first.phases["update"] if first.phases["update"] else 1.0
+    if not 0.8 < times < 1.25:
+        yield (
+            1.0,
+            f"these figures are not reliable: the update took {times:.2f} times as long on "
+            f"{ranks(row.nprocs)} as on {ranks(first.nprocs)}, but it is the same work. Stop other "
+            f"programs and raise --repeats",
+        )
+
+
+def _uneven(row: Row, work: Work) -> Iterator[tuple[float, str]]:
+    """Yield where ranks wait for each other: the fraction of the time that it costs, and a remedy."""
+    even = 1 / row.nprocs
+    most = max(row.step_fractions)
+    if most - even > 0.1 * even and not work.rank0_envs:
+        remedy = "the envs do not divide evenly: set --num-envs to a multiple of --nprocs"
+        if work.episodes:
+            remedy = "one episode is longer than a rank's equal share: raise --episodes-per-batch"
+        yield row.fraction(*_SHARED) * (most - even) / most, remedy
+        return
+    idle = (row.slowest_s - row.fastest_s) / row.seconds
+    if idle > 0.1 and row.fastest_s < 0.8 * row.slowest_s and not work.overlap:
+        remedy = (
+            "Use batches of whole episodes (--episodes-per-batch), which ranks take as they become "
+            "free, or fewer ranks"
+        )
+        yield (
+            idle,
+            f"imbalance: the slowest rank works {row.slowest_s / row.fastest_s:.1f} times as long as the "
+            f"fastest, which waits. Its envs are slower, or it does not have a core to itself. "
+            f"{'Use fewer ranks' if work.episodes else remedy}",
+        )
+
+
+def _alone(row: Row, work: Work) -> Iterator[tuple[float, str]]:
+    """Yield where the other ranks wait for rank 0: the fraction of the time, and a remedy."""
+    update, moving = row.fraction("update"), row.fraction("gather", "hash", "broadcast")
+    if update > 0.15:
+        remedy = (
+            "--overlap with fewer --rank0-envs, so that the other ranks collect during the update"
+        )
+        if work.overlap:
+            remedy = "fewer --rank0-envs, so that rank 0 has time for the update"
+        yield (
+            update,
+            f"rank 0's update takes {update:.0%} of the time on {ranks(row.nprocs)}: use fewer epochs, "
+            f"larger minibatches, more steps per batch, or {remedy}",
+        )
+    if moving > 0.1:
+        yield (
+            moving,
+            f"moving data takes {moving:.0%} of the time: use fewer ranks or smaller observations",
+        )

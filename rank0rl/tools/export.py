@@ -25,92 +25,11 @@ import tyro
 from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Space, Spaces
-from rank0rl.envs import make as envs
 from rank0rl.envs import spaces as env_spaces
+from rank0rl.envs.make import is_flattened, make, nested_actions
 from rank0rl.mpi.threads import set_threads
 from rank0rl.policy import load
 from rank0rl.tools.evaluate import RunToLoad
-
-
-def check_installed() -> None:
-    """Import what torch needs to write ONNX.
-
-    Raises:
-        ValueError: if a package is missing.
-    """
-    try:
-        for name in ("onnx", "onnxscript"):
-            importlib.import_module(name)
-    except ImportError as error:
-        raise ValueError(
-            f'ONNX needs the extra "onnx" ({error}): run pip install -e ".[onnx]", or '
-            f"pip install onnx onnxscript onnxruntime"
-        ) from None
-
-
-def save_onnx(program: torch.export.ExportedProgram, out: Path, more: list[str]) -> None:
-    """Write a program of a policy as an ONNX graph.
-
-    Its outputs are act and, of a policy with a memory, next_memory: an output cannot have the name
-    of an input.
-
-    Args:
-        program: the program, from observations (N, *obs).
-        out: file to write.
-        more: names of the program's inputs besides obs, such as memory and mask.
-
-    Raises:
-        OSError: if the file cannot be written.
-        RuntimeError: if ONNX lacks an operation of the program.
-    """
-    log = logging.getLogger("torch.onnx")
-    level = log.level
-    log.setLevel(logging.ERROR)  # it warns that torchvision is missing
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # one part of torch warns of another
-            graph = torch.onnx.export(
-                program,
-                input_names=["obs", *more],
-                output_names=["act", *["next_memory"] * ("memory" in more)],
-                dynamic_shapes=[{0: "N"}, *[None] * len(more)],  # only names them
-                verbose=False,
-            )
-    except torch.onnx.OnnxExporterError as error:
-        raise RuntimeError(f"ONNX cannot hold this policy: {_first_cause(error)}") from None
-    finally:
-        log.setLevel(level)
-    assert graph is not None
-    graph.save(out)
-
-
-def onnx_lines(out: Path, dtype: str, memory: int, more: list[str]) -> list[str]:
-    """Return the lines of Python that load a graph and call it.
-
-    Args:
-        out: the file.
-        dtype: dtype of observations.
-        memory: numbers of the policy's memory; 0 if it has none.
-        more: as for `save`.
-    """
-    args = {
-        "obs": f'np.asarray(obs, "{dtype}")',
-        "memory": "memory",
-        "mask": 'np.asarray(mask, "bool")',
-    }
-    named = ", ".join(f'"{name}": {args[name]}' for name in ("obs", *more))
-    call = f"policy.run(None, {{{named}}})"
-    load = ["import numpy as np", "import onnxruntime"]
-    load.append(f'policy = onnxruntime.InferenceSession("{out}")')
-    if not memory:
-        return [*load, f"act = {call}[0]"]
-    start = f'memory = np.zeros((N, {memory}), "float32")  # where an episode begins'
-    return [*load, start, f"act, memory = {call}"]
-
-
-def _first_cause(error: BaseException) -> BaseException:
-    """Return the error that others came of: torch wraps it in advice to its own developers."""
-    return _first_cause(error.__cause__) if error.__cause__ else error
 
 
 @dataclass(frozen=True)
@@ -161,10 +80,10 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
         raise ValueError(f"the name of the file must end in .pt2 or .onnx: got {out}")
     to_onnx = out.suffix == ".onnx"
     if to_onnx:
-        check_installed()
+        _check_installed()
     policy = load(run, trust)
     agent, options = policy.agent, policy.options
-    env = envs.make(options.env_id, options.wrappers, **options.env_kwargs)
+    env = make(options.env_id, options.wrappers, **options.env_kwargs)
     try:
         takes_masks = "mask" in inspect.signature(agent.mode().forward).parameters
         masked = takes_masks and _gives_masks(env)
@@ -181,8 +100,7 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a missing folder
         raise ValueError(f"cannot write {out}: {error}") from None
     about = f"{out} holds the policy for {options.env_id}: {_in_and_out(agent, spaces)}"
-    lines_of = onnx_lines if to_onnx else _lines
-    lines = lines_of(out, spaces.obs.dtype, agent.memory, more)
+    lines = _lines(out, spaces.obs.dtype, agent.memory, more)
     notes = [about, *_notes(agent, env, options.wrappers), "load it without rank0rl:"]
     return "\n".join([*notes, *(f"    {line}" for line in lines)])
 
@@ -202,11 +120,11 @@ def _notes(agent: Agent, env: Any, wrappers: Sequence[str]) -> list[str]:
         notes.append(f"observations and actions are those of the wrappers {', '.join(wrappers)}")
     if agent.mode_obs:
         notes.append("flatten these keys of each observation, one behind the other, in this order")
-    elif envs.is_flattened(env):
+    elif is_flattened(env):
         notes.append(
             "flatten each observation: gymnasium.spaces.flatten(env.observation_space, obs)"
         )
-    if envs.nested_actions(env):
+    if nested_actions(env):
         notes.append(
             "each action is a row of numbers: those of all parts of env.action_space, one behind the "
             "other, in its order"
@@ -215,18 +133,88 @@ def _notes(agent: Agent, env: Any, wrappers: Sequence[str]) -> list[str]:
 
 
 def _lines(out: Path, dtype: str, memory: int, more: list[str]) -> list[str]:
-    """Return the lines that load a program of torch.export; arguments as of `onnx_graph.lines`."""
-    args = {
-        "obs": f"torch.as_tensor(obs, dtype=torch.{dtype})",
+    """Return the lines of Python that load a policy and call it.
+
+    Args:
+        out: the policy's file.
+        dtype: dtype of observations.
+        memory: numbers of the policy's memory; 0 if it has none.
+        more: as for `save_onnx`.
+    """
+    if out.suffix == ".onnx":
+        load = f'import numpy as np\nimport onnxruntime\npolicy = onnxruntime.InferenceSession("{out}")'
+        array, zeros = 'np.asarray({}, "{}")', f'np.zeros((N, {memory}), "float32")'
+    else:
+        load = f'import torch\npolicy = torch.export.load("{out}").module()'
+        array, zeros = "torch.as_tensor({}, dtype=torch.{})", f"torch.zeros(N, {memory})"
+    known = {
+        "obs": array.format("obs", dtype),
         "memory": "memory",
-        "mask": "torch.as_tensor(mask, dtype=torch.bool)",
+        "mask": array.format("mask", "bool"),
     }
-    call = f"policy({', '.join(args[name] for name in ('obs', *more))})"
-    load = ["import torch", f'policy = torch.export.load("{out}").module()']
+    args = {name: known[name] for name in ("obs", *more)}
+    if out.suffix == ".onnx":
+        named = ", ".join(f'"{name}": {arg}' for name, arg in args.items())
+        call, first = f"policy.run(None, {{{named}}})", "[0]"
+    else:
+        call, first = f"policy({', '.join(args.values())})", ".numpy()"
     if not memory:
-        return [*load, f"act = {call}.numpy()"]
-    start = f"memory = torch.zeros(N, {memory})  # where an episode begins"
-    return [*load, start, f"act, memory = {call}"]
+        return [*load.splitlines(), f"act = {call}{first}"]
+    start = f"memory = {zeros}  # where an episode begins"
+    return [*load.splitlines(), start, f"act, memory = {call}"]
+
+
+def _check_installed() -> None:
+    """Raise ValueError if a package is missing that torch needs to write ONNX."""
+    try:
+        for name in ("onnx", "onnxscript"):
+            importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(
+            f'ONNX needs the extra "onnx" ({error}): run pip install -e ".[onnx]", or '
+            f"pip install onnx onnxscript onnxruntime"
+        ) from None
+
+
+def save_onnx(program: torch.export.ExportedProgram, out: Path, more: list[str]) -> None:
+    """Write a program of a policy as an ONNX graph.
+
+    Its outputs are act and, of a policy with a memory, next_memory: an output cannot have the name
+    of an input.
+
+    Args:
+        program: the program, from observations (N, *obs).
+        out: file to write.
+        more: names of the program's inputs besides obs: memory, mask, or both.
+
+    Raises:
+        OSError: if the file cannot be written.
+        RuntimeError: if ONNX lacks an operation of the program.
+    """
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns that torchvision is missing
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # one part of torch warns of another
+            graph = torch.onnx.export(
+                program,
+                input_names=["obs", *more],
+                output_names=["act", "next_memory"] if "memory" in more else ["act"],
+                dynamic_shapes=[{0: "N"}, *[None] * len(more)],  # only names them
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise RuntimeError(f"ONNX cannot hold this policy: {_first_cause(error)}") from None
+    finally:
+        log.setLevel(level)
+    assert graph is not None
+    graph.save(out)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return the error that others came of: torch wraps it in advice to its own developers."""
+    return _first_cause(error.__cause__) if error.__cause__ else error
 
 
 def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.ExportedProgram:
@@ -265,12 +253,8 @@ def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.Expor
 
 def _more(agent: Agent, space: Space, masked: bool) -> dict[str, Tensor]:
     """Return what a program takes besides observations, in its order: examples for 2 rows."""
-    more = {}
-    if agent.memory:
-        more["memory"] = torch.zeros(2, agent.memory)
-    if masked:
-        more["mask"] = torch.ones(2, space.size, dtype=torch.bool)
-    return more
+    memory = {"memory": torch.zeros(2, agent.memory)} if agent.memory else {}
+    return memory | ({"mask": torch.ones(2, space.size, dtype=torch.bool)} if masked else {})
 
 
 def _seen(agent: Agent, spaces: Spaces) -> tuple[int, tuple[str, ...]]:

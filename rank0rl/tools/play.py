@@ -11,10 +11,9 @@ from pathlib import Path
 
 import tyro
 
-from rank0rl import evaluation
 from rank0rl.batch import Batch
-from rank0rl.envs import make as envs
-from rank0rl.evaluation import whole_episodes
+from rank0rl.envs.make import make
+from rank0rl.evaluation import deterministic, whole_episodes
 from rank0rl.mpi.threads import set_threads
 from rank0rl.options import check, option
 from rank0rl.policy import load
@@ -38,9 +37,7 @@ def main(argv: list[str]) -> int:
     set_threads(1)
     try:
         check(given)
-        ended = play(
-            given.run, given.episodes, given.seed, given.deterministic, given.video, given.trust
-        )
+        ended = _play(given)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -49,46 +46,24 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def play(
-    run: Path,
-    episodes: int = 1,
-    seed: int | None = None,
-    deterministic: bool = False,
-    video: Path | None = None,
-    trust: bool = False,
-) -> Batch:
-    """Show whole episodes of a run's environment with the policy of its last checkpoint.
-
-    Args:
-        run: the run's folder, or one of its checkpoints.
-        episodes: number of episodes.
-        seed: seed of the episodes; None means the run's seed.
-        deterministic: choose the most probable actions, and draw none at random.
-        video: MP4 file to write; None opens a window.
-        trust: import all code that the run names.
-
-    Returns:
-        "return" and "length" of each episode, shape (episodes,).
-
-    Raises:
-        ValueError: if there is no display for a window; else as `policy.load` and `film`.
-    """
-    if video is None and not has_display():
+def _play(given: Options) -> Batch:
+    """Show whole episodes; return "return" and "length" of each, shape (episodes,)."""
+    if given.video is None and not has_display():
         raise ValueError(
             "a window needs a display, and $DISPLAY and $WAYLAND_DISPLAY are not set: write a file "
             "with --video out.mp4"
         )
-    policy = load(run, trust)
+    policy = load(given.run, given.trust)
     agent, options = policy.agent, policy.options
-    agent = evaluation.deterministic(agent) if deterministic else agent
-    seed = options.seed if seed is None else seed
-    if video is not None:
-        return film(agent, options, video, seed, episodes)
+    agent = deterministic(agent) if given.deterministic else agent
+    seed = options.seed if given.seed is None else given.seed
+    if given.video is not None:
+        return film(agent, options, given.video, seed, given.episodes)
     kwargs = {**options.env_kwargs, "render_mode": "human"}
     return whole_episodes(
         agent,
-        lambda: envs.make(options.env_id, options.wrappers, **kwargs),
-        episodes,
+        lambda: make(options.env_id, options.wrappers, **kwargs),
+        given.episodes,
         seed,
         num_envs=1,
     )

@@ -10,7 +10,7 @@ from typing import Literal
 
 import tyro
 
-from rank0rl.launch import mpiexec as launchers
+from rank0rl.launch import mpiexec
 from rank0rl.launch.job import END_SIGNALS
 from rank0rl.options import CheckedOptions, option
 from rank0rl.run import launch_options
@@ -75,14 +75,14 @@ def main(argv: list[str]) -> int:
     mine, command = argv[:where], argv[where + 1 :]
     try:
         given = tyro.cli(Options, args=mine, prog="python -m rank0rl sbatch")
-        print(script(given, command), end="")
+        print(_script(given, command), end="")
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def script(given: Options, command: list[str]) -> str:
+def _script(given: Options, command: list[str]) -> str:
     """Return the batch script of a training command.
 
     Raises:
@@ -99,6 +99,7 @@ def script(given: Options, command: list[str]) -> str:
     if "resume" in named:
         raise ValueError("the script adds --resume auto: leave --resume out")
     seeds = _seeds(given.array_seeds)
+    is_open_mpi = mpiexec.vendor(mpiexec.find_mpiexec() or "") == "Open MPI"
     own = "slurm-$SLURM_ARRAY_JOB_ID/seed$SLURM_ARRAY_TASK_ID" if seeds else "slurm-$SLURM_JOB_ID"
     line = shlex.join(words)
     folder = ""
@@ -117,7 +118,7 @@ def script(given: Options, command: list[str]) -> str:
     )
     body = (_WITH_SRUN if given.srun else _WITHOUT_SRUN).format(
         run=folder,
-        mpi=given.mpi or _pmi(),
+        mpi=given.mpi or ("pmix" if is_open_mpi else "pmi2"),
         command=f"{line} --resume auto",
         tasks=given.ntasks_per_node,
     )
@@ -133,8 +134,3 @@ def _seeds(text: str | None) -> str:
     if not (first.isdecimal() and end.isdecimal() and int(first) < int(end)):
         raise ValueError(f"--array-seeds must be FIRST:END, such as 0:5 for 0 to 4: got {text!r}")
     return f"#SBATCH --array={first}-{int(end) - 1}\n"
-
-
-def _pmi() -> str:
-    """Return the PMI that the MPI of this Python needs, as srun names it."""
-    return "pmix" if launchers.vendor(launchers.find_mpiexec() or "") == "Open MPI" else "pmi2"

@@ -70,7 +70,9 @@ def test_a_film_has_the_episodes_of_evaluate(drawn, tmp_path, capsys):
 def test_a_film_without_noise(drawn, tmp_path):
     path = tmp_path / "a.mp4"
     fixed, noisy = (
-        play.play(drawn, 1, 4, deterministic, path)["return"].tolist()
+        play._play(play.Options(run=drawn, seed=4, deterministic=deterministic, video=path))[
+            "return"
+        ].tolist()
         for deterministic in (True, False)
     )
     assert fixed == evaluate(drawn, 1, 4, deterministic=True)["return"].tolist() != noisy

@@ -15,7 +15,7 @@ TRAIN = ["python", "train.py", "Walker2d", "--num-envs", "32"]
 def lines(*options, command=TRAIN):
     """Return the lines of a script, which bash can read."""
     given = sbatch.tyro.cli(sbatch.Options, args=options)
-    text = sbatch.script(given, [*command])
+    text = sbatch._script(given, [*command])
     done = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True, check=True)
     assert done.stderr == ""
     return text.splitlines()

@@ -22,8 +22,8 @@ from typing import IO
 import tyro
 
 from rank0rl.launch import job
-from rank0rl.launch import mpiexec as launchers
 from rank0rl.launch.hosts import SSH, Host, free_space, read_hosts, shortages
+from rank0rl.launch.mpiexec import find_mpiexec, vendor
 from rank0rl.mpi import comm
 from rank0rl.run import machine
 from rank0rl.tools import _echo
@@ -83,24 +83,24 @@ def lines(mpiexec: str | None = None, hosts: Sequence[Host] = ()) -> Iterator[Li
     if job.in_step() and not remedy:
         yield _step()
         return
-    launcher = mpiexec or launchers.find_mpiexec()
+    launcher = mpiexec or find_mpiexec()
     if launcher is None:
         yield Line("mpiexec", "not found next to this Python or on PATH", _INSTALL)
     if launcher is None or remedy:
         return
-    vendor = launchers.vendor(shlex.split(launcher)[0])
-    matches = not vendor or _family(vendor) in (_family(library), "")
+    family = vendor(shlex.split(launcher)[0])
+    matches = not family or _family(family) in (_family(library), "")
     yield Line(
         "mpiexec",
-        f"{launcher}, {vendor or 'of an unknown MPI'}",
+        f"{launcher}, {family or 'of an unknown MPI'}",
         ""
         if matches
         else f"mpi4py belongs to another MPI: activate its environment, or {_INSTALL}",
     )
-    yield _room(free_space(), vendor, hosts[0].slots if hosts else os.cpu_count() or 1)
+    yield _room(free_space(), family, hosts[0].slots if hosts else os.cpu_count() or 1)
     yield _two("two ranks", mpiexec)
     for host in hosts[1:]:
-        found = _other_host(host.name, vendor, host.slots)
+        found = _other_host(host.name, family, host.slots)
         yield from found
         if any(line.remedy for line in found):
             continue

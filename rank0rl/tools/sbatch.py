@@ -10,8 +10,9 @@ from typing import Literal
 
 import tyro
 
-from rank0rl.launch import mpiexec as launchers
+from rank0rl.launch.failures import exit_code_after
 from rank0rl.launch.job import END_SIGNALS
+from rank0rl.launch.mpiexec import find_mpiexec, vendor
 from rank0rl.options import CheckedOptions, option
 from rank0rl.run import launch_options
 
@@ -121,7 +122,7 @@ def script(given: Options, command: list[str]) -> str:
         command=f"{line} --resume auto",
         tasks=given.ntasks_per_node,
     )
-    codes = "|".join(str(128 + signum) for signum in sorted(END_SIGNALS))
+    codes = "|".join(str(exit_code_after(signum)) for signum in sorted(END_SIGNALS))
     return head + seeds + body + _TAIL.format(codes=codes)
 
 
@@ -137,4 +138,4 @@ def _seeds(text: str | None) -> str:
 
 def _pmi() -> str:
     """Return the PMI that the MPI of this Python needs, as srun names it."""
-    return "pmix" if launchers.vendor(launchers.find_mpiexec() or "") == "Open MPI" else "pmi2"
+    return "pmix" if vendor(find_mpiexec() or "") == "Open MPI" else "pmi2"

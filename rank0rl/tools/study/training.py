@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from rank0rl.launch.failures import exit_code_after
 from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.tools.study.planned import Planned
 
@@ -27,7 +28,7 @@ Core = tuple[int, ...]
 _OUTPUT = "output.txt"
 _ERROR = re.compile(r"error: |(\w+\.)*\w*(Error|Exception)\b")
 _TAIL = 1 << 16  # bytes of a CSV file that hold its last row
-SAVED = (128 + signal.SIGTERM, -signal.SIGTERM)
+SAVED = (exit_code_after(signal.SIGTERM), -signal.SIGTERM)
 """Exit codes of training that was told to end: it has saved, or not begun yet."""
 
 

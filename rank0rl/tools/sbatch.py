@@ -11,6 +11,7 @@ from typing import Literal
 import tyro
 
 from rank0rl.launch import mpiexec
+from rank0rl.launch.failures import exit_code_after
 from rank0rl.launch.job import END_SIGNALS
 from rank0rl.options import CheckedOptions, option
 from rank0rl.run import launch_options
@@ -122,7 +123,7 @@ def _script(given: Options, command: list[str]) -> str:
         command=f"{line} --resume auto",
         tasks=given.ntasks_per_node,
     )
-    codes = "|".join(str(128 + signum) for signum in sorted(END_SIGNALS))
+    codes = "|".join(str(exit_code_after(signum)) for signum in sorted(END_SIGNALS))
     return head + seeds + body + _TAIL.format(codes=codes)
 
 

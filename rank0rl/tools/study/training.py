@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from rank0rl.launch.failures import exit_code_after
 from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.tools.study.planned import Planned
 
 Core = tuple[int, ...]
 """The CPUs of a core."""
-SAVED = (128 + signal.SIGTERM, -signal.SIGTERM)
+SAVED = (exit_code_after(signal.SIGTERM), -signal.SIGTERM)
 """Exit codes of training that was told to end: it has saved, or not begun yet."""
 
 _OUTPUT = "output.txt"

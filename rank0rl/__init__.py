@@ -59,6 +59,7 @@ _HOME = {
     "Policy": "policy",
     "Agent": "agent",
     "Fragment": "agent",
+    "Step": "agent",
     "Spaces": "agent",
     "Space": "agent",
 }

@@ -40,8 +40,7 @@ class MyA2C(rank0rl.Agent):
     @torch.no_grad()
     def act(self, step):
         """Draw a choice for each row."""
-        logits = self.policy(torch.from_numpy(step.obs)).numpy()
-        return choose(logits, step.noise, self.space), {}
+        return choose(self.policy(torch.from_numpy(step.obs)).numpy(), step.noise, self.space), {}
 
     @torch.no_grad()
     def process(self, fragment):

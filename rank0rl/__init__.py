@@ -60,6 +60,7 @@ _HOME = {
     "Agent": "agent",
     "Hook": "run.hooks",
     "Fragment": "agent",
+    "Step": "agent",
     "Spaces": "agent",
     "Space": "agent",
 }

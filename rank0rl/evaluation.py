@@ -1,4 +1,4 @@
-"""Whole episodes of an agent, apart from training: their seeds are not those of training."""
+"""Whole episodes of an agent, with seeds that training never uses."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def whole_episodes(
         agent: acts; it learns nothing.
         make_env: makes one gymnasium environment.
         episodes: number of episodes.
-        seed: keys the episodes. They are never those of training, whatever seed that had.
+        seed: keys the episodes. They are never those of training, whatever its seed.
         num_envs: number of environments to step at the same time, at most.
         info: figures of `EpisodeInfo`, which `make_env` puts around environments.
 

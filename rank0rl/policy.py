@@ -13,9 +13,9 @@ from rank0rl import evaluation
 from rank0rl.agent import Agent, Step
 from rank0rl.batch import Batch
 from rank0rl.collector import env_maker
-from rank0rl.envs import make as envs
-from rank0rl.envs import spaces
 from rank0rl.envs.answers import mask_of
+from rank0rl.envs.make import is_flattened, make, nested_actions
+from rank0rl.envs.spaces import describe, first_choice, to_env
 from rank0rl.mpi.threads import one_thread
 from rank0rl.rollout import draws
 from rank0rl.run import checkpoint, plan
@@ -36,17 +36,14 @@ class Policy:
     """
 
     def __init__(self, agent: Agent, options: RunOptions, seed: int | None = None) -> None:
-        """Make one environment, to see its spaces."""
         self.agent, self.options = agent, options
-        env = self.make_env()
-        self.spaces = spaces.describe(env)
+        env = self.make_env()  # to see its spaces
+        self.spaces = describe(env)
         """Spaces as the agent has them, flattened."""
-        self.observation_space = (
-            env.env.observation_space if envs.is_flattened(env) else env.observation_space
-        )
+        self.observation_space = (env.env if is_flattened(env) else env).observation_space
         """Space of the observations that `__call__` takes, besides flattened ones."""
-        self._first = spaces.first_choice(env)
-        self._nested = envs.nested_actions(env)
+        self._first = first_choice(env)
+        self._nested = nested_actions(env)
         env.close()
         self._noise = draws(agent, options.seed if seed is None else seed, 0, 0)
         self._best = evaluation.deterministic(agent)
@@ -63,7 +60,7 @@ class Policy:
         Args:
             obs: one observation of the environment, or many of them, (B, *obs). Many of a Dict or Tuple
                 space are a list, or flattened.
-            deterministic: choose the most probable actions, and draw none at random.
+            deterministic: choose the most probable actions.
             mask: choices that may be taken, (choices,) or (B, choices), as in info["action_mask"].
             memory: of an agent that has one: what it returned in the step before, (m,) or (B, m).
                 None where an episode begins.
@@ -86,8 +83,9 @@ class Policy:
         ids = np.zeros(len(rows), np.int64)
         step = Step(rows, self._noise(len(rows)), ids, mask, memory)
         act, extras = (self._best if deterministic else self.agent).act(step)
-        rows_of = spaces.to_env(act, self.spaces.act, self._first)
-        many = [*map(self._nested, rows_of)] if self._nested else rows_of
+        many = to_env(act, self.spaces.act, self._first)
+        if self._nested:
+            many = [self._nested(row) for row in many]
         if not self.agent.memory:
             return many[0] if is_one else many
         memory = extras["memory"]
@@ -102,9 +100,8 @@ class Policy:
         Args:
             kwargs: more arguments, such as render_mode="human".
         """
-        return envs.make(
-            self.options.env_id, self.options.wrappers, **{**self.options.env_kwargs, **kwargs}
-        )
+        kwargs = {**self.options.env_kwargs, **kwargs}
+        return make(self.options.env_id, self.options.wrappers, **kwargs)
 
     def evaluate(
         self, episodes: int = 100, seed: int | None = None, deterministic: bool = False
@@ -115,7 +112,7 @@ class Policy:
             episodes: number of episodes, at least 1.
             seed: seed of the episodes. None: the run's seed, which gives the episodes of the run's own
                 evaluations.
-            deterministic: choose the most probable actions, and draw none at random.
+            deterministic: choose the most probable actions.
 
         Returns:
             "return", "length" and what --info named, (episodes,) each.
@@ -138,27 +135,20 @@ class Policy:
         """Return observations as the agent takes them, (B, *obs), and True if it was a single one."""
         shape, dtype, space = self.spaces.obs.shape, self.spaces.obs.dtype, self.observation_space
         if not isinstance(space, gym.spaces.Box):
-            each = (
-                [obs]
-                if space.contains(obs)
-                else [*obs]
-                if isinstance(obs, list | np.ndarray)
-                else []
-            )
-            if each and all(map(space.contains, each)):
-                flat = [gym.spaces.flatten(space, one) for one in each]
-                return np.asarray(flat, dtype), each[0] is obs
-        if not isinstance(obs, dict | tuple):
+            is_one = space.contains(obs)
+            many = [*obs] if isinstance(obs, list | np.ndarray) and not is_one else [obs]
+            if many and all(map(space.contains, many)):
+                flat = [gym.spaces.flatten(space, one) for one in many]
+                return np.asarray(flat, dtype), is_one
+        if isinstance(obs, dict | tuple):
+            got = f"{obs!r:.100}"
+        else:
             rows = np.asarray(obs)
             if rows.shape == shape:
                 return rows.astype(dtype)[None], True
             if rows.shape[1:] == shape:
                 return rows.astype(dtype), False
-        got = (
-            f"{type(obs).__name__} {np.shape(obs)}"
-            if not isinstance(obs, dict | tuple)
-            else f"{obs!r:.100}"
-        )
+            got = f"{type(obs).__name__} {rows.shape}"
         raise ValueError(
             f"observations of {self.options.env_id} must be of shape {shape}, or (B, *{shape}) for "
             f"many, or of {space}: got {got}"
@@ -180,7 +170,7 @@ def load(run: str | Path, trust: bool = False) -> Policy:
     saved = plan.read_saved(checkpoint.latest(Path(run)), trust=trust)
     options, agent_options = plan.read([], saved["settings"], str(run))
     env = env_maker(options)()
-    agent = make_agent(options, agent_options, spaces.describe(env))
+    agent = make_agent(options, agent_options, describe(env))
     env.close()
     load_weights(agent, saved)
     return Policy(agent, options)

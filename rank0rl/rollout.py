@@ -159,10 +159,12 @@ class Rollout:
             for number, (obs, rew, act) in enumerate(came, first):
                 if np.isfinite(rew) and np.isfinite(obs).all():
                     continue
-                what = "reset" if act is None else "step"
-                self.block.doing = Doing(env, what, act, end.seed, number)
-                is_rew = not np.isfinite(rew)
-                wrong = f"the reward is {rew}" if is_rew else f"the observation is {obs!r:.100}"
+                self.block.doing = Doing(
+                    env, "reset" if act is None else "step", act, end.seed, number
+                )
+                wrong = f"the observation is {obs!r:.100}"
+                if not np.isfinite(rew):
+                    wrong = f"the reward is {rew}"
                 raise ValueError(f"rewards and observations must be finite numbers: {wrong}")
 
 

@@ -94,25 +94,26 @@ class EnvBlock:
     """
 
     def __init__(self, made: Sequence[Sequence[Any]], indices: range, seed: int) -> None:
-        env, size = made[0][0], len(made[0])
+        first, size = made[0][0], len(made[0])
         self.groups = [
-            [Env(index * size + i, each, row * size + i) for i, each in enumerate(group)]
+            [Env(index * size + i, gym, row * size + i) for i, gym in enumerate(group)]
             for row, (index, group) in enumerate(zip(indices, made, strict=False))
         ]
         """Envs that are reset together."""
         self.envs = [env for group in self.groups for env in group]
-        self.spaces: Spaces = describe(env)
+        self.spaces: Spaces = describe(first)
         self.words = {
-            env.index: spaces_in_words(env.gym) + f", and {len(group)} agents" * (len(group) > 1)
+            env.index: spaces_in_words(env.gym)
+            + (f", and {len(group)} agents" if len(group) > 1 else "")
             for group in self.groups
             for env in group
         }
         """Index of each env -> its spaces in words, to compare with those of other ranks."""
         refuse_other_spaces(self.words)
         self._choice_starts = [columns.start for columns in self.spaces.act.choice_slices()]
-        self._first_choice = first_choice(env)
+        self._first_choice = first_choice(first)
         if not indices:
-            env.close()
+            first.close()
         self.seed = seed
         envs = len(self.envs)
         self.obs = np.zeros((envs, *self.spaces.obs.shape), self.spaces.obs.dtype)
@@ -157,7 +158,7 @@ class EnvBlock:
             self.begin_next(env)
 
     def group_of(self, env: Env) -> list[Env]:
-        """Return the envs that are reset together with this one, itself included."""
+        """Return the envs that are reset together with this one, with itself."""
         return self.groups[env.row // len(self.groups[0])]
 
     def since_reset(self) -> Array:
@@ -238,7 +239,7 @@ class EnvBlock:
     def restore(
         self, unfinished: Batch, settings: Mapping[int, str] | None = None
     ) -> dict[int, str]:
-        """Repeat each env's unfinished episode: an episode is its seed and its actions.
+        """Repeat each env's unfinished episode, from its seed and actions.
 
         Args:
             unfinished: what `Unfinished.all` returns, for the envs of all ranks.
@@ -316,7 +317,7 @@ class GameBlock(EnvBlock):
     """The envs of one rank, where each is an agent of a game. A group is a game, with all its agents.
 
     An agent that is gone waits for the end of its game: its env is over, and its steps count 0. It
-    still has a row in `step`, of which the game sees nothing.
+    still has a row in `step`, but the game does not see its action.
     """
 
     def __init__(self, made: Sequence[Sequence[Any]], indices: range, seed: int) -> None:
@@ -341,15 +342,13 @@ class GameBlock(EnvBlock):
 
     def since_reset(self) -> Array:
         """Return the steps of each env's game, (envs,)."""
-        most: Array = np.array(
-            [self.length[group[0].row : group[-1].row + 1].max() for group in self.groups]
-        )
-        return np.repeat(most, len(self.groups[0]))
+        of_games: Array = np.array([self.length[_rows(group)].max() for group in self.groups])
+        return np.repeat(of_games, len(self.groups[0]))
 
     def step(
         self, envs: Sequence[Env], rows: Any, act: Array, fully: bool = True
     ) -> tuple[Array, Array, Array, list[tuple[Env, Array]]]:
-        """Step the games of these envs, among which are all agents that are not gone; see `EnvBlock`."""
+        """Step the games of these envs, as `EnvBlock.step`. All agents that are not gone are among them."""
         waiting = [env.row for env in envs if env.over]
         self._play(envs, self.to_env(act))
         answer = super().step(envs, rows, act, fully)

@@ -1,4 +1,4 @@
-"""Find out agents whose `act` or `process` depends on more than what it is given.
+"""Detect agents whose `act` or `process` uses hidden state or global random numbers.
 
 Their curve would not be the same for every number of ranks, with evaluations or after a resume.
 """
@@ -26,7 +26,7 @@ Array = npt.NDArray[Any]
 
 PREPARING = "rank0rl-prepare"
 """Name of the thread in which an agent prepares, and may draw."""
-_CALLS = 4  # of `act` and of `process` that are looked at closely
+_CALLS = 4  # of `act` and of `process` that are repeated, and before which attributes are hashed
 _GENERATORS: Mapping[str, Callable[[], Any]] = {
     "torch's": lambda: torch.get_rng_state().numpy().tobytes(),
     "NumPy's": lambda: pickle.dumps(np.random.get_state()),  # noqa: NPY002
@@ -38,26 +38,25 @@ class Suspect(Agent):
     """An agent that is watched while it acts and processes, in one iteration.
 
     Args:
-        agent: the agent.
-        closely: repeat its first calls too, with all rows and with one.
+        agent: acts and processes.
+        closely: repeat its first calls too, with all rows and with each row alone.
     """
 
     def __init__(self, agent: Agent, closely: bool) -> None:
-        """Watch from now on."""
         self._agent, self._closely = agent, closely
         self.noise, self.memory = agent.noise, agent.memory
         self._calls = {"act": 0, "process": 0}
         self._changed: dict[str, set[str]] = {"act": set(), "process": set()}
 
     def act(self, step: Step) -> tuple[Array, Batch]:
-        """Act, and say so if it depends on more than its own row of the step."""
+        """Act. Raise ValueError if a row depends on more than its own row of the step."""
         first: tuple[Array, Batch] = self._watched("act", self._agent.act, step)
         if self._closely and self._calls["act"] <= _CALLS:
             self._repeat_act(step, first)
         return first
 
     def process(self, fragment: Fragment) -> Batch:
-        """Process, and say so if it depends on more than the fragment."""
+        """Process. Raise ValueError if rows depend on more than the fragment."""
         rows: Any = self._watched("process", self._agent.process, fragment)
         if self._closely and self._calls["process"] <= _CALLS and isinstance(rows, Mapping):
             kept = {name: np.array(x) for name, x in rows.items()}
@@ -79,12 +78,13 @@ class Suspect(Agent):
                 f"only, and keep nothing from one call to the next"
             )
         count = len(step.obs)
-        arrays = {name: x for name, x in vars(step).items() if isinstance(x, np.ndarray)}
         for i in range(count if count > 1 else 0):
             row = slice(i, i + 1)
-            alone = dataclasses.replace(step, **{name: x[row] for name, x in arrays.items()})
-            acted = _flat(self._agent.act(alone))
-            if name := _first_difference({n: x[row] for n, x in kept.items()}, acted):
+            own: dict[str, Any] = {
+                name: x[row] for name, x in vars(step).items() if isinstance(x, np.ndarray)
+            }
+            alone = _flat(self._agent.act(dataclasses.replace(step, **own)))
+            if name := _first_difference({n: x[row] for n, x in kept.items()}, alone):
                 raise ValueError(
                     f"act returned other {name} for an observation alone than among {count}: "
                     f"a product of several rows rounds differently from that of one; use the layers of "

@@ -14,7 +14,7 @@ from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces
 from rank0rl.batch import Batch
-from rank0rl.nets.candidates import Candidates, check
+from rank0rl.nets.candidates import Candidates, check_episodes
 from rank0rl.nets.flat import Adam
 from rank0rl.options import CheckedOptions, Scheduled, option, value_at
 
@@ -52,7 +52,7 @@ class ES(Agent):
 
     @classmethod
     def check(cls, spaces: Spaces, options: ESOptions, run: Any) -> None:
-        check(run, "es", 2)
+        check_episodes(run, "es", 2)
 
     def act(
         self,
@@ -97,7 +97,7 @@ class ES(Agent):
     def candidate(self, fragment_id: int) -> Array:
         """Return the weights of a candidate, (n,)."""
         sign = np.float32(self.options.std * (1 - 2 * (fragment_id % 2)))
-        return self.nets.theta + sign * self.noise_of(fragment_id // 2)  # type: ignore[no-any-return]
+        return self.nets.theta + sign * self.noise_of(fragment_id // 2)
 
     def noise_of(self, pair: int) -> Array:
         """Return the noise of a pair of candidates, (n,)."""

@@ -12,7 +12,7 @@ from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.algos.trpo import TRPO, TRPOOptions
 from rank0rl.envs import make as envs
 from rank0rl.envs import spaces as env_spaces
-from rank0rl.nets.own import OwnNetwork
+from rank0rl.nets.networks import OwnNetwork
 from rank0rl.options import OptionError
 from rank0rl.tools.export import export, exported
 

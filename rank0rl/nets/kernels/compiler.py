@@ -43,7 +43,7 @@ def kernel(function: F) -> F:
     if folder:
         in_folder = Path(compiled._cache.cache_path).is_relative_to(folder)
         compiled._cache = _Cache(compiled._cache) if in_folder else NullCache()
-    return compiled  # type: ignore[no-any-return]
+    return compiled
 
 
 def inner(function: F) -> F:
@@ -51,12 +51,12 @@ def inner(function: F) -> F:
 
     That code would take longer to compile than the function.
     """
-    return _compiled(function, no_cpython_wrapper=True)  # type: ignore[no-any-return]
+    return _compiled(function, no_cpython_wrapper=True)
 
 
 def part(function: F) -> F:
     """Compile a short function anew within each function that calls it. Otherwise as `inner`."""
-    return _compiled(function, no_cpython_wrapper=True, inline="always")  # type: ignore[no-any-return]
+    return _compiled(function, no_cpython_wrapper=True, inline="always")
 
 
 def _compiled(function: Any, **options: Any) -> Any:

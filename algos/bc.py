@@ -16,8 +16,8 @@ from torch import nn
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch, minibatches
 from rank0rl.envs import demonstrations
+from rank0rl.nets.actor_critic import NetworkOptions
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.networks import NetworkOptions
 from rank0rl.nets.update import ValueFit
 from rank0rl.options import OptionError, Scheduled, option, value_at
 from rank0rl.returns import explained_variance
@@ -54,7 +54,6 @@ class BC(Agent):
     coefficients = ("lr", "gamma", "lam")
 
     def __init__(self, spaces: Spaces, options: BCOptions, rng: np.random.Generator) -> None:
-        """Build policy and value function with an optimizer each."""
         self.options, self.spaces = options, spaces
         self.nets = options.networks(spaces, rng)
         self.mode_obs = options.policy_obs
@@ -108,12 +107,8 @@ class BC(Agent):
         ev = explained_variance(batch["val"], batch["ret"])
         self.value.merge(batch["ret"])
         self.value_flat.check()
-        value_loss = self.fit_value(
-            *(self.norm.numpy(batch["obs"]), batch["ret"], rng),
-            lr=lr,
-            epochs=opt.value_epochs,
-            minibatch_size=opt.minibatch_size,
-        )
+        x, epochs, size = self.norm.numpy(batch["obs"]), opt.value_epochs, opt.minibatch_size
+        value_loss = self.fit_value(x, batch["ret"], rng, lr=lr, epochs=epochs, minibatch_size=size)
         loss = float(np.mean(losses))
         return {"loss": loss, "value_loss": value_loss, "explained_variance": ev, "lr": lr}
 
@@ -129,20 +124,16 @@ class BC(Agent):
         return loss.item()
 
     def modules(self) -> dict[str, Any]:
-        """Return all networks and statistics."""
         return self.nets.modules()
 
     def state(self) -> dict[str, Any]:
-        """Return Adam's moments of both, and whether the statistics of the data are there."""
         adams = {"adam": self.adam.state(), "value_adam": self.value_adam.state()}
         return {**adams, "begun": self.begun, "data_sha256": self.sha256}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore them."""
         self.begun, self.sha256 = state["begun"], state["data_sha256"]
         self.adam.load(state["adam"])
         self.value_adam.load(state["value_adam"])
 
     def mode(self) -> nn.Module:
-        """Return a module that gives means, or the most probable choices."""
         return self.nets.mode()

@@ -73,7 +73,6 @@ class KLPPO(Agent):
     coefficients = ("gamma", "lam", "target_kl", "eta")
 
     def __init__(self, spaces: Spaces, options: KLPPOOptions, rng: np.random.Generator) -> None:
-        """Build policy, value function and their optimizers."""
         self.options = options
         self.norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype, coarse=True)
         size = inputs[0] if len(inputs) == 1 else 12  # an image has too many numbers
@@ -84,9 +83,8 @@ class KLPPO(Agent):
         # The original adds up (10 hid3) // 48 rows of log-variances. Half as many rows of log
         # standard deviations move as fast.
         rows = max(1, 10 * hidden[-1] // 96)
-        self.policy = make_policy(
-            *(inputs, spaces.act, hidden, rng, options.log_std, rows), actions=options.actions
-        )
+        about: Any = {"log_std": options.log_std, "rows": rows, "actions": options.actions}
+        self.policy = make_policy(inputs, spaces.act, hidden, rng, **about)
         self.value = ValueFunction(inputs, value_hidden, rng)
         self.nets = ActorCritic(self.norm, self.policy, self.value)
         self.noise = self.policy.noise
@@ -122,12 +120,8 @@ class KLPPO(Agent):
         if self.previous:
             obs = np.concatenate([obs, self.norm.numpy(self.previous["obs"])])
             ret = np.concatenate([ret, self.previous["ret"]])
-        loss = self.fit_value(
-            *(obs, ret, rng),
-            lr=self.value_lr,
-            epochs=opt.value_epochs,
-            minibatch_size=opt.value_minibatch_size,
-        )
+        epochs, size = opt.value_epochs, opt.value_minibatch_size
+        loss = self.fit_value(obs, ret, rng, lr=self.value_lr, epochs=epochs, minibatch_size=size)
         self.previous = {name: batch[name] for name in ("obs", "ret")}
         self.norm.merge(batch["obs"])
         return {**metrics, "value_loss": loss, "explained_variance": ev}
@@ -193,11 +187,9 @@ class KLPPO(Agent):
                 self.multiplier *= 1.5
 
     def modules(self) -> dict[str, Any]:
-        """Return all networks and statistics."""
         return self.nets.modules()
 
     def state(self) -> dict[str, Any]:
-        """Return Adam's moments, the servo, and the previous batch."""
         return {
             "adam": self.adam.state(),
             "value_adam": self.value_adam.state(),
@@ -207,14 +199,12 @@ class KLPPO(Agent):
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned."""
         self.adam.load(state["adam"])
         self.value_adam.load(state["value_adam"])
         self.beta, self.multiplier = state["beta"], state["multiplier"]
         self.previous = {name: np.asarray(x) for name, x in state["previous"].items()}
 
     def mode(self) -> nn.Module:
-        """Return a module that gives means, or the most probable choices."""
         return self.nets.mode()
 
 

@@ -16,19 +16,24 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.actor_critic import Objective
+from rank0rl.nets.actor_critic import MakeNetworks, NetworkOptions, Objective
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.networks import MakeNetworks
-from rank0rl.nets.recurrent import RecurrentOptions
+from rank0rl.nets.recurrent import Cell, recurrent_networks
 from rank0rl.nets.update import GradientSteps, gradient_steps
 from rank0rl.options import Scheduled, changing, option, value_at
 from rank0rl.returns import explained_variance
 
 
 @dataclass(frozen=True)
-class PPOOptions(RecurrentOptions):
+class PPOOptions(NetworkOptions):
     """Options of PPO."""
 
+    recurrent: Cell | None = None
+    """Memory: a layer before the hidden layers, gru or lstm, shared by policy and value function."""
+    memory_size: int = option(64, "[1, inf)")
+    """With --recurrent: units of that layer."""
+    chunk_steps: int = option(32, "[1, inf)")
+    """With --recurrent: steps through which gradients flow, usually 8 to 64. A minibatch holds whole chunks."""
     gamma: float = option(0.99, "[0, 1]")
     """Discount per step, usually 0.97 to 0.999."""
     lam: float = option(0.95, "[0, 1]")
@@ -63,9 +68,11 @@ class PPO(Agent):
     devices = ("cpu", "cuda")
 
     def __init__(self, spaces: Spaces, options: PPOOptions, rng: np.random.Generator) -> None:
-        """Build policy, value function and optimizer over one flat vector."""
         self.options = opt = options
-        self.nets = opt.networks(spaces, rng, self.make_networks)
+        if opt.recurrent:
+            self.nets = recurrent_networks(opt, spaces, rng, self.make_networks)
+        else:
+            self.nets = opt.networks(spaces, rng, self.make_networks)
         self.mode_obs = opt.policy_obs
         self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise, self.memory = self.nets.noise, self.nets.memory
@@ -89,11 +96,14 @@ class PPO(Agent):
         """Make the gradient steps and compile them."""
         opt = self.options
         self.steps: GradientSteps = gradient_steps(
-            *(self.nets, self.adam, self.objective, opt.max_grad_norm),
-            *(self.device, self.threads),
+            self.nets,
+            self.adam,
+            self.objective,
+            opt.max_grad_norm,
+            device=self.device,
+            threads=self.threads,
             bonus=opt.entropy_coef != 0,
         )
-        self.steps.compile()
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Make epochs of minibatch gradient steps on the clipped objective and the value loss."""
@@ -106,7 +116,7 @@ class PPO(Agent):
         rows = self.nets.training_rows(batch)
         rows["ret"] = rows["ret"] / self.value.scale.numpy()
         self.flat.check()
-        rows = self.steps.begin(rows, size, self.objective)
+        rows = self.steps.begin(rows, self.objective)
         epoch = 0
         while epoch < opt.epochs:
             epoch += 1
@@ -139,26 +149,22 @@ class PPO(Agent):
         )
 
     def modules(self) -> dict[str, Any]:
-        """Return all networks and statistics."""
         return self.nets.modules()
 
     def state(self) -> dict[str, Any]:
-        """Return Adam's moments."""
         return {"adam": self.adam.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore Adam's moments."""
         self.adam.load(state["adam"])
 
     def mode(self) -> nn.Module:
-        """Return a module that gives means, or the most probable choices."""
         return self.nets.mode()
 
 
 def clipped_loss(log_ratio: Tensor, adv: Tensor, clip_ratio: float) -> Tensor:
     """Return -E[min(r A, clip(r) A)], with r the ratio of new to old probability of the actions.
 
-    Change `nets.losses.clipped_slopes` with it: updates on the CPU use that alone, this serves a GPU.
+    Change `nets.kernels.losses.clipped_slopes` with it: updates on the CPU use that alone, this serves a GPU.
 
     Args:
         log_ratio: log r, shape (n,).

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.fisher import Fisher
+from rank0rl.nets.actor_critic import MakeNetworks, NetworkOptions
 from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.networks import MakeNetworks, NetworkOptions
-from rank0rl.nets.update import ValueFit
+from rank0rl.nets.update import ValueFit, fisher_products
 from rank0rl.options import OptionError, Scheduled, changing, option, value_at
 from rank0rl.returns import explained_variance
 
@@ -61,7 +60,6 @@ class TRPO(Agent):
     """A static method that makes the networks, in a class of one's own."""
 
     def __init__(self, spaces: Spaces, options: TRPOOptions, rng: np.random.Generator) -> None:
-        """Build policy, value function and its optimizer."""
         self.options = options
         self.nets = options.networks(spaces, rng, self.make_networks)
         self.mode_obs = options.policy_obs
@@ -84,7 +82,7 @@ class TRPO(Agent):
     def prepare(self) -> None:
         """Compile the gradient steps of the value function, and products with the Fisher matrix."""
         self.fit_value = ValueFit(self.value, self.adam, self.threads)
-        self.fisher = Fisher(self.policy, self.flat, self.options.damping, self.threads)
+        self.fisher = fisher_products(self.policy, self.flat, self.options.damping, self.threads)
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Make one step of the policy, then some epochs of the value function."""
@@ -97,12 +95,8 @@ class TRPO(Agent):
         ev = explained_variance(batch["val"], ret)
         self.value.merge(ret)
         self.value_flat.check()
-        loss = self.fit_value(
-            *(obs, ret, rng),
-            lr=value_lr,
-            epochs=opt.value_epochs,
-            minibatch_size=opt.value_minibatch_size,
-        )
+        epochs, size = opt.value_epochs, opt.value_minibatch_size
+        loss = self.fit_value(obs, ret, rng, lr=value_lr, epochs=epochs, minibatch_size=size)
         self.norm.merge(batch["obs"])
         now = changing(progress, target_kl=opt.target_kl, value_lr=opt.value_lr)
         return {**metrics, "value_loss": loss, "explained_variance": ev, **now}
@@ -150,7 +144,7 @@ class TRPO(Agent):
         gain.backward()  # type: ignore[no-untyped-call]
         gradient = theta.grad.clone()  # type: ignore[union-attr]
         some = slice(None, None, opt.fisher_stride)
-        fisher = self.fisher.at(obs[some], None if mask is None else mask[some])
+        fisher = self.fisher(obs[some], None if mask is None else mask[some])
         direction = conjugate_gradient(fisher, gradient, opt.cg_iterations)
         curvature = float(direction @ fisher(direction))
         step = direction * (2 * target_kl / curvature) ** 0.5 if curvature > 0 else 0 * gradient
@@ -176,19 +170,15 @@ class TRPO(Agent):
         }
 
     def modules(self) -> dict[str, Any]:
-        """Return all networks and statistics."""
         return self.nets.modules()
 
     def state(self) -> dict[str, Any]:
-        """Return Adam's moments."""
         return {"adam": self.adam.state()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore Adam's moments."""
         self.adam.load(state["adam"])
 
     def mode(self) -> nn.Module:
-        """Return a module that gives means, or the most probable choices."""
         return self.nets.mode()
 
 

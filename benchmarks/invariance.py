@@ -23,7 +23,7 @@ from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs.block import Env, EnvBlock, make_block
 from rank0rl.envs.make import make, resolve
 from rank0rl.mpi.threads import set_threads
-from rank0rl.nets.categorical import CategoricalPolicy
+from rank0rl.nets.policies import CategoricalPolicy
 from rank0rl.rollout import FixedSteps
 
 

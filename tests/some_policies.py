@@ -4,9 +4,8 @@ import numpy as np
 import torch
 
 from rank0rl.agent import Space
-from rank0rl.nets.beta import BetaPolicy
-from rank0rl.nets.categorical import CategoricalPolicy
 from rank0rl.nets.gaussian import GaussianPolicy, StateStdPolicy
+from rank0rl.nets.policies import BetaPolicy, CategoricalPolicy
 
 CHOICE = Space("discrete", (), "int64", choices=(4,))
 SEVERAL = Space("discrete", (3,), "int64", choices=(4, 2, 3))

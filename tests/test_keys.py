@@ -12,7 +12,7 @@ from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.algos.trpo import TRPO, TRPOOptions
 from rank0rl.envs.make import make
 from rank0rl.envs.spaces import describe
-from rank0rl.nets.own import OwnNetwork
+from rank0rl.nets.networks import OwnNetwork
 from rank0rl.options import OptionError
 from rank0rl.tools.export import export, exported
 

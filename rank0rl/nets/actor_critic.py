@@ -1,23 +1,24 @@
-"""Acting, and turning fragments into rows with advantages: the common part of policy-gradient agents."""
+"""A policy and a value function: their options, acting, rows with advantages, and the loss of a minibatch."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Fragment, Step
+from rank0rl.agent import Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.columns import Columns
-from rank0rl.nets.conv import Hidden, network
-from rank0rl.nets.normalize import Moments, ObsNormalizer, PixelScale
-from rank0rl.nets.policies import Mode, Policy
+from rank0rl.nets.mlp import Activation
+from rank0rl.nets.networks import Columns, Hidden, columns_of, network
+from rank0rl.nets.normalize import Moments, ObsNormalizer, PixelScale, normalizer
+from rank0rl.nets.policies import Actions, Mode, Policy, make_policy
+from rank0rl.options import CheckedOptions, OptionError, option
 from rank0rl.returns import advantages
 
 Array = npt.NDArray[Any]
@@ -88,18 +89,16 @@ class ValueFunction(nn.Module):
 
     Args:
         shape: (inputs,), or the shape of an image.
-        hidden: units of each hidden layer, or a network of one's own.
+        hidden: units of each hidden layer, or a network of your own.
         rng: draws the weights.
-        layers: "activation", "layer_norm" and "columns" of the network, see `conv.network`.
+        layers: "activation", "layer_norm" and "columns" of the network, see `networks.network`.
     """
 
-    in_kernels = True
     scale: Tensor
 
     def __init__(
         self, shape: Sequence[int], hidden: Hidden, rng: np.random.Generator, **layers: Any
     ) -> None:
-        """Draw the weights."""
         super().__init__()
         self.mlp = network(shape, hidden, 1, rng, 1.0, **layers)
         self.moments = Moments(())
@@ -113,10 +112,14 @@ class ValueFunction(nn.Module):
         """Predict values (N,) in units of reward, from inputs (N, inputs), in NumPy."""
         return self.mlp.numpy(x)[:, 0] * self.scale.numpy()
 
+    def tables(self, theta: Tensor) -> Array:
+        """Return where the layers lie in the flat vector theta, for kernels."""
+        return self.mlp.table(theta)  # type: ignore[union-attr]
+
     def merge(self, ret: Array) -> None:
         """Add returns (N,) to the statistics, without changing predictions in units of reward.
 
-        (A network of one's own whose last layer is not linear predicts other values until it has learned.)
+        (A network of your own whose last layer is not linear predicts other values until it has learned.)
 
         Rank 0 only: its weights are broadcast.
 
@@ -142,7 +145,6 @@ class ActorCritic:
     def __init__(
         self, norm: ObsNormalizer | PixelScale, policy: Policy, value: ValueFunction
     ) -> None:
-        """Combine the networks."""
         self.norm, self.policy, self.value = norm, policy, value
         self.noise = policy.noise
         self.memory = 0
@@ -238,3 +240,98 @@ def normalized(adv: Array) -> Array:
     adv = adv - adv.sum() / np.float32(len(adv))
     std = np.sqrt(adv @ adv / np.float32(len(adv)))
     return adv / (std + np.float32(1e-8))  # 1e-8: they may be equal
+
+
+MakeNetworks: TypeAlias = Callable[[Spaces, Any, np.random.Generator], Mapping[str, Any]]
+"""Function of spaces, options and rng that returns torch modules by name: "policy", "value" or both.
+
+Each takes normalized observations, (N, numbers), float32. The policy's returns what its distribution
+needs, (N, outputs): a number for each action or choice, or twice as many for beta and --state-std. The
+value function's returns (N, 1). Torch's own generator is seeded by rng before.
+"""
+
+
+@dataclass(frozen=True)
+class NetworkOptions(CheckedOptions):
+    """Options of a policy and a value function."""
+
+    hidden: tuple[int, ...] = option((64, 64), "[1, inf)")
+    """Units of each hidden layer of the policy and of the value function."""
+    value_hidden: tuple[int, ...] | None = option(None, "[1, inf)")
+    """Units of each hidden layer of the value function. None: those of --hidden."""
+    activation: Activation = "tanh"
+    """Activation of hidden layers. Updates are compiled for tanh; the others take several times as long."""
+    layer_norm: bool = False
+    """Normalize each hidden layer before its activation. Updates are not compiled then."""
+    policy_obs: tuple[str, ...] = ()
+    """Keys of a Dict observation that the policy sees. The exported policy takes these alone. None given: all."""
+    critic_obs: tuple[str, ...] = ()
+    """Keys of a Dict observation that the value function sees. None given: all."""
+    log_std: float = 0.0
+    """Initial log standard deviation of continuous actions, usually -1 to 0."""
+    state_std: bool = False
+    """Let the network give the standard deviations too, so that they depend on the observation."""
+    actions: Actions = "normal"
+    """Distribution of continuous actions: normal (clipped to the bounds), squashed (tanh of normal) or beta. The last two never leave the bounds."""
+
+    def networks(
+        self, spaces: Spaces, rng: np.random.Generator, make: MakeNetworks | None = None
+    ) -> ActorCritic:
+        """Return new networks for these spaces.
+
+        Args:
+            spaces: of the environment.
+            rng: draws the weights.
+            make: returns networks of your own, see `MakeNetworks`.
+
+        Raises:
+            OptionError: if there are no such networks for these spaces.
+        """
+        norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype)
+        return ActorCritic(norm, *self.policy_and_value(inputs, spaces, rng, make))
+
+    def policy_and_value(
+        self,
+        inputs: Sequence[int],
+        spaces: Spaces,
+        rng: np.random.Generator,
+        make: MakeNetworks | None = None,
+    ) -> tuple[Policy, ValueFunction]:
+        """Return a policy and a value function for inputs of this shape, see `networks`."""
+        own = _own(make, spaces, self, rng) if make else {}
+        hidden = own.get("policy", self.hidden)
+        value_hidden = self.hidden if self.value_hidden is None else self.value_hidden
+        layers: Any = {"activation": self.activation, "layer_norm": self.layer_norm}
+        policy = make_policy(
+            inputs,
+            spaces.act,
+            hidden,
+            rng,
+            log_std=self.log_std,
+            actions=self.actions,
+            state_std=self.state_std,
+            columns=columns_of(spaces.obs, self.policy_obs, "policy_obs"),
+            **layers,
+        )
+        columns = columns_of(spaces.obs, self.critic_obs, "critic_obs")
+        hidden = own.get("value", value_hidden)
+        return policy, ValueFunction(inputs, hidden, rng, columns=columns, **layers)
+
+
+def _own(
+    make: MakeNetworks, spaces: Spaces, options: Any, rng: np.random.Generator
+) -> Mapping[str, Any]:
+    """Return the networks that a user's function makes."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(rng.integers(2**63)))
+        own = make(spaces, options, rng)
+    names = {"policy", "value"}
+    is_dict = isinstance(own, Mapping) and all(isinstance(n, nn.Module) for n in own.values())
+    if not is_dict or not {*own} <= names:
+        got: Any = type(own).__name__
+        if isinstance(own, Mapping):
+            got = {name: type(made).__name__ for name, made in own.items()}
+        raise OptionError(
+            f"make_networks must return a dict of torch modules with the names {sorted(names)}: got {got}"
+        )
+    return own

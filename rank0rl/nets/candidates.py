@@ -11,7 +11,6 @@ from torch import nn
 
 from rank0rl.agent import NEVER, Spaces, Step
 from rank0rl.nets.flat import flatten_
-from rank0rl.nets.mlp import place
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.nets.policies import Mode, make_policy
 from rank0rl.options import OptionError
@@ -21,7 +20,7 @@ Array = npt.NDArray[Any]
 _CENTER = -1  # in place of a candidate's number
 
 
-def check(run: Any, algo: str, least: int) -> None:
+def check_episodes(run: Any, algo: str, least: int) -> None:
     """Check that the batches of a run compare candidates.
 
     Args:
@@ -54,7 +53,6 @@ class Candidates:
     """
 
     def __init__(self, spaces: Spaces, hidden: Sequence[int], rng: np.random.Generator) -> None:
-        """Make the network."""
         self._space = spaces.act
         self.norm = ObsNormalizer(spaces.obs.shape)
         self.policy = make_policy((spaces.obs.size,), spaces.act, tuple(hidden), rng)
@@ -64,8 +62,7 @@ class Candidates:
         [vector] = self.flat.vectors
         self.theta: Array = vector.detach().numpy()
         """The center: weights and biases, (n,), float32, in the memory of the network's own."""
-        pairs = zip(mlp.weights, mlp.biases, strict=True)
-        self._places = [(place(w, vector), tuple(w.shape), place(b, vector)) for w, b in pairs]
+        self._table = mlp.table(vector).tolist()
         self._of: tuple[Any, ...] = ()
         self._layers: list[tuple[Array, Array]] = []
 
@@ -110,11 +107,8 @@ class Candidates:
         if of != self._of:
             rows = np.stack([self.theta if i == _CENTER else weights_of(i) for i in of[1:]])
             self._layers = [
-                (
-                    rows[:, at : at + n * m].reshape(-1, n, m),
-                    rows[:, None, bias_at : bias_at + m],
-                )
-                for at, (n, m), bias_at in self._places
+                (rows[:, at : at + n * m].reshape(-1, n, m), rows[:, None, bias : bias + m])
+                for at, bias, n, m in self._table
             ]
             self._of = of
         return self._layers

@@ -6,6 +6,7 @@ operations on one tensor, a broadcast is one message, and any loss still works.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy.typing as npt
@@ -24,7 +25,6 @@ class Flat:
     """
 
     def __init__(self, module: nn.Module) -> None:
-        """Move the parameters and buffers."""
         self.vectors: list[nn.Parameter] = []
         self._views: list[tuple[str, nn.Parameter, int, int]] = []
         named = dict(module.named_parameters())
@@ -84,6 +84,40 @@ def flatten_(module: nn.Module) -> Flat:
     return Flat(module)
 
 
+def place(parameter: Tensor, vector: Tensor) -> int:
+    """Return where a parameter begins in the flat vector that holds it."""
+    return (parameter.data_ptr() - vector.data_ptr()) // vector.element_size()
+
+
+class Views:
+    """The tensors of a module as NumPy arrays of the same memory.
+
+    Flattening, moving or copying a module moves all of them. So the arrays are made anew only if the first
+    tensor has moved: a call takes 0.1 us, not 2 for each array.
+
+    Args:
+        tensors: a module's `_parameters` or `_buffers`.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor | None]) -> None:
+        self._tensors = tensors
+        self._address, self._arrays = 0, list[Array]()
+
+    def __call__(self) -> list[Array]:
+        """Return the arrays."""
+        first = next(iter(self._tensors.values()))
+        assert first is not None
+        address = first.data_ptr()
+        if self._address != address:
+            tensors = (t for t in self._tensors.values() if t is not None)
+            self._address, self._arrays = address, [t.detach().numpy() for t in tensors]
+        return self._arrays
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without arrays: in a copy, they would not be those of its tensors."""
+        return {**vars(self), "_address": 0, "_arrays": []}
+
+
 class Adam:
     """Adam over flat vectors: torch's kernel, without what `torch.optim.Adam` does around it.
 
@@ -97,15 +131,10 @@ class Adam:
     """
 
     def __init__(self, flat: Flat, eps: float = 1e-8) -> None:
-        """Start with moments of 0."""
         self.flat, self.eps = flat, eps
         self._first = [torch.zeros_like(v) for v in flat.vectors]
         self._second = [torch.zeros_like(v) for v in flat.vectors]
         self._counts = [torch.zeros((), device=v.device) for v in flat.vectors]
-
-    def over(self, flat: Flat) -> Adam:
-        """Return an Adam like this over other vectors, with moments of 0."""
-        return Adam(flat, self.eps)
 
     @torch.no_grad()
     def step(self, lr: float | Tensor) -> None:

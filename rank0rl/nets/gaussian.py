@@ -6,6 +6,7 @@ the draws, because tanh has an inverse. So all here is about draws, except `act`
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Space
 from rank0rl.batch import Batch
-from rank0rl.nets.conv import Hidden, network
-from rank0rl.nets.mlp import View
+from rank0rl.nets.flat import Views, place
+from rank0rl.nets.networks import Hidden, network
 from rank0rl.options import OptionError
 
 Array = npt.NDArray[Any]
@@ -36,7 +37,6 @@ class Bounds:
     """
 
     def __init__(self, space: Space, kind: str) -> None:
-        """Keep the bounds."""
         low, high = space.low, space.high
         with np.errstate(over="ignore", invalid="ignore"):
             width = None if low is None or high is None else high - low
@@ -62,9 +62,15 @@ class Bounds:
 
 _LOG_2PI = math.log(2 * math.pi)
 _LOW, _HIGH = np.float32(-5), np.float32(2)  # of log standard deviations that a network gives
-_NODES = (
-    12  # of the quadrature: its error is below 1e-4 nats for deviations up to 1, 2e-3 up to 1.5
-)
+_NODES = 12  # the error of the quadrature is below 1e-4 nats for deviations up to 1, 2e-3 up to 1.5
+
+
+@functools.cache
+def _quadrature(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights of an average over normal numbers."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    at = torch.tensor(nodes, dtype=dtype, device=device)
+    return at, torch.tensor(weights / weights.sum(), dtype=dtype, device=device)
 
 
 class GaussianPolicy(nn.Module):
@@ -79,13 +85,11 @@ class GaussianPolicy(nn.Module):
         rows: number of log-std parameters that are summed. Adam steps each of them, so the sum
             moves `rows` times as fast.
         squash: True if tanh takes draws to actions within the space's bounds.
-        layers: "activation", "layer_norm" and "columns" of the network, see `conv.network`.
+        layers: "activation", "layer_norm" and "columns" of the network, see `networks.network`.
 
     Raises:
         OptionError: if squashed actions have no finite bounds.
     """
-
-    in_kernels = True
 
     def __init__(
         self,
@@ -98,16 +102,14 @@ class GaussianPolicy(nn.Module):
         squash: bool = False,
         **layers: Any,
     ) -> None:
-        """Draw the weights."""
         super().__init__()
         self.noise = ("normal", space.size)
         self.shape = space.shape
         self.bounds = Bounds(space, "squashed") if squash else None
-        self._nodes: dict[Any, tuple[Tensor, Tensor]] = {}
         self.mlp = network(inputs, hidden, self._outputs(space.size), rng, 0.01, **layers)
         one = torch.full((space.size,), log_std)
         self.log_std = nn.Parameter(one if rows == 1 else one.repeat(rows, 1) / rows)
-        self._view = View(self._parameters, "log_std")
+        self._views = Views(self._parameters)
 
     def act(
         self, x: Array, noise: Array, mask: Any = None, explore: bool = True
@@ -150,7 +152,7 @@ class GaussianPolicy(nn.Module):
         entropy = log_std.sum(dim=-1).mean() + 0.5 * (_LOG_2PI + 1) * log_std.shape[-1]
         if self.bounds is None:
             return entropy
-        at, weight = self._quadrature(mean)
+        at, weight = _quadrature(mean.dtype, mean.device)
         u = mean[..., None] + torch.exp(log_std)[..., None] * at
         log_slope = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))  # log (1 - tanh(u)^2)
         return entropy + (log_slope @ weight).sum(dim=1).mean()
@@ -173,16 +175,15 @@ class GaussianPolicy(nn.Module):
         logp -= np.add.reduce(log_std).item() + 0.5 * _LOG_2PI * len(log_std)
         return logp
 
-    def _quadrature(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return nodes and weights, made once: a CUDA graph cannot copy them from the CPU."""
-        kind = like.dtype, like.device
-        if kind not in self._nodes:
-            nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
-            self._nodes[kind] = (
-                torch.tensor(nodes, dtype=like.dtype, device=like.device),
-                torch.tensor(weights / weights.sum(), dtype=like.dtype, device=like.device),
-            )
-        return self._nodes[kind]
+    def tables(self, theta: Tensor) -> tuple[Array, Array | None, Array | None]:
+        """Return where the parameters lie in the flat vector theta, for kernels.
+
+        Returns:
+            The table of the network's layers; where the log standard deviations begin, how many are
+            summed, and of how many actions; and None, as these are no choices.
+        """
+        shape = self.log_std.shape if self.log_std.ndim == 2 else (1, *self.log_std.shape)
+        return self.mlp.table(theta), np.array([place(self.log_std, theta), *shape]), None
 
     @staticmethod
     def _outputs(k: int) -> int:
@@ -195,7 +196,7 @@ class GaussianPolicy(nn.Module):
         return out
 
     def _log_std(self) -> Array:
-        log_std = self._view()
+        [log_std] = self._views()
         return log_std if log_std.ndim == 1 else np.add.reduce(log_std)
 
 
@@ -204,8 +205,6 @@ class StateStdPolicy(GaussianPolicy):
 
     The parameters `log_std` are added to these outputs.
     """
-
-    in_kernels = False
 
     def distribution(self, x: Tensor, mask: Any = None) -> tuple[Tensor, ...]:
         """Return means and log standard deviations, (N, k) each, for inputs (N, inputs)."""

@@ -9,7 +9,7 @@ the same for every number of ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+
+from rank0rl.nets.flat import Views, place
 
 Array = npt.NDArray[Any]
 
@@ -32,13 +34,13 @@ def _silu(x: Array) -> Array:
     return x * (half + half * np.tanh(half * x))
 
 
-IN_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
+_IN_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": nn.functional.tanh,
     "relu": nn.functional.relu,
     "elu": nn.functional.elu,
     "silu": nn.functional.silu,
 }
-IN_NUMPY: dict[str, Callable[[Array], Array]] = {
+_IN_NUMPY: dict[str, Callable[[Array], Array]] = {
     "tanh": lambda x: np.tanh(x, out=x),  # written over
     "relu": lambda x: np.maximum(x, 0, out=x),
     "elu": _elu,
@@ -68,7 +70,6 @@ class MLP(nn.Module):
         activation: Activation = "tanh",
         layer_norm: bool = False,
     ) -> None:
-        """Draw the weights."""
         super().__init__()
         torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63)))
         self.weights = nn.ParameterList()  # (inputs, outputs) each
@@ -81,18 +82,13 @@ class MLP(nn.Module):
         self.activation = activation
         self.norms = nn.ModuleList([nn.LayerNorm(n) for n in sizes[1:-1] if layer_norm])
         self._norms = [*self.norms]  # found in a tenth of the time
-        self._scales = [
-            (View(norm._parameters, "weight"), View(norm._parameters, "bias"), norm.eps)
-            for norm in self._norms
-        ]
-        self._pairs = tuple(zip(self.weights, self.biases, strict=True))
-        self._address = 0
-        self._layers: list[tuple[Array, Array]] = []
+        self._arrays = Views(self.weights._parameters), Views(self.biases._parameters)
+        self._scales = [Views(norm._parameters) for norm in self._norms]
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute outputs (N, outputs) from inputs (N, inputs)."""
         *hidden, last = zip(self.weights, self.biases, strict=True)
-        activate = IN_TORCH[self.activation]
+        activate = _IN_TORCH[self.activation]
         for i, (weight, bias) in enumerate(hidden):
             x = torch.addmm(bias, x, weight)
             x = activate(self._norms[i](x) if self._norms else x)
@@ -105,95 +101,29 @@ class MLP(nn.Module):
             x: (..., inputs). The bits of a row depend only on the shape of the last two axes. Pass
                 (B, 1, inputs) if they must not depend on B.
         """
-        *hidden, last = self._arrays()
-        activate = IN_NUMPY[self.activation]
+        weights, biases = self._arrays
+        *hidden, last = zip(weights(), biases(), strict=True)
+        activate = _IN_NUMPY[self.activation]
         for i, (weight, bias) in enumerate(hidden):
             x = x @ weight
             x += bias
             if self._scales:
-                x = _layer_norm(x, *self._scales[i])
+                x = _layer_norm(x, *self._scales[i](), self._norms[i].eps)
             x = activate(x)
         x = x @ last[0]
         x += last[1]
         return x
 
-    def shape(self) -> tuple[int, int]:
-        """Return the numbers of inputs and of outputs."""
-        return self.weights[0].shape[0], self.weights[-1].shape[1]
-
     def table(self, theta: Tensor) -> Array:
-        """Return where each layer lies in the flat vector theta, for kernels: see `nets.kernels`."""
-        return np.array(
-            [
-                (place(weight, theta), place(bias, theta), *weight.shape)
-                for weight, bias in self._pairs
-            ]
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without arrays: in a copy, they would not be those of its parameters."""
-        return {**vars(self), "_address": 0, "_layers": []}
-
-    def _arrays(self) -> list[tuple[Array, Array]]:
-        """Return NumPy views of weights and biases, made anew if these have moved in memory."""
-        address = self._pairs[0][0].data_ptr()
-        if self._address != address:
-            self._layers = [(w.detach().numpy(), b.detach().numpy()) for w, b in self._pairs]
-            self._address = address
-        return self._layers
+        """Return where each layer lies in the flat vector theta, for kernels: see `nets.kernels.mlp`."""
+        layers = zip(self.weights, self.biases, strict=True)
+        return np.array([(place(w, theta), place(b, theta), *w.shape) for w, b in layers])
 
 
-def _layer_norm(x: Array, weight: View, bias: View, eps: float) -> Array:
+def _layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
     """Normalize rows (..., n) as torch's LayerNorm does."""
     x = x - x.mean(axis=-1, keepdims=True)
     x /= np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(eps))
-    x *= weight()
-    x += bias()
+    x *= weight
+    x += bias
     return x
-
-
-class View:
-    """A tensor as a NumPy array.
-
-    The array is made anew only if the tensor has moved in memory: a call takes 0.1 us, not 2.
-
-    Args:
-        owner: a module's parameters or buffers.
-        name: which of them.
-    """
-
-    def __init__(self, owner: Mapping[str, Tensor | None], name: str) -> None:
-        self._owner, self._name = owner, name
-        self._address, self._array = 0, np.empty(0, np.float32)
-
-    def __call__(self) -> Array:
-        """Return the array."""
-        tensor = self._owner[self._name]
-        assert tensor is not None
-        if self._address != tensor.data_ptr():
-            self._address, self._array = tensor.data_ptr(), tensor.detach().numpy()
-        return self._array
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the array: in a copy, it would not be that of its tensor."""
-        return {**vars(self), "_address": 0, "_array": np.empty(0, np.float32)}
-
-
-def place(parameter: Tensor, theta: Tensor) -> int:
-    """Return where a parameter begins in the flat vector theta."""
-    return (parameter.data_ptr() - theta.data_ptr()) // theta.element_size()
-
-
-def has_kernels(*networks: Any) -> bool:
-    """Return True if kernels know these networks: MLPs with tanh, of classes that are not derived.
-
-    Args:
-        networks: policies and value functions. A class that kernels know says so by `in_kernels`.
-    """
-    return all(
-        vars(type(n)).get("in_kernels")
-        and type(n.mlp) is MLP
-        and n.mlp.activation == "tanh"
-        and not n.mlp.norms
-        for n in networks
-    )

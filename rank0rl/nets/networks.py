@@ -1,108 +1,262 @@
-"""Options of an agent's networks, and the networks that they describe."""
+"""The network of a policy or a value function: an MLP, convolutions for images, or one of your own.
+
+Each has `forward` for torch, `numpy` for acting, and `weights` and `biases`, whose last ones are those of
+the last layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from rank0rl.agent import Spaces
-from rank0rl.nets.actor_critic import ActorCritic, ValueFunction
-from rank0rl.nets.columns import columns_of
-from rank0rl.nets.mlp import Activation
-from rank0rl.nets.normalize import normalizer
-from rank0rl.nets.policies import Actions, Policy, make_policy
-from rank0rl.options import CheckedOptions, OptionError, option
+from rank0rl.agent import Space
+from rank0rl.nets.mlp import MLP
+from rank0rl.options import OptionError, flag
 
-MakeNetworks: TypeAlias = Callable[[Spaces, Any, np.random.Generator], Mapping[str, Any]]
-"""Function of spaces, options and rng that returns torch modules by name: "policy", "value" or both.
+Array = npt.NDArray[Any]
 
-Each takes normalized observations, (N, numbers), float32. The policy's returns what its distribution
-needs, (N, outputs): a number for each action or choice, or twice as many for beta and --state-std. The
-value function's returns (N, 1). Torch's own generator is seeded by rng before.
-"""
+Hidden: TypeAlias = Sequence[int] | nn.Module
+"""Units of each hidden layer, or a network of your own."""
+
+_DIFFER = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
+_CPU_EPOCHS = 4  # usual for Atari games; the default for robots is 10
 
 
-@dataclass(frozen=True)
-class NetworkOptions(CheckedOptions):
-    """Options of a policy and a value function."""
+def network(
+    shape: Sequence[int],
+    hidden: Hidden,
+    outputs: int,
+    rng: np.random.Generator,
+    last_gain: float,
+    columns: Sequence[slice] | None = None,
+    **layers: Any,
+) -> MLP | ConvNet | OwnNetwork | Columns:
+    """Return a network for flattened observations: a ConvNet if their shape has three axes, else an MLP.
 
-    hidden: tuple[int, ...] = option((64, 64), "[1, inf)")
-    """Units of each hidden layer of the policy and of the value function."""
-    value_hidden: tuple[int, ...] | None = option(None, "[1, inf)")
-    """Units of each hidden layer of the value function. None: those of --hidden."""
-    activation: Activation = "tanh"
-    """Activation of hidden layers. Updates are compiled for tanh; the others take several times as long."""
-    layer_norm: bool = False
-    """Normalize each hidden layer before its activation. Updates are not compiled then."""
-    policy_obs: tuple[str, ...] = ()
-    """Keys of a Dict observation that the policy sees. The exported policy takes these alone. None given: all."""
-    critic_obs: tuple[str, ...] = ()
-    """Keys of a Dict observation that the value function sees. None given: all."""
-    log_std: float = 0.0
-    """Initial log standard deviation of continuous actions, usually -1 to 0."""
-    state_std: bool = False
-    """Let the network give the standard deviations too, so that they depend on the observation."""
-    actions: Actions = "normal"
-    """Distribution of continuous actions: normal (clipped to the bounds), squashed (tanh of normal) or beta. The last two never leave the bounds."""
+    Args:
+        shape: (inputs,), or the shape of an image.
+        hidden: units of each hidden layer; or a network of your own, which is then used.
+        outputs: number of outputs.
+        rng: draws the weights.
+        last_gain: scale of the last layer's weights.
+        columns: the inputs that it sees, if not all.
+        layers: "activation" and "layer_norm", see `MLP`.
 
-    def networks(
-        self, spaces: Spaces, rng: np.random.Generator, make: MakeNetworks | None = None
-    ) -> ActorCritic:
-        """Return new networks for these spaces.
+    Raises:
+        OptionError: if a network of your own does not fit.
+    """
+    if columns:
+        size = sum(some.stop - some.start for some in columns)
+        return Columns(network((size,), hidden, outputs, rng, last_gain, **layers), columns)
+    inputs = math.prod(shape)
+    if isinstance(hidden, MLP):
+        got = hidden.weights[0].shape[0], hidden.weights[-1].shape[1]
+        if got != (inputs, outputs):
+            raise OptionError(
+                f"this MLP must have {(inputs, outputs)} inputs and outputs: got {got}"
+            )
+        return hidden
+    if isinstance(hidden, nn.Module):
+        return OwnNetwork(hidden, inputs, outputs)
+    if len(shape) == 3:
+        return ConvNet(shape, hidden, outputs, rng, last_gain, **layers)
+    return MLP([inputs, *hidden, outputs], rng, last_gain, **layers)
 
-        Args:
-            spaces: of the environment.
-            rng: draws the weights.
-            make: returns networks of one's own, see `MakeNetworks`.
 
-        Raises:
-            OptionError: if there are no such networks for these spaces.
-        """
-        norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype)
-        return ActorCritic(norm, *self.heads(inputs, spaces, rng, make))
+class ConvNet(nn.Module):
+    """Convolutions that halve each side of an image, then an MLP. No kernel computes its gradient.
 
-    def heads(
+    Args:
+        shape: shape of an image: height and width, and channels (or frames) first or last. The
+            channels are the shortest axis.
+        hidden: units of each hidden layer of the MLP.
+        outputs: number of outputs.
+        rng: draws the weights.
+        last_gain: scale of the last layer's weights.
+        layers: "activation" and "layer_norm" of the MLP.
+    """
+
+    channels = (16, 32, 32)
+
+    def __init__(
         self,
-        inputs: Sequence[int],
-        spaces: Spaces,
+        shape: Sequence[int],
+        hidden: Sequence[int],
+        outputs: int,
         rng: np.random.Generator,
-        make: MakeNetworks | None = None,
-    ) -> tuple[Policy, ValueFunction]:
-        """Return a policy and a value function for inputs of this shape."""
-        own = _own(make, spaces, self, rng) if make else {}
-        obs = spaces.obs
-        policy = make_policy(
-            *(inputs, spaces.act, own.get("policy", self.hidden), rng, self.log_std),
-            actions=self.actions,
-            state_std=self.state_std,
-            columns=columns_of(obs, self.policy_obs, "policy_obs"),
-            **self._layers(),
-        )
-        hidden = own.get("value", self.hidden if self.value_hidden is None else self.value_hidden)
-        columns = columns_of(obs, self.critic_obs, "critic_obs")
-        return policy, ValueFunction(inputs, hidden, rng, columns=columns, **self._layers())
+        last_gain: float,
+        **layers: Any,
+    ) -> None:
+        super().__init__()
+        self._shape, self._channels_last = tuple(shape), shape[2] <= shape[0]
+        n, *sides = np.roll(shape, 1).tolist() if self._channels_last else shape
+        torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63)))
+        self.kernels, self.shifts = nn.ParameterList(), nn.ParameterList()
+        for channels in self.channels:
+            kernel = torch.empty(channels, n, 3, 3)
+            nn.init.orthogonal_(kernel, math.sqrt(2), generator=torch_rng)
+            self.kernels.append(nn.Parameter(kernel))
+            self.shifts.append(nn.Parameter(torch.zeros(channels)))
+            n, sides = channels, [(side + 1) // 2 for side in sides]
+        self.mlp = MLP([n * math.prod(sides), *hidden, outputs], rng, last_gain, **layers)
+        self.weights, self.biases = self.mlp.weights, self.mlp.biases
 
-    def _layers(self) -> dict[str, Any]:
-        return {"activation": self.activation, "layer_norm": self.layer_norm}
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute outputs (N, outputs) from flattened images (N, inputs)."""
+        x = x.reshape(-1, *self._shape)
+        if self._channels_last:
+            x = x.permute(0, 3, 1, 2)
+        for kernel, shift in zip(self.kernels, self.shifts, strict=True):
+            x = torch.relu(nn.functional.conv2d(x, kernel, shift, stride=2, padding=1))
+        return self.mlp(x.flatten(1))
+
+    def numpy(self, x: Array) -> Array:
+        """Compute the outputs of NumPy arrays (N, inputs) or (B, 1, inputs)."""
+        return _row_by_row(self, x)
 
 
-def _own(
-    make: MakeNetworks, spaces: Spaces, options: Any, rng: np.random.Generator
-) -> Mapping[str, Any]:
-    """Return the networks that a user's function makes."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(rng.integers(2**63)))
-        own = make(spaces, options, rng)
-    names = {"policy", "value"}
-    is_dict = isinstance(own, Mapping) and all(isinstance(n, nn.Module) for n in own.values())
-    if not is_dict or not {*own} <= names:
+class OwnNetwork(nn.Module):
+    """A torch module of your own. It stays in eval mode.
+
+    Args:
+        module: from normalized observations (N, inputs) to (N, outputs).
+        inputs: number of inputs.
+        outputs: number of outputs.
+
+    Raises:
+        OptionError: if the module has another shape, or acts otherwise than it learns.
+    """
+
+    def __init__(self, module: nn.Module, inputs: int, outputs: int) -> None:
+        super().__init__()
+        for name, part in module.named_modules():
+            if isinstance(part, _DIFFER):
+                raise OptionError(
+                    f"{type(part).__name__} ({name!r} of {type(module).__name__}) does another thing "
+                    f"when it learns than when it acts, so ratios of probabilities would be wrong: "
+                    f"use LayerNorm, or leave it out; observations are normalized already"
+                )
+        if not all(p.requires_grad for p in module.parameters()):
+            raise OptionError(
+                f"all parameters of {type(module).__name__} must learn: some have requires_grad False"
+            )
+        self.module, self.inputs = module.eval(), inputs
+        try:
+            with torch.no_grad():
+                got: Any = tuple(module(torch.zeros(2, inputs)).shape)
+        except Exception as error:  # whatever the user's module raises
+            got = f"{type(error).__name__}: {error}"
+        if got != (2, outputs):
+            raise OptionError(
+                f"{type(module).__name__} must return {(2, outputs)} for inputs {(2, inputs)}: got "
+                f"{got}; see docs/policies.md"
+            )
+        last = module
+        while isinstance(last, nn.Sequential) and len(last):
+            last = last[-1]
+        linear = [last] if isinstance(last, nn.Linear) else []
+        self.weights = [part.weight for part in linear]
+        """Weights of the last layer, if the module is linear or ends with such a layer."""
+        self.biases = [part.bias for part in linear if part.bias is not None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute outputs (N, outputs) from inputs (N, inputs)."""
+        return self.module(x)
+
+    def numpy(self, x: Array) -> Array:
+        """Compute the outputs of NumPy arrays (N, inputs) or (B, 1, inputs)."""
+        return _row_by_row(self, x)
+
+
+def _row_by_row(module: nn.Module, x: Array) -> Array:
+    """Compute the outputs of NumPy arrays: of (N, inputs) at once, of (B, 1, inputs) row by row.
+
+    torch rounds several rows differently from one, so rows that must not depend on B go one at a time.
+    """
+    with torch.no_grad():
+        if x.ndim == 2:
+            return module(torch.from_numpy(x)).numpy()
+        return np.stack([module(torch.from_numpy(row)).numpy() for row in x])
+
+
+class Columns(nn.Module):
+    """A network over some of its inputs, so that an actor and a critic can see different things.
+
+    Args:
+        net: takes these columns.
+        columns: slices of the inputs, one behind the other.
+    """
+
+    def __init__(self, net: Any, columns: Sequence[slice]) -> None:
+        super().__init__()
+        self.net, self.columns = net, tuple(columns)
+        self.weights, self.biases = net.weights, net.biases
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute outputs (N, outputs) from inputs (N, inputs)."""
+        return self.net(torch.cat([x[:, some] for some in self.columns], dim=1))
+
+    def numpy(self, x: Array) -> Array:
+        """Compute outputs (..., outputs) from inputs (..., inputs) in NumPy."""
+        return self.net.numpy(np.concatenate([x[..., some] for some in self.columns], axis=-1))
+
+
+def columns_of(space: Space, names: Sequence[str], option: str) -> tuple[slice, ...] | None:
+    """Return the columns of some keys of a Dict observation; None if there are no names.
+
+    Args:
+        space: the space of observations, flattened.
+        names: the keys.
+        option: the option that has them, for the error.
+
+    Raises:
+        OptionError: if an observation has no such key, or one is named twice.
+    """
+    wrong = [name for name in names if name not in space.parts]
+    if wrong:
+        has = f"the keys {', '.join(space.parts)}" if space.parts else "no keys: it is no Dict"
         raise OptionError(
-            f"make_networks must return a dict of torch modules with the names {sorted(names)}: got "
-            f"{ {k: type(v).__name__ for k, v in own.items()} if isinstance(own, Mapping) else type(own).__name__ }"
+            f"{flag(option)} must name keys of the observation: got {wrong[0]!r}; this environment's "
+            f"observation has {has}"
         )
-    return own
+    if len({*names}) < len(names):
+        raise OptionError(f"{flag(option)} must name each key once: got {', '.join(names)}")
+    return tuple(space.parts[name] for name in names) or None
+
+
+def cost_notes(networks: Iterable[Any], epochs: int, device: str) -> list[str]:
+    """Return notes for the user about networks that are slow to act or to learn.
+
+    Args:
+        networks: the agent's networks, and what else it has.
+        epochs: passes over a batch.
+        device: where updates compute.
+    """
+    notes = []
+    parts = [part for n in networks if isinstance(n, nn.Module) for part in n.modules()]
+    own = next((part for part in parts if isinstance(part, OwnNetwork)), None)
+    if own:
+        x = np.zeros((16, 1, own.inputs), np.float32)
+        own.numpy(x)
+        start = time.perf_counter()
+        own.numpy(x)
+        each = 1e6 * (time.perf_counter() - start) / len(x)
+        notes.append(
+            f"networks of your own act one row at a time, {each:.0f} us each, because torch rounds "
+            f"several rows differently; rank0rl.nets.mlp.MLP takes less than 10 us"
+        )
+    slow = device == "cpu" and epochs > _CPU_EPOCHS
+    if slow and any(isinstance(part, ConvNet) for part in parts):
+        notes.append(
+            f"updates on images are slow on a CPU: use --device cuda, or few epochs (now {epochs}; "
+            f"--epochs {_CPU_EPOCHS} or less); for example, ALE/Pong with 10 epochs made 49 steps/s, with "
+            f"86 % of the time in updates, and the environment alone 1,686 steps/s"
+        )
+    return notes

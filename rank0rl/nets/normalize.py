@@ -11,8 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.nets.conv import is_image
-from rank0rl.nets.mlp import View
+from rank0rl.nets.flat import Views
 
 Array = npt.NDArray[Any]
 
@@ -29,7 +28,6 @@ class Moments(nn.Module):
     count: Tensor
 
     def __init__(self, shape: Sequence[int]) -> None:
-        """Start with no rows."""
         super().__init__()
         self.register_buffer("mean", torch.zeros(tuple(shape), dtype=torch.float64))
         self.register_buffer("var", torch.ones(tuple(shape), dtype=torch.float64))
@@ -70,14 +68,13 @@ class ObsNormalizer(nn.Module):
     limit = 10.0
 
     def __init__(self, shape: Sequence[int], coarse: bool = False) -> None:
-        """Start with mean 0 and variance 1."""
         super().__init__()
         self._coarse = coarse
         size = math.prod(shape)
         self.moments = Moments((size,))
         self.register_buffer("shift", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))
-        self._views = View(self._buffers, "shift"), View(self._buffers, "scale")
+        self._views = Views(self._buffers)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Scale observations (N, *shape) to (N, size), float32."""
@@ -86,11 +83,11 @@ class ObsNormalizer(nn.Module):
 
     def numpy(self, obs: Array) -> Array:
         """Scale observations as `forward` does, in NumPy."""
-        shift, scale = self._views
+        shift, scale = self._views()
         if obs.dtype != np.float32:  # integers would make numbers of double precision
             obs = obs.astype(np.float32)
-        x = obs.reshape(len(obs), -1) - shift()
-        x *= scale()
+        x = obs.reshape(len(obs), -1) - shift
+        x *= scale
         np.minimum(x, self.limit, out=x)  # half the time of np.clip
         np.maximum(x, -self.limit, out=x)
         return x
@@ -153,6 +150,11 @@ class PixelScale(nn.Module):
 
     def forget(self) -> None:
         """Do nothing: the scale is fixed."""
+
+
+def is_image(shape: Sequence[int], dtype: str) -> bool:
+    """Return True if observations are images: bytes with two sides and channels or frames."""
+    return dtype == "uint8" and len(shape) == 3 and sorted(shape)[1] >= 8
 
 
 def normalizer(

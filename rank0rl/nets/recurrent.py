@@ -7,7 +7,6 @@ bias of 1 (Gers et al. 2000); in the forms of torch.nn.GRU and torch.nn.LSTM.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -17,12 +16,17 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.actor_critic import ActorCritic, Objective, ValueFunction, normalized
-from rank0rl.nets.mlp import View
-from rank0rl.nets.networks import MakeNetworks, NetworkOptions
+from rank0rl.nets.actor_critic import (
+    ActorCritic,
+    MakeNetworks,
+    Objective,
+    ValueFunction,
+    normalized,
+)
+from rank0rl.nets.flat import Views
 from rank0rl.nets.normalize import ObsNormalizer, PixelScale, normalizer
 from rank0rl.nets.policies import Policy
-from rank0rl.options import OptionError, option
+from rank0rl.options import OptionError
 
 Array = npt.NDArray[Any]
 
@@ -39,16 +43,12 @@ def chunked(steps: Batch, episodes: Sequence[slice], length: int) -> Batch:
         The arrays, (chunks, L, ...), with zeros where a chunk has fewer steps; and "steps", the
         number that it has, (chunks,), int64.
     """
-    starts = [start for e in episodes for start in range(e.start, e.stop, length)]
-    ends = [
-        min(start + length, e.stop) for e in episodes for start in range(e.start, e.stop, length)
-    ]
-    counts = np.subtract(ends, starts)
-    chunks = {}
+    left = [e.stop - start for e in episodes for start in range(e.start, e.stop, length)]
+    counts, chunks = np.minimum(left, length).astype(np.int64), {}
     for name, array in steps.items():
-        chunks[name] = np.zeros((len(starts), length, *array.shape[1:]), array.dtype)
+        chunks[name] = np.zeros((len(counts), length, *array.shape[1:]), array.dtype)
         chunks[name][filled(counts, length)] = array
-    return {**chunks, "steps": counts.astype(np.int64)}
+    return {**chunks, "steps": counts}
 
 
 def filled(counts: Array, length: int) -> Array:
@@ -77,15 +77,12 @@ class Recurrent(nn.Module):
     """
 
     def __init__(self, cell: Cell, inputs: int, size: int, rng: np.random.Generator) -> None:
-        """Draw the weights."""
         super().__init__()
         self.size, self._is_lstm = size, cell == "lstm"
         self.memory = 2 * size if self._is_lstm else size
         """Numbers in a memory."""
         self.layer: Any = (nn.LSTM if self._is_lstm else nn.GRU)(inputs, size, batch_first=True)
-        self._views = [
-            View(self.layer._parameters, name) for name, _ in self.layer.named_parameters()
-        ]
+        self._views = Views(self.layer._parameters)
         torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63)))
         for name, parameter in self.layer.named_parameters():
             if name.startswith("weight"):
@@ -120,7 +117,7 @@ class Recurrent(nn.Module):
 
     def numpy(self, x: Array, memory: Array) -> Array:
         """Return what `step` does, in NumPy. No row depends on how many there are."""
-        w_x, w_h, b_x, b_h = (view() for view in self._views)
+        w_x, w_h, b_x, b_h = self._views()
         by_x = (x[:, None, :] @ w_x.T)[:, 0] + b_x
         by_h = (memory[:, None, : self.size] @ w_h.T)[:, 0] + b_h
         if self._is_lstm:
@@ -138,41 +135,34 @@ def _sigmoid(x: Array) -> Array:
     return np.float32(0.5) + np.float32(0.5) * np.tanh(np.float32(0.5) * x)
 
 
-@dataclass(frozen=True)
-class RecurrentOptions(NetworkOptions):
-    """Options of a policy and a value function that may share a memory."""
+def recurrent_networks(
+    options: Any, spaces: Spaces, rng: np.random.Generator, make: MakeNetworks | None = None
+) -> RecurrentActorCritic:
+    """Return new networks with a memory. Networks of your own take the features of its layer.
 
-    recurrent: Cell | None = None
-    """Memory: a layer before the hidden layers, gru or lstm, shared by policy and value function."""
-    memory_size: int = option(64, "[1, inf)")
-    """With --recurrent: units of that layer."""
-    chunk_steps: int = option(32, "[1, inf)")
-    """With --recurrent: steps through which gradients flow, usually 8 to 64. A minibatch holds whole chunks."""
+    Args:
+        options: a `NetworkOptions` with `recurrent`, `memory_size` and `chunk_steps`, as those of PPO.
+        spaces: of the environment.
+        rng: draws the weights.
+        make: returns networks of your own, see `MakeNetworks`.
 
-    def networks(
-        self, spaces: Spaces, rng: np.random.Generator, make: MakeNetworks | None = None
-    ) -> ActorCritic:
-        """Return new networks for these spaces. Those of one's own take the layer's features.
-
-        Raises:
-            OptionError: if there are no such networks for them.
-        """
-        if self.recurrent is None:
-            return super().networks(spaces, rng, make)
-        norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype)
-        if len(inputs) > 1:
-            raise OptionError(
-                f"a memory of images is not built in: observations are {spaces.obs.shape} bytes; "
-                f"leave out --recurrent, or stack frames with --wrappers FrameStackObservation"
-            )
-        if self.policy_obs or self.critic_obs:
-            raise OptionError(
-                "policy and value function share their memory, so both see the same: leave out "
-                "--recurrent, or --policy-obs and --critic-obs"
-            )
-        layer = Recurrent(self.recurrent, inputs[0], self.memory_size, rng)
-        policy, value = self.heads((self.memory_size,), spaces, rng, make)
-        return RecurrentActorCritic(norm, layer, policy, value, self.chunk_steps)
+    Raises:
+        OptionError: if there are no such networks for these spaces.
+    """
+    norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype)
+    if len(inputs) > 1:
+        raise OptionError(
+            f"a memory of images is not built in: observations are {spaces.obs.shape} bytes; "
+            f"leave out --recurrent, or stack frames with --wrappers FrameStackObservation"
+        )
+    if options.policy_obs or options.critic_obs:
+        raise OptionError(
+            "policy and value function share their memory, so both see the same: leave out "
+            "--recurrent, or --policy-obs and --critic-obs"
+        )
+    layer = Recurrent(options.recurrent, inputs[0], options.memory_size, rng)
+    policy, value = options.policy_and_value((options.memory_size,), spaces, rng, make)
+    return RecurrentActorCritic(norm, layer, policy, value, options.chunk_steps)
 
 
 class RecurrentActorCritic(ActorCritic):
@@ -196,7 +186,6 @@ class RecurrentActorCritic(ActorCritic):
         value: ValueFunction,
         chunk_steps: int,
     ) -> None:
-        """Combine the networks."""
         super().__init__(norm, policy, value)
         self.layer, self._length = layer, chunk_steps
         self.memory = layer.memory

@@ -1,13 +1,13 @@
-"""Gradient steps of policies and value functions: in compiled kernels where they can, by autograd elsewhere.
+"""What rank 0 computes in an update: in compiled kernels where they can, by autograd elsewhere.
 
-The modules at home, on the CPU, act, are broadcast and are saved. The twin takes their weights at
-the start of an update and returns them at its end.
+This module is the door to `nets.kernels`, and loads the compiler when it is needed.
 """
 
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import numpy as np
@@ -17,167 +17,33 @@ from torch import Tensor, nn
 
 from rank0rl.batch import Batch, minibatches
 from rank0rl.nets.actor_critic import ActorCritic, Objective, ValueFunction
-from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.mlp import has_kernels
-
-Array = npt.NDArray[Any]
-
-
-def check_device(device: str) -> None:
-    """Check that a device exists.
-
-    Raises:
-        ValueError: if it is not a CPU or CUDA device, or this machine or this torch lacks it.
-    """
-    try:
-        kind, index = torch.device(device).type, torch.device(device).index or 0
-    except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise ValueError(f"device must be cpu, cuda or cuda:1: got {device!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device {device!r} needs a GPU that torch sees: torch {torch.__version__} sees none; "
-            f"check nvidia-smi and that torch is a CUDA build (pytorch.org/get-started), or leave "
-            f"out --device"
-        )
-    if kind == "cuda" and index >= torch.cuda.device_count():
-        raise ValueError(
-            f"there is no device {device!r}: this machine has cuda:0 to "
-            f"cuda:{torch.cuda.device_count() - 1}; set --device to one of them"
-        )
-
-
-class AutogradSteps:
-    """A copy of modules on another device, and of the Adam that trains them.
-
-    Args:
-        home: the modules, on the CPU.
-        adam: the optimizer of their flat parameters.
-        objective: computes the loss of a minibatch.
-        max_grad_norm: norm to which a larger gradient is scaled down.
-        device: where the steps compute, such as "cuda".
-    """
-
-    def __init__(
-        self,
-        home: nn.Module,
-        adam: Adam,
-        objective: Any,
-        max_grad_norm: float,
-        device: str,
-    ) -> None:
-        """Copy the modules."""
-        self._home, self._home_adam = home, adam
-        self._objective, self._max_grad_norm = objective, max_grad_norm
-        self._device = torch.device(device)
-        self._module = copy.deepcopy(home).to(self._device)
-        self._flat = flatten_(self._module)
-        self._adam = adam.over(self._flat)
-        self._lr = torch.zeros((), device=self._device)
-        self._graph: torch.cuda.CUDAGraph | None = None
-        self._inputs: dict[str, Tensor] = {}  # the graph reads these
-        self._outputs: tuple[Tensor, ...] = ()
-
-    def compile(self) -> None:
-        """Do nothing: a CUDA graph is captured from the first minibatch."""
-
-    def begin(self, rows: Batch, minibatch_size: int, objective: Any) -> dict[str, Any]:
-        """Take the weights from home, and move the rows to the device: once for all epochs.
-
-        Args:
-            rows: what the loss takes, N rows.
-            minibatch_size: rows of a gradient step.
-            objective: its `loss` is that of this update.
-
-        Returns:
-            The rows on the device.
-        """
-        if objective is not self._objective:
-            self._objective, self._inputs = objective, {}  # a graph holds its coefficients
-        with self._current():
-            return self._begin(rows, minibatch_size)
-
-    def _begin(self, rows: Batch, minibatch_size: int) -> dict[str, Tensor]:
-        on_device = {name: torch.from_numpy(x).to(self._device) for name, x in rows.items()}
-        if self._device.type == "cuda":
-            first = {name: x[:minibatch_size] for name, x in on_device.items()}
-            if _shapes(first) != _shapes(self._inputs):
-                self._capture(first)
-        self._module.load_state_dict(self._home.state_dict())
-        self._adam.load(self._home_adam.state())
-        return on_device
-
-    def epoch(
-        self, rows: dict[str, Any], minibatch_size: int, rng: np.random.Generator, lr: float
-    ) -> tuple[Array, ...]:
-        """Make the gradient steps of one epoch.
-
-        Args:
-            rows: what `begin` returned, N rows.
-            minibatch_size: rows of a gradient step; the last one takes what is left.
-            rng: draws the order of rows.
-            lr: step size.
-
-        Returns:
-            What the loss gives to record, of all minibatches.
-        """
-        with self._current():
-            epoch: Any = minibatches(rows, minibatch_size, rng)
-            seen = [self._replay(minibatch, lr) for minibatch in epoch]
-        return tuple(torch.cat(tensors).cpu().numpy() for tensors in zip(*seen, strict=True))
-
-    def _replay(self, minibatch: dict[str, Tensor], lr: float) -> tuple[Tensor, ...]:
-        self._lr.fill_(lr)
-        if self._graph is None or _shapes(minibatch) != _shapes(self._inputs):
-            return self._step(minibatch)
-        for name, x in minibatch.items():
-            self._inputs[name].copy_(x)
-        self._graph.replay()
-        return tuple(x.clone() for x in self._outputs)
-
-    def end(self) -> None:
-        """Give weights and Adam's moments back to home."""
-        self._home.load_state_dict(self._module.state_dict())
-        self._home_adam.load(self._adam.state())
-
-    def _current(self) -> AbstractContextManager[Any]:
-        """Return a context in which streams and graphs are those of this device."""
-        on_gpu = self._device.type == "cuda"
-        return torch.cuda.device(self._device) if on_gpu else nullcontext()
-
-    def _step(self, minibatch: dict[str, Tensor]) -> tuple[Tensor, ...]:
-        loss, seen = self._objective.loss(self._module, **minibatch)
-        self._flat.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self._flat.limit_norm(self._max_grad_norm)
-        self._adam.step(self._lr)
-        return tuple(x.detach() for x in seen)
-
-    def _capture(self, minibatch: dict[str, Tensor]) -> None:
-        """Record one step. That changes weights and moments, which `begin` loads afterwards."""
-        self._inputs = {name: x.clone() for name, x in minibatch.items()}
-        self._lr.zero_()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):  # as torch.cuda.graph asks for: some steps before it records
-            for _ in range(3):
-                self._step(self._inputs)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
-            self._outputs = self._step(self._inputs)
-
-
-def _shapes(minibatch: dict[str, Tensor]) -> dict[str, torch.Size]:
-    return {name: x.shape for name, x in minibatch.items()}
-
+from rank0rl.nets.flat import Adam, Flat, flatten_
+from rank0rl.nets.mlp import MLP
+from rank0rl.nets.policies import Policy
 
 if TYPE_CHECKING:
     from rank0rl.nets.kernels.steps import CompiledSteps
 
-GradientSteps: TypeAlias = Union["CompiledSteps", AutogradSteps]
-"""Gradient steps of one update: `begin`, `epoch` as often as needed, `end`. `compile` before the first."""
+Array = npt.NDArray[Any]
+
+GradientSteps: TypeAlias = Union["CompiledSteps", "AutogradSteps"]
+"""Gradient steps of updates: in each, `begin`, `epoch` as often as needed, `end`."""
+
+Product: TypeAlias = Callable[[Tensor], Tensor]
+
+
+def has_kernels(*networks: Any) -> bool:
+    """Return True if kernels know these policies and value functions: MLPs with tanh, of known classes.
+
+    A class that kernels know has a method `tables`. A class derived from it may compute something else.
+    """
+    return all(
+        "tables" in vars(type(n))
+        and type(n.mlp) is MLP
+        and n.mlp.activation == "tanh"
+        and not n.mlp.norms
+        for n in networks
+    )
 
 
 def gradient_steps(
@@ -211,6 +77,76 @@ def gradient_steps(
     return AutogradSteps(trained, adam, objective, max_grad_norm, device)
 
 
+class AutogradSteps:
+    """Gradient steps by autograd, on a copy of the modules, which may be on another device.
+
+    The modules at home, on the CPU, act, are broadcast and are saved. The copy takes their weights at
+    the start of an update and returns them at its end.
+
+    Args:
+        home: the modules, on the CPU.
+        adam: the optimizer of their flat parameters.
+        objective: computes the loss of a minibatch.
+        max_grad_norm: norm to which a larger gradient is scaled down.
+        device: where the steps compute, such as "cuda".
+    """
+
+    def __init__(
+        self, home: nn.Module, adam: Adam, objective: Any, max_grad_norm: float, device: str
+    ) -> None:
+        self._home, self._home_adam = home, adam
+        self._objective, self._max_grad_norm = objective, max_grad_norm
+        self._device = torch.device(device)
+        self._module = copy.deepcopy(home).to(self._device)
+        self._flat = flatten_(self._module)
+        self._adam = Adam(self._flat, adam.eps)
+
+    def begin(self, rows: Batch, objective: Any) -> dict[str, Any]:
+        """Take the weights from home, and move the rows to the device: once for all epochs.
+
+        Args:
+            rows: what the loss takes, N rows.
+            objective: its `loss` is that of this update.
+
+        Returns:
+            The rows on the device.
+        """
+        self._objective = objective
+        self._module.load_state_dict(self._home.state_dict())
+        self._adam.load(self._home_adam.state())
+        return {name: torch.from_numpy(x).to(self._device) for name, x in rows.items()}
+
+    def epoch(
+        self, rows: dict[str, Any], minibatch_size: int, rng: np.random.Generator, lr: float
+    ) -> tuple[Array, ...]:
+        """Make the gradient steps of one epoch.
+
+        Args:
+            rows: what `begin` returned, N rows.
+            minibatch_size: rows of a gradient step; the last one takes what is left.
+            rng: draws the order of rows.
+            lr: step size.
+
+        Returns:
+            What the loss gives to record, of all minibatches.
+        """
+        size, seen = torch.tensor(lr, device=self._device), []
+        epoch: Any = minibatches(rows, minibatch_size, rng)
+        for minibatch in epoch:
+            loss, told = self._objective.loss(self._module, **minibatch)
+            self._flat.zero_grad()
+            loss.backward()
+            self._flat.limit_norm(self._max_grad_norm)
+            self._adam.step(size)
+            seen.append([x.detach() for x in told])
+        return tuple(torch.cat(tensors).cpu().numpy() for tensors in zip(*seen, strict=True))
+
+    def end(self) -> None:
+        """Give weights and Adam's moments back to home."""
+        self._home.load_state_dict(self._module.state_dict())
+        self._home_adam.load(self._adam.state())
+
+
 class ValueFit:
     """Minimizes E[(V - R)^2], with R in units of the value function's scale.
 
@@ -221,16 +157,12 @@ class ValueFit:
     """
 
     def __init__(self, value: ValueFunction, adam: Adam, threads: int) -> None:
-        """Compile the gradient steps if the network is an MLP, or load them from the cache."""
-        self._value = value
-        self._steps: Any = _AutogradFit(value, adam)
+        self._value, self._adam = value, adam
+        self._epoch: Callable[..., Array] = self._by_autograd
         if has_kernels(value):
-            from rank0rl.nets.kernels.steps import (
-                CompiledFit,  # the compiler, which only rank 0 needs
-            )
+            from rank0rl.nets.kernels.steps import CompiledFit
 
-            self._steps = CompiledFit(value, adam, threads)
-            self._steps.compile()
+            self._epoch = CompiledFit(value, adam, threads).epoch
 
     def __call__(
         self,
@@ -260,19 +192,13 @@ class ValueFit:
         """
         ret, error = ret / self._value.scale.numpy(), np.empty(0)
         for _ in range(epochs):
-            error = self._steps.epoch(x, ret, minibatch_size, rng, lr)
+            error = self._epoch(x, ret, minibatch_size, rng, lr)
         return float(np.square(error).mean())
 
-
-class _AutogradFit:
-    """Does what `CompiledFit` does, for any network."""
-
-    def __init__(self, value: ValueFunction, adam: Adam) -> None:
-        self._value, self._adam = value, adam
-
-    def epoch(
+    def _by_autograd(
         self, x: Array, ret: Array, minibatch_size: int, rng: np.random.Generator, lr: float
     ) -> Array:
+        """Do what `CompiledFit.epoch` does, for any network."""
         errors = []
         for few in minibatches({"x": x, "ret": ret}, minibatch_size, rng):
             self._adam.flat.zero_grad()
@@ -281,3 +207,70 @@ class _AutogradFit:
             self._adam.step(lr)
             errors.append(error.detach().numpy())
         return np.concatenate(errors)
+
+
+def fisher_products(
+    policy: Policy, flat: Flat, damping: float, threads: int
+) -> Callable[[Tensor, Tensor | None], Product]:
+    """Return a function of observations (N, inputs) and masks that returns v -> F v + damping v.
+
+    F is the Fisher matrix of the policy at these observations: the mean Hessian of KL(pi || pi') at
+    pi' = pi. The observations are normalized. The masks are the choices that could be taken, (N, all
+    choices), bool, or None.
+
+    Args:
+        policy: the policy, flat.
+        flat: its vector.
+        damping: number added to the diagonal.
+        threads: number of threads; the results do not depend on it.
+    """
+    if has_kernels(policy):
+        from rank0rl.nets.kernels.fisher import CompiledFisher
+
+        return CompiledFisher(policy, flat.vectors[0], damping, threads)
+    return partial(fisher_by_autograd, policy, damping)
+
+
+def fisher_by_autograd(
+    policy: Policy, damping: float, obs: Tensor, mask: Tensor | None = None
+) -> Product:
+    """Return v -> F v + damping v at these observations, for any policy."""
+    params = list(policy.parameters())
+    now = policy.distribution(obs, mask)
+    kl = policy.kl(tuple(x.detach() for x in now), now).mean()
+    gradient = _flat(torch.autograd.grad(kl, params, create_graph=True))
+
+    def product(v: Tensor) -> Tensor:
+        hessian_v = _flat(torch.autograd.grad(gradient @ v, params, retain_graph=True))
+        return hessian_v + damping * v
+
+    return product
+
+
+def _flat(tensors: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+def check_device(device: str) -> None:
+    """Check that a device exists.
+
+    Raises:
+        ValueError: if it is not a CPU or CUDA device, or this machine or this torch lacks it.
+    """
+    try:
+        kind, index = torch.device(device).type, torch.device(device).index or 0
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu, cuda or cuda:1: got {device!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device {device!r} needs a GPU that torch sees: torch {torch.__version__} sees none; "
+            f"check nvidia-smi and that torch is a CUDA build (pytorch.org/get-started), or leave "
+            f"out --device"
+        )
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        raise ValueError(
+            f"there is no device {device!r}: this machine has cuda:0 to "
+            f"cuda:{torch.cuda.device_count() - 1}; set --device to one of them"
+        )

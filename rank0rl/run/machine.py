@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rank0rl.agent import Space
-from rank0rl.nets.conv import is_image
+from rank0rl.nets.normalize import is_image
 from rank0rl.options import flag
 from rank0rl.run.options import RunOptions
 

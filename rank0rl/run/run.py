@@ -15,8 +15,7 @@ from rank0rl.batch import Gathered
 from rank0rl.launch import job
 from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.mpi import comm, threads
-from rank0rl.nets.conv import image_notes
-from rank0rl.nets.own import cost_notes
+from rank0rl.nets.networks import cost_notes
 from rank0rl.options import flag, names
 from rank0rl.run import checkpoint, machine, settings, trust
 from rank0rl.run.hooks import Hook, Record, TensorBoard, WandB
@@ -82,8 +81,7 @@ def lead(
     modules = state.agent.modules().values()
     for note in [
         *plan.notes,
-        *cost_notes(modules),
-        *image_notes(modules, getattr(plan.agent, "epochs", 1), options.device),
+        *cost_notes(modules, getattr(plan.agent, "epochs", 1), options.device),
         *(f"{d}: the last bits of the curve may differ" for d in differences),
     ]:
         logger.print(f"note: {note}")

@@ -110,7 +110,7 @@ def test_agents_have_their_sections_in_the_same_order(algo):
     """Options, class, __init__, act, process, update, what is its own, modules, state, load, mode."""
     order = ["__init__", "act", "process", "update", "modules", "state", "load", "mode"]
     options, agent = (node for node in tree(algo).body if isinstance(node, ast.ClassDef))
-    assert options.bases[0].id in ("CheckedOptions", "NetworkOptions", "RecurrentOptions")
+    assert options.bases[0].id in ("CheckedOptions", "NetworkOptions")
     assert [base.id for base in agent.bases] == ["Agent"]
     methods = [node.name for node in agent.body if isinstance(node, ast.FunctionDef)]
     found = [name for name in methods if name in order]

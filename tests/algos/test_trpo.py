@@ -71,7 +71,7 @@ def test_the_fisher_vector_product_is_that_of_the_explicit_matrix(act):
             for of in log_std:
                 g = gradient(of)
                 matrix += 2 * torch.outer(g, g) / len(obs)
-    product = trpo.fisher.at(obs)
+    product = trpo.fisher(obs)
     for seed in range(3):
         v = torch.from_numpy(np.random.default_rng(seed).standard_normal(size, dtype=np.float32))
         torch.testing.assert_close(product(v), matrix @ v + 0.25 * v, rtol=1e-3, atol=1e-4)

@@ -67,7 +67,7 @@ def test_the_folder_of_another_user_is_not_used(cache, monkeypatch):
 KERNEL = """
 import numpy as np
 from rank0rl.nets.kernels.compiler import cache_folder, kernel
-from rank0rl.nets import descent
+from rank0rl.nets.kernels import descent
 before = [*cache_folder().rglob("*.nbc")] if cache_folder() else None
 print(descent.block_rows(1), kernel(descent.block_rows)(256), len(before or []))
 """

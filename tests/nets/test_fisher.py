@@ -4,9 +4,9 @@ import pytest
 import torch
 from some_policies import KINDS, box, mask_for, policy_of, rng
 
-from rank0rl.nets.fisher import Fisher, by_autograd
 from rank0rl.nets.flat import flatten_
 from rank0rl.nets.gaussian import GaussianPolicy
+from rank0rl.nets.update import fisher_by_autograd, fisher_products
 
 N = 300  # rows: more than one block
 CASES = [(kind, False) for kind in KINDS] + [("categorical", True), ("several", True)]
@@ -23,10 +23,10 @@ def test_products_are_those_of_autograd_and_the_same_for_every_number_of_threads
     obs = torch.from_numpy(rng(2).standard_normal((N, 5))).to(dtype)
     mask = torch.from_numpy(mask_for(policy, N)) if masked else None
     v = torch.from_numpy(rng(3).standard_normal(len(flat.vectors[0]))).to(dtype)
-    expected = by_autograd(policy, obs, mask, 0.3)(v)
+    expected = fisher_by_autograd(policy, 0.3, obs, mask)(v)
     seen = []
     for threads in (1, 2, 3):
-        product = Fisher(policy, flat, 0.3, threads).at(obs, mask)
+        product = fisher_products(policy, flat, 0.3, threads)(obs, mask)
         product(torch.ones_like(v))  # it leaves nothing behind
         seen.append(product(v))
     scale = expected.abs().max()
@@ -39,8 +39,8 @@ def test_products_of_a_larger_network_do_not_depend_on_threads():
     flat = flatten_(policy)
     obs = torch.from_numpy(rng(1).standard_normal((2500, 17), dtype="f"))
     v = torch.from_numpy(rng(2).standard_normal(len(flat.vectors[0]), dtype="f"))
-    seen = [Fisher(policy, flat, 0.1, threads).at(obs)(v) for threads in (1, 2, 3, 5, 8)]
+    seen = [fisher_products(policy, flat, 0.1, threads)(obs)(v) for threads in (1, 2, 3, 5, 8)]
     assert all(torch.equal(seen[0], other) for other in seen[1:])
     torch.testing.assert_close(
-        seen[0], by_autograd(policy, obs, None, 0.1)(v), rtol=1e-3, atol=1e-4
+        seen[0], fisher_by_autograd(policy, 0.1, obs)(v), rtol=1e-3, atol=1e-4
     )

@@ -21,11 +21,11 @@ from torch import nn
 from rank0rl.agent import Space
 from rank0rl.algos.ppo import clipped_loss
 from rank0rl.nets.actor_critic import ActorCritic, Objective, ValueFunction
-from rank0rl.nets.conv import network
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.gaussian import GaussianPolicy
 from rank0rl.nets.kernels.descent import block_rows
 from rank0rl.nets.kernels.steps import CompiledFit, CompiledSteps
+from rank0rl.nets.networks import network
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.nets.policies import make_policy
 from rank0rl.nets.update import AutogradSteps, gradient_steps
@@ -100,7 +100,7 @@ def test_two_epochs_are_those_of_autograd(kind, masked, normalize):
         adam = Adam(flatten_(nets), eps=1e-5)
         given = (2,) if make is CompiledSteps else ("cpu",)
         steps, draws = make(nets, adam, both, 1.0, *given), rng(3)
-        begun = steps.begin(rows, 140, both)
+        begun = steps.begin(rows, both)
         seen = [steps.epoch(begun, 140, draws, 3e-3) for _ in range(2)]
         steps.end()
         norms.append(seen)

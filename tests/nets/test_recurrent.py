@@ -8,8 +8,8 @@ import torch
 from some_policies import rng
 
 from rank0rl.agent import Fragment, Space, Spaces, Step
-from rank0rl.algos.ppo import clipped_loss
-from rank0rl.nets.recurrent import Recurrent, RecurrentOptions, chunked, firsts
+from rank0rl.algos.ppo import PPOOptions, clipped_loss
+from rank0rl.nets.recurrent import Recurrent, chunked, firsts, recurrent_networks
 from rank0rl.options import OptionError
 
 CELLS = ["gru", "lstm"]
@@ -109,8 +109,8 @@ def episode(nets, steps):
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_chunks_of_a_fragment_and_their_loss_are_those_of_its_steps(cell):
-    options = RecurrentOptions(recurrent=cell, memory_size=8, hidden=(6,), chunk_steps=4)
-    nets = options.networks(SPACES, rng())
+    options = PPOOptions(recurrent=cell, memory_size=8, hidden=(6,), chunk_steps=4)
+    nets = recurrent_networks(options, SPACES, rng())
     with torch.no_grad():
         nets.policy.mlp.weights[-1] *= 50
     fragment = episode(nets, 13)
@@ -163,9 +163,9 @@ def test_chunks_of_a_fragment_and_their_loss_are_those_of_its_steps(cell):
 def test_images_have_no_built_in_memory():
     image = Spaces(Space("box", (12, 12, 3), "uint8"), SPACES.act)
     with pytest.raises(OptionError, match="memory of images .* leave out --recurrent"):
-        RecurrentOptions(recurrent="gru").networks(image, rng())
+        recurrent_networks(PPOOptions(recurrent="gru"), image, rng())
 
 
 def test_minibatches_hold_whole_chunks():
-    nets = RecurrentOptions(recurrent="gru", chunk_steps=16).networks(SPACES, rng())
+    nets = recurrent_networks(PPOOptions(recurrent="gru", chunk_steps=16), SPACES, rng())
     assert [nets.rows_of(n) for n in (1, 16, 64, 70)] == [1, 1, 4, 4]

@@ -100,7 +100,7 @@ def ppo_steps(
     weights: Weights,
     policy: Array,
     value: Array,
-    log_std: Array | None,
+    std_place: Array | None,
     starts: Array | None,
     rows: PolicyRows,
     room: Room,
@@ -119,9 +119,9 @@ def ppo_steps(
         weights: changed in place.
         policy: layers of the policy.
         value: layers of the value function.
-        log_std: of a policy with normal actions: where the log standard deviations begin in theta,
-            how many are summed, and of how many actions; int64.
-        starts: of a policy that chooses: see `choice_slopes`. One of the two is None.
+        std_place: of a policy with normal actions: where the log standard deviations begin in theta,
+            how many are summed, and of how many actions, int64; else None.
+        starts: of a policy that chooses: see `choice_slopes`; else None.
         rows: N rows.
         room: memory.
         seen: gets what is recorded.
@@ -145,7 +145,7 @@ def ppo_steps(
             out = forward(weights.theta, layers, x, work)
             if task % 2 == 0:
                 room.entropies[task] = _policy_slopes(
-                    weights.theta, log_std, starts, rows, settings, end - begin, a, b, out,
+                    weights.theta, std_place, starts, rows, settings, end - begin, a, b, out,
                     seen.log_ratio[a:b], grad, room.spare[task],
                 )  # fmt: skip
             else:
@@ -202,7 +202,7 @@ def value_steps(
 @part
 def _policy_slopes(
     theta: Array,
-    log_std: Array | None,
+    std_place: Array | None,
     starts: Array | None,
     rows: PolicyRows,
     settings: Settings,
@@ -222,8 +222,8 @@ def _policy_slopes(
     act, logp, adv = rows.act[a:b], rows.logp[a:b], rows.adv[a:b]
     clip, bonus = settings.clip_ratio, settings.entropy_coef
     total = theta.dtype.type(0)
-    if log_std is not None:  # numba leaves out what does not apply
-        at, times, k = log_std[0], log_std[1], log_std[2]
+    if std_place is not None:  # numba leaves out what does not apply
+        at, times, k = std_place[0], std_place[1], std_place[2]
         stds = theta[at : at + times * k].reshape(times, k)
         by_stds = grad[at : at + times * k].reshape(times, k)
         total = normal_slopes(stds, out, act, logp, adv, clip, bonus, n, log_ratio, by_stds, spare)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from rank0rl.nets.kernels.descent import SLICE, block_rows, kernel_block_rows
 from rank0rl.nets.kernels.losses import log_softmax
 from rank0rl.nets.kernels.mlp import backward, forward, layer
 from rank0rl.nets.kernels.threads import Team, meet
-from rank0rl.nets.policies import head
 
 Array = npt.NDArray[Any]
 
@@ -61,7 +61,7 @@ def fisher_product(
     barrier: Array,
     theta: Array,
     layers: Array,
-    log_std: Array | None,
+    std_place: Array | None,
     starts: Array | None,
     obs: Array,
     work: Array,
@@ -82,7 +82,7 @@ def fisher_product(
         barrier: see `Team`.
         theta: the parameters.
         layers: the policy.
-        log_std: where log standard deviations lie, see `ppo_steps`; or None.
+        std_place: as for `ppo_steps`; or None.
         starts: as for `fisher_forward`; or None.
         obs: inputs (N, inputs).
         work: what `fisher_forward` left there.
@@ -101,8 +101,8 @@ def fisher_product(
         x, grad, room = obs[a:b], grads[block], spare[block]
         third = len(room) // 5
         by = _tangent(vector, theta, layers, x, work[block], room[2 * third :])
-        if log_std is not None:
-            _normal_metric(theta, log_std, vector, by, n_all, grad)
+        if std_place is not None:
+            _normal_metric(theta, std_place, vector, by, n_all, grad)
         if starts is not None:
             end = 0
             for i in range(len(layers)):
@@ -155,11 +155,11 @@ def _tangent(
 
 @part
 def _normal_metric(
-    theta: Array, log_std: Array, vector: Array, by: Array, n_all: int, grad: Array
+    theta: Array, std_place: Array, vector: Array, by: Array, n_all: int, grad: Array
 ) -> None:
     """Multiply by M / N for normal actions, and write the product for the log standard deviations."""
     number = theta.dtype.type
-    at, times, k = log_std[0], log_std[1], log_std[2]
+    at, times, k = std_place[0], std_place[1], std_place[2]
     for j in range(k):
         std = along = number(0)
         for row in range(times):
@@ -187,49 +187,37 @@ def _choice_metric(starts: Array, logp: Array, by: Array, n_all: int) -> None:
 
 
 class CompiledFisher:
-    """Products with the Fisher matrix of a policy at some inputs.
+    """Makes products with the Fisher matrix of a policy, see `update.fisher_products`.
 
     Args:
         policy: an MLP on the CPU, flat.
         theta: its flat vector.
-        obs: normalized, (N, inputs).
-        mask: the choices that could be taken, (N, all choices), bool, if not all.
         damping: number added to the diagonal.
-        team: computes.
+        threads: number of threads; the results do not depend on it.
     """
 
-    def __init__(
-        self,
-        policy: Any,
-        theta: Tensor,
-        obs: Array,
-        mask: Array | None,
-        damping: float,
-        team: Team,
-    ) -> None:
-        """Compute what all products share."""
-        self._theta = theta.detach().numpy()
-        self._layers, number = policy.mlp.table(theta), self._theta.dtype
-        self._log_std, self._starts = head(policy, theta)
-        self._obs, self._damping, self._team = np.ascontiguousarray(obs, number), damping, team
-        n = len(obs)
-        rows = block_rows(n)
-        blocks = -(-n // rows)
-        self._work = np.empty((blocks, rows * self._layers[:, 3].sum()), number)
-        self._grads = np.zeros((blocks, len(theta)), number)
-        self._spare = np.empty((blocks, 5 * rows * self._layers[:, 3].max()), number)
-        self._product = np.empty(len(theta), number)
-        allowed = np.ascontiguousarray(np.zeros((n, 0), bool) if mask is None else mask)
-        self._team.run(
-            *(fisher_forward, blocks, self._theta, self._layers, self._starts),
-            *(self._obs, allowed, self._work),
-        )
+    def __init__(self, policy: Any, theta: Tensor, damping: float, threads: int) -> None:
+        self._theta = theta.detach()
+        self._layers, self._std_place, self._starts = policy.tables(theta)
+        self._damping, self._team = float(damping), Team(threads)
+        none = torch.zeros((0, int(self._layers[0, 2])), dtype=theta.dtype)
+        self(none)(torch.zeros_like(self._theta))  # compiles
 
-    def __call__(self, v: Tensor) -> Tensor:
-        """Return F v + damping v, with F the mean Hessian of KL(pi || pi') at pi' = pi."""
-        self._team.run(
-            *(fisher_product, len(self._work), self._theta, self._layers),
-            *(self._log_std, self._starts, self._obs, self._work, v.numpy()),
-            *(float(self._damping), self._grads, self._spare, self._product),
-        )
-        return torch.from_numpy(self._product.copy())
+    def __call__(self, obs: Tensor, mask: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        """Compute what all products at these observations share; return the function v -> F v + damping v."""
+        theta, n, rows = self._theta.numpy(), len(obs), block_rows(len(obs))
+        blocks, number, layers = -(-n // rows), theta.dtype, self._layers
+        x = np.ascontiguousarray(obs.numpy(), number)
+        allowed = np.ascontiguousarray(np.zeros((n, 0), bool) if mask is None else mask.numpy())
+        work = np.empty((blocks, rows * layers[:, 3].sum()), number)
+        grads = np.zeros((blocks, len(theta)), number)
+        spare = np.empty((blocks, 5 * rows * layers[:, 3].max()), number)
+        result = np.empty(len(theta), number)
+        self._team.run(fisher_forward, blocks, theta, layers, self._starts, x, allowed, work)
+
+        def product(v: Tensor) -> Tensor:
+            given = self._std_place, self._starts, x, work, v.numpy(), self._damping
+            self._team.run(fisher_product, blocks, theta, layers, *given, grads, spare, result)
+            return torch.from_numpy(result.copy())
+
+        return product

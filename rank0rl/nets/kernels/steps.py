@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from rank0rl.batch import Batch, count, take
 from rank0rl.nets.actor_critic import Objective, ValueFunction, normalized
-from rank0rl.nets.categorical import CategoricalPolicy
-from rank0rl.nets.flat import Adam
+from rank0rl.nets.flat import Adam, place
 from rank0rl.nets.kernels.descent import (
     SLICE,
     PolicyRows,
@@ -26,8 +25,6 @@ from rank0rl.nets.kernels.descent import (
     value_steps,
 )
 from rank0rl.nets.kernels.threads import Team
-from rank0rl.nets.mlp import place
-from rank0rl.nets.policies import head
 
 Array = npt.NDArray[Any]
 
@@ -56,27 +53,23 @@ class CompiledSteps:
         max_grad_norm: float,
         threads: int,
     ) -> None:
-        """Keep the networks."""
         self._policy: Any = nets["policy"]
         self._value: Any = nets["value"]
         self._adam = adam
         self._objective, self._max_grad_norm = objective, max_grad_norm
         self._memory = _Memory(adam, [nets["policy"], nets["value"]], threads)
+        self._compile()
 
-    def compile(self) -> None:
-        """Compile what `epoch` needs, or load it from the cache."""
-        policy, number = self._policy, self._memory.dtype
-        table = policy.mlp.table(self._memory.theta)
-        inputs, outputs = table[0, 2], table[-1, 3]
-        choice = isinstance(policy, CategoricalPolicy)
-        act = np.zeros((0, len(policy.space.choices) if choice else outputs), np.int64)
-        none = np.zeros(0, number)
-        rows = {"obs": np.zeros((0, inputs), number), "act": act}
-        self.epoch(
-            {**rows, "logp": none, "adv": none, "ret": none}, 1, np.random.default_rng(0), 0.0
-        )
+    def _compile(self) -> None:
+        """Compile what `epoch` needs, or load it from the cache: its arguments have the types of all others."""
+        layers, _, starts = self._policy.tables(self._memory.theta)
+        none, width = np.zeros(0, self._memory.dtype), layers[-1, 3]
+        act = np.zeros((0, width if starts is None else len(starts) - 1), np.int64)
+        rows = {"obs": np.zeros((0, layers[0, 2]), self._memory.dtype), "act": act}
+        rows |= {"logp": none, "adv": none, "ret": none}
+        self.epoch(rows, 1, np.random.default_rng(0), 0.0)
 
-    def begin(self, rows: Batch, minibatch_size: int, objective: Objective) -> dict[str, Any]:
+    def begin(self, rows: Batch, objective: Objective) -> dict[str, Any]:
         """Take the objective of this update; return the rows, which are where the steps compute."""
         self._objective = objective
         return rows
@@ -106,35 +99,34 @@ class CompiledSteps:
         if objective.normalize and n:
             starts = range(0, n, minibatch_size)
             adv = np.concatenate([normalized(adv[a : a + minibatch_size]) for a in starts])
-        log_std, starts_of = head(policy, memory.theta)
+        layers, std_place, choices = policy.tables(memory.theta)
         act = shuffled["act"].reshape(n, math.prod(shuffled["act"].shape[1:]))
-        logp, adv, ret = (
-            np.ascontiguousarray(x, number) for x in (shuffled["logp"], adv, shuffled["ret"])
-        )
         of_policy = PolicyRows(
-            np.ascontiguousarray(shuffled["obs"], number),
-            np.ascontiguousarray(act, np.int64 if log_std is None else number),
-            *(logp, adv, ret),
-            np.ascontiguousarray(shuffled.get("mask", np.zeros((n, 0), bool))),
+            obs=np.ascontiguousarray(shuffled["obs"], number),
+            act=np.ascontiguousarray(act, np.int64 if std_place is None else number),
+            logp=np.ascontiguousarray(shuffled["logp"], number),
+            adv=np.ascontiguousarray(adv, number),
+            ret=np.ascontiguousarray(shuffled["ret"], number),
+            mask=np.ascontiguousarray(shuffled.get("mask", np.zeros((n, 0), bool))),
         )
         minibatches = -(-n // minibatch_size)
         seen = Seen(np.zeros(n, number), np.zeros(n, number), np.zeros(minibatches, number))
         settings = Settings(
-            min(minibatch_size, max(n, 1)),
-            float(clip_ratio),
-            float(objective.value_coef),
-            float(objective.entropy_coef),
-            float(self._max_grad_norm),
-            float(lr),
-            self._adam.eps,
+            size=min(minibatch_size, max(n, 1)),
+            clip_ratio=float(clip_ratio),
+            value_coef=float(objective.value_coef),
+            entropy_coef=float(objective.entropy_coef),
+            max_grad_norm=float(self._max_grad_norm),
+            lr=float(lr),
+            eps=self._adam.eps,
         )
         memory.run(
             ppo_steps,
-            (policy.mlp.table(memory.theta), self._value.mlp.table(memory.theta)),
-            (log_std, starts_of, of_policy),
-            seen,
-            settings,
-            n,
+            layers=(layers, self._value.tables(memory.theta)),
+            rows=(std_place, choices, of_policy),
+            seen=seen,
+            settings=settings,
+            n=n,
         )
         return seen.log_ratio, seen.error, self._entropy(seen, of_policy.obs)
 
@@ -160,16 +152,11 @@ class CompiledFit:
     """
 
     def __init__(self, value: ValueFunction, adam: Adam, threads: int) -> None:
-        """Keep the network."""
-        self._value: Any = value
-        self._adam = adam
+        self._value, self._adam = value, adam
         self._memory = _Memory(adam, [value], threads)
-
-    def compile(self) -> None:
-        """Compile what `epoch` needs, or load it from the cache."""
-        inputs = self._value.mlp.table(self._memory.theta)[0, 2]
-        x, ret = np.zeros((0, inputs), self._memory.dtype), np.zeros(0, self._memory.dtype)
-        self.epoch(x, ret, 1, np.random.default_rng(0), 0.0)
+        dtype = self._memory.dtype
+        x = np.zeros((0, value.tables(self._memory.theta)[0, 2]), dtype)
+        self.epoch(x, np.zeros(0, dtype), 1, np.random.default_rng(0), 0.0)  # compiles
 
     def epoch(
         self, x: Array, ret: Array, minibatch_size: int, rng: np.random.Generator, lr: float
@@ -188,15 +175,22 @@ class CompiledFit:
         """
         memory, n = self._memory, len(x)
         error, order = np.zeros(n, memory.dtype), rng.permutation(n)
-        size = min(minibatch_size, max(n, 1))
-        settings = Settings(size, np.inf, 1.0, 0.0, np.inf, float(lr), self._adam.eps)
+        settings = Settings(
+            size=min(minibatch_size, max(n, 1)),
+            clip_ratio=np.inf,
+            value_coef=1.0,
+            entropy_coef=0.0,
+            max_grad_norm=np.inf,
+            lr=float(lr),
+            eps=self._adam.eps,
+        )
         memory.run(
             value_steps,
-            (self._value.mlp.table(memory.theta),),
-            (np.ascontiguousarray(x[order], memory.dtype), ret[order].astype(memory.dtype)),
-            error,
-            settings,
-            n,
+            layers=(self._value.tables(memory.theta),),
+            rows=(np.ascontiguousarray(x[order], memory.dtype), ret[order].astype(memory.dtype)),
+            seen=error,
+            settings=settings,
+            n=n,
         )
         return error
 
@@ -216,6 +210,7 @@ class _Memory:
     def run(
         self,
         kernel: Any,
+        *,
         layers: tuple[Array, ...],
         rows: tuple[Any, ...],
         seen: Any,
@@ -246,22 +241,19 @@ class _Memory:
             tasks = len(layers) * -(-size // rows)
             widest = max(int(table[:, 3].max()) for table in layers)
             numbers = max(int(table[:, 3].sum()) for table in layers)
-            slices = [
-                (a, min(a + SLICE, end), i)
-                for i, network in enumerate(self._networks)
-                for start, end in [_range(network, self.theta)]
-                for a in range(start, end, SLICE)
-            ]
-            number = self.dtype
+            slices, number = [], self.dtype
+            for i, network in enumerate(self._networks):
+                start, end = _range(network, self.theta)
+                slices += [(a, min(a + SLICE, end), i) for a in range(start, end, SLICE)]
             self._room = {
                 size: Room(
-                    np.zeros((tasks, len(self.theta)), number),
-                    np.zeros((tasks, rows * numbers), number),
-                    np.zeros((tasks, 2 * rows * widest), number),
-                    self._grad,
-                    np.array(slices),
-                    np.zeros(len(slices), number),
-                    np.zeros(tasks, number),
+                    grads=np.zeros((tasks, len(self.theta)), number),
+                    work=np.zeros((tasks, rows * numbers), number),
+                    spare=np.zeros((tasks, 2 * rows * widest), number),
+                    total=self._grad,
+                    slices=np.array(slices),
+                    squares=np.zeros(len(slices), number),
+                    entropies=np.zeros(tasks, number),
                 )
             }
         return self._room[size]

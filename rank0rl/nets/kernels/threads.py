@@ -25,14 +25,13 @@ _yield_core = types.ExternalFunction("sched_yield", types.int32())
 
 
 class Team:
-    """A number of threads. The first is the one that calls.
+    """A number of threads. The first is the one that calls; the others start with their first task.
 
     Args:
         threads: number of threads, at least 1.
     """
 
     def __init__(self, threads: int) -> None:
-        """Make the other threads possible; each starts with its first task, and sleeps between tasks."""
         self.threads = threads
         self._others = ThreadPoolExecutor(max(1, threads - 1), "rank0rl-learner")
 

@@ -1,4 +1,6 @@
-"""Networks with other layers, and of one's own."""
+"""Networks with other layers, for images, and of your own."""
+
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,9 +11,11 @@ from torch import nn
 from rank0rl.agent import Space, Spaces
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.algos.trpo import TRPO, TRPOOptions
-from rank0rl.nets.mlp import IN_NUMPY, MLP, has_kernels
-from rank0rl.nets.networks import NetworkOptions
-from rank0rl.nets.own import OwnNetwork, cost_notes
+from rank0rl.nets.actor_critic import NetworkOptions
+from rank0rl.nets.mlp import MLP, Activation
+from rank0rl.nets.networks import OwnNetwork, cost_notes, network
+from rank0rl.nets.normalize import is_image, normalizer
+from rank0rl.nets.update import has_kernels
 from rank0rl.options import OptionError
 
 BOX = Spaces(
@@ -21,7 +25,7 @@ BOX = Spaces(
 
 
 @pytest.mark.parametrize("layer_norm", [False, True])
-@pytest.mark.parametrize("activation", IN_NUMPY)
+@pytest.mark.parametrize("activation", get_args(Activation))
 def test_numpy_computes_what_torch_does_and_no_row_depends_on_others(activation, layer_norm):
     mlp = MLP([5, 16, 8, 3], rng(), 1.0, activation, layer_norm)
     with torch.no_grad():
@@ -170,7 +174,7 @@ def test_what_is_no_dict_of_networks_is_refused(made):
 
 
 def test_the_cost_is_said_once_and_an_mlp_of_nets_has_none():
-    [note] = cost_notes(Mine(BOX, PPOOptions(), rng()).modules().values())
+    [note] = cost_notes(Mine(BOX, PPOOptions(), rng()).modules().values(), 10, "cpu")
     assert "one row at a time" in note
 
     class Ours(PPO):
@@ -179,7 +183,51 @@ def test_the_cost_is_said_once_and_an_mlp_of_nets_has_none():
             return {"policy": MLP([5, 4, 3], rng, 0.01), "value": MLP([5, 4, 1], rng, 1.0)}
 
     agent = Ours(BOX, PPOOptions(), rng())
-    assert cost_notes(agent.modules().values()) == []
+    assert cost_notes(agent.modules().values(), 10, "cpu") == []
     assert has_kernels(agent.policy, agent.value)
     assert isinstance(agent.policy.mlp, MLP)
     assert not isinstance(agent.policy.mlp, OwnNetwork)
+
+
+@pytest.mark.parametrize("shape", [(12, 10, 3), (4, 12, 10)], ids=["last", "first"])
+def test_a_convolution_gives_a_row_the_same_bits_whatever_rows_there_are(shape):
+    net = network(shape, (8,), 3, rng(), 1.0)
+    x = rng(2).random((9, 1, np.prod(shape)), dtype=np.float32)
+    out = net.numpy(x)
+    assert out.shape == (9, 1, 3)
+    for size in (1, 2, 5):
+        assert net.numpy(x[:size]).tobytes() == out[:size].tobytes()
+    np.testing.assert_allclose(net(torch.from_numpy(x[:, 0])).detach(), out[:, 0], atol=1e-5)
+    channels = torch.from_numpy(x[:, 0]).reshape(9, *shape)
+    channels = channels.permute(0, 3, 1, 2) if shape[2] == 3 else channels
+    for kernel, shift in zip(net.kernels, net.shifts, strict=True):
+        layer = nn.Conv2d(kernel.shape[1], kernel.shape[0], 3, stride=2, padding=1)
+        layer.load_state_dict({"weight": kernel, "bias": shift})
+        channels = torch.relu(layer(channels))
+    expected = net.mlp(channels.flatten(1)).detach()
+    np.testing.assert_allclose(expected, out[:, 0], atol=1e-5)
+
+
+def test_what_is_an_image():
+    assert is_image((84, 84, 3), "uint8")
+    assert is_image((4, 84, 84), "uint8")
+    for shape, dtype in (((84, 84, 3), "float32"), ((84, 84), "uint8"), ((3, 3, 3), "uint8")):
+        assert not is_image(shape, dtype)
+    norm, inputs = normalizer((8, 8, 1), "uint8")
+    assert inputs == (8, 8, 1)
+    pixels = np.array([0, 51, 255] + [0] * 61, np.uint8).reshape(1, 8, 8, 1)
+    np.testing.assert_allclose(norm.numpy(pixels)[0, :3], [0, 0.2, 1])
+
+
+@pytest.mark.parametrize(
+    ("shape", "epochs", "device", "notes"),
+    [
+        ((12, 10, 3), 5, "cpu", 1),
+        ((12, 10, 3), 4, "cpu", 0),
+        ((12, 10, 3), 5, "cuda:1", 0),
+        ((5,), 5, "cpu", 0),
+    ],
+)
+def test_many_passes_over_images_on_a_cpu_are_noted(shape, epochs, device, notes):
+    net = network(shape, (8,), 3, rng(), 1.0)
+    assert len(cost_notes([nn.Sequential(net), np.zeros(1)], epochs, device)) == notes

@@ -64,9 +64,7 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
-ROW = (
-    64  # bytes in a row of a pickled object: MPI counts up to 2^31 - 1 rows, so 128 GiB can travel
-)
+ROW = 64  # bytes in a row of a pickled object: 128 GiB can travel in the 2^31 - 1 rows that MPI counts
 
 rank: int
 nworkers: int

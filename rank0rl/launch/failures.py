@@ -48,12 +48,8 @@ def usage_error(message: str) -> int:
 class FailureDetector:
     """Finds out why a job has to end, and reports it unless a rank does.
 
-    Args:
-        folder: folder of the job.
-        nprocs: number of ranks.
-        ssh: connections to the other hosts.
-        listen: passes on the ranks' stderr for some seconds.
-        start_timeout_s: how long a rank may take to start after others have.
+    Meanwhile it calls `listen(seconds)`, which passes on the ranks' stderr. A rank may take
+    `start_timeout_s` to start after others have.
     """
 
     def __init__(

@@ -204,9 +204,7 @@ def _matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
 class SshSessions:
     """An ssh session with each host but the first while entered; it ends when the host dies or is silent for 15 s.
 
-    Args:
-        hosts: hosts of the job.
-        folder: folder of the job, for the output of ssh, and for the hosts that are left.
+    The output of ssh and the hosts that are left are files in the job's folder.
     """
 
     def __init__(self, hosts: Sequence[Host], folder: Path) -> None:

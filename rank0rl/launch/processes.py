@@ -157,33 +157,24 @@ def remove_mpi_files(folder: Path) -> None:
     if not _has_proc():
         return
     begun = (folder / "begun").stat().st_mtime
-    left = set()
+    left, may_be_read = set(), set()
     for beginning in _MPI_FILES:
         for file in Path(beginning).parent.glob(f"{Path(beginning).name}*"):
             with contextlib.suppress(OSError):
                 about = file.lstat()
                 if about.st_uid == os.getuid() and about.st_mtime >= begun:
                     left.add(str(file))
-    if left:
-        for process in _PROC.glob("[0-9]*"):
-            left -= _files(process)
-            process_id = int(process.name)
-            # In a container without an init process, the proxies of all jobs before stay as zombies.
-            if _name(process_id) == _PROXY and state(process_id) != "Z":
-                left -= _young_proxy_files()
+                    if beginning == _PROXY_FILE and time.time() - about.st_mtime < _START_S:
+                        may_be_read.add(str(file))
+    for process in _PROC.glob("[0-9]*") if left else ():
+        left -= _files(process)
+        process_id = int(process.name)
+        # In a container without an init process, the proxies of all jobs before stay as zombies.
+        if _name(process_id) == _PROXY and state(process_id) != "Z":
+            left -= may_be_read
     for name in left:
         with contextlib.suppress(OSError):
             os.unlink(name)
-
-
-def _young_proxy_files() -> set[str]:
-    """Return the files that the ranks of a job that starts now may still have to read."""
-    names = set()
-    for file in Path(_PROXY_FILE).parent.glob(f"{Path(_PROXY_FILE).name}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - file.lstat().st_mtime < _START_S:
-                names.add(str(file))
-    return names
 
 
 def _has_proc() -> bool:

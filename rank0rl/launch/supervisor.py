@@ -62,12 +62,8 @@ class Signals:
 class Supervisor:
     """Watches the launcher of n ranks. A signal or a failure is passed to rank 0, then the job ends.
 
-    Args:
-        folder: folder of the job.
-        nprocs: number of ranks.
-        hosts: hosts of the ranks, this one first; none if all ranks are here.
-        signals: signals that ask the job to end.
-        start_timeout_s: how long a rank may take to start after others have.
+    This host is the first one of `hosts`, which are none if all ranks are here. A rank may take
+    `start_timeout_s` to start after others have.
     """
 
     def __init__(

@@ -64,9 +64,7 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
-ROW = (
-    64  # bytes in a row of a pickled object: MPI counts up to 2^31 - 1 rows, so 128 GiB can travel
-)
+ROW = 64  # bytes in a row of a pickled object: 128 GiB can travel in the 2^31 - 1 rows that MPI counts
 
 rank: int
 nworkers: int
@@ -318,7 +316,7 @@ def nodes(comm: Comm) -> Nodes | None:
     """
     from mpi4py import MPI
 
-    found: Any = comm.Get_attr(key())
+    found: Any = comm.Get_attr(_nodes_key())
     if found is None:
         # What follows neither sleeps nor can be reported, so let all ranks be here.
         wait(comm, "the first broadcast or gather", comm.Ibarrier(), spin_s=ARRIVE_S)
@@ -335,12 +333,12 @@ def nodes(comm: Comm) -> Nodes | None:
         for level in (inner, there):
             if level and not useful:
                 level.Free()
-        comm.Set_attr(key(), found)
+        comm.Set_attr(_nodes_key(), found)
     return cast(Nodes | None, found[0])
 
 
 @cache
-def key() -> int:
+def _nodes_key() -> int:
     """Return the key under which a communicator keeps its nodes, as a list of one."""
     from mpi4py import MPI
 

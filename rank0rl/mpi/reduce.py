@@ -95,19 +95,11 @@ def reduce_many(
     comm: Comm | None = None,
     problem: str = "",
 ) -> dict[str, Any]:
-    """Return the `all_reduce` of many things at once, with one message for each dtype.
+    """Return the `all_reduce` of many things at once, by name, with one message for each dtype.
+
+    A `problem` is what else is wrong on this rank; "" if nothing is. Error messages begin with `what`.
 
     Collective: every rank calls this, in the same order.
-
-    Args:
-        things: name -> number, array, tensor or list of numbers.
-        op: one of `OPS`.
-        what: name of the collective, for error messages.
-        comm: the ranks; all of the job by default.
-        problem: what else is wrong on this rank; "" if nothing is.
-
-    Returns:
-        Name -> result, on every rank.
 
     Raises:
         ValueError: the same on every rank, if ranks pass different things, or something that cannot
@@ -147,14 +139,9 @@ def gather_many(
 ) -> dict[str, Any]:
     """Return the things of all ranks, stacked along a new first axis in rank order, on every rank.
 
-    Collective: every rank calls this, in the same order.
+    With `to_all` false, only rank 0 gets them. The others then get stacks of no things.
 
-    Args:
-        things: name -> number, array, tensor or list of numbers.
-        what: name of the collective, for error messages.
-        comm: the ranks; all of the job by default.
-        problem: what else is wrong on this rank; "" if nothing is.
-        to_all: False to send them to rank 0 alone. The others then get stacks of no things.
+    Collective: every rank calls this, in the same order, as `reduce_many`.
 
     Returns:
         Name -> array, or tensor where one came in, of shape (ranks, *its shape).

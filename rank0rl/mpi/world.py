@@ -24,9 +24,7 @@ Comm: TypeAlias = "Intracomm"
 
 _FLUSH_S = 0.2  # time for a launcher to pass on stderr: some launchers drop it when they end
 _END_TAG, _STOP_TAG = 32_000, 32_001  # MPI guarantees tags up to 32,767
-_STOP_S = (
-    3.0  # for ranks to end when rank 0 says so; one that works longer is ended by the launcher
-)
+_STOP_S = 3.0  # for ranks to end when rank 0 says so; the launcher ends one that works longer
 
 _windows: list[MPI.Win] = []
 
@@ -57,7 +55,7 @@ def world() -> Comm | None:
 
     comm = MPI.COMM_WORLD
     requested = job.requested_ranks() or size
-    library = " ".join(MPI.Get_library_version().splitlines()[0].split())
+    library = _library()
     if comm.size == 1 and job.in_step():
         raise job.WrongLaunch(
             f"srun started {size} ranks, and each of them sees itself alone, because it did not give "
@@ -77,7 +75,7 @@ def world() -> Comm | None:
 
 
 def among(comm: Comm | None) -> Comm | None:
-    """Return a communicator as it is, and all ranks for None, which is None in a single process.
+    """Return this communicator, or that of all ranks for None; None in a single process.
 
     Raises:
         ValueError: if it has been freed.
@@ -109,8 +107,10 @@ def print0(*args: Any, **kwargs: Any) -> None:
 
 def mpi_version() -> str:
     """Return the name and version of the MPI library; "none" in a single process."""
-    if world() is None:
-        return "none"
+    return _library() if world() else "none"
+
+
+def _library() -> str:
     from mpi4py import MPI
 
     return " ".join(MPI.Get_library_version().splitlines()[0].split())
@@ -146,9 +146,8 @@ def abort(code: int) -> None:
     if comm is None or job.supervised():
         os._exit(code)
     time.sleep(_FLUSH_S)
-    os.dup2(
-        os.open(os.devnull, os.O_WRONLY), 2
-    )  # MPI's own message about an abort says nothing new
+    # MPI's own message about an abort says nothing new.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     comm.Abort(code)
 
 

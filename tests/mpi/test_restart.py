@@ -68,7 +68,8 @@ def test_chaos(run, tmp_path):
     rng = random.Random(run)
     args = [*SMALL, "--total-steps", "3840", "--checkpoint-every", "5"]
     train(tmp_path / "whole", *args)
-    slow = ["--algo", f"{HERE}/slow.py:SlowPPO", "--max-restarts", "3", "--nprocs", "4"]
+    slow = ["--algo", f"{HERE}/slow.py:SlowPPO", "--config", "configs/ppo.toml"]
+    slow += ["--max-restarts", "3", "--nprocs", "4"]
     process, token = start("train.py", *args, *slow, "--run-dir", str(tmp_path / "r"))
     killed = 0
     limit = time.monotonic() + LIMIT_S

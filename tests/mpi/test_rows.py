@@ -86,7 +86,7 @@ def on_rank_nodes(sizes):
     outer = all_ranks.Split(0 if inner.rank == 0 else MPI.UNDEFINED, comm.rank)
     outer = outer if inner.rank == 0 else None
     by_node = comm.Nodes(inner, outer, [0, *ends[:-1].tolist()])
-    all_ranks.Set_attr(comm.key(), [by_node])
+    all_ranks.Set_attr(comm._nodes_key(), [by_node])
     sent = []
     wait = comm.wait
 
@@ -98,7 +98,7 @@ def on_rank_nodes(sizes):
     with mock.patch.object(comm, "wait", record), mock.patch.object(gather, "wait", record):
         gathered = on_rank_gather()
         comm.bcast_(weights)
-    all_ranks.Delete_attr(comm.key())
+    all_ranks.Delete_attr(comm._nodes_key())
     return [alone is None, gathered, weights.tolist(), sum(ranks == all_ranks for ranks in sent)]
 
 

@@ -78,7 +78,7 @@ def test_a_process_goes_on_when_nobody_reads(unread, flags, tmp_path):
 def test_a_full_disk_is_told_and_ends_nothing():
     code = """
 import sys
-from rank0rl.mpi import streams
+from rank0rl.launch import streams
 streams.outlast_readers()
 for _ in range(2):
     print(1, flush=True)

@@ -11,6 +11,7 @@ from typing import Literal
 import tyro
 
 from rank0rl.launch import mpiexec
+from rank0rl.launch.failures import usage_error
 from rank0rl.launch.job import END_SIGNALS
 from rank0rl.options import CheckedOptions, option
 from rank0rl.run import launch_options
@@ -77,8 +78,7 @@ def main(argv: list[str]) -> int:
         given = tyro.cli(Options, args=mine, prog="python -m rank0rl sbatch")
         print(_script(given, command), end="")
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return usage_error(str(error))
     return 0
 
 

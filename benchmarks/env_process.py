@@ -17,8 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from rollout import draw, step
 from table import alternate, ratio, show
 
-from rank0rl.envs import make as envs
 from rank0rl.envs import process
+from rank0rl.envs.make import make, own_module, resolve
 from rank0rl.envs.process import EnvProcess
 
 STARTED = 16
@@ -32,10 +32,10 @@ def main() -> None:
     parser.add_argument("--out", help="CSV in benchmarks/results that gets the rows")
     args = parser.parse_args()
     for env_id in args.env_ids:
-        full_id = envs.resolve(env_id)
-        here = partial(envs.make, full_id)
-        apart = partial(EnvProcess, here, preload=envs.own_module(full_id))
-        limited = partial(EnvProcess, here, 60.0, preload=envs.own_module(full_id))
+        full_id = resolve(env_id)
+        here = partial(make, full_id)
+        apart = partial(EnvProcess, here, preload=own_module(full_id))
+        limited = partial(EnvProcess, here, 60.0, preload=own_module(full_id))
         with_server = f"start of {STARTED} processes and their fork server, s"
         figures = {
             **steps(

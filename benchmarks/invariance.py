@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from rank0rl import rollout, seeding
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.envs import make as envs
 from rank0rl.envs.block import Env, EnvBlock, make_block
+from rank0rl.envs.make import make, resolve
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.categorical import CategoricalPolicy
 from rank0rl.rollout import FixedSteps
@@ -87,11 +87,11 @@ def main() -> None:
 
 def measure(args: argparse.Namespace, env_id: str, num_envs: int) -> str:
     """Return a line with both rates and their ratio."""
-    full_id = envs.resolve(env_id)
+    full_id = resolve(env_id)
     steps = args.steps_per_batch // num_envs
     pairs = []
     for steps_class, agent_class in ((FixedSteps, PPO), (FreeSteps, FreePPO)):
-        block = make_block(lambda: envs.make(full_id), range(num_envs), 0)
+        block = make_block(lambda: make(full_id), range(num_envs), 0)
         agent = agent_class(block.spaces, PPOOptions(), seeding.stream(0, "init"))
         pairs.append((steps_class(block, steps), agent))
     rates: list[list[float]] = [[], []]

@@ -60,13 +60,13 @@ class Loops:
         from rank0rl.agent import Step
         from rank0rl.algos.ppo import PPO, PPOOptions
         from rank0rl.collector import make_rollout
-        from rank0rl.envs import make as envs
+        from rank0rl.envs.make import make, resolve
         from rank0rl.mpi import comm
         from rank0rl.run.options import RunOptions
 
         self.steps, self.num_envs = args.steps, args.envs * args.nprocs
         options = RunOptions(
-            envs.resolve(env_id),
+            resolve(env_id),
             num_envs=self.num_envs,
             steps_per_batch=self.num_envs * args.steps,
         )
@@ -78,7 +78,7 @@ class Loops:
         )
         if comm.get_rank() == 0:
             self.learner.prepare()
-        self.env = envs.make(options.env_id)
+        self.env = make(options.env_id)
         self.env.action_space.seed(0)
         self.actions = draw(self.env.action_space, args.envs * args.steps)
         self.ids, self.as_step = np.arange(args.envs), Step

@@ -51,7 +51,7 @@ _HOME = {
     "rank0_bcast_wts": "mpi.weights",
     "chksum": "mpi.weights",
     "set_global_seeds": "compat.mpi_util",
-    "RunningNorm": "compat.running_norm",
+    "RunningNorm": "compat.average",
     "train": "api",
     "Run": "api",
     "evaluate": "api",

@@ -21,6 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from rank0rl.launch import job
+from rank0rl.launch.failures import WRONG_USE, exit_code_after
 from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.options import flag
 from rank0rl.policy import Policy, load
@@ -134,9 +135,9 @@ def train(
         told = Path(folder, "run")
         code, errors = _relayed(command, _environment(), told)
         run = Run(told.read_text()) if told.exists() else None
-    if code == 2 and errors:
+    if code == WRONG_USE and errors:
         raise ValueError(errors)
-    if code in (130, -signal.SIGINT):
+    if code in (exit_code_after(signal.SIGINT), -signal.SIGINT):
         raise KeyboardInterrupt(
             f"go on with rank0rl.train(resume={str(run.folder)!r})" if run else ""
         )

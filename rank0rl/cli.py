@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 from rank0rl import algos
 from rank0rl.launch import fork, job
+from rank0rl.launch.failures import WRONG_USE, exit_code_after
 from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.launch.streams import outlast_readers
 from rank0rl.run import cpu as instructions
@@ -39,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ValueError as error:
         if not job.world_rank():  # of several ranks, one says it
             print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(WRONG_USE)
     gc.disable()  # importing torch makes only objects that stay: collecting takes a sixth longer
     try:
         from rank0rl import start
@@ -54,13 +56,14 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"environment, or install rank0rl there",
                 file=sys.stderr,
             )
-        sys.exit(2)
+        sys.exit(WRONG_USE)
     except job.WrongLaunch as error:
         fork.report(type(error), error, None)
-        sys.exit(2)
+        sys.exit(WRONG_USE)
     except KeyboardInterrupt:
-        job.fail(130, "interrupted before the first iteration")
-        os._exit(130)  # what other ranks wait for will not come
+        code = exit_code_after(signal.SIGINT)
+        job.fail(code, "interrupted before the first iteration")
+        os._exit(code)  # what other ranks wait for will not come
     except SystemExit as end:  # some code of the user's ended this rank: that ends the job
         code = end.code if isinstance(end.code, int) and end.code else 1
         job.fail(code, f"rank {comm.get_rank()} called sys.exit({end.code!r})")

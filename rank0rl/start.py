@@ -18,6 +18,7 @@ from rank0rl.collector import Collector, make_rollout
 from rank0rl.envs import spaces
 from rank0rl.evaluation import Evaluation
 from rank0rl.launch import job
+from rank0rl.launch.failures import WRONG_USE
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import comm
 from rank0rl.mpi.threads import set_threads
@@ -121,7 +122,7 @@ def _refuse(error: ValueError) -> int:
     """Say what is wrong with the command line, on rank 0; return the exit code."""
     if comm.get_rank() == 0:
         print(f"error: {error}", file=sys.stderr)
-    return 2
+    return WRONG_USE
 
 
 def _lead(

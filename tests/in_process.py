@@ -4,7 +4,7 @@ import numpy as np
 
 from rank0rl import seeding
 from rank0rl.collector import Collector, make_rollout
-from rank0rl.envs import make as envs
+from rank0rl.envs.make import resolve
 from rank0rl.learner import Learner
 from rank0rl.mpi.threads import set_threads
 from rank0rl.run.logger import Logger
@@ -19,7 +19,7 @@ from rank0rl.trainer import train
 def train_here(agent_class, agent_options, folder, **options):
     """Return the agent and rank 0's recorder after a run."""
     run_options = RunOptions(**options)
-    run_options = RunOptions(**{**options, "env_id": envs.resolve(run_options.env_id)})
+    run_options = RunOptions(**{**options, "env_id": resolve(run_options.env_id)})
     set_threads(1)
     rollout = make_rollout(run_options, 0, 1)
     agent = agent_class(rollout.spaces, agent_options, seeding.stream(run_options.seed, "init"))

@@ -14,8 +14,7 @@ from runs import SMALL, curve, replay, resume, sha, table, train
 from rank0rl.agent import Space, Spaces
 from rank0rl.algos.bc import BC, BCOptions
 from rank0rl.envs import demonstrations
-from rank0rl.envs import spaces as env_spaces
-from rank0rl.envs.spaces import flatten_actions
+from rank0rl.envs.spaces import describe, flatten_actions
 from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
 
@@ -265,5 +264,5 @@ def test_a_dataset_of_integers_is_one_of_choices(monkeypatch):
     dataset = type("Dataset", (), {"__iter__": lambda self: iter([episode])})()
     dataset.action_space = env.action_space
     monkeypatch.setattr(minari, "load_dataset", lambda name: dataset)
-    rows = demonstrations.read("some/data-v0", env_spaces.describe(flatten_actions(env)))
+    rows = demonstrations.read("some/data-v0", describe(flatten_actions(env)))
     assert rows["act"].tolist() == [[0], [2]]

@@ -18,10 +18,10 @@ from on_ranks import HERE, LIMIT_S
 
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.collector import env_maker
-from rank0rl.envs import make as envs
 from rank0rl.envs import process as env_process
-from rank0rl.envs import spaces
+from rank0rl.envs.make import make, own_module
 from rank0rl.envs.process import EnvProcess, EnvProcessError
+from rank0rl.envs.spaces import name_of
 from rank0rl.evaluation import Evaluation
 from rank0rl.launch import processes
 from rank0rl.mpi import hashes, weights
@@ -53,8 +53,8 @@ def answers(env):
     ],
 )
 def test_data_are_the_same_in_processes(env_id, kwargs):
-    make = partial(envs.make, env_id, **kwargs)
-    got, expected = answers(EnvProcess(make)), answers(make())
+    local = partial(make, env_id, **kwargs)
+    got, expected = answers(EnvProcess(local)), answers(local())
     np.testing.assert_equal(got, expected)
     assert [type(each) for row in got for each in row] == [
         type(each) for row in expected for each in row
@@ -62,13 +62,13 @@ def test_data_are_the_same_in_processes(env_id, kwargs):
 
 
 def test_spaces_and_the_name_are_the_environments_own():
-    for make, name in (
-        (partial(envs.make, "CartPole-v1"), "CartPole-v1"),
+    for local, name in (
+        (partial(make, "CartPole-v1"), "CartPole-v1"),
         (toy_envs.Count, "Count"),
     ):
-        env = EnvProcess(make)
-        assert spaces.name_of(env) == name
-        assert env.observation_space == make().observation_space
+        env = EnvProcess(local)
+        assert name_of(env) == name
+        assert env.observation_space == local().observation_space
         env.close()
         env.close()  # twice is no error
 
@@ -285,10 +285,10 @@ def test_a_timeout_needs_processes():
 
 
 def test_only_gymnasiums_own_modules_are_imported_by_the_server():
-    assert envs.own_module("CartPole-v1") == "gymnasium.envs.classic_control.cartpole"
-    assert envs.own_module("toy_envs:Count-v0") == "gymnasium"
-    assert envs.own_module("Count-v0") == "gymnasium"
-    assert envs.own_module("toy_envs:make_count") == "gymnasium"
+    assert own_module("CartPole-v1") == "gymnasium.envs.classic_control.cartpole"
+    assert own_module("toy_envs:Count-v0") == "gymnasium"
+    assert own_module("Count-v0") == "gymnasium"
+    assert own_module("toy_envs:make_count") == "gymnasium"
 
 
 RANK = """

@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import toy_envs  # noqa: F401 - registers
 
-from rank0rl.envs import make as envs
-from rank0rl.envs import spaces as env_spaces
-from rank0rl.envs.spaces import flat_space, flatten_actions
+from rank0rl.envs.make import base, make, nested_actions, refuse_running_statistics, resolve
+from rank0rl.envs.spaces import _flat_space, describe, flatten_actions
 
 MIXED = gym.spaces.Discrete(2)
 
@@ -24,7 +23,7 @@ MIXED = gym.spaces.Discrete(2)
     ],
 )
 def test_names_are_resolved(name, full):
-    assert envs.resolve(name) == full
+    assert resolve(name) == full
 
 
 @pytest.mark.parametrize(
@@ -38,15 +37,15 @@ def test_names_are_resolved(name, full):
 )
 def test_an_unknown_name_is_an_error_with_the_nearest_ones(name, message):
     with pytest.raises(ValueError, match=message):
-        envs.resolve(name)
+        resolve(name)
 
 
 def test_double_precision_is_kept_as_single():
-    spaces = env_spaces.describe(envs.make("Walker2d-v5"))
+    spaces = describe(make("Walker2d-v5"))
     assert (spaces.obs.kind, spaces.obs.shape, spaces.obs.dtype) == ("box", (17,), "float32")
     assert (spaces.act.kind, spaces.act.size) == ("box", 6)
     assert spaces.act.low.tolist() == [-1.0] * 6
-    spaces = env_spaces.describe(envs.make("CartPole-v1"))
+    spaces = describe(make("CartPole-v1"))
     assert (spaces.act.kind, spaces.act.choices, spaces.act.size) == ("discrete", (2,), 2)
 
 
@@ -68,21 +67,21 @@ def test_a_space_that_no_agent_can_use_is_named(obs, act, message):
     env = gym.Env()
     env.observation_space, env.action_space = obs, act
     with pytest.raises(ValueError, match=message):
-        env_spaces.describe(flatten_actions(env))
+        describe(flatten_actions(env))
 
 
 def test_what_cannot_be_made_gives_the_reason():
     with pytest.raises(ValueError, match="unexpected keyword argument 'speed'"):
-        envs.make("CartPole-v1", speed=3)
+        make("CartPole-v1", speed=3)
 
     with pytest.raises(
         ValueError, match=r"toy_envs.py\", line \d+, in make_silent\n    assert 1 > 2"
     ):
-        envs.make("toy_envs:make_silent")
+        make("toy_envs:make_silent")
 
 
 @pytest.mark.parametrize(
-    ("env_id", "base"),
+    ("env_id", "expected"),
     [
         ("Walker2d-v5", "Walker2d"),
         ("a.b:X-v0", "X"),
@@ -90,16 +89,16 @@ def test_what_cannot_be_made_gives_the_reason():
         ("Plain", "Plain"),
     ],
 )
-def test_base_names(env_id, base):
-    assert envs.base(env_id) == base
+def test_base_names(env_id, expected):
+    assert base(env_id) == expected
 
 
 def test_wrappers_with_running_statistics_are_refused_wherever_they_are():
     env = gym.wrappers.NormalizeReward(gym.wrappers.NormalizeObservation(gym.make("CartPole-v1")))
     env = gym.wrappers.TimeLimit(env, 10)
     with pytest.raises(ValueError, match="NormalizeReward and NormalizeObservation"):
-        envs.refuse_running_statistics(env)
-    envs.refuse_running_statistics(gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1, 1))
+        refuse_running_statistics(env)
+    refuse_running_statistics(gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1, 1))
 
 
 @pytest.mark.parametrize(
@@ -114,36 +113,36 @@ def test_a_module_that_cannot_be_imported_is_one_short_error(text, said, tmp_pat
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "own_env.py").write_text(text)
     with pytest.raises(ValueError, match=said):
-        envs.resolve("own_env:Env-v0")
+        resolve("own_env:Env-v0")
 
 
 def test_integers_are_choices_with_the_numbers_of_their_bounds():
     space = gym.spaces.Box(-128, 127, (1, 2), np.int8)
-    flat = flat_space(space)
+    flat = _flat_space(space)
     assert (flat.nvec.tolist(), flat.start.tolist()) == ([256, 256], [-128, -128])
     wide = gym.spaces.Box(np.iinfo(np.int64).min, np.iinfo(np.int64).max, (1,), np.int64)
-    assert flat_space(wide) is None  # 2 ** 64 values: numpy's difference would be -1
+    assert _flat_space(wide) is None  # 2 ** 64 values: numpy's difference would be -1
 
 
 def test_rows_of_numbers_become_the_environments_actions():
-    env = envs.make("toy_envs:Spaced-v0", obs="dict", act="choices")
+    env = make("toy_envs:Spaced-v0", obs="dict", act="choices")
     assert env.action_space == gym.spaces.MultiDiscrete(
         [2, 2, 2, 3, 2, 5], start=[5, 0, 0, 0, 0, -2]
     )
-    nested = envs.nested_actions(env)
+    nested = nested_actions(env)
     act = nested(np.array([6, 1, 0, 2, 1, -2]))
     assert env.unwrapped.action_space.contains(act)
     binary, multi = act["b"]
     assert (act["a"], binary.tolist(), multi.tolist(), act["c"]) == (6, [1, 0], [[2], [1]], -2)
     assert nested(act) is act
-    env = envs.make("toy_envs:Spaced-v0", act="floats")
+    env = make("toy_envs:Spaced-v0", act="floats")
     assert env.action_space.low.tolist() == [-1, 0, 0]
     assert env.action_space.high.tolist() == [1, 2, 2]
-    one, two = envs.nested_actions(env)(np.array([0.5, 1, 2], np.float32))
+    one, two = nested_actions(env)(np.array([0.5, 1, 2], np.float32))
     assert (one.shape, one.dtype, two.tolist(), two.dtype) == (
         (),
         np.float32,
         [[1], [2]],
         np.float64,
     )
-    assert envs.nested_actions(envs.make("CartPole-v1")) is None
+    assert nested_actions(make("CartPole-v1")) is None

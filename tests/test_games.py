@@ -11,9 +11,9 @@ from runs import curve, replay, resume, resume_on_ranks, sha, table, train, trai
 
 from rank0rl import seeding
 from rank0rl.agent import NoOptions
-from rank0rl.envs import make as envs
 from rank0rl.envs.block import make_block
 from rank0rl.envs.games import agents_of
+from rank0rl.envs.make import make, watched
 from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod
 from rank0rl.policy import load
 from rank0rl.rollout import FixedSteps, WholeEpisodes
@@ -31,8 +31,8 @@ def _path(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
-def make(indices=range(2), *, steps=0, episodes=None, **kwargs):
-    block = make_block(lambda: envs.make("toy_games:make_hunt", **kwargs), indices, SEED)
+def rollout_of(indices=range(2), *, steps=0, episodes=None, **kwargs):
+    block = make_block(lambda: make("toy_games:make_hunt", **kwargs), indices, SEED)
     if episodes is None:
         rollout = FixedSteps(block, steps)
     else:
@@ -63,7 +63,7 @@ def rows_of(fragment):
 
 
 def test_rows_are_those_of_a_plain_loop_over_two_iterations():
-    rollout, agent = make(steps=7)
+    rollout, agent = rollout_of(steps=7)
     found = [[] for _ in range(6)]
     acts = [[] for _ in range(6)]
     for iteration in (1, 2):
@@ -77,7 +77,7 @@ def test_rows_are_those_of_a_plain_loop_over_two_iterations():
 
 
 def test_episodes_are_those_of_a_plain_loop():
-    rollout, agent = make(episodes=range(3))
+    rollout, agent = rollout_of(episodes=range(3))
     fragments, ended = rollout.collect(agent, 4)
     assert [fragment.fragment_id for fragment in fragments] == [*range(9)]
     for number in range(3):
@@ -93,7 +93,7 @@ def test_episodes_are_those_of_a_plain_loop():
 
 
 def test_ends_of_a_fragment():
-    rollout, agent = make(steps=30)
+    rollout, agent = rollout_of(steps=30)
     for fragment in rollout.collect(agent, 1)[0]:
         over = fragment.terminated | fragment.truncated
         assert [*np.flatnonzero(over)] == [end for end in fragment.end if over[end]]
@@ -104,7 +104,7 @@ def test_ends_of_a_fragment():
 
 
 def test_an_agent_that_is_gone_all_the_time_has_no_fragment():
-    rollout, agent = make(steps=1)
+    rollout, agent = rollout_of(steps=1)
     found = [{f.fragment_id for f in rollout.collect(agent, i)[0]} for i in range(1, 9)]
     assert any(len(each) < 6 for each in found)
     assert set.union(*found) == {*range(6)}
@@ -197,7 +197,7 @@ def test_what_does_not_fit_is_one_line(args, said, tmp_path):
 )
 def test_a_wrong_answer_names_the_game(answer, said):
     with pytest.raises((ValueError, ZeroDivisionError), match=said) as raised:
-        rollout, agent = make(steps=5, answer=answer)
+        rollout, agent = rollout_of(steps=5, answer=answer)
         rollout.collect(agent, 1)
     if answer != "late":
         place = (
@@ -207,27 +207,27 @@ def test_a_wrong_answer_names_the_game(answer, said):
 
 
 def test_who_is_gone_may_take_any_choice_of_a_mask_that_allows_none():
-    rollout, agent = make(steps=40, answer="masks")
+    rollout, agent = rollout_of(steps=40, answer="masks")
     for fragment in rollout.collect(agent, 1)[0]:
         assert (fragment.act <= (fragment.obs[:, 1] % 2)).all()
     assert len(fragment.rew) < 40
 
 
 def test_actions_of_several_choices_and_observations_reach_the_game():
-    rollout, agent = make(steps=9, choices=[2, 3], agents=2)  # the game checks each action
+    rollout, agent = rollout_of(steps=9, choices=[2, 3], agents=2)  # the game checks each action
     assert rollout.spaces.act.choices == (2, 3)
     assert {len(rollout.collect(agent, i)[0]) for i in (1, 2)} == {4}
 
 
 def test_a_game_is_closed_once():
-    env = envs.make("toy_games:make_hunt")
+    env = make("toy_games:make_hunt")
     rollout = FixedSteps(make_block(lambda: env, range(1), SEED), 1)
     rollout.close()
     assert env.unwrapped.game.parallel.closed == 1
 
 
 def test_an_agent_does_not_step_by_itself():
-    env = envs.make("toy_games:make_hunt")
+    env = make("toy_games:make_hunt")
     env.reset(seed=0)
     with pytest.raises(RuntimeError, match="cannot step by itself"):
         env.step(0)
@@ -237,7 +237,7 @@ def test_figures_of_each_agent():
     names = ["last", "sum:last"]
 
     def made():
-        return EpisodeInfo(lambda: envs.make("toy_games:make_hunt"), names)
+        return EpisodeInfo(lambda: make("toy_games:make_hunt"), names)
 
     envs_of_game = agents_of(made())
     assert [env.unwrapped.agent for env in envs_of_game] == ["wolf 0", "wolf 1", "wolf 2"]
@@ -248,7 +248,7 @@ def test_settings_reach_a_game_once():
     called = []
 
     def made():
-        env = ResetMethod(lambda: envs.make("toy_games:make_hunt"), "harder")
+        env = ResetMethod(lambda: make("toy_games:make_hunt"), "harder")
         env._method = called.append
         return env
 
@@ -260,9 +260,7 @@ def test_settings_reach_a_game_once():
 
 def test_a_film_goes_on_when_the_first_agent_is_gone():
     seen = []
-    env = envs.watched(
-        envs.make("toy_games:make_hunt"), lambda env: seen.append(env.render()[0, 0, 0])
-    )
+    env = watched(make("toy_games:make_hunt"), lambda env: seen.append(env.render()[0, 0, 0]))
     rollout = WholeEpisodes(make_block(lambda: env, range(1), SEED), lambda: iter(range(4)))
     fragments, _ = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
     longest = [max(len(f.rew) for f in fragments[3 * i : 3 * i + 3]) for i in range(4)]
@@ -271,8 +269,8 @@ def test_a_film_goes_on_when_the_first_agent_is_gone():
 
 
 def test_check_compares_all_agents():
-    assert not any(check(lambda: envs.make("toy_games:make_hunt"), steps=50).values())
-    found = check(lambda: envs.make("toy_games:make_hunt", answer="moody"), steps=50)
+    assert not any(check(lambda: make("toy_games:make_hunt"), steps=50).values())
+    found = check(lambda: make("toy_games:make_hunt", answer="moody"), steps=50)
     assert "differs from step" in found["with other global random numbers"]
 
 

@@ -10,8 +10,8 @@ from runs import curve, resume, sha, train
 
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.algos.trpo import TRPO, TRPOOptions
-from rank0rl.envs import make as envs
-from rank0rl.envs import spaces as env_spaces
+from rank0rl.envs.make import make
+from rank0rl.envs.spaces import describe
 from rank0rl.nets.own import OwnNetwork
 from rank0rl.options import OptionError
 from rank0rl.tools.export import export, exported
@@ -22,8 +22,8 @@ WORLD = "toy_envs:cartpole_keys"
 
 
 def spaces():
-    env = envs.make(WORLD)
-    return env, env_spaces.describe(env)
+    env = make(WORLD)
+    return env, describe(env)
 
 
 def test_the_columns_of_each_key():
@@ -33,7 +33,7 @@ def test_the_columns_of_each_key():
     assert {*known.obs.parts} == {"seen", "hidden"}
     np.testing.assert_array_equal(obs[known.obs.parts["seen"]], raw[[0, 2]])
     np.testing.assert_array_equal(obs[known.obs.parts["hidden"]], raw[[1, 3]])
-    assert env_spaces.describe(gym.make("CartPole-v1")).obs.parts == {}
+    assert describe(gym.make("CartPole-v1")).obs.parts == {}
 
 
 @pytest.mark.parametrize(("kind", "options"), [(PPO, PPOOptions), (TRPO, TRPOOptions)])
@@ -92,7 +92,7 @@ def test_what_does_not_fit_is_refused(options, said):
 
 
 def test_an_observation_without_keys_is_refused():
-    known = env_spaces.describe(gym.make("CartPole-v1"))
+    known = describe(gym.make("CartPole-v1"))
     with pytest.raises(OptionError, match="--policy-obs must name keys .* no keys: it is no Dict"):
         PPO(known, PPOOptions(policy_obs=("obs",)), np.random.default_rng(0))
 

@@ -6,7 +6,7 @@ import pytest
 from on_ranks import on_ranks
 
 import rank0rl
-from rank0rl.compat import running_norm
+from rank0rl.compat import average
 from rank0rl.mpi import comm
 
 ROWS = ([5, 0, 1], [2, 3, 1], [0, 0, 4])  # rank -> rows of each iteration
@@ -52,7 +52,7 @@ def test_statistics_are_those_of_the_rows_of_all_ranks_and_the_same_bits_on_each
 
 
 def test_many_rows_are_counted_before_they_are_merged(monkeypatch):
-    monkeypatch.setattr(running_norm, "_MANY", 8000)
+    monkeypatch.setattr(average, "_MANY_BYTES", 8000)
     norm, rows = rank0rl.RunningNorm(), np.random.default_rng(0).normal(size=2500)
     same = np.empty(1)  # as an environment that returns its own memory
     for same[0] in rows:

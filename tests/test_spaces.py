@@ -12,8 +12,8 @@ from toy_envs import ACT_SPACES, OBS_SPACES, Spaced
 
 from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.envs import make as envs
-from rank0rl.envs import spaces
+from rank0rl.envs.make import is_known_wrapper, make, resolve
+from rank0rl.envs.spaces import describe
 from rank0rl.policy import Policy
 from rank0rl.run import settings
 from rank0rl.run.options import RunOptions
@@ -101,18 +101,18 @@ def test_a_wrong_mask_is_told(info, said, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("act", ["discrete", "multi"])
 def test_episodes_with_masks_repeat(act):
-    made = lambda: envs.make("toy_envs:Spaced-v0", act=act, masked=True)  # noqa: E731
+    made = lambda: make("toy_envs:Spaced-v0", act=act, masked=True)  # noqa: E731
     findings = check.check(made, steps=50)
     assert not any(findings.values()), findings
 
 
 def test_flattened_observations_are_gymnasiums():
-    env = envs.make("toy_envs:Spaced-v0", obs="dict")
+    env = make("toy_envs:Spaced-v0", obs="dict")
     obs, _ = env.reset(seed=3)
     space = OBS_SPACES["dict"]
     assert env.observation_space.shape == (5,)
     assert sorted(obs[2:].tolist()) == [0, 0, 1]  # one-hot
-    assert spaces.describe(env).obs.shape == (5,)
+    assert describe(env).obs.shape == (5,)
     assert set(space.spaces) == {"a", "b"}
 
 
@@ -171,7 +171,7 @@ def test_clipped_rewards_are_learned_from_and_raw_returns_recorded(tmp_path, mon
     assert atari["epochs"] == 4
     wrappers = atari["wrappers"][1:3]
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    assert envs.is_known_wrapper(wrappers[0])
+    assert is_known_wrapper(wrappers[0])
     words = ["toy_envs:Count-v0", "--wrappers", *wrappers, "--info", *atari["info"]]
     words += ["--num-envs", "2", "--steps-per-batch", "16", "--total-steps", "16"]
     train(tmp_path, *words)
@@ -182,7 +182,7 @@ def test_clipped_rewards_are_learned_from_and_raw_returns_recorded(tmp_path, mon
 
 def test_wrappers_by_name(tmp_path):
     wrappers = ["TimeAwareObservation", "FrameStackObservation(stack_size=3)"]
-    env = envs.make("CartPole-v1", wrappers)
+    env = make("CartPole-v1", wrappers)
     assert env.observation_space.shape == (3, 5)
     train(
         *(tmp_path, "CartPole", "--wrappers", *wrappers, "--num-envs", "2"),
@@ -204,20 +204,20 @@ def test_wrappers_by_name(tmp_path):
 )
 def test_a_wrong_wrapper_is_named(wrapper, reason):
     with pytest.raises(ValueError, match=rf"cannot wrap CartPole-v1 in .*{reason}"):
-        envs.make("CartPole-v1", [wrapper])
+        make("CartPole-v1", [wrapper])
 
 
 def test_an_environment_that_a_function_makes():
-    assert envs.resolve("toy_envs:make_count") == "toy_envs:make_count"
-    env = envs.make("toy_envs:make_count", length=9)
+    assert resolve("toy_envs:make_count") == "toy_envs:make_count"
+    env = make("toy_envs:make_count", length=9)
     assert env.base == 9
     with pytest.raises(ValueError, match="unexpected keyword argument 'size'"):
-        envs.make("toy_envs:make_count", size=9)
+        make("toy_envs:make_count", size=9)
     with pytest.raises(ValueError, match="module:EnvId-v0 or module:function"):
-        envs.resolve("toy_envs:no_such_function")
+        resolve("toy_envs:no_such_function")
     with pytest.raises(ValueError, match=r"must return a gymnasium.Env: got \("):
-        envs.make("toy_envs:noise_of", agent=check)
-    assert envs.resolve("toy_envs:Count") == "toy_envs:Count-v0"  # registered, before its class
+        make("toy_envs:noise_of", agent=check)
+    assert resolve("toy_envs:Count") == "toy_envs:Count-v0"  # registered, before its class
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_an_environment_that_a_function_makes():
 )
 def test_what_is_no_single_environment_is_named(env_id, said):
     with pytest.raises(ValueError, match=said):
-        envs.make(envs.resolve(env_id))
+        make(resolve(env_id))
 
 
 SCRIPT = """

@@ -7,8 +7,8 @@ from runs import curve, replay, resume_on_ranks, sha, train, train_on_ranks
 
 from rank0rl import seeding
 from rank0rl.agent import NoOptions
-from rank0rl.envs import make as envs
 from rank0rl.envs.block import make_block
+from rank0rl.envs.make import _flattened, make, resolve
 from rank0rl.envs.wrappers import EpisodeInfo
 from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.tools.check import RandomAgent, check
@@ -25,10 +25,8 @@ def _path(monkeypatch):
 
 
 def collected(env_id="toy_games:make_walks", **kwargs):
-    def make():
-        return EpisodeInfo(
-            lambda: envs.make(envs.resolve(env_id), **kwargs), ["place", "sum:place"]
-        )
+    def made():
+        return EpisodeInfo(lambda: make(resolve(env_id), **kwargs), ["place", "sum:place"])
 
     block = make_block(make, range(2), SEED)
     rollout = WholeEpisodes(block, lambda: iter(range(4)), info=["place"])
@@ -44,7 +42,7 @@ def test_episodes_are_those_of_single_environments(made):
     places = dict(zip(ended["fragment_id"].tolist(), ended["place"], strict=True))
     for fragment in fragments:
         number, i = divmod(fragment.fragment_id, 3)
-        env = envs._flattened(toy_games.Walk())
+        env = _flattened(toy_games.Walk())
         obs, _ = env.reset(seed=seeding.integer(SEED, "reset", 1, number) + i)
         for t, action in enumerate(fragment.act):
             assert fragment.obs[t].tolist() == obs.tolist()
@@ -69,7 +67,7 @@ def test_one_curve_for_any_number_of_ranks_resumed_and_replayed(tmp_path):
 
 
 def test_check_of_a_vector_environment():
-    assert not any(check(lambda: envs.make("toy_games:make_walks"), steps=50).values())
+    assert not any(check(lambda: make("toy_games:make_walks"), steps=50).values())
 
 
 @pytest.mark.parametrize(
@@ -81,11 +79,11 @@ def test_check_of_a_vector_environment():
 )
 def test_a_vector_environment_that_cannot_be_resumed_is_refused(kwargs, said):
     with pytest.raises(ValueError, match=said):
-        envs.make("toy_games:make_walks", **kwargs)
+        make("toy_games:make_walks", **kwargs)
 
 
 def test_gymnasiums_own_vector_environment():
-    block = make_block(lambda: envs.make("toy_games:make_carts"), range(2), SEED)
+    block = make_block(lambda: make("toy_games:make_carts"), range(2), SEED)
     rollout = FixedSteps(block, 60)
     assert rollout.spaces.obs.shape == (4,)
     fragments, ended = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from rank0rl.compat._evorl_comm import (
+import copy
+import dataclasses
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rank0rl.compat._evorl_axes import (
+    DP_AXIS_NAME,
+    PMAP_AXIS_NAME,
+    POP_AXIS_NAME,
+    AxisName,
+    Mesh,
     all_gather,
+    current_mesh,
     get_global_ranks,
     get_process_id,
     is_dist_initialized,
@@ -13,21 +30,10 @@ from rank0rl.compat._evorl_comm import (
     psum,
     split_key_to_devices,
     unpmap,
-)
-from rank0rl.compat._evorl_gradients import (
-    GradientTransformation,
-    TorchOptimizer,
-    agent_gradient_update,
-    gradient_update,
-)
-from rank0rl.compat._evorl_mesh import (
-    DP_AXIS_NAME,
-    PMAP_AXIS_NAME,
-    POP_AXIS_NAME,
-    Mesh,
     use_axes,
 )
-from rank0rl.compat._evorl_sharding import shmap_map, shmap_vmap, tree_device_put
+from rank0rl.mpi import reduce, trees
+from rank0rl.mpi.errors import alone, attempt
 
 __all__ = [
     "DP_AXIS_NAME",
@@ -53,3 +59,309 @@ __all__ = [
     "unpmap",
     "use_axes",
 ]
+
+Update = Callable[..., tuple[Any, Any, Any]]
+
+
+class GradientTransformation(Protocol):
+    """Optimizer with the interface of optax."""
+
+    def init(self, params: Any) -> Any:
+        """Return the state before the first update."""
+
+    def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        """Return what to add to the parameters, and the next state. `updates` are gradients."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TorchOptimizer:
+    """`GradientTransformation` made of one of torch's optimizers. Each update copies its state.
+
+    Args:
+        make: function that makes an optimizer of a list of tensors, such as
+            ``lambda params: torch.optim.Adam(params, lr=3e-4)``.
+    """
+
+    make: Callable[[list[Tensor]], torch.optim.Optimizer]
+
+    def init(self, params: Any) -> dict[str, Any]:
+        """Return the state before the first update."""
+        return self.make(_copies(params)).state_dict()
+
+    def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Return what to add to the parameters, and the next state.
+
+        Raises:
+            ValueError: if params is None.
+        """
+        if params is None:
+            raise ValueError("torch's optimizers need the parameters: got None; pass params")
+        before, after = trees.named(params), _copies(params)
+        optimizer = self.make(after)
+        optimizer.load_state_dict(copy.deepcopy(state))
+        for p, grad in zip(after, trees.named(updates).values(), strict=True):
+            p.grad = grad.clone()
+        optimizer.step()
+        changes = [new.detach() - old for new, old in zip(after, before.values(), strict=True)]
+        return trees.rebuilt(params, changes), optimizer.state_dict()
+
+
+def _or_pmap_axis_name(function: Callable[..., Update]) -> Callable[..., Update]:
+    """Let a function take `pmap_axis_name` as another name of `dp_axis_name`."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Update:
+        if "pmap_axis_name" in kwargs:
+            if "dp_axis_name" in kwargs:
+                raise TypeError("dp_axis_name and pmap_axis_name are one argument: got both")
+            kwargs["dp_axis_name"] = kwargs.pop("pmap_axis_name")
+        return function(*args, **kwargs)
+
+    return call
+
+
+@_or_pmap_axis_name
+def gradient_update(
+    loss_fn: Callable[..., Any],
+    optimizer: GradientTransformation,
+    dp_axis_name: AxisName,
+    has_aux: bool = False,
+) -> Update:
+    """Return a function that makes one optimizer step down the gradient of a loss.
+
+    Args:
+        loss_fn: function of (params, ...) that returns the loss, a tensor of one number, or
+            (loss, aux). params is a tree of tensors.
+        optimizer: object with optax's `init` and `update`, such as a `TorchOptimizer`.
+        dp_axis_name: axis of the ranks over which gradients are averaged, or a tuple of axes. None:
+            no average. The keyword may be `pmap_axis_name` too.
+        has_aux: True if loss_fn returns (loss, aux).
+
+    Returns:
+        A function of (opt_state, params, ...). It returns this rank's loss, or (loss, aux), then
+        the new params and the new opt_state. It is collective over the ranks of the axis.
+    """
+
+    def update(opt_state: Any, params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        value, grads = _value_and_grad(loss_fn, has_aux, params, *args, **kwargs)
+        with torch.no_grad():
+            changes, opt_state = optimizer.update(pmean(grads, dp_axis_name), opt_state, params)
+            params = trees.tree_map(lambda p, change: (p + change).to(p.dtype), params, changes)
+        return value, params, opt_state
+
+    return update
+
+
+def _attach_params(agent_state: Any, params: Any) -> Any:
+    if dataclasses.is_dataclass(agent_state):
+        return dataclasses.replace(agent_state, params=params)  # type: ignore[type-var]
+    replace = getattr(agent_state, "_replace", None) or agent_state.replace
+    return replace(params=params)
+
+
+def _detach_params(agent_state: Any) -> Any:
+    return agent_state.params
+
+
+@_or_pmap_axis_name
+def agent_gradient_update(
+    loss_fn: Callable[..., Any],
+    optimizer: GradientTransformation,
+    dp_axis_name: AxisName = None,
+    has_aux: bool = False,
+    attach_fn: Callable[[Any, Any], Any] = _attach_params,
+    detach_fn: Callable[[Any], Any] = _detach_params,
+) -> Update:
+    """Return a function like that of `gradient_update`, on an agent's state that holds parameters.
+
+    Args:
+        loss_fn: function of (agent_state, ...) that returns the loss, or (loss, aux).
+        optimizer: object with optax's `init` and `update`, as in `gradient_update`.
+        dp_axis_name: axis to average over, as in `gradient_update`. The keyword may be
+            `pmap_axis_name` too.
+        has_aux: True if loss_fn returns (loss, aux).
+        attach_fn: function of (agent_state, params) that returns the state with these parameters.
+            The default replaces `params` of a dataclass, of a namedtuple, or of an object with a
+            method `replace`.
+        detach_fn: function of agent_state that returns its parameters. The default returns
+            `params`.
+
+    Returns:
+        A function of (opt_state, agent_state, ...). It returns the loss, or (loss, aux), then the
+        new state and the new opt_state.
+    """
+
+    def loss_of_params(params: Any, agent_state: Any, *args: Any, **kwargs: Any) -> Any:
+        return loss_fn(attach_fn(agent_state, params), *args, **kwargs)
+
+    step = gradient_update(loss_of_params, optimizer, dp_axis_name, has_aux)
+
+    def update(opt_state: Any, agent_state: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        params = detach_fn(agent_state)
+        value, params, opt_state = step(opt_state, params, agent_state, *args, **kwargs)
+        return value, attach_fn(agent_state, params), opt_state
+
+    return update
+
+
+def _value_and_grad(
+    loss_fn: Callable[..., Any], has_aux: bool, params: Any, *args: Any, **kwargs: Any
+) -> tuple[Any, Any]:
+    """Return the loss (and aux) without graph, and a tree of gradients: 0 for parameters it does not depend on."""
+    live = [p.detach().requires_grad_() for p in trees.named(params).values()]
+    with torch.enable_grad():
+        value = loss_fn(trees.rebuilt(params, live), *args, **kwargs)
+    loss = value[0] if has_aux else value
+    grads = [torch.zeros_like(p) for p in live]
+    if loss.requires_grad:
+        grads = list(torch.autograd.grad(loss, live, allow_unused=True, materialize_grads=True))
+    value = trees.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, value)
+    return value, trees.rebuilt(params, grads)
+
+
+def _copies(params: Any) -> list[Tensor]:
+    return [p.detach().clone().requires_grad_() for p in trees.named(params).values()]
+
+
+def shmap_map(
+    fn: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any, **kwargs: Any
+) -> Callable[..., Any]:
+    """Return a function that runs fn on the rows of its arguments, one by one, spread over ranks.
+
+    Args:
+        fn: function of one row of each argument, by position. Its results are stacked.
+        mesh: the grid that `use_axes` returned; None for the grid in use.
+        in_specs: name of the axis over whose ranks the rows of the arguments are spread. None:
+            every rank takes all rows. It holds for all arguments; a sequence has one for each of
+            them.
+        out_specs: name of the axis over whose ranks the rows of the result are gathered. None:
+            every rank has the same result already. A sequence has one for each of several results.
+        kwargs: options of JAX's shard_map; without effect.
+
+    Returns:
+        A function of whole trees, whose leaves have rows, that returns whole trees on every rank.
+        It is collective over the ranks of the named axes. It raises the same ValueError on every
+        rank if rows cannot be spread evenly, or if the arguments have different numbers of rows.
+    """
+    return _shard_map(lambda *args: _in_sequence(fn, args), mesh, in_specs, out_specs)
+
+
+def shmap_vmap(
+    fn: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any, **kwargs: Any
+) -> Callable[..., Any]:
+    """Return a function like that of `shmap_map`, which runs all rows of a rank at once by torch.vmap.
+
+    Arrays reach fn as tensors. If all arguments are arrays, the results are arrays again. Random
+    numbers that fn draws differ between rows.
+    """
+    return _shard_map(lambda *args: _batched(fn, args), mesh, in_specs, out_specs)
+
+
+def tree_device_put(tree: Any, device: torch.device | str) -> Any:
+    """Return the tree with all leaves as tensors on a device."""
+
+    def put(leaf: Any) -> Tensor:
+        return leaf.to(device) if isinstance(leaf, Tensor) else torch.tensor(leaf, device=device)
+
+    return trees.tree_map(put, tree)
+
+
+def _shard_map(
+    run: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    def sharded(*args: Any) -> Any:
+        grid = mesh or current_mesh()
+        shards, problem = attempt(lambda: _shards(args, in_specs, grid), [])
+        if problem:
+            _refuse(problem, out_specs, grid)
+        out = run(*shards)
+        if isinstance(out_specs, str) or out_specs is None:
+            return _together(out, out_specs, grid)
+        several = isinstance(out, list | tuple)
+        results = out if several else (out,)
+        axes = _axes(out_specs, len(results), "out_specs", "results")
+        whole = tuple(_together(x, axis, grid) for x, axis in zip(results, axes, strict=True))
+        return whole if several else whole[0]
+
+    return sharded
+
+
+def _shards(args: Sequence[Any], in_specs: Any, mesh: Mesh) -> list[Any]:
+    """Return this rank's rows of all arguments."""
+    axes = _axes(in_specs, len(args), "in_specs", "arguments")
+    shards = [_rows(x, axis, mesh) for x, axis in zip(args, axes, strict=True)]
+    counts = {len(leaf) for shard in shards for leaf in trees.named(shard).values()}
+    if len(counts) != 1 or counts == {0}:
+        raise ValueError(
+            f"all arguments must have the same number of rows, at least 1: got {sorted(counts)}"
+        )
+    return shards
+
+
+def _refuse(problem: str, out_specs: Any, mesh: Mesh) -> None:
+    """Raise ValueError on every rank that gathers the first of the results; on this rank if none is gathered."""
+    specs = [out_specs] if isinstance(out_specs, str) or out_specs is None else out_specs
+    axis = next(filter(None, _axes(specs, len(specs), "out_specs", "results")), None)
+    if axis is None:
+        raise alone(ValueError(problem))
+    reduce.gather_many({}, "shmap", mesh.comm(axis), problem)
+
+
+def _axes(specs: Any, n: int, what: str, trees_are: str) -> list[str | None]:
+    """Return the axis of each of n trees, which are the arguments or the results of fn."""
+    if isinstance(specs, str) or specs is None:
+        return [specs] * n
+    axes = [spec[0] if isinstance(spec, Sequence) and len(spec) == 1 else spec for spec in specs]
+    if not all(isinstance(axis, str) or axis is None for axis in axes):
+        raise ValueError(f"{what} must be an axis, None, or a sequence of these: got {specs}")
+    if len(axes) != n:
+        raise ValueError(
+            f"{what} must have as many specs as fn has {trees_are}, {n}: got {len(axes)}; the name "
+            f"of one axis, without a sequence, holds for all"
+        )
+    return axes
+
+
+def _rows(tree: Any, axis: str | None, mesh: Mesh) -> Any:
+    """Return this rank's rows of a tree."""
+    if axis is None:
+        return tree
+    place, ranks = mesh.index(axis), mesh.sizes[axis]
+
+    def mine(leaf: Any) -> Any:
+        each, left = divmod(len(leaf), ranks)
+        if left:
+            raise ValueError(
+                f"the number of rows must be a multiple of the {ranks} ranks along {axis}: got "
+                f"{len(leaf)}; add rows"
+            )
+        return leaf[place * each : (place + 1) * each]
+
+    return trees.tree_map(mine, tree)
+
+
+def _together(tree: Any, axis: str | None, mesh: Mesh) -> Any:
+    """Return the rows of all ranks along an axis."""
+    if axis is None:
+        return tree
+    whole = reduce.gather_many(trees.named(tree), "shmap", mesh.comm(axis))
+    rows = [a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]) for a in whole.values()]
+    return trees.rebuilt(tree, rows)
+
+
+def _in_sequence(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    count = len(next(iter(trees.named(args).values())))
+    rows = [trees.tree_map(operator.itemgetter(i), tuple(args)) for i in range(count)]
+    results = [fn(*row) for row in rows]
+    return trees.tree_map(_stacked, *results)
+
+
+def _stacked(*values: Any) -> Any:
+    return torch.stack(values) if isinstance(values[0], Tensor) else np.stack(values)
+
+
+def _batched(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
+    arrays = not any(isinstance(leaf, Tensor) for leaf in trees.named(args).values())
+    tensors = trees.tree_map(torch.as_tensor, tuple(args))
+    results = torch.vmap(fn, randomness="different")(*tensors)
+    return trees.tree_map(lambda t: t.numpy(), results) if arrays else results

@@ -6,17 +6,17 @@ import os
 import platform
 
 import torch
-from torch import nn
 
-from rank0rl.compat import average
-from rank0rl.mpi import comm, weights
+from rank0rl.compat.average import all_avg_grads as mpi_avg_grads
+from rank0rl.mpi import comm
 from rank0rl.mpi.threads import set_threads
+from rank0rl.mpi.weights import rank0_bcast_wts as sync_params
+
+__all__ = ["mpi_avg_grads", "setup_pytorch_for_mpi", "sync_params"]
 
 
 def setup_pytorch_for_mpi() -> None:
-    """Limit torch and BLAS to this rank's share of its host's cores.
-
-    The number of threads never grows.
+    """Limit torch and BLAS to this rank's share of its host's cores. The number of threads never grows.
 
     Collective: every rank calls this, in the same order.
     """
@@ -24,28 +24,3 @@ def setup_pytorch_for_mpi() -> None:
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     fair = max(1, cores // comm.hosts().count(platform.node()))
     set_threads(min(fair, torch.get_num_threads()))
-
-
-def mpi_avg_grads(module: nn.Module) -> None:
-    """Overwrite the gradients of a module's parameters, in place, with their mean over ranks.
-
-    If only some ranks have a gradient of a parameter, it counts as 0 on the others.
-
-    Collective: every rank calls this, in the same order.
-
-    Raises:
-        ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
-            between ranks, or a gradient is sparse or holds no data.
-    """
-    average.all_avg_grads(module)
-
-
-def sync_params(module: nn.Module) -> None:
-    """Overwrite a module's parameters and buffers, in place, with those of rank 0.
-
-    Collective: every rank calls this, in the same order.
-
-    Raises:
-        ValueError: the same on every rank, if names, dtypes or shapes differ between ranks.
-    """
-    weights.rank0_bcast_wts(module)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from rank0rl.compat import average
+from rank0rl.compat.average import average_grads_
 from rank0rl.mpi import weights
 from rank0rl.mpi.errors import alone
 
@@ -48,12 +49,9 @@ class MpiAdamOptimizer:
         *,
         check_every: int = 100,
     ) -> None:
-        """Start without variables."""
-        self._options: dict[str, Any] = {
-            "lr": learning_rate,
-            "betas": (beta1, beta2),
-            "eps": epsilon,
-        }
+        self._make_adam = functools.partial(
+            torch.optim.Adam, lr=learning_rate, betas=(beta1, beta2), eps=epsilon
+        )
         self._check_every, self._updates = check_every, 0
         self._adam: torch.optim.Adam | None = None
         self._variables: dict[str, Tensor] = {}
@@ -110,7 +108,7 @@ class MpiAdamOptimizer:
             )
         mine = zip(named, found, strict=True)
         grads = {name: grad.clone() for name, grad in mine if grad is not None}  # may be a view
-        mean = average.average_grads_(named, grads, "MpiAdamOptimizer.compute_gradients")
+        mean = average_grads_(named, grads, "MpiAdamOptimizer.compute_gradients")
         return [(mean.get(name), variable) for name, variable in named.items()]
 
     def apply_gradients(
@@ -165,7 +163,7 @@ class MpiAdamOptimizer:
             self._variables |= named
             if self._adam:
                 self._adam.add_param_group({"params": new})
-        self._adam = self._adam or torch.optim.Adam(new, **self._options)
+        self._adam = self._adam or self._make_adam(new)
         return self._adam
 
 

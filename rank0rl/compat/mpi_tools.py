@@ -11,8 +11,25 @@ from rank0rl.compat.average import statistics
 from rank0rl.launch import fork
 from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.agreement import SMALL, exchange
+from rank0rl.mpi.comm import get_nworkers as num_procs
+from rank0rl.mpi.comm import get_rank as proc_id
 from rank0rl.mpi.errors import attempt
-from rank0rl.mpi.trees import as_value
+from rank0rl.mpi.reduce import all_mean as mpi_avg
+from rank0rl.mpi.reduce import all_sum as mpi_sum
+from rank0rl.mpi.trees import Value, as_value, is_tensor
+
+__all__ = [
+    "allreduce",
+    "broadcast",
+    "mpi_avg",
+    "mpi_fork",
+    "mpi_op",
+    "mpi_statistics_scalar",
+    "mpi_sum",
+    "msg",
+    "num_procs",
+    "proc_id",
+]
 
 _OPS = ("sum", "prod", "max", "min")
 _TORCH = {"product": "prod", "avg": "mean"}  # names of torch.distributed.ReduceOp
@@ -40,16 +57,6 @@ def msg(m: Any, string: str = "") -> None:
     print(f"Message from {comm.get_rank()}: {string} \t {m}")
 
 
-def proc_id() -> int:
-    """Return the number of this rank, from 0."""
-    return comm.get_rank()
-
-
-def num_procs() -> int:
-    """Return the number of ranks."""
-    return comm.get_nworkers()
-
-
 def allreduce(sendbuf: Any, recvbuf: Any, op: Any = "sum") -> None:
     """Overwrite recvbuf with the sum of sendbuf over ranks, or with another operation's result.
 
@@ -66,11 +73,7 @@ def allreduce(sendbuf: Any, recvbuf: Any, op: Any = "sum") -> None:
     """
     if sendbuf is getattr(sys.modules.get("mpi4py.MPI"), "IN_PLACE", None):
         sendbuf = recvbuf
-    name = op_name(op)
-    unfit, wrong = attempt(lambda: _unfit(as_value(sendbuf).array, recvbuf, name), "")
-    problem = unfit or wrong
-    result = reduce.reduce_many({"sendbuf": sendbuf}, name, "allreduce", problem=problem)["sendbuf"]
-    _fill(recvbuf, as_value(result).array.reshape(recvbuf.shape))
+    _reduce_into(recvbuf, sendbuf, op, "allreduce")
 
 
 def broadcast(x: Any, root: int = 0) -> None:
@@ -82,7 +85,7 @@ def broadcast(x: Any, root: int = 0) -> None:
         ValueError: the same on every rank, if x or root differs between ranks, if x cannot be
             overwritten, or if root is not a rank.
     """
-    bcast_from(root, x, "broadcast")
+    _bcast_from(root, x, "broadcast")
 
 
 def mpi_op(x: Any, op: Any) -> Any:
@@ -102,23 +105,7 @@ def mpi_op(x: Any, op: Any) -> Any:
             if op is unknown.
         OverflowError: the same on every rank, if an integer result does not fit its dtype.
     """
-    return reduce.all_reduce(x, op_name(op))
-
-
-def mpi_sum(x: Any) -> Any:
-    """Return the sum over ranks, as `mpi_op` does.
-
-    Collective: every rank calls this, in the same order.
-    """
-    return reduce.all_sum(x)
-
-
-def mpi_avg(x: Any) -> Any:
-    """Return the mean over ranks, as `mpi_op` does. The mean of integers is float64.
-
-    Collective: every rank calls this, in the same order.
-    """
-    return reduce.all_mean(x)
+    return reduce.all_reduce(x, _op_name(op))
 
 
 def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False) -> tuple[float, ...]:
@@ -141,7 +128,7 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False) -> tuple[float
     return (s.mean, s.std, s.min, s.max) if with_min_and_max else (s.mean, s.std)
 
 
-def op_name(op: Any) -> str:
+def _op_name(op: Any) -> str:
     """Return the name that `mpi.reduce` uses for an operation of mpi4py, torch.distributed or text.
 
     An unknown operation is returned as text. The collective then rejects it on all ranks at once.
@@ -156,7 +143,30 @@ def op_name(op: Any) -> str:
     return _TORCH.get(name, name)
 
 
-def bcast_from(root: Any, x: Any, what: str, problem: str = "", name: str = "root") -> None:
+def _reduce_into(
+    x: Any, sent: Any, op: Any, what: str, problem: str = "", written: bool = True
+) -> None:
+    """Overwrite an array or tensor, in place, with the result of an operation over ranks.
+
+    Collective: every rank calls this, in the same order, with the same dtype and shape.
+
+    Args:
+        x: array or tensor that gets the result.
+        sent: what this rank gives, of the same dtype and size; it may be x.
+        op: operation, as in `mpi_op`.
+        what: name of the collective, for error messages.
+        problem: what else is wrong on this rank; "" if nothing is.
+        written: False to leave x as it is on this rank.
+    """
+    op = _op_name(op)
+    unfit, wrong = attempt(lambda: _unfit(as_value(sent).array, x, op), "")
+    problem = problem or _not_writable(x) or unfit or wrong
+    result = reduce.reduce_many({"x": sent}, op, what, problem=problem)["x"]
+    if written:
+        _fill(x, as_value(result))
+
+
+def _bcast_from(root: Any, x: Any, what: str, problem: str = "", name: str = "root") -> None:
     """Overwrite an array or tensor with that of rank `root`, as `broadcast` does.
 
     Collective: every rank calls this, in the same order, with the same dtype, shape and root.
@@ -169,27 +179,25 @@ def bcast_from(root: Any, x: Any, what: str, problem: str = "", name: str = "roo
         name: name of the argument `root`, for error messages.
     """
     layout: dict[str, Any] = {name: str(root)}
-    sent = np.empty(0)
-    problem = problem or not_a_rank(name, root) or _not_writable(x)
-    try:
-        thing = as_value(x)
-        layout["x"], sent = thing.kind, np.ascontiguousarray(thing.array)
-        if sent.dtype.hasobject:
-            problem = problem or f"expected numbers or text: got dtype {sent.dtype}"
-    except (TypeError, ValueError) as error:
-        problem = problem or str(error)
+    problem = problem or _not_a_rank(name, root) or _not_writable(x)
+    thing, wrong = attempt(lambda: as_value(x), as_value(np.empty(0)))
+    if not wrong:
+        layout["x"] = thing.kind
+        if thing.array.dtype.hasobject:
+            wrong = f"expected numbers or text: got dtype {thing.array.dtype}"
+    sent = np.ascontiguousarray(thing.array)
     small = sent.nbytes <= SMALL
     payload = sent.tobytes() if small else b""
-    each = exchange(layout, what, payload, problem, f"dtypes, shapes and {name}")
+    each = exchange(layout, what, payload, problem or wrong, f"dtypes, shapes and {name}")
     if small:
         sent = np.frombuffer(bytearray(each[root]), sent.dtype)  # torch warns of bytes
     else:
         comm.bcast_(sent, root=root)
     if comm.get_rank() != root:
-        _fill(x, sent.reshape(x.shape))
+        _fill(x, thing._replace(array=sent))
 
 
-def not_a_rank(name: str, rank: Any) -> str:
+def _not_a_rank(name: str, rank: Any) -> str:
     """Explain why an argument is not the number of a rank; return "" if it is one."""
     n = comm.get_nworkers()
     if isinstance(rank, int | np.integer) and 0 <= rank < n:
@@ -197,39 +205,36 @@ def not_a_rank(name: str, rank: Any) -> str:
     return f"{name} must be a rank, 0 to {n - 1}: got {rank!r}"
 
 
-def _unfit(sent: Any, recvbuf: Any, op: str) -> str:
-    """Explain why a result does not fit recvbuf; return "" if it does."""
-    problem = _not_writable(recvbuf)
-    if problem:
-        return f"recvbuf: {problem}"
-    there = as_value(recvbuf).array
+def _unfit(sent: Any, x: Any, op: str) -> str:
+    """Explain why x cannot hold a result; return "" if it can."""
+    there = as_value(x).array
     if (there.dtype, there.size) != (sent.dtype, sent.size):
         return (
             f"recvbuf must have the dtype and size of sendbuf: got {there.dtype}, {there.size} and "
             f"{sent.dtype}, {sent.size}"
         )
     if (op == "mean" and sent.dtype.kind in "biu") or (op == "sum" and sent.dtype.kind == "b"):
-        return (
-            f"recvbuf cannot hold the {op} of {sent.dtype}: use mpi_op, which gives another dtype"
-        )
+        return f"{sent.dtype} cannot hold the {op}: use mpi_op or dist_op, which give another dtype"
     return ""
 
 
 def _not_writable(x: Any) -> str:
-    torch = sys.modules.get("torch")
+    """Explain why something cannot be overwritten; return "" if it can."""
     if isinstance(x, np.ndarray):
         return "" if x.flags.writeable else "expected an array to write to: got a read-only one"
-    if torch is not None and isinstance(x, torch.Tensor):
-        return ""
-    return f"expected an array or a tensor to write to: got {type(x).__name__}"
+    if not is_tensor(x):
+        return f"expected an array or a tensor to write to: got {type(x).__name__}"
+    from rank0rl.mpi.weights import check_data
+
+    return attempt(lambda: check_data({"x": x}), None)[1]
 
 
-def _fill(x: Any, values: Any) -> None:
-    """Overwrite an array or a tensor. No gradient flows through this."""
+def _fill(x: Any, value: Value) -> None:
+    """Overwrite an array or a tensor with numbers, in any shape. No gradient flows through this."""
     if isinstance(x, np.ndarray):
-        x[...] = values
+        x[...] = value.array.reshape(x.shape)
         return
     import torch
 
     with torch.no_grad():
-        x.copy_(torch.from_numpy(values))
+        x.copy_(torch.from_numpy(value.array).reshape(x.shape))

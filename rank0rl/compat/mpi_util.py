@@ -39,13 +39,8 @@ _HOME = {
     "chksum": "mpi.weights",
 }
 
-__all__ = sorted(  # noqa: PLE0605 - some are names of other files, imported when used
-    [
-        *_HOME,
-        *("accum_batches", "all_mean_scalar", "all_sum_scalar", "cumsum_steps"),
-        *("set_global_seeds", "steps_sec", "tf_config", "timeit"),
-    ]
-)
+_HERE = "accum_batches all_mean_scalar all_sum_scalar cumsum_steps set_global_seeds steps_sec tf_config timeit"
+__all__ = sorted([*_HOME, *_HERE.split()])  # noqa: PLE0605 - some are imported when used
 
 # The first number of the key of these streams. The trainer's streams have others, so that a
 # script's random numbers are never those of a run with the same seed.
@@ -59,7 +54,7 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     """Return `tf_config`, `cumsum_steps` or a collective, found when it is read."""
     if name == "tf_config":
-        return device()
+        return _device()
     if name == "cumsum_steps":
         return _laps.cumsum_steps
     if name not in _HOME:
@@ -122,7 +117,7 @@ def set_global_seeds(i: int) -> None:
     torch.manual_seed(int(rng.integers(2**63)))
 
 
-def device() -> torch.device:
+def _device() -> torch.device:
     """Return the device of this rank: a GPU, or the CPU if there is none.
 
     It is meant for scripts in which every rank uses a GPU. With several GPUs, rank r uses GPU
@@ -144,7 +139,6 @@ class Laps:
     """Steps per second, and seconds between labels, of a loop."""
 
     def __init__(self) -> None:
-        """Start the clocks."""
         self.cumsum_steps = 0
         """Steps that all ranks have made, of all calls of `steps_sec`."""
         self._steps_since = self._label_since = time.perf_counter()

@@ -1,4 +1,8 @@
-"""OmniSafe's distributed tools. Results keep the dtype of what came in; the original's are float32."""
+"""OmniSafe's distributed tools. Results keep the dtype of what came in; the original's are float32.
+
+In the collectives of tensors, which have the arguments of torch.distributed and write in place, `group` must
+be None and `async_op` False: all ranks take part, and each call returns when its work is done.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +12,27 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from rank0rl.compat import average
-from rank0rl.compat._omnisafe_collectives import (
-    all_gather,
-    all_reduce,
-    broadcast,
-    gather,
-    reduce,
-    reduce_tensor,
-    scatter,
-)
-from rank0rl.compat.average import statistics
+from rank0rl.compat.average import all_avg_wts as avg_params
+from rank0rl.compat.mpi_pytorch import mpi_avg_grads as avg_grads
 from rank0rl.compat.mpi_pytorch import setup_pytorch_for_mpi as setup_distributed
 from rank0rl.compat.mpi_pytorch import sync_params
-from rank0rl.compat.mpi_tools import op_name
+from rank0rl.compat.mpi_tools import (
+    _bcast_from,
+    _not_a_rank,
+    _not_writable,
+    _reduce_into,
+    mpi_op,
+    mpi_statistics_scalar,
+)
 from rank0rl.launch import fork as launch
 from rank0rl.mpi import comm
-from rank0rl.mpi.reduce import all_reduce as reduce_any
+from rank0rl.mpi.agreement import check_layout
+from rank0rl.mpi.comm import get_nworkers as world_size
+from rank0rl.mpi.comm import get_rank
+from rank0rl.mpi.errors import attempt
+from rank0rl.mpi.reduce import gather_many
 
 __all__ = [
     "all_gather",
@@ -53,19 +59,9 @@ __all__ = [
 ]
 
 
-def get_rank() -> int:
-    """Return the number of this rank, from 0."""
-    return comm.get_rank()
-
-
 def is_master() -> bool:
     """Return True on rank 0."""
     return comm.get_rank() == 0
-
-
-def world_size() -> int:
-    """Return the number of ranks."""
-    return comm.get_nworkers()
 
 
 def fork(
@@ -129,6 +125,155 @@ def _set_variables_of_torchrun() -> None:
     os.environ.setdefault("MASTER_PORT", "29500")  # torch.distributed's default
 
 
+def all_reduce(tensor: Tensor, op: Any = "sum", group: None = None, async_op: bool = False) -> None:
+    """Overwrite a tensor, in place, with its sum over ranks, or with another operation's result.
+
+    Collective: every rank calls this, in the same order, with the same dtype and shape.
+
+    Args:
+        tensor: tensor of any shape.
+        op: ReduceOp.SUM, AVG, PRODUCT, MAX or MIN of torch.distributed, or one of their names.
+        group: None.
+        async_op: False.
+
+    Raises:
+        ValueError: the same on every rank, if dtypes, shapes or operations differ between ranks, or
+            if the tensor cannot hold the result.
+        OverflowError: the same on every rank, if an integer result does not fit its dtype.
+    """
+    _reduce_into(tensor, tensor, op, "all_reduce", _unsupported(tensor, group, async_op))
+
+
+def reduce(
+    tensor: Tensor, dst: int, op: Any = "sum", group: None = None, async_op: bool = False
+) -> None:
+    """Overwrite the tensor of rank `dst` with the sum over ranks. Other ranks keep theirs.
+
+    Collective: every rank calls this, in the same order, with the same dtype, shape and dst.
+
+    Args:
+        tensor: tensor of any shape.
+        dst: number of the rank that gets the result.
+        op: operation, as in `all_reduce`.
+        group: None.
+        async_op: False.
+
+    Raises:
+        ValueError: in the same cases as `all_reduce`, and if dst is not a rank.
+        OverflowError: in the same cases as `all_reduce`.
+    """
+    problem = _unsupported(tensor, group, async_op) or _not_a_rank("dst", dst)
+    check_layout({"dst": str(dst)}, "reduce", problem, "dst")
+    _reduce_into(tensor, tensor, op, "reduce", written=comm.get_rank() == dst)
+
+
+def all_gather(
+    tensor_list: Sequence[Tensor], tensor: Tensor, group: None = None, async_op: bool = False
+) -> None:
+    """Overwrite the tensors of a list, in place, with those of all ranks, in the order of ranks.
+
+    Collective: every rank calls this, in the same order, with the same dtype and shape.
+
+    Args:
+        tensor_list: one tensor for each rank, of the tensor's dtype and shape.
+        tensor: what this rank gives.
+        group: None.
+        async_op: False.
+
+    Raises:
+        ValueError: the same on every rank, if dtypes or shapes differ between ranks, or if one
+            rank's list does not fit.
+    """
+    problem = _unsupported(tensor, group, async_op)
+    problem = problem or _unfit("tensor_list", tensor_list, tensor, writable=True)
+    _gather_into(tensor_list, tensor, "all_gather", problem)
+
+
+def gather(
+    tensor: Tensor,
+    gather_list: Sequence[Tensor] | None = None,
+    dst: int = 0,
+    group: None = None,
+    async_op: bool = False,
+) -> None:
+    """Overwrite the tensors of rank `dst`'s list, in place, with those of all ranks.
+
+    Collective: every rank calls this, in the same order, with the same dtype, shape and dst.
+
+    Args:
+        tensor: what this rank gives.
+        gather_list: on rank `dst`, one tensor for each rank, of the tensor's dtype and shape. None
+            on the others.
+        dst: number of the rank that gets the tensors.
+        group: None.
+        async_op: False.
+
+    Raises:
+        ValueError: in the same cases as `all_gather`, and if dst is not a rank.
+    """
+    problem = _unsupported(tensor, group, async_op) or _not_a_rank("dst", dst)
+    problem = problem or _unfit_on(dst, "gather_list", gather_list, tensor, writable=True)
+    check_layout({"dst": str(dst)}, "gather", problem, "dst")
+    _gather_into(gather_list or (), tensor, "gather", to_all=dst != 0)
+
+
+def broadcast(tensor: Tensor, src: int, group: None = None, async_op: bool = False) -> None:
+    """Overwrite a tensor, in place, with that of rank `src`.
+
+    Collective: every rank calls this, in the same order, with the same dtype, shape and src.
+
+    Args:
+        tensor: tensor of any shape.
+        src: number of the rank that gives its tensor.
+        group: None.
+        async_op: False.
+
+    Raises:
+        ValueError: the same on every rank, if dtypes, shapes or src differ between ranks, or if
+            src is not a rank.
+    """
+    problem = _unsupported(tensor, group, async_op)
+    _bcast_from(src, tensor, "broadcast", problem, "src")
+
+
+def scatter(
+    tensor: Tensor,
+    scatter_list: Sequence[Tensor] | None = None,
+    src: int = 0,
+    group: None = None,
+    async_op: bool = False,
+) -> None:
+    """Overwrite a tensor, in place, with the one for this rank in the list of rank `src`.
+
+    Every rank receives the whole list, so that it needs memory for it.
+
+    Collective: every rank calls this, in the same order, with the same dtype, shape and src.
+
+    Args:
+        tensor: tensor of any shape.
+        scatter_list: on rank `src`, one tensor for each rank, of the tensor's dtype and shape. None
+            on the others.
+        src: number of the rank that gives its list.
+        group: None.
+        async_op: False.
+
+    Raises:
+        ValueError: in the same cases as `broadcast`, and if the list of rank src does not fit.
+    """
+    problem = (
+        _unsupported(tensor, group, async_op) or _not_a_rank("src", src) or _not_writable(tensor)
+    )
+    problem = problem or _unfit_on(src, "scatter_list", scatter_list, tensor)
+    whole, wrong = torch.empty(0), ""
+    if not problem and scatter_list:
+        whole, wrong = attempt(lambda: torch.stack([t.detach() for t in scatter_list]), whole)
+    elif not problem:
+        whole = tensor.new_empty((comm.get_nworkers(), *tensor.shape))
+    _bcast_from(src, whole, "scatter", problem or wrong, "src")
+    with torch.no_grad():
+        tensor.copy_(whole[comm.get_rank()])
+
+
 def avg_tensor(value: Tensor) -> None:
     """Overwrite a tensor of any shape, in place, with its mean over ranks.
 
@@ -138,35 +283,7 @@ def avg_tensor(value: Tensor) -> None:
         ValueError: the same on every rank, if dtypes or shapes differ between ranks, or if the
             value is not a tensor of real or complex numbers.
     """
-    reduce_tensor(value, "mean", "avg_tensor")
-
-
-def avg_grads(module: nn.Module | Tensor) -> None:
-    """Overwrite the gradients of a module, or of one tensor, in place, with their mean over ranks.
-
-    If only some ranks have a gradient of a parameter, it counts as 0 on the others.
-
-    Collective: every rank calls this, in the same order.
-
-    Raises:
-        ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
-            between ranks, or a gradient is sparse or holds no data.
-    """
-    average.all_avg_grads(module)
-
-
-def avg_params(module: nn.Module) -> None:
-    """Overwrite parameters and buffers, in place, with their mean over ranks.
-
-    Buffers that cannot hold a mean, such as counters, are overwritten with those of rank 0.
-
-    Collective: every rank calls this, in the same order.
-
-    Raises:
-        ValueError: the same on every rank, if names, dtypes, shapes or kinds of devices differ
-            between ranks, or a tensor is sparse or holds no data.
-    """
-    average.all_avg_wts(module)
+    _reduce_into(value, value, "mean", "avg_tensor", _unsupported(value))
 
 
 def dist_avg(value: Any) -> Tensor:
@@ -220,7 +337,7 @@ def dist_op(value: Any, operation: Any) -> Tensor:
             ranks, or if the operation is unknown.
         OverflowError: the same on every rank, if an integer result does not fit its dtype.
     """
-    result = reduce_any(value, op_name(operation))
+    result = mpi_op(value, operation)
     return result if isinstance(result, Tensor) else torch.from_numpy(np.array(result))
 
 
@@ -243,8 +360,54 @@ def dist_statistics_scalar(value: Any, with_min_and_max: bool = False) -> tuple[
     Raises:
         ValueError: the same on every rank, if one rank's samples are not real numbers.
     """
-    s = statistics(value)
     real = isinstance(value, Tensor) and value.is_floating_point()
     kind = {"dtype": value.dtype, "device": value.device} if real else {"dtype": torch.float64}
-    found = (s.mean, s.std, s.min, s.max) if with_min_and_max else (s.mean, s.std)
+    found = mpi_statistics_scalar(value, with_min_and_max)
     return tuple(torch.tensor(number, **kind) for number in found)
+
+
+def _gather_into(
+    tensors: Sequence[Tensor], tensor: Tensor, what: str, problem: str = "", to_all: bool = True
+) -> None:
+    """Overwrite tensors, if there are any on this rank, with those of all ranks."""
+    whole = gather_many({"tensor": tensor}, what, problem=problem, to_all=to_all)["tensor"]
+    if tensors:
+        with torch.no_grad():
+            for into, given in zip(tensors, whole, strict=True):
+                into.copy_(given)
+
+
+def _unsupported(tensor: Any, group: Any = None, async_op: bool = False) -> str:
+    """Explain why arguments of torch.distributed have no meaning here; return "" if they have."""
+    if not isinstance(tensor, Tensor):
+        return f"expected a tensor: got {type(tensor).__name__}"
+    if group is None and not async_op:
+        return ""
+    return (
+        f"group must be None and async_op False, because all ranks take part and wait: got "
+        f"group={group!r}, async_op={async_op!r}"
+    )
+
+
+def _unfit_on(rank: int, name: str, tensors: Any, like: Tensor, writable: bool = False) -> str:
+    """Explain why a list, which one rank passes and the others do not, is wrong on this rank."""
+    if comm.get_rank() == rank:
+        return _unfit(name, tensors, like, writable)
+    return f"{name} must be None on all ranks but {rank}: got a list" if tensors else ""
+
+
+def _unfit(name: str, tensors: Any, like: Tensor, writable: bool = False) -> str:
+    """Explain why something is not a list of tensors like this one, one for each rank; return "" if it is."""
+    n = comm.get_nworkers()
+    if not isinstance(tensors, list | tuple) or len(tensors) != n:
+        got = len(tensors) if isinstance(tensors, list | tuple) else type(tensors).__name__
+        return f"{name} must be a list of {n} tensors, one for each rank: got {got}"
+    wanted = f"{like.dtype} {tuple(like.shape)}"
+    for i, each in enumerate(tensors):
+        is_tensor = isinstance(each, Tensor)
+        got = f"{each.dtype} {tuple(each.shape)}" if is_tensor else type(each).__name__
+        if got != wanted:
+            return f"{name}[{i}] must have the dtype and shape of the tensor, {wanted}: got {got}"
+        if writable and (problem := _not_writable(each)):
+            return f"{name}[{i}]: {problem}"
+    return ""

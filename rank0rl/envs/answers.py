@@ -1,7 +1,7 @@
-"""Check what environments answer to reset and step: the API of Gymnasium, and values that fit.
+"""Check what environments return from reset and step: the form that Gymnasium defines, and values that fit.
 
-A full check takes microseconds. So `EnvBlock` makes it at every reset, at the first step of every env in
-an iteration, and where an episode ends by something that is no flag.
+A full check takes microseconds. So `EnvBlock` makes it only at every reset, at the first step of every env in
+an iteration, and where something that is not a bool ends an episode.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ FLAGS = (bool, np.bool_)
 
 
 def check_reset(answer: Any, like: Array) -> None:
-    """Raise ValueError unless a reset has answered an observation and an info.
+    """Raise ValueError unless a reset has returned an observation and an info.
 
     Args:
-        answer: the answer.
+        answer: what the reset returned.
         like: an array of the shape and dtype that observations have here.
     """
     if not (has_length(answer, 2) and isinstance(answer[1], Mapping)):
@@ -34,10 +34,10 @@ def check_reset(answer: Any, like: Array) -> None:
 
 
 def check_step(answer: Any, like: Array) -> None:
-    """Raise ValueError unless a step has answered an observation, a reward, two flags and an info.
+    """Raise ValueError unless a step has returned an observation, a reward, two flags and an info.
 
     Args:
-        answer: the answer.
+        answer: what the step returned.
         like: an array of the shape and dtype that observations have here.
     """
     if not has_length(answer, 5):
@@ -52,10 +52,10 @@ def check_step(answer: Any, like: Array) -> None:
 
 
 def some_allowed(mask: Array, starts: Sequence[int]) -> Array:
-    """Return True for each row of masks, (B, all choices), that allows a value of each choice, (B,).
+    """Return, for each row of masks, whether it allows at least one value of each choice, (B,).
 
     Args:
-        mask: the masks.
+        mask: masks, (B, all choices).
         starts: first column of each choice.
     """
     allowed: Array = np.logical_or.reduceat(mask, starts, axis=1)
@@ -64,7 +64,7 @@ def some_allowed(mask: Array, starts: Sequence[int]) -> Array:
 
 
 def mask_of(info: Any, size: int) -> Array:
-    """Return the choices that may be taken, (size,); several choices at once stand in a row.
+    """Return the action mask of an info, (size,). The masks of several choices are concatenated.
 
     Raises:
         ValueError: if the environment gave a mask before and does not now, or one of another size.
@@ -85,7 +85,7 @@ def mask_of(info: Any, size: int) -> Array:
 
 
 def has_length(answer: Any, length: int) -> bool:
-    """Return True if an answer consists of so many things."""
+    """Return True if an answer is a tuple or list of this length."""
     return isinstance(answer, tuple | list) and len(answer) == length
 
 
@@ -106,7 +106,7 @@ def _check_value(what: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[
 
 
 def _is_equal(array: Array, dtype: np.dtype[Any]) -> bool:
-    """Return True if numbers do not change in another dtype, such as those of an int array in uint8."""
+    """Return True if the numbers stay the same in another dtype, such as int64 numbers in uint8."""
     return array.dtype.kind in "biufO" and bool((array.astype(dtype) == array).all())
 
 

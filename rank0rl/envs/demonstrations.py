@@ -1,4 +1,4 @@
-"""Read observations and actions to learn from: of a Minari dataset, or of files of arrays."""
+"""Read observations and actions to learn from, out of a Minari dataset or files of arrays."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Array = npt.NDArray[Any]
 
 
 def read(source: str, spaces: Spaces) -> Batch:
-    """Return what somebody saw and did.
+    """Return the observations and actions of demonstrations.
 
     Args:
         source: name of a Minari dataset on this machine, such as walker2d/ppo-v0; a file.npz with
             the arrays "obs", (N, *obs), and "act", (N, *act); or a folder of such files, as
             --keep-batches makes one.
-        spaces: of the environment.
+        spaces: spaces of the environment.
 
     Returns:
         "obs", (N, *obs), and "act", (N, *act), with the dtypes of the spaces.
 
     Raises:
-        OptionError: if there is no such data, or it is of other spaces.
+        OptionError: if there is no such data, or it does not fit the spaces.
     """
     path = Path(source)
     parts = _files(path) if path.exists() else _minari(source)
@@ -87,11 +87,7 @@ def _minari(name: str) -> Iterator[tuple[Any, Any]]:
 
 
 def _checked(obs: Any, act: Any, spaces: Spaces, source: str) -> Batch:
-    """Return arrays with the dtypes of the spaces.
-
-    Raises:
-        OptionError: if they do not fit.
-    """
+    """Return arrays with the dtypes of the spaces; raise OptionError if they do not fit."""
     rows = {"obs": (obs, spaces.obs), "act": (act, spaces.act)}
     for name, (array, space) in rows.items():
         sizes = array.ndim and obs.ndim and array.shape == (len(obs), *space.shape)
@@ -104,7 +100,7 @@ def _checked(obs: Any, act: Any, spaces: Spaces, source: str) -> Batch:
 
 
 def _fits(array: Array, space: Space) -> bool:
-    """Return True if these are elements of a space. Bounds of a box are not checked."""
+    """Return True if the rows are elements of a space. Bounds of a box are not checked."""
     if not space.choices:
         with np.errstate(over="ignore"):
             cast = array.astype(space.dtype) if array.dtype.kind in "fiu" else array

@@ -1,10 +1,11 @@
 """Games: PettingZoo parallel environments and vector environments, whose agents step together.
 
-An agent is used as a `gymnasium.Env`. Its steps answer what the game has answered to the actions of all
-agents, which `GameBlock` hands over first.
+Each agent is used as a `gymnasium.Env`. `GameBlock` first passes the actions of all agents to the game; then
+the step of each agent returns the game's answer to it.
 
-An environment whose episode has ended waits for the others, as an agent that has left a game does. What a
-vector environment resets by itself has no seed of its own, so those steps are left out.
+In a vector environment, an environment whose episode has ended waits until all episodes have ended, as an
+agent that has left a game does. The vector environment resets it before that, but without a seed of its own:
+the steps after such a reset are left out.
 """
 
 from __future__ import annotations
@@ -32,18 +33,17 @@ class Game:
 
     Args:
         parallel: the parallel environment.
-        name: of the environment, for messages.
+        name: name of the environment, for messages.
     """
 
     def __init__(self, parallel: Any, name: str) -> None:
-        """Begin before the first reset."""
         self.parallel, self.name = parallel, name
         self.agents: list[Env] = []
-        """Each agent's environment, in order of possible_agents; `agents_of` fills it."""
+        """Environment of each agent, in the order of possible_agents; `first_agent` fills the list."""
         self.answers: dict[Any, Any] = {}
-        """Agent -> what its environment answers next; the last answers of those that are gone."""
+        """Agent -> the next answer of its environment; the last one, if the agent has left the game."""
         self.look: Callable[[], None] = lambda: None
-        """Is called after every reset and every step."""
+        """Function that is called after every reset and every step."""
 
     def reset(self, **kwargs: Any) -> None:
         """Begin a game.
@@ -65,10 +65,10 @@ class Game:
         self.look()
 
     def step(self, actions: Mapping[Any, Any]) -> None:
-        """Step the game with the actions of the agents that are not gone.
+        """Step the game with the actions of the agents that have not left it.
 
         Raises:
-            ValueError: if it does not answer one of them.
+            ValueError: if the game does not answer one of these agents.
         """
         answer = self.parallel.step(actions)
         try:
@@ -85,7 +85,7 @@ class Game:
         self.look()
 
     def idle(self, agent: Any) -> None:
-        """Let an agent that is gone answer its last observation, without a reward, from now on."""
+        """Let an agent that has left answer its last observation and no reward from now on."""
         obs, _, _, _, info = self.answers[agent]
         self.answers[agent] = obs, 0.0, False, False, info
 
@@ -99,7 +99,6 @@ class AgentEnv(gym.Env[Any, Any]):
     """
 
     def __init__(self, game: Game, agent: Any) -> None:
-        """Take the agent's spaces."""
         self.game, self.agent = game, agent
         self.observation_space = game.parallel.observation_space(agent)
         self.action_space = game.parallel.action_space(agent)
@@ -118,7 +117,7 @@ class AgentEnv(gym.Env[Any, Any]):
         """Return the agent's answer to the game's last step.
 
         Raises:
-            RuntimeError: if there has been none.
+            RuntimeError: if the game has not been stepped since its reset.
         """
         answer = self.game.answers[self.agent]
         if len(answer) == 2:
@@ -130,7 +129,7 @@ class AgentEnv(gym.Env[Any, Any]):
         return self.game.parallel.render()
 
     def get_wrapper_attr(self, name: str) -> Any:
-        """Return what the game has under a name."""
+        """Return an attribute of the game."""
         return getattr(self.game.parallel, name)
 
     def close(self) -> None:
@@ -140,9 +139,9 @@ class AgentEnv(gym.Env[Any, Any]):
 
 
 def as_parallel(env: Any, name: str) -> Any:
-    """Return a parallel environment of PettingZoo as it is, and a vector environment as one; None for others."""
-    if is_vector(env):
-        return VectorGame(env, name)
+    """Return a parallel environment of PettingZoo, or a vector environment as one; None for other environments."""
+    if isinstance(env, gym.vector.VectorEnv):
+        return _VectorGame(env, name)
     has_agents = hasattr(env, "possible_agents") and not hasattr(env, "agent_iter")
     return env if has_agents and not isinstance(env, gym.Env) else None
 
@@ -152,8 +151,8 @@ def first_agent(parallel: Any, name: str, flatten: Callable[[Env], Env]) -> Env:
 
     Args:
         parallel: the parallel environment.
-        name: of the environment, for messages.
-        flatten: makes rows of numbers of an environment's observations and actions.
+        name: name of the environment, for messages.
+        flatten: wraps an environment so that its observations and actions are rows of numbers.
 
     Raises:
         ValueError: if there are no agents, or they have not all the same spaces.
@@ -178,7 +177,8 @@ def agents_of(env: Any) -> list[Any]:
     """Return the environments of all agents of a game, in order.
 
     Args:
-        env: the environment of the first agent; or one that is no game's, which is returned alone.
+        env: the environment of the first agent. An environment that is not part of a game is returned
+            alone.
     """
     own = getattr(env, "unwrapped", env)
     if not isinstance(own, AgentEnv):
@@ -191,20 +191,18 @@ def _short(value: Any) -> str:
     return " ".join(f"{value!r:.200}".split())
 
 
-class VectorGame:
+class _VectorGame:
     """A vector environment with the methods of a PettingZoo parallel environment.
 
     Args:
         env: the vector environment.
         name: its name, for messages.
+
+    Raises:
+        ValueError: if the environment does not reset by itself, or takes no seed.
     """
 
     def __init__(self, env: Any, name: str) -> None:
-        """Look at how it resets.
-
-        Raises:
-            ValueError: if it does not reset by itself, or takes no seed.
-        """
         mode = env.metadata.get("autoreset_mode")
         if mode not in (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP):
             raise ValueError(
@@ -219,7 +217,7 @@ class VectorGame:
                 f"reset); name the single gymnasium.Env, and --num-envs says how many there are"
             )
         self._env, self._is_same_step = env, mode is AutoresetMode.SAME_STEP
-        self.possible_agents = [*range(env.num_envs)]
+        self.possible_agents = list(range(env.num_envs))
         self.metadata, self.render_mode = env.metadata, env.render_mode
         self._actions: dict[int, Any] = {}
 
@@ -264,16 +262,11 @@ class VectorGame:
         self._env.close()
 
     def _each(self, obs: Any) -> list[Any]:
-        return [*iterate(self._env.observation_space, obs)]
-
-
-def is_vector(env: Any) -> bool:
-    """Return True for a vector environment, also for one that is a gymnasium.Env by its class."""
-    return isinstance(env, gym.vector.VectorEnv)
+        return list(iterate(self._env.observation_space, obs))
 
 
 def _info(infos: Mapping[str, Any], i: int) -> dict[str, Any]:
-    """Return the info of one environment: what a vector environment marks as its own in "_name"."""
+    """Return the items of one environment in the infos of a vector environment: those that "_name" marks."""
     found = {}
     for name, values in infos.items():
         own = infos.get(f"_{name}")

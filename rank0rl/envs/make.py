@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium as gym
 
 from rank0rl.envs.games import AgentEnv, as_parallel, first_agent
-from rank0rl.envs.spaces import FlatActions, flatten_actions, name_of, parts
+from rank0rl.envs.spaces import FlatActions, flatten_actions, leaves, name_of, parts
 from rank0rl.envs.wrappers import RawReward
 
 
@@ -63,7 +63,7 @@ def base(env_id: str) -> str:
 
 
 def is_gymnasiums(env_id: str) -> bool:
-    """Return True if making an environment imports nothing but Gymnasium, also if there is no such id."""
+    """Return True if making an environment imports nothing but Gymnasium. An unknown id imports nothing."""
     specs = [spec for spec in gym.registry.values() if env_id in (spec.id, base(spec.id))]
     modules = [getattr(spec.entry_point, "__module__", spec.entry_point) for spec in specs]
     return ":" not in env_id and all(str(name).startswith("gymnasium.") for name in modules)
@@ -94,7 +94,8 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
 
     Args:
         env_id: full id, as `resolve` returns it.
-        wrappers: wrappers as `wrap` takes them, the innermost first.
+        wrappers: names in `gymnasium.wrappers`, or "module:Class", with arguments in brackets if there are
+            any; the innermost first.
         kwargs: arguments of the environment.
 
     Raises:
@@ -114,22 +115,24 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
         return first_agent(parallel, env_id, _flattened)
     _check_single(env_id, env)
     for wrapper in wrappers:
-        env = wrap(env, wrapper)
+        env = _wrap(env, wrapper)
     return _flattened(env)
 
 
 def _flattened(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Return an environment whose observations and actions are rows of numbers, if they can be."""
+    """Wrap an environment so that its observations and actions are rows of numbers, if they can be."""
     env = flatten_actions(env)
     space = env.observation_space
-    if isinstance(space, gym.spaces.Box) or not _flattens(space):
+    spaces = gym.spaces
+    numbers = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    if isinstance(space, spaces.Box) or not all(isinstance(x, numbers) for x in leaves(space)):
         return env
     flat: Any = gym.wrappers.FlattenObservation(env)
     flat.rank0rl_parts = parts(space)
     return flat
 
 
-def wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
+def _wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
     """Return an environment in a wrapper.
 
     Args:
@@ -157,7 +160,7 @@ def wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
         ) from error
 
 
-class Watched(gym.Wrapper[Any, Any, Any, Any]):
+class _Watched(gym.Wrapper[Any, Any, Any, Any]):
     """A wrapper that calls a function with the environment after every reset and every step.
 
     Args:
@@ -166,7 +169,6 @@ class Watched(gym.Wrapper[Any, Any, Any, Any]):
     """
 
     def __init__(self, env: gym.Env[Any, Any], look: Callable[[gym.Env[Any, Any]], None]) -> None:
-        """Wrap the environment; nothing is called yet."""
         super().__init__(env)
         self._look = look
 
@@ -186,13 +188,13 @@ class Watched(gym.Wrapper[Any, Any, Any, Any]):
 def watched(env: Any, look: Callable[[gym.Env[Any, Any]], None]) -> Any:
     """Return an environment, or the first agent of a game, that calls a function after resets and steps."""
     if not isinstance(env.unwrapped, AgentEnv):
-        return Watched(env, look)
+        return _Watched(env, look)
     env.unwrapped.game.look = functools.partial(look, env)
     return env
 
 
 def _reason(error: Exception) -> str:
-    """Return what a constructor has raised, with its place in the environment's own code."""
+    """Describe what a constructor has raised, with its place in the environment's own code."""
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     outside = (str(Path(gym.__path__[0], "envs", "registration.py")), __file__)
     return f"{type(error).__name__}: {error}" if last in outside else why(error)
@@ -217,30 +219,20 @@ def is_flattened(env: gym.Env[Any, Any]) -> bool:
 
 
 def nested_actions(env: gym.Env[Any, Any]) -> Callable[[Any], Any] | None:
-    """Return the function from a row of numbers to the environment's own action, if `make` has flattened these."""
+    """Return the function that converts rows of numbers to the environment's actions, if `make` has flattened these."""
     inner = env.env if isinstance(env, gym.wrappers.FlattenObservation) else env
     return inner.action if isinstance(inner, FlatActions) else None
 
 
-def _flattens(space: gym.Space[Any]) -> bool:
-    """Return True if a space consists of numbers and choices only."""
-    if isinstance(space, gym.spaces.Dict):
-        return all(map(_flattens, space.spaces.values()))
-    if isinstance(space, gym.spaces.Tuple):
-        return all(map(_flattens, space.spaces))
-    numbers = gym.spaces.Box | gym.spaces.Discrete
-    return isinstance(space, numbers | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary)
-
-
 def _factory(env_id: str) -> Any:
-    """Return the function that "module:function" names, None for an id."""
+    """Return the function that "module:function" names; None if the name is an id."""
     module, _, name = env_id.rpartition(":")
     made = getattr(importlib.import_module(module), name, None) if module else None
     return made if callable(made) else None
 
 
 def _maker(env_id: str) -> Callable[..., Any]:
-    """Return the function that makes an environment, or a vector environment if there is no single one."""
+    """Return the function that makes an environment; a vector environment, if the id has no single one."""
     if factory := _factory(env_id):
         return factory
     spec = gym.registry.get(env_id.rpartition(":")[2])
@@ -252,7 +244,7 @@ def _maker(env_id: str) -> Callable[..., Any]:
 def running_statistics(env: gym.Env[Any, Any]) -> list[str]:
     """Return the names of an environment's wrappers that normalize with running statistics.
 
-    Observations of such an environment depend on everything it was used for, so no episode repeats.
+    The observations of such an environment depend on all that it has seen, so no episode can be repeated.
     """
     found = []
     while isinstance(env, gym.Wrapper):
@@ -281,11 +273,11 @@ _OURS = str(Path(__file__).parents[1])
 
 
 def why(error: BaseException) -> str:
-    """Return what has ended an import, with its place in the code that was imported."""
+    """Describe the error that has ended an import, with its place in the imported code."""
     if isinstance(error, SyntaxError):
         return str(error)  # with file and line
     frames = traceback.extract_tb(error.__traceback__)
-    places = [*itertools.dropwhile(_is_before, frames)]
+    places = list(itertools.dropwhile(_is_before, frames))
     if not places:
         return str(error)
     if isinstance(error, SystemExit):

@@ -242,14 +242,14 @@ def _serve(control: int, rank: int) -> None:
                 continue
             with contextlib.suppress(Exception):  # the environment's process says what is wrong
                 importlib.import_module(request)
-            files = [reduction.recv_handle(connection) for _ in range(2)]
+            channel, stack = reduction.recv_handle(connection), reduction.recv_handle(connection)
             process_id = os.fork()
             if process_id == 0:
                 connection.close()
-                _run(*files, server)
+                _run(channel, stack, server)
                 sys.exit()
-            for file in files:
-                os.close(file)
+            os.close(channel)
+            os.close(stack)
             processes.add(process_id)
             connection.send(process_id)
     for process_id in processes:
@@ -336,7 +336,7 @@ def _as_data(error: Exception) -> tuple[str, str, bytes, str]:
 
 def _as_exception(name: str, text: str, pickled: bytes, trace: str) -> Exception:
     """Return the exception that `_as_data` described, or one of its name and text."""
-    error: Any = None
+    error: Exception | None = None
     with contextlib.suppress(Exception):
         error = pickle.loads(pickled)
     if not isinstance(error, Exception) or str(error) != text:

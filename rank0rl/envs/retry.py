@@ -1,7 +1,6 @@
 """Repeat an episode whose environment has failed, from its seed and its actions.
 
-An episode is its seed and its actions. So a failure that does not come again, such as one of a server or a
-file, leaves the learning curve as it would have been.
+So a failure that does not come again, such as that of a server or a file, does not change the learning curve.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import numpy as np
 
 from rank0rl.envs.answers import has_length
 from rank0rl.envs.spaces import name_of
-from rank0rl.envs.wrappers import InfoError
+from rank0rl.envs.wrappers import Around, InfoError
 
 FAILURES = ("env_mended", "env_truncated")
 """Columns of the record: failures after which the episode went on, and those that cut it off."""
 
 
 class NotRepeatedError(RuntimeError):
-    """An error for an environment that does not repeat an episode from its seed and actions."""
+    """An environment does not repeat an episode from its seed and actions."""
 
 
-class RetriedEnv:
+class RetriedEnv(Around):
     """A gymnasium environment that is made anew when it raises, and whose episode is then repeated.
 
     Args:
@@ -40,17 +39,12 @@ class RetriedEnv:
     def __init__(
         self, make: Callable[[], Any], retries: int, truncate: bool, max_steps: int
     ) -> None:
-        """Make the environment; try again if that fails."""
         self._make, self._retries, self._truncate = make, retries, truncate
         self._max_steps = max_steps if retries else 0
         self.failures = dict.fromkeys(FAILURES, 0)
-        """Number of failures since `take_failures`, by what became of them."""
-        self._env = self._make_first()
+        """Number of failures since `take_failures`, for each of `FAILURES`."""
         self._broken = False
-
-    def __getattr__(self, name: str) -> Any:
-        """Return what the environment has under another name, such as its spaces."""
-        return getattr(self._env, name)
+        super().__init__(self._make_first)
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the environment; make it anew if that fails."""
@@ -81,10 +75,6 @@ class RetriedEnv:
                 self._done.append((copy.copy(action), answer[1]))
         return answer
 
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
-
     def _make_first(self) -> Any:
         for _ in range(self._retries):
             try:
@@ -94,7 +84,7 @@ class RetriedEnv:
                 warnings.warn(
                     f"making an environment raised {type(error).__name__}: {error}; it is made anew",
                     RuntimeWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
         return self._make()
 
@@ -141,19 +131,18 @@ class RetriedEnv:
                 return answer
 
     def _repeat(self, error: Exception) -> Any:
-        """Bring a new environment to the last step before the one that failed; return the reset's answer."""
+        """Repeat the episode in a new environment, up to the step that failed. Return the reset's answer."""
         self._failed_at = 0
         begun = self._begin()
         if not self._steps:
             return begun
-        answer = (begun[0], None, False, False)
         for action, rew in self._done:
             self._failed_at += 1
-            answer = self._env.step(action)
-            if answer[1] != rew or answer[2] or answer[3]:
+            obs, again, *flags = self._env.step(action)[:4]
+            if again != rew or any(flags):
                 break
         else:
-            if np.array(answer[0]).tobytes() == self._seen.tobytes():
+            if np.array(obs).tobytes() == self._seen.tobytes():
                 return begun
         raise NotRepeatedError(
             f"{name_of(self)} does not repeat an episode from its seed and actions, so after a "  # type: ignore[arg-type]
@@ -177,7 +166,7 @@ class RetriedEnv:
 
 
 def take_failures(envs: Iterable[Any]) -> dict[str, int]:
-    """Return the failures of these environments since the last call, by what became of them."""
+    """Return the number of failures of these environments since the last call, for each of `FAILURES`."""
     taken = dict.fromkeys(FAILURES, 0)
     for env in envs:
         for name in taken:

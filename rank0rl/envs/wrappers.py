@@ -1,6 +1,6 @@
 """Wrappers of environments: figures of episodes, reset methods, raw rewards.
 
-Gymnasium's own wrappers are for users. These leave the spaces alone, and hold no `gymnasium.Env`.
+They do not change spaces. What they wrap may be another object than a `gymnasium.Env`, such as an `EnvProcess`.
 """
 
 from __future__ import annotations
@@ -24,39 +24,26 @@ _HOW: Mapping[str, Callable[[float, float], float]] = {
 
 
 class Around:
-    """An environment as it is.
+    """An environment, used as if it were not wrapped. A subclass changes some of its methods.
 
     Args:
         make: makes the environment.
     """
 
     def __init__(self, make: Callable[[], Any]) -> None:
-        """Make the environment."""
         self._env = make()
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the environment has under another name, such as its spaces."""
+        """Return an attribute of the environment, such as a space or the method `step`."""
         return getattr(self._env, name)
 
-    def reset(self, **kwargs: Any) -> Any:
-        """Reset the environment."""
-        return self._env.reset(**kwargs)
-
-    def step(self, action: Any) -> Any:
-        """Step the environment."""
-        return self._env.step(action)
-
-    def close(self) -> None:
-        """Close the environment."""
-        self._env.close()
-
     def beside(self, agent: Any) -> Any:
-        """Return another agent of the same game, in what is to be around each of them."""
+        """Wrap another agent of the same game as this one is wrapped."""
         return self._env.beside(agent) if isinstance(self._env, Around) else agent
 
 
 def parse(name: str) -> tuple[str, str]:
-    """Return how a figure is made, "last", "sum" or "max", and from which item of infos.
+    """Return how a figure is computed, "last", "sum" or "max", and from which item of infos.
 
     Args:
         name: an item, or "sum:item" or "max:item".
@@ -72,11 +59,11 @@ def label(name: str) -> str:
 
 
 class InfoError(ValueError):
-    """An item of infos that --info names is no number. It is no failure of the environment."""
+    """An item of an info that --info names is not a number. The environment has not failed."""
 
 
 class EpisodeInfo(Around):
-    """An environment whose steps give the episode's figures so far in info["rank0rl_episode"].
+    """An environment that puts the figures of the episode so far into info["rank0rl_episode"] at each step.
 
     A figure is nan if no step of the episode had it.
 
@@ -86,7 +73,6 @@ class EpisodeInfo(Around):
     """
 
     def __init__(self, make: Callable[[], Any], names: Sequence[str]) -> None:
-        """Make the environment."""
         super().__init__(make)
         self._names = names
         self._figures = [(label(name), _HOW[parse(name)[0]], parse(name)[1]) for name in names]
@@ -95,7 +81,7 @@ class EpisodeInfo(Around):
     def reset(self, **kwargs: Any) -> Any:
         """Reset the environment."""
         self._so_far = {}
-        return super().reset(**kwargs)
+        return self._env.reset(**kwargs)
 
     def step(self, action: Any) -> Any:
         """Step the environment."""
@@ -111,26 +97,24 @@ class EpisodeInfo(Around):
         return obs, rew, terminated, truncated, {**info, EPISODE: found}
 
     def beside(self, agent: Any) -> Any:
-        """Return another agent of the same game, with figures of its own."""
+        """Wrap another agent of the same game, with figures of its own."""
         return EpisodeInfo(partial(super().beside, agent), self._names)
 
 
 class ResetMethod(Around):
-    """An environment whose reset options go to one of its methods, before the reset.
+    """An environment whose reset passes its options to a method of the environment first.
 
-    It serves an environment that takes no reset options, and a curriculum.
+    So a curriculum works with an environment that takes no reset options.
 
     Args:
         make: makes the environment.
         method: name of the method, of the environment or of a wrapper. It takes the settings.
+
+    Raises:
+        ValueError: if the environment has no such method.
     """
 
     def __init__(self, make: Callable[[], Any], method: str) -> None:
-        """Make the environment.
-
-        Raises:
-            ValueError: if it has no such method.
-        """
         super().__init__(make)
         try:
             self._method = self._env.get_wrapper_attr(method)
@@ -141,7 +125,7 @@ class ResetMethod(Around):
             ) from None
 
     def reset(self, *, options: Any = None, **kwargs: Any) -> Any:
-        """Call the method with the options, if there are any; reset the environment."""
+        """Call the method with the options, if there are any. Then reset the environment."""
         if options is not None:
             self._method(options)
         return self._env.reset(**kwargs)
@@ -157,10 +141,10 @@ def _number(item: str, value: Any) -> float:
 
 
 class RawReward(gym.Wrapper[Any, Any, Any, Any]):
-    """An environment whose steps give their reward in info["raw_reward"] too.
+    """An environment that puts the reward of each step into info["raw_reward"] too.
 
-    With `--info sum:raw_reward` the record has the returns before wrappers around this one, such as
-    ClipReward, change rewards.
+    With `--info sum:raw_reward` the record has the returns that wrappers around this one, such as
+    ClipReward, have not changed.
     """
 
     def step(self, action: Any) -> Any:

@@ -137,14 +137,8 @@ def run_ranks(
 ) -> int:
     """Run a command line on n ranks under a launcher, and wait for them; run it again after a failure.
 
-    Args:
-        n: number of ranks.
-        launcher: command line of the launcher.
-        max_restarts: number of times that a failed job is started again.
-        hosts: hosts of the ranks; none if all are here.
-        args: arguments of the ranks' Python; by default those of this process.
-        passed: names of the variables that ranks on other hosts get, see `passed_variables`.
-        start_timeout_s: how long a rank may take to start after others have.
+    The arguments are those of `mpi_fork`, checked: the launcher's command line, the hosts of the ranks
+    (none if all are here), and the names of the variables that ranks on other hosts get.
 
     Returns:
         The job's exit code.

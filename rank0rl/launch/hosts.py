@@ -122,13 +122,8 @@ def switches(vendor: str, hosts: Sequence[Host], env: Mapping[str, str]) -> list
     MPICH's launcher passes its whole environment to the ranks on every host. Open MPI's passes only
     its own variables and those that it is told to.
 
-    Args:
-        vendor: result of `mpiexec.vendor`.
-        hosts: hosts of the ranks.
-        env: environment of the launcher.
-
     Raises:
-        ValueError: if the switches of this vendor are not known.
+        ValueError: if the switches of this vendor (see `mpiexec.vendor`) are not known.
     """
     if vendor == "MPICH":
         return ["-hosts", listed(hosts)]
@@ -171,7 +166,7 @@ def passed_variables(more: str | None, env: Mapping[str, str]) -> set[str]:
 
     Args:
         more: names that the user adds to the list, such as "A,B_*".
-        env: variables of this process.
+        env: the variables among which the names are looked for.
 
     Raises:
         ValueError: if there is no variable with one of these names.

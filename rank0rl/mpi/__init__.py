@@ -1,1 +1,1 @@
-"""Ranks and what moves between them; starting and watching them. No word of reinforcement learning."""
+"""Ranks, and the collectives that move data between them. No word of reinforcement learning."""

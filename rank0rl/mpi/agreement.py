@@ -1,7 +1,8 @@
-"""Ranks agree before data moves: `check_layout`, and `exchange`, which also moves a few numbers."""
+"""Ranks agree on names, dtypes and shapes before data moves; a disagreement is the same error on every rank."""
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -12,7 +13,6 @@ import numpy.typing as npt
 
 from rank0rl.mpi.comm import Comm, allgather_obj, among
 from rank0rl.mpi.errors import agreed, collective, raised_alone
-from rank0rl.mpi.hashes import hash64
 from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
 
 Array = npt.NDArray[Any]
@@ -37,7 +37,8 @@ def check_layout(
     Collective: every rank calls this, in the same order.
 
     Args:
-        layout: name -> description of what is there, such as "float32 (17,)".
+        layout: name -> description of what is there, such as "float32 (17,)": hashable, with a `str`
+            that is the same in every process.
         what: name of the collective, for the message.
         problem: what is wrong on this rank; "" if nothing is.
         same: what a layout describes, for the message.
@@ -70,26 +71,12 @@ def exchange(
     comm: Comm | None = None,
     or_nothing: bool = False,
 ) -> Sequence[bytes]:
-    """Raise ValueError unless every rank has the same layout; return the payloads of all ranks.
+    """Do what `check_layout` does with bytes in place of numbers: return the payloads of all ranks.
 
-    Up to `SMALL` bytes travel in the same message as the layout's hash.
+    Up to `SMALL` bytes travel in the same message as the layout's hash. Every rank with this layout
+    passes equally many. The payload of a rank that passed an empty layout is b"".
 
     Collective: every rank calls this, in the same order.
-
-    Args:
-        layout: name -> what is there: hashable, with a `str` that is the same in every process.
-        what: name of the collective, for the message.
-        payload: bytes, equally many on every rank with this layout.
-        problem: what is wrong on this rank; "" if nothing is.
-        same: what a layout describes, for the message.
-        comm: the ranks; all of the job by default.
-        or_nothing: True if a rank may pass an empty layout instead.
-
-    Returns:
-        Payload of each rank, in rank order; b"" for ranks that passed an empty layout.
-
-    Raises:
-        ValueError: the same on every rank, naming the rank and the key.
     """
     comm = among(comm)
     if comm is None:
@@ -133,13 +120,18 @@ def exchange(
 def _head(
     what: str, errors: int, items: tuple[tuple[str, Any], ...], problem: int, size: int
 ) -> bytes:
-    """Return what ranks in step send alike. The order of the names does not matter."""
+    """Return the head of a message, the same on all ranks in step. The order of the names does not matter."""
     described = sorted((name, str(value)) for name, value in items)
-    return _HEAD.pack(hash64((what, errors)), hash64(described), problem, size)
+    return _HEAD.pack(_hash64((what, errors)), _hash64(described), problem, size)
+
+
+def _hash64(value: Any) -> int:
+    """Return a hash of a value's repr that fits into a signed 64-bit integer."""
+    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest()) - (1 << 63)
 
 
 class _Answer(NamedTuple):
-    """Answer of one rank, which tells the others after a disagreement."""
+    """What one rank tells the others after a disagreement."""
 
     what: str
     layout: dict[str, str]
@@ -149,13 +141,7 @@ class _Answer(NamedTuple):
 
 
 def _disagreement(answers: list[_Answer], same: str, or_nothing: bool) -> str:
-    """Return a sentence that names the first rank that is wrong or differs from the first one.
-
-    Args:
-        answers: answers of every rank.
-        same: what a layout describes.
-        or_nothing: True if empty layouts are allowed.
-    """
+    """Return a sentence that names the first rank that is wrong or differs from the first one."""
     counts = [len(answer.errors) for answer in answers]
     if len(set(counts)) > 1:
         r = counts.index(max(counts))

@@ -216,18 +216,12 @@ def bcast_(array: Array, comm: Comm | None = None, root: int = 0) -> None:
 
 @collective
 def reduce_(arrays: Sequence[Array], op: str, what: str, comm: Comm | None = None) -> None:
-    """Overwrite C-contiguous arrays, in place, with their reduction over ranks, element by element.
+    """Overwrite C-contiguous arrays with their "sum", "prod", "max" or "min" over ranks, by element.
 
-    Every rank gets the same bits. Their rounding depends on the number of ranks.
+    The dtypes are those that MPI can compute with: integers, float32, float64, long double, and
+    complex numbers of these. Every rank gets the same bits. Their rounding depends on the number of ranks.
 
     Collective: every rank calls this, in the same order, with arrays of the same sizes and dtypes.
-
-    Args:
-        arrays: arrays of dtypes that MPI can compute with: integers, float32, float64, long double,
-            and complex numbers of these.
-        op: "sum", "prod", "max" or "min".
-        what: name of the collective.
-        comm: the ranks; all of the job by default.
     """
     comm = among(comm)
     if comm is None:
@@ -285,11 +279,7 @@ def pickled(value: Any) -> Array:
 
 
 def unpickled(rows: Array, name: str) -> Any:
-    """Return the object that `pickled` has packed.
-
-    Args:
-        rows: its bytes.
-        name: name of the object, for the error message.
+    """Return the object that `pickled` has packed; its name is for the error message.
 
     Raises:
         RuntimeError: on this rank alone, if it cannot be unpickled.
@@ -360,16 +350,13 @@ def key() -> int:
 class Counter:
     """Gives out the numbers 0 to n - 1 in every round, each one to the rank that asks first.
 
+    Rank 0 has two counters: one for this round, one for the next.
+
     Collective: every rank makes one, and calls `round` equally often, with a `barrier` (or anything
     else that makes all ranks wait for each other) between two rounds.
-
-    Args:
-        n: numbers in a round.
-        comm: the ranks; all of the job by default.
     """
 
     def __init__(self, n: int, comm: Comm | None = None) -> None:
-        """Make two counters on rank 0: one for this round, one for the next."""
         self._n, self._rounds = n, 0
         self._comm = among(comm)
         if self._comm:

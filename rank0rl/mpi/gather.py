@@ -106,17 +106,12 @@ def all_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> dic
 def move_rows(
     arrays: Sequence[Array], counts: Array, what: str, comm: Comm, to_all: bool = False
 ) -> list[Array]:
-    """Return the rows of all ranks, in rank order, on rank 0; no rows on the other ranks.
+    """Do what `gather_rows` does, or give every rank the rows of all ranks, after `check_layout`.
 
-    Collective: every rank calls this, in the same order, after `check_layout`.
+    A row is copied once, from the memory of its rank to that of rank 0; once more on the way if there
+    are nodes of several ranks and its rank is not on that of rank 0.
 
-    Args:
-        arrays: arrays of one or more axes. All axes but the first, and the dtype, are the same on
-            every rank.
-        counts: rows of each rank and array, (ranks, arrays).
-        what: name of the collective.
-        comm: the ranks.
-        to_all: True to give every rank the rows of all ranks.
+    Collective: every rank calls this, in the same order, with the counts of rows, (ranks, arrays).
 
     Raises:
         ValueError: the same on every rank, if there are more rows than MPI can count.
@@ -218,14 +213,7 @@ class _Leaf(NamedTuple):
 def _gather_leaves(
     leaves: dict[Any, _Leaf], problem: str, what: str, comm: Comm | None, to_all: bool
 ) -> tuple[dict[Any, _Leaf], dict[Any, Array]]:
-    """Gather leaves after all ranks have agreed on their names and kinds.
-
-    Args:
-        leaves: name, or path of names -> value; none on a rank that has nothing.
-        problem: why this rank has no leaves; "" if nothing is wrong.
-        what: name of the collective.
-        comm: the ranks; all of the job if None.
-        to_all: True to give every rank the rows of all ranks.
+    """Gather leaves, by name or path of names, after all ranks have agreed on their names and kinds.
 
     Returns:
         Leaves with the rows of all ranks, with the same names on every rank, and the number of rows
@@ -351,13 +339,12 @@ def _items(rows: Array, counts: Array, name: str) -> list[Any]:
 
 
 class GatherThread:
-    """Runs `gather_rows` in a thread.
+    """Runs `gather_rows` in a thread, with a communicator of its own.
 
     Collective: every rank makes one, once for the job, and begins equally many batches.
     """
 
     def __init__(self) -> None:
-        """Make a communicator for its messages, and start the thread."""
         self._comm = split(0)
         if self._comm:
             nodes(self._comm)  # here, where all ranks are

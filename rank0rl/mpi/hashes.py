@@ -39,13 +39,3 @@ def sha256_tensors(tensors: Mapping[str, Tensor]) -> str:
 def sha256_each(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the name and the hash of each tensor. The name does not enter its hash."""
     return {name: sha256_tensors({"0": t}) for name, t in tensors.items()}
-
-
-def sha256_text(text: str) -> str:
-    """Return the hash of a text."""
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def hash64(value: Any) -> int:
-    """Return a hash of a value's repr that fits into a signed 64-bit integer."""
-    return int.from_bytes(hashlib.blake2b(repr(value).encode(), digest_size=8).digest()) - (1 << 63)

@@ -22,53 +22,11 @@ from rank0rl.mpi.trees import as_value, as_values, is_dense
 
 Array = npt.NDArray[Any]
 
+X = TypeVar("X")
+
 _LOW = (1 << 32) - 1
 _NEAR = 1 - 1e-12  # a product so near a limit may be beyond it, because it is computed in float64
 
-
-def halves(x: Array) -> Array:
-    """Return the upper and the lower 32 bits of 64-bit integers, (2, *shape), int64.
-
-    Sums of either half over less than 2^31 ranks are exact.
-    """
-    return np.stack([x >> 32, x & _LOW]).astype(np.int64)
-
-
-def whole(sums: Array, dtype: np.dtype[Any], what: str) -> Array:
-    """Return the integers whose halves have these sums, (2, *shape).
-
-    Args:
-        sums: sums of `halves`, the same on every rank.
-        dtype: int64 or uint64.
-        what: name of the collective, for the error message.
-
-    Raises:
-        OverflowError: the same on every rank, if one does not fit the dtype.
-    """
-    high, low = sums[0] + (sums[1] >> 32), sums[1] & _LOW
-    limits = np.iinfo(dtype)
-    if high.size and (high.min() < limits.min >> 32 or high.max() > limits.max >> 32):
-        raise _overflow(high.astype(np.float64) * 2.0**32, what)
-    return np.asarray((high.astype(dtype) << 32) | low.astype(dtype))
-
-
-def check_products(rough: Array, dtype: np.dtype[Any], what: str) -> None:
-    """Raise OverflowError if products, computed in float64, do not fit the dtype, or may not."""
-    limits = np.iinfo(dtype)
-    low, high = _NEAR * limits.min, _NEAR * limits.max
-    if rough.size and ((rough.min() <= low < 0) or rough.max() >= high):
-        raise _overflow(rough, what)
-
-
-def _overflow(rough: Array, what: str) -> OverflowError:
-    return agreed(
-        OverflowError(
-            f"{what}: a result does not fit 64 bits: {rough.min():g} to {rough.max():g}; pass floats"
-        )
-    )
-
-
-X = TypeVar("X")
 
 OPS = ("sum", "mean", "prod", "max", "min")
 _UFUNC: dict[str, np.ufunc] = {
@@ -106,8 +64,8 @@ def all_sum(x: X, comm: Comm | None = None) -> X:
 def all_mean(x: X, comm: Comm | None = None) -> Any:
     """Return the mean over ranks, element by element, on every rank: the sum in float64 / nworkers.
 
-    Every rank has the same weight. If some ranks have more samples than others, use
-    `statistics.statistics`.
+    Every rank has the same weight. If some ranks have more samples than others, divide the sum over
+    ranks by the sum of their counts.
 
     Collective: every rank calls this, in the same order, with the same kind, dtype and shape.
 
@@ -227,7 +185,7 @@ def _reduce_one(x: Any, op: str, what: str, comm: Comm | None) -> Any:
 
 
 def _reduce_float(x: float, op: str, what: str, comm: Comm | None) -> float:
-    """Do what `reduce_many` does with a number of Python, in a fraction of its time."""
+    """Do for a float of Python what `reduce_many` does, in a fraction of the time."""
     each = exchange(_FLOAT[op], what, _DOUBLE.pack(x), "", _SAME, comm)
     total: float = -0.0  # adds nothing, not even a sign
     for part in each:  # `sum` rounds in another way since Python 3.12
@@ -270,9 +228,9 @@ def _over_ranks(stacked: Array, op: str, what: str) -> Array:
     wide: Array = stacked.astype(_wide(stacked.dtype, op))
     if len(wide) > 1 and wide.dtype.kind in "iu":
         if op == "sum":
-            return whole(halves(wide).sum(axis=1), wide.dtype, what)
+            return _whole(_halves(wide).sum(axis=1), wide.dtype, what)
         if op == "prod":
-            check_products(np.multiply.reduce(wide.astype(np.float64)), wide.dtype, what)
+            _check_products(np.multiply.reduce(wide.astype(np.float64)), wide.dtype, what)
     result = wide[0]
     for row in wide[1:]:  # in half the time of `reduce` if the rows are short
         result = _UFUNC[op](result, row)
@@ -315,12 +273,12 @@ def _extreme_(flat: Array, op: str, what: str, comm: Comm | None) -> None:
 def _exact(flat: Array, op: str, what: str, comm: Comm | None) -> Array:
     """Reduce 64-bit integers."""
     if op == "sum":
-        sums = halves(flat)
+        sums = _halves(flat)
         reduce_([sums.reshape(-1)], "sum", what, comm)
-        return whole(sums, flat.dtype, what)
+        return _whole(sums, flat.dtype, what)
     rough = flat.astype(np.float64)
     reduce_([rough], op, what, comm)
-    check_products(rough, flat.dtype, what)
+    _check_products(rough, flat.dtype, what)
     reduce_([flat], op, what, comm)
     return flat
 
@@ -341,3 +299,40 @@ def _narrow(result: Array, dtype: np.dtype[Any], op: str, what: str) -> Array:
                 )
             )
     return result.astype(dtype, copy=False)
+
+
+def _halves(x: Array) -> Array:
+    """Return the upper and the lower 32 bits of 64-bit integers, (2, *shape), int64.
+
+    Sums of either half over less than 2^31 ranks are exact.
+    """
+    return np.stack([x >> 32, x & _LOW]).astype(np.int64)
+
+
+def _whole(sums: Array, dtype: np.dtype[Any], what: str) -> Array:
+    """Return the integers whose halves have these sums, (2, *shape).
+
+    Raises:
+        OverflowError: the same on every rank, if one does not fit the dtype, int64 or uint64.
+    """
+    high, low = sums[0] + (sums[1] >> 32), sums[1] & _LOW
+    limits = np.iinfo(dtype)
+    if high.size and (high.min() < limits.min >> 32 or high.max() > limits.max >> 32):
+        raise _overflow(high.astype(np.float64) * 2.0**32, what)
+    return np.asarray((high.astype(dtype) << 32) | low.astype(dtype))
+
+
+def _check_products(rough: Array, dtype: np.dtype[Any], what: str) -> None:
+    """Raise OverflowError if products, computed in float64, do not fit the dtype, or may not."""
+    limits = np.iinfo(dtype)
+    low, high = _NEAR * limits.min, _NEAR * limits.max
+    if rough.size and ((rough.min() <= low < 0) or rough.max() >= high):
+        raise _overflow(rough, what)
+
+
+def _overflow(rough: Array, what: str) -> OverflowError:
+    return agreed(
+        OverflowError(
+            f"{what}: a result does not fit 64 bits: {rough.min():g} to {rough.max():g}; pass floats"
+        )
+    )

@@ -59,7 +59,7 @@ def named(tree: Any) -> dict[str, Any]:
     return {"x" + "".join(f"[{key!r}]" for key in path): leaf for path, leaf in leaves(tree)}
 
 
-def same_kind(tree: Any, children: dict[Any, Any]) -> Any:
+def _same_kind(tree: Any, children: dict[Any, Any]) -> Any:
     """Return a container of the same type as `tree`, with other children."""
     if tree is None:
         return None
@@ -82,7 +82,7 @@ def rebuilt(
     tree: Any,
     new: Iterable[Any],
     items: Items = structure_items,
-    build: Callable[[Any, dict[Any, Any]], Any] = same_kind,
+    build: Callable[[Any, dict[Any, Any]], Any] = _same_kind,
 ) -> Any:
     """Return a tree of the same form with other leaves.
 
@@ -90,7 +90,7 @@ def rebuilt(
         tree: the form.
         new: the new leaves, in the order of `leaves(tree)`.
         items: what counts as a container.
-        build: (container, key -> new child) -> new container; `same_kind` or `plain`.
+        build: (container, key -> new child) -> new container; `_same_kind` or `plain`.
     """
     rest = iter(new)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -174,11 +175,11 @@ def chksum(
         problem = f"{changed[0]!r} has changed, and must not"
     what = f"chksum {label}".strip()
     check_layout(each, what, problem, same="weights, bit for bit", comm=comm)
-    return hashes.sha256_text("".join(each.values()))
+    return hashlib.sha256("".join(each.values()).encode()).hexdigest()
 
 
 def kinds(tensors: Mapping[str, Tensor]) -> dict[str, Kind]:
-    """Return name -> dtype, shape and kind of device, for `layout.exchange`."""
+    """Return name -> dtype, shape and kind of device, for `agreement.exchange`."""
     return {name: Kind("", t.dtype, t.shape, t.device.type) for name, t in tensors.items()}
 
 

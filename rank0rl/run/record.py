@@ -13,6 +13,7 @@ import numpy as np
 from rank0rl.batch import Batch, Gathered
 from rank0rl.envs.retry import FAILURES
 from rank0rl.launch import job
+from rank0rl.launch.failures import FAILURE, exit_code_after
 from rank0rl.mpi import comm, hashes
 from rank0rl.run import checkpoint, files
 from rank0rl.run.hooks import Record
@@ -328,10 +329,10 @@ class Recorder:
             )
             if isinstance(error, Interrupted):
                 job.mark_interrupted(error.signum)
-                comm.stop(128 + error.signum)
+                comm.stop(exit_code_after(error.signum))
             if isinstance(error, checkpoint.NotSaved):
-                job.fail(1, f"error: {error}")
-                comm.abort(1)
+                job.fail(FAILURE, f"error: {error}")
+                comm.abort(FAILURE)
             raise
         self._logger.close()
         if self.state.share_over() < 1:

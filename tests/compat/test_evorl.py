@@ -9,7 +9,7 @@ import pytest
 import torch
 from on_ranks import on_ranks
 
-from rank0rl.compat import _evorl_mesh, evorl
+from rank0rl.compat import _evorl_axes, evorl
 from rank0rl.mpi import comm, trees
 
 RANKS = [1, pytest.param(2, marks=pytest.mark.slow), 3]
@@ -337,7 +337,7 @@ def test_six_ranks_are_two_by_three(rank, monkeypatch):
         ("DP", "POP"): [0, 0, 0, 0, 0, 0],
     }
     expected = {frozenset(axes): of_ranks[rank] for axes, of_ranks in colors.items()}
-    assert _evorl_mesh._along({"DP": 2, "POP": 3}) == expected
+    assert _evorl_axes._along({"DP": 2, "POP": 3}) == expected
 
 
 def test_neighbours_of_several_axes_differ_along_the_last_one(monkeypatch):

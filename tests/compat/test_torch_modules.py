@@ -403,7 +403,7 @@ def same_errors(results, n):
     )
     assert "rank 0: gather_list must be a list" in said["gather nothing"]
     assert "rank 1: gather_list must be None on all ranks but 0" in said["gather twice"]
-    assert "scatter_list[0]: expected the dtype and shape of" in said["scatter dtypes"]
+    assert "scatter_list[0] must have the dtype and shape of" in said["scatter dtypes"]
     assert "weights, bit for bit: '0, of shape (3,)' is" in said["drift"]
     assert f"on rank {n - 1}" in said["drift"]
 

@@ -12,7 +12,7 @@ from runs import write_run
 from rank0rl.tools.report_study import TRIALS
 from rank0rl.tools.study import search
 from rank0rl.tools.study.planned import Options
-from rank0rl.tools.study.search import Search, check, score
+from rank0rl.tools.study.search import Search, _score, check
 
 REST = ["--total-steps", "9000"]
 
@@ -152,10 +152,10 @@ def test_ranges(text, method):
 
 def test_scores(tmp_path):
     write_run(tmp_path / "a", [0.0, 10.0])  # at 1000 and 2000 of 9000 steps
-    assert score(tmp_path / "a", "final") == 10.0
-    assert score(tmp_path / "a", "mean") == pytest.approx((5.0 + 7 * 10.0) / 8)
+    assert _score(tmp_path / "a", "final") == 10.0
+    assert _score(tmp_path / "a", "mean") == pytest.approx((5.0 + 7 * 10.0) / 8)
     write_run(tmp_path / "b", [np.nan])
-    assert score(tmp_path / "b", "final") == -np.inf
+    assert _score(tmp_path / "b", "final") == -np.inf
 
 
 @pytest.mark.parametrize("code", [0, 1])

@@ -6,7 +6,6 @@ import sys
 import pytest
 from on_ranks import HERE, run
 
-from rank0rl.launch import mpiexec
 from rank0rl.tools import sbatch
 
 TRAIN = ["python", "train.py", "Walker2d", "--num-envs", "32"]
@@ -36,8 +35,8 @@ def test_a_job_on_two_nodes_is_requeued_after_either_signal():
 
 
 def test_the_pmi_is_that_of_the_mpi(monkeypatch):
-    for vendor, pmi in (("Open MPI", "pmix"), ("MPICH", "pmi2"), ("Intel MPI", "pmi2")):
-        monkeypatch.setattr(mpiexec, "vendor", lambda _, vendor=vendor: vendor)
+    for made_by, pmi in (("Open MPI", "pmix"), ("MPICH", "pmi2"), ("Intel MPI", "pmi2")):
+        monkeypatch.setattr(sbatch, "vendor", lambda _, made_by=made_by: made_by)
         assert [line for line in lines() if line.startswith(f"srun --mpi={pmi} ")]
 
 

@@ -1,4 +1,4 @@
-"""What was measured with each number of ranks: the speedup that it allows, and advice.
+"""The measured figures of each number of ranks, the speedup that they allow, and advice.
 
 An iteration on n ranks consists of what all ranks share (collecting and processing), and of what rank 0
 does while the others sleep or, with overlap, collect. Envs and whole episodes cannot be cut in two, so

@@ -94,8 +94,11 @@ def _columns(row: Row) -> dict[str, Any]:
     return {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in every.items()}
 
 
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    yield from (f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
@@ -106,22 +109,7 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
     head = ["ranks", "steps/s (min to max)", "speedup", "efficiency", "ceiling", "expected"]
     head += ["bare env.step", "return", "memory"]
     head += ["published 2017: steps/s", "speedup"] if same_batches else []
-    yield _line(head)
-    yield f"|{'---|' * len(head)}"
-    for row in rows:
-        low, high = row.steps_per_s_min, row.steps_per_s_max
-        cells = [
-            f"{row.nprocs}{' (more than cores)' if row.oversubscribed else ''}",
-            f"{row.steps_per_s:,.0f}" + (f" ({low:,.0f} to {high:,.0f})" if low < high else ""),
-            *(f"{x:.2f}" for x in (row.speedup, row.efficiency, row.ceiling, row.expected)),
-            f"{row.bare_steps_per_s:,.0f}",
-            f"{row.return_mean:.6g}",
-            f"{row.memory_mb:,.0f} MB",
-        ]
-        if same_batches:
-            rate = _PUBLISHED.get(row.nprocs)
-            cells += [f"{rate:,}", f"{rate / _PUBLISHED[1]:.2f}"] if rate else ["", ""]
-        yield _line(cells)
+    yield from _table(head, [_cells(row, same_batches) for row in rows])
     yield (
         "\nEfficiency is speedup per rank. The ceiling is the speedup that the first row's phases allow if "
         "every rank has a core to itself. Expected also accounts for processes that slow each other down "
@@ -130,13 +118,31 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
     )
     yield "Milliseconds of an iteration on rank 0, and fractions of it:\n"
     phases = _phases(rows)
-    yield _line(["ranks", "iteration", *phases, "in no phase"])
-    yield f"|{'---|' * (len(phases) + 3)}"
+    times = []
     for row in rows:
         each = [f"{1000 * row.phases[p]:.1f} ({row.fraction(p):.0%})" for p in phases]
-        yield _line([str(row.nprocs), f"{1000 * row.seconds:.1f}", *each, f"{row.unaccounted:.1%}"])
+        iteration = f"{1000 * row.seconds:.1f}"
+        times.append([str(row.nprocs), iteration, *each, f"{row.unaccounted:.1%}"])
+    yield from _table(["ranks", "iteration", *phases, "in no phase"], times)
     yield ""
     yield from (f"- {note}" for note in about["notes"])
+
+
+def _cells(row: Row, published: bool) -> list[str]:
+    """Return the first table's cells of a row, and the published figures if they are asked for."""
+    low, high = row.steps_per_s_min, row.steps_per_s_max
+    cells = [
+        f"{row.nprocs}{' (more than cores)' if row.oversubscribed else ''}",
+        f"{row.steps_per_s:,.0f}" + (f" ({low:,.0f} to {high:,.0f})" if low < high else ""),
+        *(f"{x:.2f}" for x in (row.speedup, row.efficiency, row.ceiling, row.expected)),
+        f"{row.bare_steps_per_s:,.0f}",
+        f"{row.return_mean:.6g}",
+        f"{row.memory_mb:,.0f} MB",
+    ]
+    if published:
+        rate = _PUBLISHED.get(row.nprocs)
+        cells += [f"{rate:,}", f"{rate / _PUBLISHED[1]:.2f}"] if rate else ["", ""]
+    return cells
 
 
 def _phases(rows: Sequence[Row]) -> list[str]:
@@ -193,24 +199,7 @@ def _predicted_markdown(prediction: Prediction) -> Iterator[str]:
     yield "Predicted from the measurements above:\n"
     head = ["ranks", "nodes", "experiment", "envs", "batch", "steps/s", "speedup"]
     head += ["limited by", "what helps"]
-    yield _line(head)
-    yield f"|{'---|' * len(head)}"
-    for each in prediction.rows:
-        took = each.iteration
-        fraction = getattr(took, took.largest) / took.seconds
-        otherwise = "more ranks" if took.largest == "collect" else ""
-        cells = [
-            str(each.nprocs),
-            str(each.nodes),
-            each.experiment,
-            f"{each.costs.num_envs:,}",
-            f"{each.costs.steps:,.0f}",
-            f"{each.steps_per_s:,.0f}",
-            f"{each.speedup:.2f}",
-            f"{took.bound} ({fraction:.0%})",
-            _helps(each) or otherwise,
-        ]
-        yield _line(cells)
+    yield from _table(head, [_predicted_cells(each) for each in prediction.rows])
     yield (
         f"\nThe measured experiment has {prediction.costs.num_envs} envs. More ranks than that need more envs, "
         f"which is another experiment: with the same batch in shorter fragments, or with a batch that grows. "
@@ -218,6 +207,21 @@ def _predicted_markdown(prediction: Prediction) -> Iterator[str]:
         f"batches give another curve.\n"
     )
     yield from (f"- {note}" for note in prediction.notes)
+
+
+def _predicted_cells(each: Predicted) -> list[str]:
+    took = each.iteration
+    return [
+        str(each.nprocs),
+        str(each.nodes),
+        each.experiment,
+        f"{each.costs.num_envs:,}",
+        f"{each.costs.steps:,.0f}",
+        f"{each.steps_per_s:,.0f}",
+        f"{each.speedup:.2f}",
+        f"{took.bound} ({getattr(took, took.largest) / took.seconds:.0%})",
+        _helps(each) or ("more ranks" if took.largest == "collect" else ""),
+    ]
 
 
 def _helps(each: Predicted) -> str:

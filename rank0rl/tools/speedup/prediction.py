@@ -242,7 +242,7 @@ _ALONE = {
 
 
 def _limited(costs: Costs, machines: Machines, most: int) -> str:
-    """Return a sentence on the number of ranks from which collecting no longer takes the longest."""
+    """Return a sentence that names the number of ranks from which rank 0 is the limit."""
 
     def experiment(nprocs: int) -> Costs:
         return costs if nprocs <= costs.num_envs else _grown(costs, nprocs, LARGER_BATCH)

@@ -92,7 +92,7 @@ def collect_costs(run: Path, path: Path) -> dict[str, Any]:
 
     Returns:
         "per_step": number of envs -> wall and CPU seconds of one step of them all; "row_bytes" of a
-        step, "arrays" of a batch, "weights_bytes".
+        step, "arrays" of a batch, and "weights_bytes".
 
     Raises:
         FailedError: if the environment cannot be stepped in a process by itself.

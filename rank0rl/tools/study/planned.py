@@ -70,10 +70,6 @@ class Options:
 def check_file(given: Options, source: Path) -> None:
     """Check that a file of a study imports only Gymnasium's and rank0rl's own code, and starts no other program.
 
-    Args:
-        given: what the file says.
-        source: the file.
-
     Raises:
         ValueError: naming what it would import, or the options that only a command line may give.
     """
@@ -100,22 +96,19 @@ class Planned:
     name: str  # of its folder in the study's
     words: tuple[str, ...]  # command line of training, without the folder and the number of ranks
     options: RunOptions
-    agent: Any = None  # its options
+    agent: Any = None  # options of the agent
 
     def ends(self, by: str) -> bool:
-        """Return True if a run that has ended by this, as summary.json has it, need not go on."""
+        """Return True if the run need not go on after an end such as "total_steps 1000" in its summary.json."""
         name, _, value = by.partition(" ")
         now = getattr(self.options, name, None)
         return name == "hook" or value == (f"{now:g}" if isinstance(now, float) else str(now))
 
     def check(self, study: Path) -> None:
-        """Check that what has been trained of it has the same settings.
-
-        Args:
-            study: folder of the study.
+        """Check that the run in its folder, if there is one, has the same settings.
 
         Raises:
-            ValueError: if the run in its folder has other ones.
+            ValueError: if a setting differs that may not change.
         """
         folder = study / self.name
         if not (folder / "config.toml").exists():

@@ -41,7 +41,7 @@ class Runs(Protocol):
         """Return True if a run need not be trained to its end."""
 
     def done(self, planned: Planned, code: int) -> None:
-        """Take in that a run has ended, with this exit code of its training; 0 if it was stopped."""
+        """Record the end of a run, with the exit code of its training; 0 if it was stopped early."""
 
 
 class Progress:
@@ -136,7 +136,7 @@ class Schedule:
                 training.wait()
 
     def _look_at(self, training: Training) -> None:
-        """Take back the cores of training that has ended, and let it go on if it was stopped for more."""
+        """Take back the cores of training that has ended, or start it again if it was stopped for more cores."""
         code = training.poll()
         if code is None:
             if not training.given_up and self._runs.stops(training):
@@ -154,7 +154,7 @@ class Schedule:
         self._progress.over(training.planned, code)
 
     def _fill(self) -> None:
-        """Give free cores to runs that wait; if none does, to those that have the most work left."""
+        """Give free cores to runs that wait; if none waits, to those that have the most work left."""
         starting: list[Planned] = []
         while len(starting) < len(self._free) and (planned := self._runs.take()):
             starting.append(planned)

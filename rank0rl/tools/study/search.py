@@ -29,11 +29,7 @@ _WARM_UP = 5  # of these, the first ones, and trials that are never stopped earl
 
 
 def check(given: Options, rest: Sequence[str]) -> None:
-    """Check the options of a search.
-
-    Args:
-        given: options of the study.
-        rest: options of every run.
+    """Check the options of a search, and those of its runs.
 
     Raises:
         ValueError: for several environments or agents, a wrong range, a setting that cannot be, or a
@@ -63,7 +59,7 @@ def _ranges(given: Options) -> dict[str, str]:
 
 
 def _suggester(name: str, text: str) -> Callable[[Any], Any]:
-    """Return what suggests a trial's value of a setting: of 0.9:0.99, log:1e-5:1e-3, 1:20 or tanh|relu."""
+    """Return a function that suggests a trial's value of a setting, from 0.9:0.99, log:1e-5:1e-3, 1:20 or tanh|relu."""
     log = text.startswith("log:")
     if "|" in text and all(text.split("|")):
         return lambda trial: trial.suggest_categorical(name, text.split("|"))
@@ -84,8 +80,8 @@ def _as_word(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def score(folder: Path, objective: str) -> float:
-    """Return what a run came to.
+def _score(folder: Path, objective: str) -> float:
+    """Return the value of a run.
 
     Args:
         folder: the run's folder.
@@ -198,7 +194,7 @@ class Search:
         return True
 
     def done(self, run: Planned, code: int) -> None:
-        """Tell Optuna what a trial came to, when the last of its runs is over."""
+        """Tell Optuna the value of a trial when the last of its runs is over."""
         self.over += 1
         trial = self._mine[run.name]
         trial.left.discard(run.name)
@@ -256,7 +252,7 @@ class Search:
                 self._plan(Trial(self._study, frozen._trial_id))
 
     def _plan(self, of_optuna: Any) -> None:
-        """Let the runs of a trial wait, but for those that are over."""
+        """Claim a trial, and let those of its runs wait that are not over."""
         number = of_optuna.number
         folder = f"search/{number:04d}"
         release = claim(self._out / folder)
@@ -308,7 +304,7 @@ class Search:
 
         value = None
         if trial.verdict == "COMPLETE":
-            scores = [score(self._out / name, self._given.objective) for name in trial.runs]
+            scores = [_score(self._out / name, self._given.objective) for name in trial.runs]
             value = float(np.mean(scores))
         self._study.tell(trial.of_optuna, value, state=TrialState[trial.verdict])
         trial.release()

@@ -24,6 +24,7 @@ from typing import Any
 import tomli_w
 import tyro
 
+from rank0rl.launch.failures import exit_code_after
 from rank0rl.launch.hosts import SSH, Host, read_hosts
 from rank0rl.options import check
 from rank0rl.run import files, settings
@@ -71,7 +72,7 @@ def main(argv: list[str]) -> int:
             failed = _train(runs, out, number)
     except _Stop as stop:
         print(f"stopped: {out} goes on with the same command", file=sys.stderr)
-        return 128 + stop.signum
+        return exit_code_after(stop.signum)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

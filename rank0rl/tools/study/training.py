@@ -1,4 +1,4 @@
-"""The training of one run of a study: claimed by one machine, on cores of its own, and what it has come to."""
+"""One run of a study: its claim by one machine, the processes that train it, and what they have written."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from rank0rl.launch.failures import exit_code_after
 from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.tools.study.planned import Planned
 
 Core = tuple[int, ...]
 """The CPUs of a core."""
-SAVED = (128 + signal.SIGTERM, -signal.SIGTERM)
+SAVED = (exit_code_after(signal.SIGTERM), -signal.SIGTERM)
 """Exit codes of training that was told to end: it has saved, or not begun yet."""
 
 _OUTPUT = "output.txt"
@@ -28,13 +29,10 @@ _TAIL = 1 << 16  # bytes of a file that hold its last line
 
 
 def claim(folder: Path) -> Callable[[], None] | None:
-    """Claim a folder for this process, at most while it lives.
-
-    Args:
-        folder: of a run, for instance. It is made if there is none.
+    """Claim a folder for this process, at most while it lives. The folder is made if there is none.
 
     Returns:
-        A function that gives it up; None if another process has claimed it.
+        A function that gives the claim up; None if another process has claimed the folder.
 
     Raises:
         OSError: if the file system has no locks: two machines would train the same run.
@@ -131,11 +129,7 @@ class Training:
 
 
 def complaint(folder: Path) -> str:
-    """Return the last line that names an error in what a run's training has printed, else its last line.
-
-    Args:
-        folder: the run's folder.
-    """
+    """Return the last line that names an error in the output.txt of a run, else its last line."""
     with (folder / _OUTPUT).open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
         lines = [line.strip() for line in file.read().decode(errors="replace").split("\n")]

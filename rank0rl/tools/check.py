@@ -24,8 +24,9 @@ import tyro
 
 from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, Step, choose
 from rank0rl.batch import Batch
-from rank0rl.envs import make as envs
 from rank0rl.envs.block import make_block
+from rank0rl.envs.make import make, resolve, running_statistics
+from rank0rl.launch.failures import usage_error
 from rank0rl.launch.mpiexec import find_mpiexec
 from rank0rl.options import check as check_options
 from rank0rl.options import option
@@ -39,61 +40,6 @@ _HASHES: Mapping[str, str] = {
     "weights_sha256": "weights differ from iteration {} on, after the same rows: update is not repeatable, "
     "or state() and load() miss something",
 }
-
-
-def check_agent(words: Sequence[str], folder: Path) -> dict[str, str]:
-    """Train for a few iterations under conditions that must not matter.
-
-    Args:
-        words: a command line of training.
-        folder: an empty folder, for the runs.
-
-    Returns:
-        Condition -> what it changes, or why the run has failed; "" if it changes nothing. If the first
-        run fails, there is only that.
-    """
-    first = _trained(words, folder / "first")
-    if first:
-        return {"trained": first}
-    found = {}
-    conditions = {"repeated": [], "with evaluations": ["--eval-every", "1", "--eval-episodes", "2"]}
-    if find_mpiexec() and importlib.util.find_spec("mpi4py"):
-        conditions |= {f"on {n} ranks": ["--nprocs", str(n)] for n in (2, 3)}
-    for condition, more in conditions.items():
-        run = folder / condition.replace(" ", "-")
-        found[condition] = _trained([*words, *more], run) or _difference_of_runs(
-            folder / "first", run
-        )
-    run = folder / "resumed"
-    half = _trained(words, run, _ITERATIONS // 2) or _trained(
-        ["--resume", str(run), "--trust"], run
-    )
-    found["stopped and resumed"] = half or _difference_of_runs(folder / "first", run)
-    return found
-
-
-def _trained(words: Sequence[str], run: Path, iterations: int = _ITERATIONS) -> str:
-    """Train in a folder; return "", or why that has failed."""
-    where = [] if "--resume" in words else ["--run-dir", str(run)]
-    more = ["--stop-after-iterations", str(iterations), "--drift-check-every", "1", "--quiet"]
-    command = [sys.executable, "-m", "rank0rl", "train", *words, *where, *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if not done.returncode:
-        return ""
-    lines = [line for line in done.stderr.splitlines() if "Error: " in line or "error: " in line]
-    return (lines or done.stderr.splitlines() or [f"it ended with code {done.returncode}"])[0]
-
-
-def _difference_of_runs(a: Path, b: Path) -> str:
-    """Return what differs first in the records of two runs; "" if nothing does."""
-    rows, others = read_rows(a), read_rows(b)
-    if len(rows) != len(others):
-        return f"{len(others)} iterations, not {len(rows)}"
-    for i, (mine, other) in enumerate(zip(rows, others, strict=True), 1):
-        for column, words in _HASHES.items():
-            if mine[column] != other[column]:
-                return words.format(i)
-    return ""
 
 
 Array = npt.NDArray[Any]
@@ -128,22 +74,21 @@ def main(argv: list[str]) -> int:
         check_options(given)
         if rest and not given.algo:
             raise ValueError(f"unknown options {' '.join(rest)}: options of training need --algo")
-        env_id = envs.resolve(given.env_id)
+        env_id = resolve(given.env_id)
         findings = check(
-            lambda: envs.make(env_id, given.wrappers, **given.env_kwargs),
+            lambda: make(env_id, given.wrappers, **given.env_kwargs),
             steps=given.steps,
             others=given.others,
             seed=given.seed,
         )
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return usage_error(str(error))
     print(f"{env_id}: one environment, {given.steps} steps with random actions")
     _print(findings)
     if given.algo:
         print(f"{given.algo}: runs of a few iterations")
         with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
-            of_agent = check_agent(_words(given, rest), Path(folder))
+            of_agent = _check_agent(_words(given, rest), Path(folder))
         _print(of_agent)
         findings |= of_agent
     good = not any(findings.values())
@@ -184,24 +129,24 @@ def check(
     """
 
     def run(
-        global_seed: int, num_envs: int = 1, make: Callable[[], Any] = make_env
+        global_seed: int, num_envs: int = 1, made_by: Callable[[], Any] = make_env
     ) -> list[Fragment]:
         random.seed(global_seed)
         np.random.seed(global_seed)  # noqa: NPY002 - some environments use it
-        rollout = FixedSteps(make_block(make, range(num_envs), seed), steps)
+        rollout = FixedSteps(make_block(made_by, range(num_envs), seed), steps)
         fragments, _ = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
         return fragments[: len(rollout.block.groups[0])]
 
     env = make_env()
-    first = run(0, make=lambda: env)
+    first = run(0, made_by=lambda: env)
     used = _global_generators_used(0)
     by_global = _difference(first, run(1))
     if by_global and used:
         by_global += f": it draws from {used}, not from self.np_random"
-    wrappers = envs.running_statistics(env)
+    wrappers = running_statistics(env)
     return {
         "repeated in a new environment": _difference(first, run(0)),
-        "repeated in the same environment": _difference(first, run(0, make=lambda: env)),
+        "repeated in the same environment": _difference(first, run(0, made_by=lambda: env)),
         "with other global random numbers": by_global,
         f"beside {others} other environments": _difference(first, run(0, num_envs=1 + others)),
         "after any earlier use": (
@@ -266,3 +211,58 @@ def _global_generators_used(global_seed: int) -> str:
     np.random.seed(global_seed)  # noqa: NPY002
     then = state()
     return " and ".join(name for name in now if now[name] != then[name])
+
+
+def _check_agent(words: Sequence[str], folder: Path) -> dict[str, str]:
+    """Train for a few iterations under conditions that must not matter.
+
+    Args:
+        words: a command line of training.
+        folder: an empty folder, for the runs.
+
+    Returns:
+        Condition -> what it changes, or why the run has failed; "" if it changes nothing. If the first
+        run fails, there is only that.
+    """
+    first = _trained(words, folder / "first")
+    if first:
+        return {"trained": first}
+    found = {}
+    conditions = {"repeated": [], "with evaluations": ["--eval-every", "1", "--eval-episodes", "2"]}
+    if find_mpiexec() and importlib.util.find_spec("mpi4py"):
+        conditions |= {f"on {n} ranks": ["--nprocs", str(n)] for n in (2, 3)}
+    for condition, more in conditions.items():
+        run = folder / condition.replace(" ", "-")
+        found[condition] = _trained([*words, *more], run) or _difference_of_runs(
+            folder / "first", run
+        )
+    run = folder / "resumed"
+    half = _trained(words, run, _ITERATIONS // 2) or _trained(
+        ["--resume", str(run), "--trust"], run
+    )
+    found["stopped and resumed"] = half or _difference_of_runs(folder / "first", run)
+    return found
+
+
+def _trained(words: Sequence[str], run: Path, iterations: int = _ITERATIONS) -> str:
+    """Train in a folder; return "", or why that has failed."""
+    where = [] if "--resume" in words else ["--run-dir", str(run)]
+    more = ["--stop-after-iterations", str(iterations), "--drift-check-every", "1", "--quiet"]
+    command = [sys.executable, "-m", "rank0rl", "train", *words, *where, *more]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if not done.returncode:
+        return ""
+    lines = [line for line in done.stderr.splitlines() if "Error: " in line or "error: " in line]
+    return (lines or done.stderr.splitlines() or [f"it ended with code {done.returncode}"])[0]
+
+
+def _difference_of_runs(a: Path, b: Path) -> str:
+    """Return what differs first in the records of two runs; "" if nothing does."""
+    rows, others = read_rows(a), read_rows(b)
+    if len(rows) != len(others):
+        return f"{len(others)} iterations, not {len(rows)}"
+    for i, (mine, other) in enumerate(zip(rows, others, strict=True), 1):
+        for column, words in _HASHES.items():
+            if mine[column] != other[column]:
+                return words.format(i)
+    return ""

@@ -27,6 +27,7 @@ import numpy as np
 import tyro
 
 from rank0rl.launch import fork, job, mpiexec
+from rank0rl.launch.failures import usage_error
 from rank0rl.launch.hosts import SSH, Host, free_space, read_hosts, shortages
 
 _INSTALL = "pip install mpi4py mpich"
@@ -63,8 +64,7 @@ def main(argv: list[str]) -> int:
     try:
         hosts = read_hosts(given.hosts, given.hostfile)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return usage_error(str(error))
     all_ok = True
     for line in _lines(given.mpiexec, hosts):
         all_ok = all_ok and not line.remedy

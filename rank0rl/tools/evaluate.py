@@ -5,12 +5,12 @@ The episodes have seeds that training does not use. Nothing in the run's folder 
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
+from rank0rl.launch.failures import usage_error
 from rank0rl.options import check, option
 from rank0rl.policy import load
 from rank0rl.run.record import known_mean
@@ -46,8 +46,7 @@ def main(argv: list[str]) -> int:
         policy = load(given.run, given.trust)
         ended = policy.evaluate(given.episodes, given.seed, given.deterministic)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return usage_error(str(error))
     ret, length = ended["return"], ended["length"]
     actions = "the most probable actions" if given.deterministic else "actions drawn at random"
     print(

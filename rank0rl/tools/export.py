@@ -12,7 +12,6 @@ import dataclasses
 import importlib
 import inspect
 import logging
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from rank0rl.agent import Agent, Space, Spaces
 from rank0rl.envs import spaces as env_spaces
 from rank0rl.envs.make import is_flattened, make, nested_actions
+from rank0rl.launch.failures import usage_error
 from rank0rl.mpi.threads import set_threads
 from rank0rl.policy import load
 from rank0rl.tools.evaluate import RunToLoad
@@ -55,8 +55,7 @@ def main(argv: list[str]) -> int:
             )
         print(export(given.run, out, given.trust))
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return usage_error(str(error))
     return 0
 
 

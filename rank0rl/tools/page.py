@@ -89,7 +89,7 @@ class Series:
             axis.plot(x[known], y[known], line, color=color, markersize=3.5, clip_on=False)
 
 
-def steps(place: float) -> str:
+def _steps(place: float) -> str:
     """Return a place on an axis of steps as text."""
     return f"{number(place)} steps"
 
@@ -99,7 +99,7 @@ def chart(
     alt: str,
     series: Sequence[Series],
     finish: Callable[[Any], None],
-    heading: Callable[[float], str] = steps,
+    heading: Callable[[float], str] = _steps,
     caption: str = "",
 ) -> Markup:
     """Return a chart as wide as the page, with its legend.
@@ -131,7 +131,7 @@ def small_chart(
         finish(axis)
 
     name = re.sub(r"\W", "-", title)
-    return html.figure({"every": _picture(name, alt, _SMALL, series, titled, steps)})
+    return html.figure({"every": _picture(name, alt, _SMALL, series, titled, _steps)})
 
 
 def _picture(

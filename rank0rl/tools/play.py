@@ -5,7 +5,6 @@ The episodes are those of `evaluate` with the same seed.
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import tyro
 from rank0rl.batch import Batch
 from rank0rl.envs.make import make
 from rank0rl.evaluation import deterministic, whole_episodes
+from rank0rl.launch.failures import usage_error
 from rank0rl.mpi.threads import set_threads
 from rank0rl.options import check, option
 from rank0rl.policy import load
@@ -39,8 +39,7 @@ def main(argv: list[str]) -> int:
         check(given)
         ended = _play(given)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return usage_error(str(error))
     for i, (ret, length) in enumerate(zip(ended["return"], ended["length"], strict=True)):
         print(f"episode {i}: return {ret:.6g}, length {length}")
     return 0

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import tyro
 
+from rank0rl.launch.failures import usage_error
 from rank0rl.options import names
 from rank0rl.run.agents import short_name
 from rank0rl.run.folder import Array, NoRowsError, RunData, differing, read_run
@@ -58,8 +59,7 @@ def main(argv: list[str]) -> int:
         with figures.style():
             draw(groups, given.x, means, given.y).savefig(given.out, dpi=120)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return usage_error(str(error))
     for (env_id, agent), curves in groups.items():
         ends = curves.ret[:, -1]
         print(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,8 @@ from typing import Any
 import numpy as np
 import tyro
 
-from rank0rl.launch import fork
+from rank0rl.launch import fork, job
+from rank0rl.launch.failures import usage_error
 from rank0rl.options import check as check_options
 from rank0rl.options import option, read_some
 from rank0rl.tools.evaluate import RunToLoad
@@ -52,16 +52,7 @@ def main(argv: list[str]) -> int:
             return 0
         return _record(given)
     except ValueError as error:
-        return _refuse(error)
-
-
-def _refuse(error: ValueError) -> int:
-    """Say what is wrong, on one rank; return the exit code."""
-    from rank0rl.launch import job
-
-    if not job.world_rank():
-        print(f"error: {error}", file=sys.stderr)
-    return 2
+        return 2 if job.world_rank() else usage_error(str(error))
 
 
 def _record(given: Options) -> int:
@@ -76,7 +67,7 @@ def _record(given: Options) -> int:
     from rank0rl.rollout import WholeEpisodes
 
     set_threads(1)
-    if refused := comm.bcast_obj(None if comm.get_rank() else _refused(given.minari)):
+    if refused := comm.bcast_obj("" if comm.get_rank() else _refused(given.minari)):
         raise ValueError(refused)
     policy = load(given.run, given.trust)
     agent, options = policy.agent, policy.options
@@ -104,7 +95,7 @@ def _record(given: Options) -> int:
 
 def _gathered(rollout: Any, fragments: Sequence[Any]) -> list[dict[str, Any]]:
     """Return the episodes of all ranks on rank 0, in order, name -> array each; none elsewhere."""
-    from rank0rl import batch as batches
+    from rank0rl.batch import concatenate, in_order
     from rank0rl.mpi import comm
     from rank0rl.mpi.gather import rank0_accum_batches
 
@@ -119,13 +110,12 @@ def _gathered(rollout: Any, fragments: Sequence[Any]) -> list[dict[str, Any]]:
     ends = [
         {"end_obs": one.end_obs, "fragment_id": np.array([one.fragment_id])} for one in fragments
     ]
-    mine = {"steps": batches.concatenate(each), "ends": batches.concatenate(ends)}
+    mine = {"steps": concatenate(each), "ends": concatenate(ends)}
     gathered = rank0_accum_batches(mine if fragments else {})
     if comm.get_rank():
         return []
     steps, last = (
-        batches.in_order(gathered[name], gathered[name]["fragment_id"])
-        for name in ("steps", "ends")
+        in_order(gathered[name], gathered[name]["fragment_id"]) for name in ("steps", "ends")
     )
     cuts = np.flatnonzero(np.diff(steps.pop("fragment_id"))) + 1
     split = {name: np.split(array, cuts) for name, array in steps.items()}
@@ -136,39 +126,27 @@ def _gathered(rollout: Any, fragments: Sequence[Any]) -> list[dict[str, Any]]:
     return [dict(zip(split, arrays, strict=True)) for arrays in zip(*split.values(), strict=True)]
 
 
-def _refused(name: str) -> str | None:
-    """Return why there can be no new dataset of this name; None if there can be one."""
-    try:
-        _check_name(name)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _check_name(name: str) -> None:
-    """Raise ValueError if there can be no new dataset of this name, before anything is played."""
+def _refused(name: str) -> str:
+    """Return why there can be no new dataset of this name; "" if there can be one."""
     try:
         from minari.dataset.minari_dataset import parse_dataset_id
         from minari.storage import get_dataset_path
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"this tool needs Minari ({error.name!r} is missing): pip install 'minari[hdf5]'"
-        ) from None
+        return f"this tool needs Minari ({error.name!r} is missing): pip install 'minari[hdf5]'"
     try:
         parse_dataset_id(name)
     except Exception as error:  # whatever Minari raises for it
-        raise ValueError(
-            f"--minari must be a name and a version, such as walker2d/ppo-v0: got {name!r} ({error})"
-        ) from None
+        return f"--minari must be a name and a version, such as walker2d/ppo-v0: got {name!r} ({error})"
     try:
         is_there = get_dataset_path(name).exists()
     except OSError as error:
-        raise ValueError(f"MINARI_DATASETS_PATH is no folder to write to: {error}") from None
+        return f"MINARI_DATASETS_PATH is no folder to write to: {error}"
     if is_there:
-        raise ValueError(
+        return (
             f"there is a dataset {name!r} in {get_dataset_path()} already: choose another name or "
             f"version, or remove it with: minari delete {name}"
         )
+    return ""
 
 
 @contextlib.contextmanager

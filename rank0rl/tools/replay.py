@@ -7,7 +7,6 @@ This is how an environment that fails on one of many ranks is brought under a de
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Any
 
 import tyro
 
-from rank0rl import batch as batches
 from rank0rl.agent import Agent
-from rank0rl.batch import Batch
+from rank0rl.batch import Batch, take
 from rank0rl.collector import Collector, make_rollout
+from rank0rl.launch.failures import usage_error
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import hashes
 from rank0rl.mpi.threads import set_threads
@@ -52,53 +51,33 @@ def main(argv: list[str]) -> int:
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl replay")
     set_threads(1)
     try:
-        same = replay(
-            given.run, given.iteration, env=given.env, episode=given.episode, trust=given.trust
-        )
-    except CannotReplayError as error:  # other errors are the run's own and keep their traceback
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        same = _replay(given)
+    except _CannotReplayError as error:  # other errors are the run's own and keep their traceback
+        return usage_error(str(error))
     return 0 if same else 1
 
 
-class CannotReplayError(Exception):
+class _CannotReplayError(Exception):
     """An error for a run, iteration, environment or episode that cannot be repeated."""
 
 
-def replay(
-    run: Path,
-    iteration: int,
-    *,
-    env: int | None = None,
-    episode: int | None = None,
-    trust: bool = False,
-) -> bool:
+def _replay(given: Options) -> bool:
     """Repeat one environment of one iteration, first alone, then among all others; print the results.
 
     The iterations between the last checkpoint and this one are trained again, in memory.
 
-    Args:
-        run: the run's folder.
-        iteration: iteration of the run, from 1.
-        env: index of the environment, in a run with fixed-step batches.
-        episode: number of the episode within the iteration, in a run with whole-episode batches.
-        trust: import all code that the run names.
-
     Returns:
         True if the fragment has the same rows alone as among all others, and if the batch is the
         one that the run recorded (or the run has not recorded this iteration).
-
-    Raises:
-        CannotReplayError: if there is no such run, iteration, environment or episode, if the run
-            is damaged or names code that is not trusted, or if it cannot be repeated.
     """
+    iteration = given.iteration
     try:
-        start = _find_start(run, iteration, trust)
+        start = _find_start(given.run, iteration, given.trust)
         check_device(start.options.device)
-        rows = read_rows(run)
+        rows = read_rows(given.run)
     except ValueError as error:
-        raise CannotReplayError(error) from None
-    what, fragment_id = _fragment(start.options, env, episode)
+        raise _CannotReplayError(error) from None
+    what, fragment_id = _fragment(start.options, given.env, given.episode)
     _check_iteration(start, iteration, len(rows))
     collector, state = _go_to(start, iteration, rows)
 
@@ -110,7 +89,7 @@ def replay(
     fragments, ended = alone.collect(state.agent, iteration)
     fragment = next((one for one in fragments if one.fragment_id == fragment_id), None)
     if fragment is None:
-        raise CannotReplayError(
+        raise _CannotReplayError(
             f"env {fragment_id} is an agent that is gone in all of iteration {iteration}"
         )
     alone_rows = state.agent.process(fragment)
@@ -168,12 +147,12 @@ def _fragment(options: RunOptions, env: int | None, episode: int | None) -> tupl
         kind = "whole-episode" if what == "episode" else "fixed-step"
         got = {"--env": env, "--episode": episode}
         given = " and ".join(f"{name} {n}" for name, n in got.items() if n is not None)
-        raise CannotReplayError(
+        raise _CannotReplayError(
             f"this run has {kind} batches: expected --{what} alone, got {given or 'neither'}; give "
             f"--{what} with a number from 0 to {count - 1}"
         )
     if not 0 <= number < count:
-        raise CannotReplayError(
+        raise _CannotReplayError(
             f"--{what} must be a number from 0 to {count - 1} in this run: got {number}"
         )
     return what, number
@@ -181,16 +160,16 @@ def _fragment(options: RunOptions, env: int | None, episode: int | None) -> tupl
 
 def _check_iteration(start: _Start, iteration: int, made: int) -> None:
     if iteration < 1:
-        raise CannotReplayError(f"--iteration must be at least 1: got {iteration}")
+        raise _CannotReplayError(f"--iteration must be at least 1: got {iteration}")
     last = made + 1 + start.options.overlap
     if iteration > last:
-        raise CannotReplayError(
+        raise _CannotReplayError(
             f"the run has made {made} iterations, so --iteration must be at most {last}: got "
             f"{iteration}"
         )
     changed_at = start.saved["progress"].get("same_schedule_since")
     if start.file is None and changed_at:
-        raise CannotReplayError(
+        raise _CannotReplayError(
             f"the length of this run was changed after iteration {changed_at}, and there is no "
             f"checkpoint before iteration {iteration}: only later iterations can be repeated"
         )
@@ -216,7 +195,7 @@ class _Recorded(Curriculum):
         if iteration <= len(self._rows):
             self.follow(self._rows[iteration - 1]["settings"])
         elif iteration != self.last:
-            raise CannotReplayError(
+            raise _CannotReplayError(
                 f"the settings of iteration {iteration} are not recorded, and the last checkpoint is "
                 f"from before iteration {self.last}: resume the run, which makes it again"
             )
@@ -264,13 +243,15 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
         try:
             state.load(start.saved)
         except ValueError as error:
-            raise CannotReplayError(error) from None
+            raise _CannotReplayError(error) from None
         _refuse(collector.restore())
     elif options.init_from:
         try:
             checkpoint.load_init(agent, checkpoint.read_init(Path(options.init_from)))
         except (ValueError, KeyError) as error:
-            raise CannotReplayError(f"this run began with another one's weights: {error}") from None
+            raise _CannotReplayError(
+                f"this run began with another one's weights: {error}"
+            ) from None
     first = state.progress.iteration + 1
     if curriculum:
         curriculum.last = first + options.overlap * bool(start.file)
@@ -305,11 +286,11 @@ def _train(
 
 def _refuse(strays: Mapping[int, str]) -> None:
     for env, why in strays.items():
-        raise CannotReplayError(f"cannot repeat this run: env {env}: {why}")
+        raise _CannotReplayError(f"cannot repeat this run: env {env}: {why}")
 
 
 def _same_rows(alone: Batch, gathered: Batch, fragment_id: int) -> bool:
-    among = batches.take(gathered, gathered["fragment_id"] == fragment_id)
+    among = take(gathered, gathered["fragment_id"] == fragment_id)
     among.pop("fragment_id")
     return hashes.sha256_arrays(alone) == hashes.sha256_arrays(among)
 

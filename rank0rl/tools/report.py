@@ -6,7 +6,6 @@ script.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import tyro
 from markupsafe import Markup
 
+from rank0rl.launch.failures import usage_error
 from rank0rl.run import files
 from rank0rl.run.folder import Array, RunData, differing, read_run
 from rank0rl.run.timing import PHASES
@@ -47,8 +47,7 @@ def main(argv: list[str]) -> int:
     try:
         out.write_text(_page(given.folder, given.others), encoding="utf-8")
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return usage_error(str(error))
     print(out)
     return 0
 

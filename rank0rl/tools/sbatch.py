@@ -10,9 +10,9 @@ from typing import Literal
 
 import tyro
 
-from rank0rl.launch import mpiexec
-from rank0rl.launch.failures import exit_code_after
+from rank0rl.launch.failures import exit_code_after, usage_error
 from rank0rl.launch.job import END_SIGNALS
+from rank0rl.launch.mpiexec import find_mpiexec, vendor
 from rank0rl.options import CheckedOptions, option
 from rank0rl.run import launch_options
 
@@ -78,8 +78,7 @@ def main(argv: list[str]) -> int:
         given = tyro.cli(Options, args=mine, prog="python -m rank0rl sbatch")
         print(_script(given, command), end="")
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return usage_error(str(error))
     return 0
 
 
@@ -100,7 +99,7 @@ def _script(given: Options, command: list[str]) -> str:
     if "resume" in named:
         raise ValueError("the script adds --resume auto: leave --resume out")
     seeds = _seeds(given.array_seeds)
-    is_open_mpi = mpiexec.vendor(mpiexec.find_mpiexec() or "") == "Open MPI"
+    is_open_mpi = vendor(find_mpiexec() or "") == "Open MPI"
     own = "slurm-$SLURM_ARRAY_JOB_ID/seed$SLURM_ARRAY_TASK_ID" if seeds else "slurm-$SLURM_JOB_ID"
     line = shlex.join(words)
     folder = ""

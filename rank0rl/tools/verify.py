@@ -25,6 +25,7 @@ from typing import Any
 
 import tyro
 
+from rank0rl.launch.failures import usage_error
 from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.mpi import hashes
 from rank0rl.options import check, flag, names, option
@@ -86,8 +87,7 @@ def main(argv: list[str]) -> int:
                 _say(error, run)
                 return 1
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return usage_error(str(error))
     return 0
 
 

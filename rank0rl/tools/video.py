@@ -19,12 +19,18 @@ import numpy as np
 from rank0rl import evaluation
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
-from rank0rl.envs import make as envs
 from rank0rl.envs import spaces
+from rank0rl.envs.make import make, watched
 from rank0rl.evaluation import whole_episodes
 from rank0rl.mpi import comm
 from rank0rl.run.hooks import Hook, Record
 from rank0rl.run.options import RunOptions
+
+_MUJOCO_HINT = (
+    "without a display, MuJoCo draws with EGL or OSMesa. On Debian and Ubuntu, install EGL with "
+    "apt install libegl1 libgl1, or OSMesa with apt install libosmesa6. MUJOCO_GL=egl or "
+    "MUJOCO_GL=osmesa chooses one of them"
+)
 
 
 class Video(Hook):
@@ -40,7 +46,6 @@ class Video(Hook):
     on_every_rank = True
 
     def __init__(self, options: RunOptions, folder: Path, deterministic: bool) -> None:
-        """Keep the arguments; `check` has found that the environment can be filmed."""
         assert options.video_every is not None
         self._every = options.video_every
         self.folder = folder
@@ -57,12 +62,7 @@ class Video(Hook):
 
 
 def hooks(options: RunOptions, folder: Path) -> list[Hook]:
-    """Return a `Video` in a list if the options ask for films of a run, else [].
-
-    Args:
-        options: the run's options.
-        folder: the run's folder.
-    """
+    """Return a `Video` in a list if the options ask for films of a run, else []."""
     if options.video_every is None:
         return []
     return [Video(options, folder, options.eval_deterministic)]
@@ -92,7 +92,7 @@ def film(agent: Agent, options: RunOptions, path: Path, seed: int = 0, episodes:
     _do_without_display()
     try:
         ended = whole_episodes(
-            agent, lambda: envs.watched(_make(options), camera.shoot), episodes, seed, num_envs=1
+            agent, lambda: watched(_make(options), camera.shoot), episodes, seed, num_envs=1
         )
     finally:
         camera.close()
@@ -119,7 +119,7 @@ def check(options: RunOptions) -> None:
 
 def _make(options: RunOptions) -> Any:
     kwargs = {**options.env_kwargs, "render_mode": "rgb_array"}
-    return envs.make(options.env_id, options.wrappers, **kwargs)
+    return make(options.env_id, options.wrappers, **kwargs)
 
 
 def has_display() -> bool:
@@ -216,10 +216,9 @@ def _drawn(env: Any) -> Any:
     try:
         picture = np.asarray(env.render())
     except Exception as error:  # an environment can raise anything
-        uses_mujoco = "mujoco" in sys.modules
+        hint = f"\n{_MUJOCO_HINT}" if "mujoco" in sys.modules else ""
         raise ValueError(
-            f"cannot draw {spaces.name_of(env)}: {type(error).__name__}: {error}"
-            + ("\n" + _MUJOCO_HINT) * uses_mujoco
+            f"cannot draw {spaces.name_of(env)}: {type(error).__name__}: {error}{hint}"
         ) from error
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
         raise ValueError(
@@ -227,10 +226,3 @@ def _drawn(env: Any) -> Any:
             f"{spaces.name_of(env)} gave {picture.dtype} {picture.shape}"
         )
     return picture
-
-
-_MUJOCO_HINT = (
-    "without a display, MuJoCo draws with EGL or OSMesa. On Debian and Ubuntu, install EGL with "
-    "apt install libegl1 libgl1, or OSMesa with apt install libosmesa6. MUJOCO_GL=egl or "
-    "MUJOCO_GL=osmesa chooses one of them"
-)

@@ -67,10 +67,8 @@ CASES = {
     "j": Case(5, 512, obs=3000, parts=4, nodes=2, link_gbit=0.1),
 }
 RANKS = {1: (1, 2, 4, 8, 16), 2: (2, 4, 8), 4: (4, 8)}  # number of nodes -> numbers of ranks
-COLUMNS = [
-    *("case", "nprocs", *Case.__dataclass_fields__),
-    *("measured", "predicted", "error", "bound", "machine"),
-]
+COLUMNS = ["case", "nprocs", *Case.__dataclass_fields__]
+COLUMNS += ["measured", "predicted", "error", "bound", "machine"]
 
 
 def main() -> None:
@@ -134,7 +132,8 @@ def case(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     options = ["benchmarks.sleeps:Sleeps-v0", "--num-envs", str(ENVS)]
     options += ["--env-kwargs", f"step_s={what.sleep_ms / 1000}", f"size={what.obs}"]
     options += ["--steps-per-batch", str(what.steps), "--epochs", str(what.epochs)]
-    options += ["--gather-parts", str(what.parts), *["--overlap"] * what.overlap]
+    options += ["--gather-parts", str(what.parts)]
+    options += ["--overlap"] if what.overlap else []
     rows = []
     for found in predicted(what, options, args):
         n, nodes = int(found["nprocs"]), int(found["nodes"])

@@ -172,3 +172,19 @@ def test_a_run_is_claimed_once(tmp_path):
     assert claim(tmp_path / "r") is None
     release()
     claim(tmp_path / "r")()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork stands for another machine")
+def test_the_run_of_a_process_that_was_killed_is_free(tmp_path):
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        claim(tmp_path / "r")
+        os.write(write, b"claimed")
+        time.sleep(LIMIT_S)
+        os._exit(1)
+    assert os.read(read, 7) == b"claimed"
+    assert claim(tmp_path / "r") is None
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    claim(tmp_path / "r")()

@@ -76,11 +76,11 @@ def check_file(given: Options, source: Path) -> None:
     train = [word for word in shlex.split(given.train) if word.startswith("--")]
     settings = [*train, *given.grid, *given.search]
     asked = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in settings} & _ASKED
-    foreign = [
-        *(env for env in given.envs if not is_gymnasiums(env)),
-        *(algo for algo in given.algo if not is_reference(algo)),
-        *(flag(name) for name in sorted(asked | {"hosts"} if given.hosts else asked)),
-    ]
+    if given.hosts:
+        asked.add("hosts")
+    foreign = [env for env in given.envs if not is_gymnasiums(env)]
+    foreign += [algo for algo in given.algo if not is_reference(algo)]
+    foreign += [flag(name) for name in sorted(asked)]
     if foreign:
         again = shlex.join(["python", *sys.orig_argv[1:], "--trust"])
         raise ValueError(

@@ -237,7 +237,7 @@ def statistics(x: Any, comm: Comm | None = None) -> Statistics:
 
 
 def _of_rank(x: Any) -> bytes:
-    """Return what the statistics need of this rank's samples."""
+    """Return count, sum, sum of squared deviations and extremes of this rank's samples, as bytes."""
     array = as_value(x).array
     check_numbers(array, "max")
     samples = array.astype(np.float64).reshape(-1)
@@ -286,7 +286,7 @@ class RunningNorm:
         return int(self.moments.count)
 
     def update(self, x: Array) -> None:
-        """Note rows that this rank has seen. They count after the next `merge`.
+        """Keep rows that this rank has seen, for the next `merge`.
 
         Args:
             x: rows, (N, *shape).
@@ -304,7 +304,7 @@ class RunningNorm:
             self._count()
 
     def merge(self, *others: RunningNorm) -> None:
-        """Add the rows that all ranks have noted, in rank order. Call it once per iteration.
+        """Add the rows that all ranks have kept since the last call, in rank order. Call it once per iteration.
 
         Collective: every rank calls this, in the same order.
 
@@ -315,8 +315,8 @@ class RunningNorm:
             ValueError: the same on every rank, if the ranks pass other numbers or shapes.
         """
         norms = (self, *others)
-        noted = {str(i): norm._as_rows() for i, norm in enumerate(norms)}
-        for norm, groups in zip(norms, all_accum_batches(noted).values(), strict=True):
+        kept = {str(i): norm._as_rows() for i, norm in enumerate(norms)}
+        for norm, groups in zip(norms, all_accum_batches(kept).values(), strict=True):
             for count, mean, var in zip(*groups.values(), strict=True):
                 if count:
                     norm.moments.add(count, np.asarray(mean), np.asarray(var))

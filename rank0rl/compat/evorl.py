@@ -159,10 +159,6 @@ def _attach_params(agent_state: Any, params: Any) -> Any:
     return replace(params=params)
 
 
-def _detach_params(agent_state: Any) -> Any:
-    return agent_state.params
-
-
 @_or_pmap_axis_name
 def agent_gradient_update(
     loss_fn: Callable[..., Any],
@@ -170,7 +166,7 @@ def agent_gradient_update(
     dp_axis_name: AxisName = None,
     has_aux: bool = False,
     attach_fn: Callable[[Any, Any], Any] = _attach_params,
-    detach_fn: Callable[[Any], Any] = _detach_params,
+    detach_fn: Callable[[Any], Any] = operator.attrgetter("params"),
 ) -> Update:
     """Return a function like that of `gradient_update`, on an agent's state that holds parameters.
 
@@ -249,7 +245,7 @@ def shmap_map(
 def shmap_vmap(
     fn: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any, **kwargs: Any
 ) -> Callable[..., Any]:
-    """Return a function like that of `shmap_map`, which runs all rows of a rank at once by torch.vmap.
+    """Return a function like that of `shmap_map` that runs all rows of a rank at once, by torch.vmap.
 
     Arrays reach fn as tensors. If all arguments are arrays, the results are arrays again. Random
     numbers that fn draws differ between rows.

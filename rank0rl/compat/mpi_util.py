@@ -66,7 +66,7 @@ all_sum_scalar, all_mean_scalar = reduce.all_sum, reduce.all_mean  # which take 
 
 
 def accum_batches(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return batches of this rank as one, put together as `rank0_accum_batches` does. Nothing is sent.
+    """Concatenate batches of this rank, as `rank0_accum_batches` does those of all ranks. Nothing is sent.
 
     Args:
         batches: one batch or more, with the same names, and the same dtype under a name.

@@ -224,18 +224,19 @@ class Recorder:
         steps_per_s = (progress.steps - self._steps_before) / seconds
         self._steps_before = progress.steps
         progress.seconds += seconds
-        record = _record(progress, batch, metrics)
+        record = _record(progress, batch)
         failures = of_failures(batch.ranks, self._logger.columns)
         record.add("failures", failures, repeats=False)
         speed = {f"{phase}_s": phases.get(phase, 0.0) for phase in PHASES}
         speed = {"steps_per_s": steps_per_s, **speed, **of_ranks(batch.ranks)}
         record.add("speed", speed, repeats=False)
+        record.add("update", metrics)
         saves = self._call_hooks(record)
         evaluated = record.get("eval_return", "")
         is_best = self._is_best(evaluated)
         boundary = self.state.snapshot()
         weights_sha256 = hashes.sha256_tensors(boundary["weights"])[:_HASH]
-        record.add("hashes", {"weights_sha256": weights_sha256}, repeats=False)
+        record.groups["hashes"]["weights_sha256"] = weights_sha256
         writes = self._folder / "progress.csv"
         try:
             self._logger.row(record.row())
@@ -368,8 +369,8 @@ class Recorder:
         return bool(better)
 
 
-def _record(progress: Progress, batch: Gathered, metrics: Mapping[str, float]) -> Record:
-    """Return what an iteration's row has of the progress, the batch and the update."""
+def _record(progress: Progress, batch: Gathered) -> Record:
+    """Return what an iteration's row has of the progress and the batch."""
     record = Record()
     names = ("iteration", "steps", "episodes")
     record.add("run", {name: getattr(progress, name) for name in names})
@@ -377,6 +378,6 @@ def _record(progress: Progress, batch: Gathered, metrics: Mapping[str, float]) -
     record.add("episodes", of_episodes(progress, batch.ended))
     record.add("info", of_infos(progress))
     record.add("curriculum", {"settings": batch.settings} if batch.settings else {})
-    record.add("hashes", {"batch_sha256": batch.sha256[:_HASH]}, repeats=False)
-    record.add("update", metrics)
+    known_later = {"weights_sha256": ""}
+    record.add("hashes", {"batch_sha256": batch.sha256[:_HASH], **known_later}, repeats=False)
     return record

@@ -27,7 +27,7 @@ def main() -> None:
     set_threads(1)
     folder = Path(sys.argv[1])
     settings = trust.without_seal(config.load(folder / "config.toml"))  # the study made this run
-    options, agent_options = plan.read([], settings, str(folder))
+    options, agent_options = plan.of_settings(settings, str(folder))
     found: dict[str, Any] = {"per_step": {}}
     for num_envs in sorted({1, max(2, options.num_envs)}):
         numbers = range(num_envs)

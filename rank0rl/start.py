@@ -72,8 +72,10 @@ def start(
         rollout = stack.enter_context(
             closing(make_rollout(options, comm.get_rank(), comm.get_nworkers()))
         )
-        words = comm.allgather_obj(rollout.block.words, "the spaces of every rank's environments")
-        spaces.refuse_other_spaces({env: its for rank in words for env, its in rank.items()})
+        described = comm.allgather_obj(
+            rollout.block.words, "the spaces of every rank's environments"
+        )
+        spaces.refuse_other_spaces({env: its for rank in described for env, its in rank.items()})
         try:
             seed_globals(options.seed, "init", 1)
             agent = make_agent(options, agent_options, rollout.spaces)

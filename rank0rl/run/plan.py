@@ -56,7 +56,7 @@ def check_environment(options: RunOptions) -> tuple[Spaces, int]:
     return spaces, len(agents_of(env))
 
 
-def check_games(options: RunOptions, nworkers: int) -> None:
+def _check_games(options: RunOptions, nworkers: int) -> None:
     """Check that whole games fit into a run, and whole numbers of them into a rank.
 
     Raises:
@@ -183,7 +183,7 @@ def prepare(
         options, env_id=envs.resolve(options.env_id), resume=str(resume) if resume else None
     )
     cpu.check(options.cpu)
-    options = check_all(options, agent, nworkers, made, checks)
+    options = _check_all(options, agent, nworkers, made, checks)
     notes: tuple[str, ...] = ()
     if resume:
         old, old_agent = of_settings(saved, str(path))
@@ -249,7 +249,7 @@ def read_saved(path: Path, words: Words | None = None, trust: bool = False) -> d
     return {**saved, "settings": trusted(settings, str(path), words, trust)}
 
 
-def check_all(
+def _check_all(
     options: RunOptions,
     agent: Any,
     nworkers: int,
@@ -263,7 +263,7 @@ def check_all(
             (hooks.load_hook if name == "hook" else load_function)(function)
     spaces, agents = check_environment(options)
     options = dataclasses.replace(options, agents=agents)
-    check_games(options, nworkers)
+    _check_games(options, nworkers)
     machine.check_memory(options, agent, spaces.obs)
     load_agent(options.algo).check(spaces, agent, options)
     _check_device(options)
@@ -419,7 +419,7 @@ def options_of(argv: Sequence[str], configs: Path | None) -> tuple[RunOptions, A
     """
     _, options, agent = read_new(Words.read(argv), configs)
     options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
-    return check_all(options, agent, 1, 0, ()), agent
+    return _check_all(options, agent, 1, 0, ()), agent
 
 
 def check_same(options: RunOptions, agent: Any, run: Path, argv: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import sys
 import tomllib
@@ -19,7 +20,7 @@ from rank0rl.launch.streams import outlast_readers
 from rank0rl.run import cpu as instructions
 from rank0rl.run import launch_options
 from rank0rl.run.files import read_text
-from rank0rl.run.launch_options import LaunchOptions
+from rank0rl.run.launch_options import LaunchOptions, Words
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -34,7 +35,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else [*argv]
     outlast_readers()
     try:
-        given = _given(argv)
+        words = Words.read(argv)
+        given = _launch_options(words)
         instructions.limit(given.cpu)
         if fork.mpi_fork(given.nprocs, **given.how()) == "parent":
             return
@@ -48,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         from rank0rl.mpi import comm
         from rank0rl.tools import video
 
-        code = start.start(argv, algos.CONFIGS, video.check, video.hooks)
+        code = start.start(words, algos.CONFIGS, video.check, video.hooks)
     except ModuleNotFoundError as error:
         if not job.world_rank():
             print(
@@ -71,16 +73,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(code)
 
 
-def _given(argv: list[str]) -> LaunchOptions:
+def _launch_options(words: Words) -> LaunchOptions:
     """Return how the command line says that ranks are started; one rank for --help.
 
     Raises:
         ValueError: if so many ranks cannot be, before they are started.
     """
-    if {"-h", "--help"} & {*argv}:
+    if words.is_help:
         return LaunchOptions(nprocs=1)
-    given = launch_options.read(argv)
-    run = launch_options.run_to_resume(given)
+    given, run = {**words.given}, words.run_to_resume()
     named = given.get("config") or (run / "config.toml" if run else None)
     if "cpu" not in given and named and isinstance(cpu := _setting(named, "cpu"), str):
         given["cpu"] = cpu
@@ -90,15 +91,22 @@ def _given(argv: list[str]) -> LaunchOptions:
     nprocs = count_ranks(options.nprocs, read_hosts(options.hosts, options.hostfile))
     if nprocs == 1:
         return options
-    if "num_envs" in given:
-        most = options.num_envs
-    else:  # rank 0 finds out which file it is; this is what any of them allows
-        files = [named] if named else algos.CONFIGS.glob("*.toml")
+    most = options.num_envs
+    if "num_envs" not in given:  # rank 0 finds out which file it is, of a few
+        files = [named] if named else _files(options.algo, words.argv)
         numbers = [_setting(file, "num_envs") for file in files]
-        most = max([options.num_envs, *(n for n in numbers if isinstance(n, int))])
+        most = max([most, *(n for n in numbers if isinstance(n, int))])
     if nprocs > most:
         raise ValueError(launch_options.too_many_ranks(nprocs, most))
     return options
+
+
+def _files(algo: str, words: Sequence[str]) -> list[Path]:
+    """Return the files in configs/ for the agent, with any of these words as the environment."""
+    agent = Path(algo.partition(":")[0]).stem.rpartition(".")[2]
+    environments = {re.sub(r"-v\d+$", "", word).replace("/", "-") for word in words}
+    names = [agent, *(f"{agent}-{environment}" for environment in environments)]
+    return [file for name in names if (file := algos.CONFIGS / f"{name}.toml").is_file()]
 
 
 def _setting(file: str | Path, name: str) -> Any:

@@ -168,7 +168,7 @@ def load(run: str | Path, trust: bool = False) -> Policy:
             trusted.
     """
     saved = plan.read_saved(checkpoint.latest(Path(run)), trust=trust)
-    options, agent_options = plan.read([], saved["settings"], str(run))
+    options, agent_options = plan.of_settings(saved["settings"], str(run))
     env = env_maker(options)()
     agent = make_agent(options, agent_options, describe(env))
     env.close()

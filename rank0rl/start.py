@@ -28,6 +28,7 @@ from rank0rl.run import settings as config
 from rank0rl.run.agents import load_agent, make_agent, seed_globals
 from rank0rl.run.folder import discard
 from rank0rl.run.hooks import Hook, make_hooks
+from rank0rl.run.launch_options import Words
 from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan, prepare
 from rank0rl.run.record import Recorder
@@ -38,7 +39,7 @@ from rank0rl.trainer import train
 
 
 def start(
-    argv: list[str],
+    words: Words,
     configs: Path | None,
     check: Callable[[RunOptions], None],
     more_hooks: Callable[[RunOptions, Path], Sequence[Hook]],
@@ -48,7 +49,7 @@ def start(
     Collective: every rank calls this.
 
     Args:
-        argv: the command line, without the program's name.
+        words: the command line.
         configs: folder of TOML files, one of which may be loaded by itself.
         check: raises ValueError for options that the hooks cannot serve. Called on rank 0.
         more_hooks: returns hooks of the loop, from the options and the run's folder.
@@ -57,7 +58,7 @@ def start(
         The exit code: 0, or 2 for a wrong use.
     """
     set_threads(1)
-    plan = _plan(argv, configs, check) if comm.get_rank() == 0 else None
+    plan = _plan(words, configs, check) if comm.get_rank() == 0 else None
     told = comm.bcast_obj(_plain(plan) if isinstance(plan, Plan) else plan)
     if isinstance(told, int):
         return told
@@ -72,8 +73,10 @@ def start(
         rollout = stack.enter_context(
             closing(make_rollout(options, comm.get_rank(), comm.get_nworkers()))
         )
-        words = comm.allgather_obj(rollout.block.words, "the spaces of every rank's environments")
-        spaces.refuse_other_spaces({env: its for rank in words for env, its in rank.items()})
+        described = comm.allgather_obj(
+            rollout.block.words, "the spaces of every rank's environments"
+        )
+        spaces.refuse_other_spaces({env: its for rank in described for env, its in rank.items()})
         try:
             seed_globals(options.seed, "init", 1)
             agent = make_agent(options, agent_options, rollout.spaces)
@@ -108,10 +111,10 @@ def start(
     return 0
 
 
-def _plan(argv: list[str], configs: Path | None, check: Callable[[RunOptions], None]) -> Plan | int:
+def _plan(words: Words, configs: Path | None, check: Callable[[RunOptions], None]) -> Plan | int:
     """Return the plan of rank 0, or the exit code after saying what is wrong."""
     try:
-        return prepare(argv, configs, comm.get_nworkers(), os.environ.get(job.RESUME), [check])
+        return prepare(words, configs, comm.get_nworkers(), os.environ.get(job.RESUME), [check])
     except SystemExit as done:  # tyro has printed help or what is wrong with an argument
         return int(done.code or 0)
     except ValueError as error:

@@ -12,6 +12,7 @@ import warm
 from on_ranks import HERE, LIMIT_S, on_ranks, run
 
 from rank0rl import start
+from rank0rl.run.launch_options import Words
 from rank0rl.tools import video
 
 TIMES = ("seconds", "steps_per_s", "memory_mb", "mpi_loaded")
@@ -41,7 +42,7 @@ def on_rank_start(args, env):
     os.environ.update(env)
     sys.path += env.get("PYTHONPATH", "").split(os.pathsep)
     try:
-        return start.start(args, HERE.parent / "configs", video.check, video.hooks)
+        return start.start(Words.read(args), HERE.parent / "configs", video.check, video.hooks)
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -9,7 +9,7 @@ import warm
 from rank0rl import cli
 from rank0rl.launch.fork import mpi_fork
 from rank0rl.run import plan
-from rank0rl.run.launch_options import LaunchOptions
+from rank0rl.run.launch_options import LaunchOptions, Words
 
 
 def train(*args):
@@ -102,8 +102,8 @@ def test_the_supervisor_and_the_ranks_read_the_same():
     """Both parsers take the fields of `LaunchOptions`, and no other value of them."""
     argv = ["CartPole", "--nprocs", "2", "--num_envs=3", "--max-restarts", "1", "--bind-to-core"]
     argv += ["--hosts", "None", "--collective-timeout", "1.5", "--lr", "1", "--hidden", "8", "8"]
-    given = cli._given(argv)
-    run, _ = plan.read(argv, {}, "")
+    given = cli._launch_options(Words.read(argv))
+    run, _ = plan.read(Words.read(argv), {}, "")
     assert given == LaunchOptions(**{name: getattr(run, name) for name in vars(given)})
     assert (given.nprocs, given.num_envs, given.max_restarts) == (2, 3, 1)
     assert (given.hosts, given.bind_to_core, given.collective_timeout) == (None, True, 1.5)
@@ -111,7 +111,8 @@ def test_the_supervisor_and_the_ranks_read_the_same():
 
 
 def test_help_starts_no_ranks():
-    assert cli._given(["--nprocs", "8", "--hosts", "a:8", "--help"]).how()["hosts"] is None
+    words = Words.read(["--nprocs", "8", "--hosts", "a:8", "--help"])
+    assert cli._launch_options(words).how()["hosts"] is None
 
 
 @pytest.mark.parametrize(
@@ -131,14 +132,17 @@ def test_ranks_without_an_environment_are_refused_before_they_start(
     (tmp_path / "c.toml").write_text(text)
     monkeypatch.setattr(cli.algos, "CONFIGS", tmp_path)
     with pytest.raises(ValueError, match="--num-envs"):
-        cli._given(argv.split())
+        cli._launch_options(Words.read(argv.split()))
     with pytest.raises(ValueError, match="--num-envs"):
-        cli._given([*argv.split(), "--config", str(tmp_path / "c.toml")])
+        cli._launch_options(Words.read([*argv.split(), "--config", str(tmp_path / "c.toml")]))
 
 
 def test_a_file_may_have_environments_for_more_ranks(tmp_path, monkeypatch):
     monkeypatch.setattr(cli.algos, "CONFIGS", tmp_path)
-    (tmp_path / "c.toml").write_text("num_envs = 40")
-    assert cli._given(["--nprocs", "40"]).nprocs == 40
-    (tmp_path / "config.toml").write_text("num_envs = 41")
-    assert cli._given(["--nprocs", "41", "--resume", str(tmp_path)]).nprocs == 41
+    (tmp_path / "a2c.toml").write_text("num_envs = 40")
+    (tmp_path / "a2c-Pong.toml").write_text("num_envs = 41")
+    (tmp_path / "config.toml").write_text("num_envs = 42")
+    a2c = ["--algo", "a2c"]
+    for argv in (["40", *a2c], ["41", *a2c, "Pong-v5"], ["42", "--resume", str(tmp_path)]):
+        given = cli._launch_options(Words.read(["--nprocs", *argv]))
+        assert given.nprocs == int(argv[0])

@@ -19,6 +19,7 @@ from runs import (
 
 from rank0rl.envs.block import envs_of
 from rank0rl.run import checkpoint
+from rank0rl.run.launch_options import Words
 from rank0rl.run.plan import prepare
 
 SIZES = {
@@ -114,7 +115,7 @@ def test_shares_of_envs():
 @pytest.mark.parametrize(("share", "nworkers"), [("-1", 1), ("3", 3)])
 def test_wrong_shares(share, nworkers):
     with pytest.raises(ValueError, match="rank0_envs must"):
-        prepare([*SMALL, "--rank0-envs", share], None, nworkers)
+        prepare(Words.read([*SMALL, "--rank0-envs", share]), None, nworkers)
 
 
 def test_a_failure_ahead_is_replayed_by_the_command_of_its_report(tmp_path, monkeypatch):

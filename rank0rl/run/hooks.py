@@ -94,10 +94,10 @@ class Hook:
     """True if a checkpoint is to be written after this iteration."""
 
     def before(self, iteration: int) -> None:
-        """Do what comes before an iteration."""
+        """Prepare an iteration."""
 
     def after(self, agent: Agent, iteration: int, record: Record) -> None:
-        """Do what comes after an iteration.
+        """Follow an iteration.
 
         Args:
             agent: the agent after its update. A hook of one's own may replace `agent.options`, to
@@ -118,7 +118,7 @@ class Hook:
         """Take back what `state` returned; arrays have become tensors."""
 
     def close(self) -> None:
-        """Do what comes after the last iteration, or after an error."""
+        """End, after the last iteration or an error."""
 
     def stop(self, why: str = "") -> None:
         """End the run after this iteration. A resumed run goes on."""
@@ -177,10 +177,9 @@ class Coefficients(Hook):
 
     name = "coefficients"
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Any) -> None:
         """Begin without changes."""
-        self._agent: Any = agent
-        self._first = self._agent.options
+        self._agent, self._first = agent, agent.options
         self.values: dict[str, Any] = {}
         """Options that were changed, on rank 0."""
 

@@ -1,4 +1,7 @@
-"""The options that must be known before the ranks start, read without tyro, numpy or torch."""
+"""What the command line says before tyro reads it: launch options, agent, and where settings come from.
+
+The process that starts ranks reads it with the standard library alone.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rank0rl.options import CheckedOptions, names, read_some, setting
+from rank0rl.options import CheckedOptions, flag, names, read_some, setting
 
 AUTO = "auto"  # in place of the folder of --resume
 
@@ -18,7 +21,7 @@ _launch = partial(setting, changes_curve=False, resume=True, in_file=False, laun
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(CheckedOptions):
-    """Options that say how the ranks of a run are started, and what bounds their number."""
+    """Options that are known early: how ranks are started, what bounds their number, where settings come from."""
 
     nprocs: int | None = _launch(None, "[1, inf)")
     """Number of ranks. It changes how long a run takes, and nothing else. None: the number that a launcher started, else one per slot of the hosts, else 1."""
@@ -49,39 +52,100 @@ class LaunchOptions(CheckedOptions):
     run_dir: str | None = setting(None, changes_curve=False, resume=False, in_file=False)
     """Folder of the run's files. None: a new one under runs/."""
 
+    algo: str = setting("ppo", changes_curve=True, resume=False)
+    """Agent: a name in algos/, file.py:Class, or package.module:Class."""
+    steps_per_batch: int | None = setting(None, "[1, inf)", changes_curve=True, resume=False)
+    """Steps per iteration over all environments, a multiple of --num-envs. None: 64 per environment."""
+    episodes_per_batch: int | None = setting(None, "[1, inf)", changes_curve=True, resume=False)
+    """Episodes per iteration, in place of --steps-per-batch: batches of whole episodes, at least one episode per rank."""
+    stop_after_iterations: int | None = setting(
+        None, "[1, inf)", changes_curve=False, resume=True, in_file=False
+    )
+    """Stop early, when the run has made this many iterations, earlier starts included. Schedules stay those of --total-steps."""
+    stop_after_seconds: float | None = setting(
+        None, "(0, inf)", changes_curve=False, resume=True, in_file=False
+    )
+    """Stop early, at the end of the iteration in which this many seconds have passed since this start or restart."""
+    keep_batches: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
+    """Folder for the rows of every batch, one .npz file for each iteration: what the agent's process returned, and "fragment_id". Name it again to resume."""
+    quiet: bool = setting(False, changes_curve=False, resume=True, in_file=False)
+    """Print errors only."""
+    trust: bool = setting(False, changes_curve=False, resume=True, in_file=False)
+    """Import all code that is named by the run to resume, or by the file of settings. Without it, code that is not part of Gymnasium or rank0rl is only imported for runs of your own."""
+
     def how(self) -> dict[str, Any]:
         """Return the arguments of `mpi_fork` besides the number of ranks."""
         how = names(LaunchOptions, launch=True) - {"nprocs"}
         return {name: getattr(self, name) for name in how}
 
 
-def read(argv: Sequence[str]) -> dict[str, Any]:
-    """Return the options of `LaunchOptions` that a command line gives.
+@dataclass(frozen=True)
+class Words:
+    """The command line, with what it says of `LaunchOptions`."""
 
-    Raises:
-        ValueError: if a value is not of its option's type.
-    """
-    return read_some(argv, LaunchOptions, names(LaunchOptions))
+    argv: Sequence[str]
+    """Its words, without the program's name."""
+    given: Mapping[str, Any]
+    """Option of `LaunchOptions` -> value, for those that it gives."""
 
+    @classmethod
+    def read(cls, argv: Sequence[str]) -> Words:
+        """Read a command line.
 
-def run_to_resume(given: Mapping[str, Any]) -> Path | None:
-    """Return the folder of the run to go on with; None if a new run begins.
+        Raises:
+            ValueError: if a value is not of its option's type.
+        """
+        return cls([*argv], read_some(argv, LaunchOptions, names(LaunchOptions)))
 
-    Args:
-        given: "resume" and "run_dir", as far as the command line gives them.
+    @property
+    def is_help(self) -> bool:
+        """True if it asks for help."""
+        return not {"-h", "--help"}.isdisjoint(self.argv)
 
-    Raises:
-        ValueError: for --resume auto without --run-dir.
-    """
-    resume, run_dir = given.get("resume"), given.get("run_dir")
-    if resume != AUTO:
-        return Path(resume) if resume else None
-    if not run_dir:
-        raise ValueError(
-            "--resume auto goes on with the run in --run-dir, or begins one there: got no "
-            "--run-dir; name the run's folder"
-        )
-    return Path(run_dir) if any(Path(run_dir).glob("checkpoints/*.pt")) else None
+    @property
+    def is_auto(self) -> bool:
+        """True if it may begin a run and may resume one."""
+        return self.given.get("resume") == AUTO
+
+    @property
+    def trusts(self) -> bool:
+        """True if it says --trust."""
+        return bool(self.given.get("trust"))
+
+    def run_to_resume(self) -> Path | None:
+        """Return the folder of the run to go on with; None if a new run begins.
+
+        Raises:
+            ValueError: for --resume auto without --run-dir.
+        """
+        resume, run_dir = self.given.get("resume"), self.given.get("run_dir")
+        if not self.is_auto:
+            return Path(resume) if resume else None
+        if not run_dir:
+            raise ValueError(
+                "--resume auto goes on with the run in --run-dir, or begins one there: got no "
+                "--run-dir; name the run's folder"
+            )
+        return Path(run_dir) if any(Path(run_dir).glob("checkpoints/*.pt")) else None
+
+    def flags(self) -> set[str]:
+        """Return the names of all options that it gives, those of the agent too."""
+        flags = (word[2:].partition("=")[0] for word in self.argv if word.startswith("--"))
+        named = {flag.replace("-", "_") for flag in flags}
+        return named | {name.removeprefix("no_") for name in named}
+
+    def of_restart(self, run: Path) -> Words:
+        """Return the command line that goes on with a run that this one has begun, and whose rank has failed.
+
+        It has what the checkpoint does not hold, and trusts the run.
+        """
+        ends = ("stop_after_iterations", "stop_after_seconds", "keep_batches", "quiet")
+        kept = {name: self.given[name] for name in ends if self.given.get(name)}
+        kept = {"resume": str(run), **kept}
+        argv: list[str] = []
+        for name, value in kept.items():
+            argv += [flag(name)] if value is True else [flag(name), str(value)]
+        return Words(argv, {**kept, "trust": True})
 
 
 def too_many_ranks(nprocs: int, num_envs: int) -> str:

@@ -57,8 +57,6 @@ class RunOptions(LaunchOptions):
 
     env_id: tyro.conf.Positional[str] = setting("", changes_curve=True, resume=False)
     """Environment: Walker2d (its newest version), Walker2d-v4, module:EnvId-v0, or module:function."""
-    algo: str = setting("ppo", changes_curve=True, resume=False)
-    """Agent: a name in algos/, file.py:Class, or package.module:Class."""
     agents: tyro.conf.Suppress[int] = setting(1, "[1, inf)", changes_curve=True, resume=False)
     """Agents of each game, as the run has found them; each of them is one of num_envs. 1: there are no games."""
     seed: int = setting(0, "[0, inf)", changes_curve=True, resume=False)
@@ -71,10 +69,6 @@ class RunOptions(LaunchOptions):
     """Episodes of the whole run, in place of --total-steps."""
     init_from: str | None = setting(None, changes_curve=True, resume=False)
     """Run, or one of its checkpoints, whose networks and normalizers this run begins with. Optimizer and schedules begin anew."""
-    steps_per_batch: int | None = setting(None, "[1, inf)", changes_curve=True, resume=False)
-    """Steps per iteration over all environments, a multiple of --num-envs. None: 64 per environment."""
-    episodes_per_batch: int | None = setting(None, "[1, inf)", changes_curve=True, resume=False)
-    """Episodes per iteration, in place of --steps-per-batch: batches of whole episodes, at least one episode per rank."""
     learner_threads: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
     """Threads of rank 0's compiled updates. The curve stays the same. None: one for each of this host's cores, at most 8; with --overlap, one for each core without a rank."""
     device: str = setting("cpu", changes_curve=True, resume=True)
@@ -85,14 +79,6 @@ class RunOptions(LaunchOptions):
     """Environments of rank 0. Give it fewer if --overlap leaves it less time, or 0 if there are many ranks. In batches of whole episodes this sets its share of the episodes. The curve stays the same. None: an equal share."""
     gather_parts: int = setting(1, "[1, inf)", changes_curve=False, resume=True)
     """Number of parts in which a rank collects and sends its rows. Every part but the last is sent while the next one is collected, which helps on slow links between hosts. The curve stays the same."""
-    stop_after_iterations: int | None = setting(
-        None, "[1, inf)", changes_curve=False, resume=True, in_file=False
-    )
-    """Stop early, when the run has made this many iterations, earlier starts included. Schedules stay those of --total-steps."""
-    stop_after_seconds: float | None = setting(
-        None, "(0, inf)", changes_curve=False, resume=True, in_file=False
-    )
-    """Stop early, at the end of the iteration in which this many seconds have passed since this start or restart."""
     stop_at_return: float | None = setting(None, "(-inf, inf)", changes_curve=False, resume=True)
     """Stop early, once the mean return of an evaluation has reached this number; without --eval-every, that of the last 100 episodes."""
     patience: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
@@ -137,18 +123,12 @@ class RunOptions(LaunchOptions):
     """Seconds that a step or a reset of an environment may take, with --env-processes. After that its process is killed, and this counts as an exception of the environment. None: no limit."""
     video_every: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
     """Iterations between videos of one evaluation episode, in the run's folder. All other ranks wait meanwhile. None: no videos."""
-    keep_batches: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
-    """Folder for the rows of every batch, one .npz file for each iteration: what the agent's process returned, and "fragment_id". Name it again to resume."""
     phases: bool = setting(False, changes_curve=False, resume=True, in_file=False)
     """Print the share of time that each phase of an iteration takes, too."""
-    quiet: bool = setting(False, changes_curve=False, resume=True, in_file=False)
-    """Print errors only."""
     tensorboard: bool = setting(False, changes_curve=False, resume=True)
     """Write an events file for TensorBoard too (pip install tensorboard)."""
     wandb: str | None = setting(None, changes_curve=False, resume=True)
     """Project of Weights & Biases that is sent the record (pip install wandb)."""
-    trust: bool = setting(False, changes_curve=False, resume=True, in_file=False)
-    """Import all code that is named by the run to resume, or by the file of settings. Without it, code that is not part of Gymnasium or rank0rl is only imported for runs of your own."""
 
     @property
     def steps_per_env(self) -> int:

@@ -20,13 +20,13 @@ from rank0rl.envs import spaces as env_spaces
 from rank0rl.envs.games import agents_of
 from rank0rl.envs.wrappers import ResetMethod
 from rank0rl.nets.update import check_device
-from rank0rl.options import flag, read_some, whole_number
+from rank0rl.options import flag, whole_number
 from rank0rl.run import checkpoint, cpu, hooks, machine
 from rank0rl.run import settings as config
 from rank0rl.run import settings as resumed
 from rank0rl.run.agents import absolute, load_agent, load_function, short_name
 from rank0rl.run.folder import lock, new_folder
-from rank0rl.run.launch_options import AUTO, run_to_resume
+from rank0rl.run.launch_options import Words
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
@@ -56,7 +56,7 @@ def check_environment(options: RunOptions) -> tuple[Spaces, int]:
     return spaces, len(agents_of(env))
 
 
-def check_games(options: RunOptions, nworkers: int) -> None:
+def _check_games(options: RunOptions, nworkers: int) -> None:
     """Check that whole games fit into a run, and whole numbers of them into a rank.
 
     Raises:
@@ -147,7 +147,7 @@ class Plan:
 
 
 def prepare(
-    argv: list[str],
+    words: Words,
     configs: Path | None,
     nworkers: int,
     restart: str | None = None,
@@ -156,7 +156,7 @@ def prepare(
     """Read and check the options; make the run's folder.
 
     Args:
-        argv: the command line, without the program's name.
+        words: the command line.
         configs: folder of TOML files, one of which may be loaded by itself.
         nworkers: number of ranks.
         restart: folder of the run that this command line has started, if a rank of it has failed.
@@ -167,16 +167,14 @@ def prepare(
         SystemExit: when help was asked for, or an argument is wrong, after tyro has printed it.
     """
     if restart:
-        argv = [flag("resume"), restart, *_of_this_start(argv)]
-    given = read_some(argv, RunOptions, ("resume", "run_dir", "config", "trust"))
-    resume, is_auto = run_to_resume(given), given.get("resume") == AUTO
-    trust = bool(restart) or given.get("trust", False)  # a restart goes on with this job's own run
-    path, saved, made = _last_checkpoint(resume, argv, trust) if resume else (None, {}, 0)
-    settings: Mapping[str, Any]
-    source, settings = path, saved
-    if is_auto or not resume:
-        source, settings = _of_new_run(argv, configs, given.get("config"), trust)
-    options, agent = read(argv, settings, str(source))
+        words = words.of_restart(Path(restart))
+    resume = words.run_to_resume()
+    path, saved, made = _last_checkpoint(resume, words) if resume else (None, {}, 0)
+    source = path
+    if words.is_auto or not resume:
+        source, options, agent = read_new(words, configs)
+    else:
+        options, agent = read(words, saved, str(path))
     if not options.env_id:
         raise ValueError(
             f"name an environment, such as: {' '.join(machine.program())} Walker2d (--help for more)"
@@ -185,11 +183,11 @@ def prepare(
         options, env_id=envs.resolve(options.env_id), resume=str(resume) if resume else None
     )
     cpu.check(options.cpu)
-    options = check_all(options, agent, nworkers, made, checks)
+    options = _check_all(options, agent, nworkers, made, checks)
     notes: tuple[str, ...] = ()
     if resume:
-        old, old_agent = read([], saved, str(path))
-        if is_auto:
+        old, old_agent = of_settings(saved, str(path))
+        if words.is_auto:
             options = resumed.without_beginning(options, old)
         resumed.check_unchanged((options, agent), (old, old_agent))
         notes = tuple(resumed.schedule_notes(options, old))
@@ -203,20 +201,12 @@ def prepare(
     if options.keep_batches:
         _make_folder(Path(options.keep_batches), is_new=not resume)
     folder = resume or new_folder(options)
-    patience_s = 10 if restart or is_auto else 0  # what ended may take its time to save
+    patience_s = 10 if restart or words.is_auto else 0  # what ended may take its time to save
     unlock = lock(folder, patience_s)
     return Plan(options, agent, folder, str(source or "defaults"), notes, init, unlock)
 
 
-def _of_this_start(argv: list[str]) -> list[str]:
-    """Return the part of a command line that a restart needs and the checkpoint does not hold."""
-    ends = ("stop_after_iterations", "stop_after_seconds", "keep_batches")
-    given = read_some(argv, RunOptions, (*ends, "quiet"))
-    words = [word for name in ends if given.get(name) for word in (flag(name), str(given[name]))]
-    return [*words, *([flag("quiet")] if given.get("quiet") else [])]
-
-
-def _last_checkpoint(run: Path, argv: list[str], trust: bool) -> tuple[Path, dict[str, Any], int]:
+def _last_checkpoint(run: Path, words: Words) -> tuple[Path, dict[str, Any], int]:
     """Return a run's last checkpoint, the settings in it, and the number of iterations made.
 
     Raises:
@@ -225,22 +215,20 @@ def _last_checkpoint(run: Path, argv: list[str], trust: bool) -> tuple[Path, dic
     if run.is_file():
         raise ValueError(f"a run goes on in its folder: got the file {run}; name the folder")
     path = checkpoint.latest(run)
-    saved = read_saved(path, argv, trust)
+    saved = read_saved(path, words)
     made = saved["progress"]["iteration"]
     check_rows(run, made, saved["rows_sha256"])
     config.starts(run / "config.toml")  # damaged, it is better found now than when ranks wait
     return path, saved["settings"], made
 
 
-def read_saved(
-    path: Path, argv: Sequence[str] | None = None, trust: bool = False
-) -> dict[str, Any]:
+def read_saved(path: Path, words: Words | None = None, trust: bool = False) -> dict[str, Any]:
     """Read the checkpoint of a run, if what its settings name may be imported here.
 
     Args:
         path: the checkpoint.
-        argv: a command line that may name the code again. None: it cannot.
-        trust: True if the user has said --trust.
+        words: a command line that may name the code again, or say --trust. None: it cannot.
+        trust: True if the user trusts the code.
 
     Returns:
         What `State.snapshot` returned, with the run's settings.
@@ -257,33 +245,11 @@ def read_saved(
         or not isinstance(saved.get("rows_sha256"), str)
     ):
         raise ValueError(f"checkpoint {path} holds no run: expected {', '.join(parts)}")
-    settings = resumed.with_moved_agent(saved["settings"], argv)
-    return {**saved, "settings": trusted(settings, str(path), argv, trust)}
+    settings = resumed.with_moved_agent(saved["settings"], words)
+    return {**saved, "settings": trusted(settings, str(path), words, trust)}
 
 
-def _of_new_run(
-    argv: list[str], configs: Path | None, given: str | None, trust: bool
-) -> tuple[Path | None, Mapping[str, Any]]:
-    """Return the TOML file of a new run, and the settings in it."""
-    without_help = [word for word in argv if word not in ("-h", "--help")]
-    source = file_of(without_help, configs, given)
-    settings = config.load(source) if source else {}
-    if given:  # those in configs/ belong to the program
-        settings = trusted(settings, str(source), argv, trust)
-    return source, settings
-
-
-def file_of(argv: list[str], configs: Path | None, given: str | None) -> Path | None:
-    """Return the TOML file of a new run: the one given, else that of its agent and environment."""
-    if given:
-        return Path(given)
-    first, _ = read(argv, {}, "")
-    if not first.env_id:
-        return None
-    return config.find(configs, short_name(first.algo), envs.base(envs.resolve(first.env_id)))
-
-
-def check_all(
+def _check_all(
     options: RunOptions,
     agent: Any,
     nworkers: int,
@@ -297,7 +263,7 @@ def check_all(
             (hooks.load_hook if name == "hook" else load_function)(function)
     spaces, agents = check_environment(options)
     options = dataclasses.replace(options, agents=agents)
-    check_games(options, nworkers)
+    _check_games(options, nworkers)
     machine.check_memory(options, agent, spaces.obs)
     load_agent(options.algo).check(spaces, agent, options)
     _check_device(options)
@@ -335,11 +301,77 @@ def _check_device(options: RunOptions) -> None:
         )
 
 
-def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[RunOptions, Any]:
+def read_new(words: Words, configs: Path | None) -> tuple[Path | None, RunOptions, Any]:
+    """Return the TOML file of a new run, the run's options, and the agent's.
+
+    The file is the one that --config names, else that of the agent and the environment.
+
+    Raises:
+        ValueError: for a wrong setting, or an agent that does not exist.
+        SystemExit: for a wrong argument, after tyro has said what is wrong, and after help.
+    """
+    if given := words.given.get("config"):
+        settings = trusted(config.load(Path(given)), given, words)
+        return Path(given), *read(words, settings, given)
+    without_help = [word for word in words.argv if word not in ("-h", "--help")]
+    options, agent = read(Words(without_help, words.given), {}, "")
+    path = None
+    if options.env_id:  # those in configs/ belong to the program
+        base = envs.base(envs.resolve(options.env_id))
+        path = config.find(configs, short_name(options.algo), base)
+    settings = config.load(path) if path else {}
+    if words.is_help:
+        read(words, settings, str(path))  # prints the values that this run would have
+    if not path:
+        return None, options, agent
+    named = words.flags() | {"env_id"}
+    run, own = of_settings(_without_other_batch(settings, words), str(path), options.algo)
+    return path, _over(run, options, named), _over(own, agent, named)
+
+
+def _over(below: Any, above: Any, named: set[str]) -> Any:
+    """Return options, with those in `above` that the command line names, or that are not their defaults."""
+    plain = type(above)()
+    values = {
+        name: value
+        for name, value in vars(above).items()
+        if name in named or value != getattr(plain, name)
+    }
+    return dataclasses.replace(below, **values)
+
+
+def _without_other_batch(settings: Mapping[str, Any], words: Words) -> dict[str, Any]:
+    """Return settings without their kind of batch, if the command line has the other one."""
+    settings = dict(settings)
+    for given, other in itertools.permutations(("steps_per_batch", "episodes_per_batch")):
+        if given in words.given:
+            settings.pop(other, None)
+    return settings
+
+
+def of_settings(
+    settings: Mapping[str, Any], source: str, algo: str | None = None
+) -> tuple[RunOptions, Any]:
+    """Return the run's options and the agent's: settings, over defaults.
+
+    Args:
+        settings: option -> value, as in a file.
+        source: the file, for messages.
+        algo: the agent. None: the one that the settings name.
+
+    Raises:
+        ValueError: for a wrong setting, or an agent that does not exist.
+    """
+    algo = algo or str(settings.get("algo", RunOptions.algo))
+    options, agent = config.apply(settings, RunOptions(), load_agent(algo).Options(), source=source)
+    return _with_whole_paths(options), agent
+
+
+def read(words: Words, settings: Mapping[str, Any], source: str) -> tuple[RunOptions, Any]:
     """Return the run's options and the agent's: the command line, over settings, over defaults.
 
     Args:
-        argv: the command line, without the program's name.
+        words: the command line.
         settings: option -> value, as in a file.
         source: the file, for messages.
 
@@ -347,58 +379,50 @@ def read(argv: list[str], settings: Mapping[str, Any], source: str) -> tuple[Run
         ValueError: for a wrong setting, or an agent that does not exist.
         SystemExit: for a wrong argument, after tyro has said what is wrong.
     """
-    settings = dict(settings)
-    kinds_of_batch = ("steps_per_batch", "episodes_per_batch")
-    early = read_some(argv, RunOptions, ("algo", *kinds_of_batch))
-    for given, other in itertools.permutations(kinds_of_batch):
-        if given in early:
-            settings.pop(other, None)  # the command line's kind of batch replaces the file's
-    algo = early.get("algo") or settings.get("algo", RunOptions.algo)
-    agent_class = load_agent(str(algo))
-    defaults = config.apply(settings, RunOptions(), agent_class.Options(), source=source)
+    settings = _without_other_batch(settings, words)
+    defaults = of_settings(settings, source, words.given.get("algo"))
     unnamed = tyro.conf.arg(name="")
     both = dataclasses.make_dataclass(
         "Both",
         [
             ("run", Annotated[RunOptions, unnamed]),
-            ("agent", Annotated[agent_class.Options, unnamed]),
+            ("agent", Annotated[type(defaults[1]), unnamed]),
         ],
         frozen=True,
     )
     parsed = tyro.cli(
         both,
-        args=argv,
+        args=words.argv,
         default=both(*defaults),
         prog=" ".join(machine.program()),
         description="Train an agent on N ranks. The values shown are those that this run would have.",
         registry=_WHOLE_NUMBERS,
     )
-    # The run may be resumed from another folder.
-    of: dict[str, Any] = {"algo": absolute(parsed.run.algo)}
+    return _with_whole_paths(parsed.run), parsed.agent
+
+
+def _with_whole_paths(options: RunOptions) -> RunOptions:
+    """Return options in which files of code have whole paths: the run may be resumed from another folder."""
+    of: dict[str, Any] = {"algo": absolute(options.algo)}
     for name in FUNCTIONS:
-        found = [absolute(function) for function in functions_of(parsed.run, name)]
+        found = [absolute(function) for function in functions_of(options, name)]
         of[name] = tuple(found) if name == "hook" else next(iter(found), None)
-    return dataclasses.replace(parsed.run, **of), parsed.agent
+    return dataclasses.replace(options, **of)
 
 
-def options_of(argv: list[str], configs: Path | None) -> tuple[RunOptions, Any]:
+def options_of(argv: Sequence[str], configs: Path | None) -> tuple[RunOptions, Any]:
     """Return the options of a new run and of its agent, as a command line and its TOML file give them, checked.
 
     Raises:
         ValueError: for what a run would refuse.
         SystemExit: for a wrong argument, after tyro has said what is wrong.
     """
-    given = read_some(argv, RunOptions, ("config", "trust"))
-    source = file_of(argv, configs, given.get("config"))
-    settings = config.load(source) if source else {}
-    if "config" in given:  # those in configs/ belong to the program
-        settings = trusted(settings, str(source), argv, given.get("trust", False))
-    options, agent = read(argv, settings, str(source))
+    _, options, agent = read_new(Words.read(argv), configs)
     options = dataclasses.replace(options, env_id=envs.resolve(options.env_id))
-    return check_all(options, agent, 1, 0, ()), agent
+    return _check_all(options, agent, 1, 0, ()), agent
 
 
-def check_same(options: RunOptions, agent: Any, run: Path, argv: list[str]) -> None:
+def check_same(options: RunOptions, agent: Any, run: Path, argv: Sequence[str]) -> None:
     """Check that the run in a folder has these options, but for those that change no curve.
 
     Args:
@@ -411,7 +435,8 @@ def check_same(options: RunOptions, agent: Any, run: Path, argv: list[str]) -> N
         ValueError: listing what differs, or if code that the run names is not trusted.
     """
     file = run / "config.toml"
-    old, old_agent = read([], trusted(config.load(file), str(file), argv, False), str(file))
+    settings = trusted(config.load(file), str(file), Words.read(argv))
+    old, old_agent = of_settings(settings, str(file))
     resumed.check_unchanged((resumed.without_beginning(options, old), agent), (old, old_agent))
     for name in (
         "total_steps",

@@ -33,7 +33,7 @@ NOT_OF_THE_CURVE = frozenset(
 """Columns that two runs with the same curve may differ in."""
 
 
-def of_episodes(progress: Progress, ended: Batch) -> dict[str, float]:
+def _of_episodes(progress: Progress, ended: Batch) -> dict[str, float]:
     """Return the figures of the last episodes, and the longest episode of this iteration."""
     return {
         **_spread("return", progress.returns),
@@ -42,7 +42,7 @@ def of_episodes(progress: Progress, ended: Batch) -> dict[str, float]:
     }
 
 
-def of_infos(progress: Progress) -> dict[str, float]:
+def _of_infos(progress: Progress) -> dict[str, float]:
     """Return the means of what --info names over the last episodes; nan where none of them had it."""
     return {f"{name}_mean": known_mean(values) for name, values in progress.infos.items()}
 
@@ -56,14 +56,14 @@ def _spread(name: str, values: Any) -> dict[str, float]:
     }
 
 
-def of_failures(told: Mapping[str, Any], columns: Sequence[str]) -> dict[str, float]:
+def _of_failures(told: Mapping[str, Any], columns: Sequence[str]) -> dict[str, float]:
     """Return the failures of environments; nothing in a run that began without an option to survive them."""
     if FAILURES[0] not in (columns or told):
         return {}
     return {name: float(told[name].sum()) if name in told else 0.0 for name in FAILURES}
 
 
-def of_ranks(told: Mapping[str, Any]) -> dict[str, float]:
+def _of_ranks(told: Mapping[str, Any]) -> dict[str, float]:
     """Return how unequally the ranks work, and the memory of all of them."""
     return {
         "slowest_s": float(told["took_s"].max()),
@@ -113,13 +113,13 @@ def console_line(
     )
 
 
-def phase_shares(seconds: float, phases: Mapping[str, float]) -> str:
+def _phase_shares(seconds: float, phases: Mapping[str, float]) -> str:
     """Return the share of an iteration's time that each phase took."""
     found = {phase: phases.get(phase, 0.0) / seconds for phase in PHASES}
     return "".join(f"  {phase} {share:.0%}" for phase, share in found.items() if share >= 0.005)
 
 
-def console_table(summary: Mapping[str, Any], episodes: int, folder: Path) -> str:
+def _console_table(summary: Mapping[str, Any], episodes: int, folder: Path) -> str:
     """Return the summary of a run as a table.
 
     Args:
@@ -225,18 +225,19 @@ class Recorder:
         steps_per_s = (progress.steps - self._steps_before) / seconds
         self._steps_before = progress.steps
         progress.seconds += seconds
-        record = _record(progress, batch, metrics)
-        failures = of_failures(batch.ranks, self._logger.columns)
+        record = _record(progress, batch)
+        failures = _of_failures(batch.ranks, self._logger.columns)
         record.add("failures", failures, repeats=False)
         speed = {f"{phase}_s": phases.get(phase, 0.0) for phase in PHASES}
-        speed = {"steps_per_s": steps_per_s, **speed, **of_ranks(batch.ranks)}
+        speed = {"steps_per_s": steps_per_s, **speed, **_of_ranks(batch.ranks)}
         record.add("speed", speed, repeats=False)
+        record.add("update", metrics)
         saves = self._call_hooks(record)
         evaluated = record.get("eval_return", "")
         is_best = self._is_best(evaluated)
         boundary = self.state.snapshot()
         weights_sha256 = hashes.sha256_tensors(boundary["weights"])[:_HASH]
-        record.add("hashes", {"weights_sha256": weights_sha256}, repeats=False)
+        record.groups["hashes"]["weights_sha256"] = weights_sha256
         writes = self._folder / "progress.csv"
         try:
             self._logger.row(record.row())
@@ -253,7 +254,7 @@ class Recorder:
         checkpoint_now = saves or progress.iteration % self._options.checkpoint_every == 0
         line = console_line(self.state, self._seconds_left(), steps_per_s, metrics)
         if self._options.phases:
-            line += phase_shares(seconds, phases)
+            line += _phase_shares(seconds, phases)
         self._say_what_never_came(batch.ended)
         if evaluated != "":
             line += f"  evaluated: return {evaluated:.1f}"
@@ -340,7 +341,7 @@ class Recorder:
             go_on = f"go on with: {self._resume_command()}"
             self._logger.print(f"stopped after iteration {self.saved}, as asked{why}; {go_on}")
         self._logger.print(
-            console_table(self.summary(), len(self.state.progress.returns), self._folder)
+            _console_table(self.summary(), len(self.state.progress.returns), self._folder)
         )
 
     def _say_what_never_came(self, ended: Batch) -> None:
@@ -369,15 +370,15 @@ class Recorder:
         return bool(better)
 
 
-def _record(progress: Progress, batch: Gathered, metrics: Mapping[str, float]) -> Record:
-    """Return what an iteration's row has of the progress, the batch and the update."""
+def _record(progress: Progress, batch: Gathered) -> Record:
+    """Return what an iteration's row has of the progress and the batch."""
     record = Record()
     names = ("iteration", "steps", "episodes")
     record.add("run", {name: getattr(progress, name) for name in names})
     record.add("run", {"seconds": progress.seconds}, repeats=False)
-    record.add("episodes", of_episodes(progress, batch.ended))
-    record.add("info", of_infos(progress))
+    record.add("episodes", _of_episodes(progress, batch.ended))
+    record.add("info", _of_infos(progress))
     record.add("curriculum", {"settings": batch.settings} if batch.settings else {})
-    record.add("hashes", {"batch_sha256": batch.sha256[:_HASH]}, repeats=False)
-    record.add("update", metrics)
+    known_later = {"weights_sha256": ""}
+    record.add("hashes", {"batch_sha256": batch.sha256[:_HASH], **known_later}, repeats=False)
     return record

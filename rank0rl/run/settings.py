@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from rank0rl.options import names, read_some
+from rank0rl.options import names
 from rank0rl.run import files
 from rank0rl.run.agents import absolute
+from rank0rl.run.launch_options import Words
 from rank0rl.run.options import RunOptions
 
 
@@ -200,16 +201,16 @@ def check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) ->
         )
 
 
-def with_moved_agent(settings: dict[str, Any], argv: Sequence[str] | None) -> dict[str, Any]:
+def with_moved_agent(settings: dict[str, Any], words: Words | None) -> dict[str, Any]:
     """Return a run's settings, with the file of its agent where the command line says that it is now.
 
     A file counts as moved if it is no longer where it was, and its name is the same. So is its class, if both name one.
 
     Args:
         settings: of the run.
-        argv: the command line; None if there is none.
+        words: the command line; None if there is none.
     """
-    named = read_some(argv or (), RunOptions, ("algo",)).get("algo", "")
+    named = words.given.get("algo", "") if words else ""
     (new, _, new_class), (old, _, old_class) = (
         str(algo).partition(":") for algo in (named, settings.get("algo"))
     )

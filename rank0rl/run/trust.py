@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from rank0rl.envs import make as envs
-from rank0rl.options import flag, read_some
+from rank0rl.options import flag
 from rank0rl.run import settings as config
 from rank0rl.run.agents import absolute, is_reference
+from rank0rl.run.launch_options import Words
 from rank0rl.run.options import RunOptions
 
 FUNCTIONS = ("curriculum", "env_kwargs_of", "hook")
@@ -43,7 +44,7 @@ _KEY_BYTES = 32
 def trusted(
     settings: Mapping[str, Any],
     source: str,
-    argv: Sequence[str] | None = None,
+    words: Words | None = None,
     trust: bool = False,
 ) -> dict[str, Any]:
     """Return the settings in a file without their seal, if all that they name may be imported.
@@ -51,17 +52,18 @@ def trusted(
     Args:
         settings: option -> value, with a seal if a run wrote them.
         source: the file, for messages.
-        argv: a command line that may name the code again. None: it cannot.
-        trust: True if the user has said --trust.
+        words: a command line that may name the code again, or say --trust. None: it cannot.
+        trust: True if the user trusts the code.
 
     Raises:
         ValueError: naming what would be imported, and the command line to go on with.
     """
     options = _named_options(settings, source)
     foreign = _foreign(options)
-    if not (trust or not foreign or _is_sealed(settings, options) or _says(argv, foreign)):
+    trust = trust or bool(words and (words.trusts or _says(words, foreign)))
+    if foreign and not (trust or _is_sealed(settings, options)):
         again = _words(foreign)
-        if argv is None or not all(map(str.isprintable, again)):
+        if words is None or not all(map(str.isprintable, again)):
             again = [flag("trust")]
         listed = ", ".join(f"{name} {values!r:.200}" for name, values in foreign.items())
         raise ValueError(
@@ -142,13 +144,10 @@ def _words(foreign: Mapping[str, Sequence[str]]) -> list[str]:
     return words
 
 
-def _says(argv: Sequence[str] | None, foreign: Mapping[str, Sequence[str]]) -> bool:
+def _says(line: Words, foreign: Mapping[str, Sequence[str]]) -> bool:
     """Return True if a command line names all this code. The names of files on it do not count."""
-    if argv is None:
-        return False
-    paths = read_some(argv, RunOptions, ("resume", "config", "run_dir", "hostfile")).values()
-    words = {word.partition("=")[2] if word.startswith("--") else word for word in argv}
-    words -= {*paths}
+    words = {word.partition("=")[2] if word.startswith("--") else word for word in line.argv}
+    words -= {line.given.get(name) for name in ("resume", "config", "run_dir", "hostfile")}
     words |= {_pair(name, text) for name, _, text in (word.partition("=") for word in words)}
     said = {absolute(word) for word in words}
     return said >= {absolute(value) for values in foreign.values() for value in values}

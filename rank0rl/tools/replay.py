@@ -123,7 +123,7 @@ class _Start:
 
 def _find_start(run: Path, iteration: int, trust: bool) -> _Start:
     saved = plan.read_saved(checkpoint.latest(run), trust=trust)
-    options, agent_options = plan.read([], saved["settings"], str(run))
+    options, agent_options = plan.of_settings(saved["settings"], str(run))
     boundary = max(iteration - 1 - options.overlap, 0)
     end = checkpoint.before(run, iteration - 1)
     if options.overlap and end and int(end.stem) == iteration - 1:
@@ -133,7 +133,7 @@ def _find_start(run: Path, iteration: int, trust: bool) -> _Start:
     file = checkpoint.before(run, boundary)
     if file:
         saved = plan.read_saved(file, trust=trust)
-        options, agent_options = plan.read([], saved["settings"], str(run))
+        options, agent_options = plan.of_settings(saved["settings"], str(run))
     return _Start(boundary, file, saved, options, agent_options)
 
 

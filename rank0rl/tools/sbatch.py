@@ -14,7 +14,7 @@ from rank0rl.launch.failures import exit_code_after, usage_error
 from rank0rl.launch.job import END_SIGNALS
 from rank0rl.launch.mpiexec import find_mpiexec, vendor
 from rank0rl.options import CheckedOptions, option
-from rank0rl.run import launch_options
+from rank0rl.run.launch_options import Words
 
 _USAGE = "python -m rank0rl sbatch --nodes 2 --ntasks-per-node 8 -- python train.py Walker2d"
 _HEAD = """\
@@ -95,7 +95,7 @@ def _script(given: Options, command: list[str]) -> str:
             f"without srun all ranks are on one node: got --nodes {given.nodes}; leave --no-srun out"
         )
     words = [sys.executable if command[0] in ("python", "python3") else command[0], *command[1:]]
-    named = launch_options.read(command)
+    named = Words.read(command).given
     if "resume" in named:
         raise ValueError("the script adds --resume auto: leave --resume out")
     seeds = _seeds(given.array_seeds)

@@ -9,8 +9,6 @@ from jobs import end, kill_one_rank, start
 from on_ranks import HERE, LIMIT_S
 from runs import SMALL, curve, sha, table, train
 
-from rank0rl.run import plan
-
 DIES = """
 import os, signal
 from pathlib import Path
@@ -83,10 +81,3 @@ def test_chaos(run, tmp_path):
     assert len(table(tmp_path / "r")) == 60
     assert curve(tmp_path / "r") == curve(tmp_path / "whole")
     assert sha(tmp_path / "r") == sha(tmp_path / "whole")
-
-
-def test_a_restart_keeps_what_was_said_of_this_start():
-    argv = ["CartPole", "--quiet", "--stop-after-seconds=4.5", "--stop-after-iterations", "7"]
-    kept = ["--stop-after-iterations", "7", "--stop-after-seconds", "4.5", "--quiet"]
-    assert plan._of_this_start([*argv, "--lr", "1"]) == kept
-    assert plan._of_this_start(["CartPole"]) == []

@@ -3,6 +3,7 @@
 import pytest
 
 from rank0rl.run import machine, plan, settings
+from rank0rl.run.launch_options import Words
 from rank0rl.run.options import RunOptions
 
 
@@ -10,14 +11,14 @@ def test_the_command_line_is_over_the_file_and_the_file_over_the_defaults(tmp_pa
     file = tmp_path / "c.toml"
     file.write_text("num_envs = 4\nsteps_per_batch = 16\nlr = 1e-3\n")
     argv = ["CartPole-v1", "--config", str(file), "--num-envs", "2", "--run-dir", str(tmp_path)]
-    made = plan.prepare(argv, None, 1)
+    made = plan.prepare(Words.read(argv), None, 1)
     assert (made.options.num_envs, made.options.steps_per_batch, made.options.seed) == (2, 16, 0)
     assert (made.agent.lr, made.source, made.folder) == (1e-3, str(file), tmp_path)
 
 
 @pytest.mark.parametrize("argv", [["--episodes-per-batch", "4"], ["--episodes_per_batch=4"]])
 def test_the_kind_of_batch_on_the_command_line_replaces_that_of_the_file(argv):
-    options, _ = plan.read(argv, {"steps_per_batch": 64}, "file")
+    options, _ = plan.read(Words.read(argv), {"steps_per_batch": 64}, "file")
     assert (options.steps_per_batch, options.episodes_per_batch) == (None, 4)
 
 
@@ -37,10 +38,10 @@ def test_what_memory_cannot_hold_is_refused(argv, facts, tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "of_machine", lambda: 1 << 29)
     argv = ["CartPole", *argv.split(), "--run-dir", str(tmp_path / "r")]
     if not facts:
-        plan.prepare(argv, None, 1)
+        plan.prepare(Words.read(argv), None, 1)
         return
     with pytest.raises(ValueError, match="more memory than there is") as error:
-        plan.prepare(argv, None, 1)
+        plan.prepare(Words.read(argv), None, 1)
     assert all(fact in str(error.value) for fact in facts), error.value
     assert not (tmp_path / "r").exists()
 
@@ -54,7 +55,7 @@ def test_further_checks_are_made_before_there_is_a_folder(tmp_path):
 
     argv = ["CartPole", "--run-dir", str(tmp_path / "r")]
     with pytest.raises(ValueError, match="not here"):
-        plan.prepare(argv, None, 1, checks=[refuse])
+        plan.prepare(Words.read(argv), None, 1, checks=[refuse])
     assert seen[0].startswith("CartPole-v")
     assert not (tmp_path / "r").exists()
 
@@ -69,7 +70,9 @@ def test_further_checks_are_made_before_there_is_a_folder(tmp_path):
     ],
 )
 def test_a_restart_keeps_what_the_checkpoint_does_not_hold(argv, kept):
-    assert plan._of_this_start(argv.split()) == kept.split()
+    again = Words.read(argv.split()).of_restart("r")
+    assert again.argv == ["--resume", "r", *kept.split()]
+    assert again.trusts
 
 
 def test_another_length_or_device_is_said(tmp_path):
@@ -79,3 +82,17 @@ def test_another_length_or_device_is_said(tmp_path):
     for facts in (("1000000", "5"), ("None", "7"), ("cpu", "cuda")):
         assert any(all(fact in note for fact in facts) for note in said)
     assert settings.schedule_notes(old, old) == []
+
+
+def test_a_command_line_goes_through_tyro_once(tmp_path, monkeypatch):
+    """And what it says is over the file in configs/, also where it says the default."""
+    seen = []
+    cli = plan.tyro.cli
+    monkeypatch.setattr(plan.tyro, "cli", lambda *a, **k: seen.append(k["args"]) or cli(*a, **k))
+    (tmp_path / "ppo-CartPole.toml").write_text("epochs = 2\nlr = 0.5\nseed = 3\nnum_envs = 4\n")
+    argv = ["--seed", "0", "CartPole-v1", "--lr=linear:3e-4:0", "--epochs", "7"]
+    source, options, agent = plan.read_new(Words.read(argv), tmp_path)
+    assert source == tmp_path / "ppo-CartPole.toml"
+    assert (options.seed, options.num_envs, options.env_id) == (0, 4, "CartPole-v1")
+    assert (agent.lr, agent.epochs) == ("linear:3e-4:0", 7)
+    assert seen == [argv]

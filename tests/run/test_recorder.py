@@ -156,7 +156,7 @@ def test_a_run_that_has_ended_says_so_when_it_is_resumed(tmp_path):
 
 GROWS = """
 import numpy as np
-from rank0rl.run import memory
+from rank0rl.run import machine as memory
 before = memory.peak_mb()
 block = np.ones(64 << 17)  # 64 MB
 grown = memory.peak_mb() - before

@@ -7,7 +7,7 @@ from on_ranks import HERE
 from runs import SMALL, curve, sha, table, train
 
 from rank0rl import cli
-from rank0rl.run.launch_options import run_to_resume
+from rank0rl.run.launch_options import Words
 
 LONG = [*SMALL, "--total-steps", "640"]
 AUTO = ["--resume", "auto"]
@@ -59,17 +59,17 @@ def test_the_beginning_may_be_that_of_another_run(tmp_path):
 
 def test_the_folder_must_be_named():
     with pytest.raises(ValueError, match="got no --run-dir"):
-        cli._given(["CartPole", *AUTO])
+        cli._launch_options(Words.read(["CartPole", *AUTO]))
 
 
 def test_only_a_folder_with_a_checkpoint_holds_a_run(tmp_path):
     given = {"resume": "auto", "run_dir": str(tmp_path)}
-    assert run_to_resume(given) is None
+    assert Words([], given).run_to_resume() is None
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "00000000.pt").touch()
-    assert run_to_resume(given) == tmp_path
-    assert run_to_resume({"resume": "./auto"}) == Path("auto")
-    assert run_to_resume({"run_dir": str(tmp_path)}) is None
+    assert Words([], given).run_to_resume() == tmp_path
+    assert Words([], {"resume": "./auto"}).run_to_resume() == Path("auto")
+    assert Words([], {"run_dir": str(tmp_path)}).run_to_resume() is None
 
 
 def test_as_many_ranks_as_the_run_has_environments(tmp_path):
@@ -77,6 +77,6 @@ def test_as_many_ranks_as_the_run_has_environments(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     argv = ["--nprocs", "41", *AUTO, "--run-dir", str(tmp_path)]
     with pytest.raises(ValueError, match="--num-envs"):
-        cli._given(argv)
+        cli._launch_options(Words.read(argv))
     (tmp_path / "checkpoints" / "00000000.pt").touch()
-    assert cli._given(argv).nprocs == 41
+    assert cli._launch_options(Words.read(argv)).nprocs == 41

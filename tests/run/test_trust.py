@@ -12,6 +12,7 @@ from runs import SMALL, train
 from rank0rl.run import agents, checkpoint, plan, trust
 from rank0rl.run import settings as config
 from rank0rl.run import settings as resumed
+from rank0rl.run.launch_options import Words
 from rank0rl.tools import evaluate, export, play, replay
 
 OWN = {
@@ -82,7 +83,7 @@ def test_all_other_code_is_named_and_not_imported(settings, monkeypatch):
     spec = gymnasium.envs.registration.EnvSpec("Foreign-v0", entry_point="foreign.env:Env")
     monkeypatch.setitem(gymnasium.registry, spec.id, spec)  # as a plug-in registers it
     with pytest.raises(ValueError, match="imported") as error:
-        trust.trusted(settings, "file", argv=["--resume", "r"])
+        trust.trusted(settings, "file", Words.read(["--resume", "r"]))
     (name,) = settings
     values = settings[name] if name == "wrappers" else [settings[name]]
     assert name in str(error.value)
@@ -96,30 +97,30 @@ def test_all_other_code_is_named_and_not_imported(settings, monkeypatch):
 def test_the_line_to_go_on_with_is_enough(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "--resume", "r"])
     with pytest.raises(ValueError) as error:
-        trust.trusted(OWN, "file", argv=["--resume", "r"])
+        trust.trusted(OWN, "file", Words.read(["--resume", "r"]))
     argv = shlex.split(str(error.value).partition("go on with: python train.py ")[2])
-    assert trust.trusted(OWN, "file", argv=argv) == OWN
+    assert trust.trusted(OWN, "file", Words.read(argv)) == OWN
     for left_out in range(2, len(argv)):
         if not argv[left_out].startswith("--"):
-            with pytest.raises(ValueError, match="imported"):
-                trust.trusted(OWN, "file", argv=[*argv[:left_out], *argv[left_out + 1 :]])
+            with pytest.raises(ValueError, match="imported|expected one"):
+                trust.trusted(OWN, "file", Words.read([*argv[:left_out], *argv[left_out + 1 :]]))
 
 
 def test_code_is_named_in_either_spelling_and_by_any_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = {"algo": f"{tmp_path}/mine.py:Mine"}
-    assert trust.trusted(settings, "f", argv=["--algo=mine.py:Mine"]) == settings
-    assert trust.trusted(settings, "f", argv=["--algo", "./mine.py:Mine"]) == settings
+    assert trust.trusted(settings, "f", Words.read(["--algo=mine.py:Mine"])) == settings
+    assert trust.trusted(settings, "f", Words.read(["--algo", "./mine.py:Mine"])) == settings
 
 
 def test_arguments_of_foreign_code_are_named_too():
     settings = {"env_id": "os:system", "env_kwargs": {"command": "rm x", "n": 1.5}}
     for words in (["command=rm x", "n=1.5"], ['command="rm x"', "n=1.5"]):
         argv = ["os:system", "--env-kwargs", *words]
-        assert trust.trusted(settings, "f", argv=argv) == settings
+        assert trust.trusted(settings, "f", Words.read(argv)) == settings
     for words in ([], ["n=1.5"], ["command=rm y", "n=1.5"]):
         with pytest.raises(ValueError, match="rm x"):
-            trust.trusted(settings, "f", argv=["os:system", "--env-kwargs", *words])
+            trust.trusted(settings, "f", Words.read(["os:system", "--env-kwargs", *words]))
 
 
 @pytest.mark.parametrize("value", ["/a.xml", "./a", "here", ["x", {"y": "a/b"}], ("/a",)])
@@ -128,21 +129,21 @@ def test_a_file_that_an_environment_reads_is_named(value, tmp_path, monkeypatch)
     (tmp_path / "here").touch()
     settings = {"env_id": "Walker2d-v5", "env_kwargs": {"xml_file": value}}
     with pytest.raises(ValueError, match="xml_file") as error:
-        trust.trusted(settings, "f", argv=[])
+        trust.trusted(settings, "f", Words.read([]))
     argv = shlex.split(str(error.value))[-2:]
-    assert trust.trusted(settings, "f", argv=argv) == settings
+    assert trust.trusted(settings, "f", Words.read(argv)) == settings
 
 
 @pytest.mark.parametrize("option", ["--resume", "--config", "--run-dir", "--resume="])
 def test_the_name_of_a_folder_is_no_name_of_code(option):
     argv = [f"{option}os:system"] if option.endswith("=") else [option, "os:system"]
     with pytest.raises(ValueError, match="imported"):
-        trust.trusted({"env_id": "os:system"}, "f", argv=argv)
+        trust.trusted({"env_id": "os:system"}, "f", Words.read(argv))
 
 
 def test_what_a_terminal_would_not_show_is_escaped():
     with pytest.raises(ValueError, match=r"\\x1b\[2J.*--trust$") as error:
-        trust.trusted({"algo": "\x1b[2J\n.py"}, "file", argv=[])
+        trust.trusted({"algo": "\x1b[2J\n.py"}, "file", Words.read([]))
     assert str(error.value).isprintable()
 
 
@@ -250,7 +251,7 @@ def test_a_run_of_ones_own_asks_nothing_and_one_of_others_does(mine, key, monkey
     assert f"go on with: python train.py --resume {run}\n" in said
     monkeypatch.setattr(plan, "lock", lambda *args: None)
     argv = ["--resume", str(run)]
-    assert plan.prepare(argv, None, 1).options.algo == agent
+    assert plan.prepare(Words.read(argv), None, 1).options.algo == agent
     assert imported.exists()
     toml = run / "config.toml"
     assert trust.trusted(config.load(toml), str(toml))["algo"] == agent  # for --config
@@ -258,9 +259,9 @@ def test_a_run_of_ones_own_asks_nothing_and_one_of_others_does(mine, key, monkey
     key.unlink()
     agents.load_agent.cache_clear()
     with pytest.raises(ValueError, match="imported"):
-        plan.prepare(argv, None, 1)
+        plan.prepare(Words.read(argv), None, 1)
     with pytest.raises(ValueError, match="imported"):  # the settings of a run, in a new one
-        plan.prepare(["--config", str(run / "config.toml")], None, 1)
+        plan.prepare(Words.read(["--config", str(run / "config.toml")]), None, 1)
     for tool, more in (
         (evaluate, []),
         (export, []),
@@ -272,9 +273,9 @@ def test_a_run_of_ones_own_asks_nothing_and_one_of_others_does(mine, key, monkey
         assert "--trust" in err
         assert len(err.splitlines()) == 1
     assert not imported.exists()
-    assert plan.prepare([*argv, "--trust"], None, 1).options.algo == agent
-    assert plan.prepare([*argv, "--algo", agent], None, 1).options.algo == agent
-    assert plan.prepare([], None, 1, restart=str(run)).options.algo == agent
+    assert plan.prepare(Words.read([*argv, "--trust"]), None, 1).options.algo == agent
+    assert plan.prepare(Words.read([*argv, "--algo", agent]), None, 1).options.algo == agent
+    assert plan.prepare(Words.read([]), None, 1, restart=str(run)).options.algo == agent
     assert evaluate.main([str(run), "--episodes", "1", "--trust"]) == 0
 
 
@@ -298,15 +299,15 @@ def test_the_file_of_ones_own_agent_may_move_with_the_run(mine, key, monkeypatch
     new.write_text(old.read_text())
     argv = ["--resume", str(run), "--algo", f"{new}{class_name}"]
     with pytest.raises(ValueError, match="a resumed run keeps its own settings: got algo"):
-        plan.prepare([*argv, "--trust"], None, 1)
+        plan.prepare(Words.read([*argv, "--trust"]), None, 1)
     old.unlink()
     key.unlink()
-    assert plan.prepare(argv, None, 1).options.algo == f"{new}{class_name}"
+    assert plan.prepare(Words.read(argv), None, 1).options.algo == f"{new}{class_name}"
 
 
 @pytest.mark.parametrize(("trained", "is_same"), [("", True), (":Mine", True), (":Other", False)])
 def test_an_agent_that_moved_may_be_named_with_its_class_or_without(tmp_path, trained, is_same):
     now = f"{tmp_path / 'mine.py'}:Mine"
     settings = {"algo": f"{tmp_path / 'gone' / 'mine.py'}{trained}"}
-    found = resumed.with_moved_agent(settings, ["--resume", "r", "--algo", now])
+    found = resumed.with_moved_agent(settings, Words.read(["--resume", "r", "--algo", now]))
     assert (found["algo"] == now) == is_same

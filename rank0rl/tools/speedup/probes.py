@@ -195,7 +195,7 @@ def _collect(argument: str) -> None:
     set_threads(1)
     folder = Path(argument)
     given = trust.without_seal(settings.load(folder / "config.toml"))  # the study made this run
-    options, agent_options = plan.read([], given, argument)
+    options, agent_options = plan.of_settings(given, argument)
     per_step = {}
     for num_envs in sorted({1, max(2, options.num_envs)}):
         numbers = range(num_envs)

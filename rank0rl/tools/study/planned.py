@@ -114,7 +114,7 @@ class Planned:
         if not (folder / "config.toml").exists():
             return
         try:
-            plan.check_same(self.options, self.agent, folder, [*self.words])
+            plan.check_same(self.options, self.agent, folder, self.words)
         except ValueError as error:
             raise ValueError(
                 f"{folder} holds a run of other settings, so this is another study: name another --out "
@@ -203,7 +203,7 @@ def plan_run(
     """
     own = [word for name, value in settings.items() for word in _words(name, value)]
     words = (env_id, "--algo", algo, *own, *rest, "--seed", str(seed))
-    options, agent = plan.options_of([*words], algos.CONFIGS)
+    options, agent = plan.options_of(words, algos.CONFIGS)
     if name is None:
         parts = [env_id.rpartition(":")[2], short_name(algo)]
         parts += [f"{name}={value}" for name, value in settings.items()]

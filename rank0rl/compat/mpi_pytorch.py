@@ -6,13 +6,12 @@ import os
 import platform
 
 import torch
+from torch import nn
 
-from rank0rl.compat.average import all_avg_grads as mpi_avg_grads
+from rank0rl.compat.average import all_avg_grads
 from rank0rl.mpi import comm
 from rank0rl.mpi.threads import set_threads
-from rank0rl.mpi.weights import rank0_bcast_wts as sync_params
-
-__all__ = ["mpi_avg_grads", "setup_pytorch_for_mpi", "sync_params"]
+from rank0rl.mpi.weights import rank0_bcast_wts
 
 
 def setup_pytorch_for_mpi() -> None:
@@ -24,3 +23,19 @@ def setup_pytorch_for_mpi() -> None:
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     fair = max(1, cores // comm.hosts().count(platform.node()))
     set_threads(min(fair, torch.get_num_threads()))
+
+
+def mpi_avg_grads(module: nn.Module) -> None:
+    """Overwrite the gradients of a module, in place, with their mean over ranks; see `all_avg_grads`.
+
+    Collective: every rank calls this, in the same order.
+    """
+    all_avg_grads(module)
+
+
+def sync_params(module: nn.Module) -> None:
+    """Overwrite a module's parameters and buffers, in place, with those of rank 0; see `rank0_bcast_wts`.
+
+    Collective: every rank calls this, in the same order.
+    """
+    rank0_bcast_wts(module)

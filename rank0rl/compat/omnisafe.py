@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rank0rl.compat.average import all_avg_wts as avg_params
+from rank0rl.compat.average import all_avg_wts
 from rank0rl.compat.mpi_pytorch import mpi_avg_grads as avg_grads
 from rank0rl.compat.mpi_pytorch import setup_pytorch_for_mpi as setup_distributed
 from rank0rl.compat.mpi_pytorch import sync_params
@@ -272,6 +272,14 @@ def scatter(
     _bcast_from(src, whole, "scatter", problem or wrong, "src")
     with torch.no_grad():
         tensor.copy_(whole[comm.get_rank()])
+
+
+def avg_params(module: nn.Module) -> None:
+    """Overwrite parameters and buffers, in place, with their mean over ranks; see `all_avg_wts`.
+
+    Collective: every rank calls this, in the same order.
+    """
+    all_avg_wts(module)
 
 
 def avg_tensor(value: Tensor) -> None:

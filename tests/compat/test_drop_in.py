@@ -49,7 +49,7 @@ def spinning_up():
     mpi_pytorch.setup_pytorch_for_mpi()
     torch.manual_seed(10000 * mpi_tools.proc_id())
     policy, ends = Policy(), []
-    mpi_pytorch.sync_params(policy)
+    mpi_pytorch.sync_params(module=policy)
     adam = torch.optim.Adam(policy.parameters(), lr=0.05)
     for iteration in range(ITERATIONS):
         obs, act, adv = rows(iteration, mpi_tools.proc_id(), mpi_tools.num_procs())
@@ -62,7 +62,7 @@ def spinning_up():
                 break
             adam.zero_grad()
             (-((logp - before).exp() * adv).mean()).backward()
-            mpi_pytorch.mpi_avg_grads(policy)
+            mpi_pytorch.mpi_avg_grads(module=policy)
             adam.step()
         ends.append(step)
     return seen_of(policy, ends)

@@ -78,7 +78,7 @@ def on_rank_gradients_and_weights():
             check(f"{sync.__name__} {name}", weights.named_tensors(module)[name], t)
     module, all_of_them = net(r), [net(i) for i in range(n)]
     module[3].num_batches_tracked += r
-    omnisafe.avg_params(module)
+    omnisafe.avg_params(module=module)
     for name, p in module.named_parameters():
         mean = sum(dict(each.named_parameters())[name] for each in all_of_them) / n
         check(name, p.detach(), mean.detach(), close=True)

@@ -1,6 +1,6 @@
-"""Behaviour cloning: the policy learns what somebody did, and the value function what the policy returns.
+"""Behaviour cloning: the policy imitates recorded actions, and the value function learns the policy's returns.
 
-A PPO or TRPO run begins with both: --init-from. Source: Pomerleau 1989, NeurIPS 1, 305-313.
+A PPO or TRPO run can begin with both, by --init-from. Source: Pomerleau 1989, NeurIPS 1, 305-313.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class BCOptions(NetworkOptions):
 class BC(Agent):
     """Maximizes the log-probability of the data's actions.
 
-    The ranks play with the clone, which shows its return, and gives the value function what it learns
-    from. From the first update on, the statistics of observations are those of the data.
+    The ranks run the cloned policy. Their episodes show its return, and train the value function. From the
+    first update on, the statistics of observations are those of the data.
     """
 
     Options = BCOptions

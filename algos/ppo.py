@@ -69,10 +69,10 @@ class PPO(Agent):
 
     def __init__(self, spaces: Spaces, options: PPOOptions, rng: np.random.Generator) -> None:
         self.options = opt = options
-        if opt.recurrent:
-            self.nets = recurrent_networks(opt, spaces, rng, self.make_networks)
-        else:
+        if opt.recurrent is None:
             self.nets = opt.networks(spaces, rng, self.make_networks)
+        else:
+            self.nets = recurrent_networks(opt, spaces, rng, self.make_networks)
         self.mode_obs = opt.policy_obs
         self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise, self.memory = self.nets.noise, self.nets.memory

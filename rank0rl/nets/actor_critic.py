@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.mlp import Activation
+from rank0rl.nets.mlp import MLP, Activation
 from rank0rl.nets.networks import Columns, Hidden, columns_of, network
 from rank0rl.nets.normalize import Moments, ObsNormalizer, PixelScale, normalizer
 from rank0rl.nets.policies import Actions, Mode, Policy, make_policy
@@ -114,7 +114,8 @@ class ValueFunction(nn.Module):
 
     def tables(self, theta: Tensor) -> Array:
         """Return where the layers lie in the flat vector theta, for kernels."""
-        return self.mlp.table(theta)  # type: ignore[union-attr]
+        assert isinstance(self.mlp, MLP)  # see `update.has_kernels`
+        return self.mlp.table(theta)
 
     def merge(self, ret: Array) -> None:
         """Add returns (N,) to the statistics, without changing predictions in units of reward.

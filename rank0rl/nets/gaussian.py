@@ -1,7 +1,7 @@
-"""Policies whose draws are independent normal numbers: the actions themselves, or what tanh takes to them.
+"""Policies that draw independent normal numbers. A draw is an action; or its tanh is, scaled to the bounds.
 
-Squashed actions are a + b tanh(u), with u the draw. Ratios and divergences of the actions are those of
-the draws, because tanh has an inverse. So all here is about draws, except `act`, `mode` and `entropy`.
+Such squashed actions are a + b tanh(u), with u the draw. Ratios and divergences of the actions are those of
+the draws, because tanh has an inverse. So all methods but `act`, `mode` and `entropy` are about draws.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rank0rl.agent import Space
 from rank0rl.batch import Batch
 from rank0rl.nets.flat import Views, place
+from rank0rl.nets.mlp import MLP
 from rank0rl.nets.networks import Hidden, network
 from rank0rl.options import OptionError
 
@@ -26,7 +27,7 @@ Array = npt.NDArray[Any]
 
 
 class Bounds:
-    """Takes numbers in 0..1 to actions within an environment's bounds.
+    """Scales numbers in 0..1 to actions within an environment's bounds.
 
     Args:
         space: the space of actions, a box.
@@ -55,7 +56,7 @@ class Bounds:
         return act.reshape(-1, *self._shape)
 
     def torch(self, share: Tensor) -> Tensor:
-        """Return the actions as `numpy` does."""
+        """Do what `numpy` does, in torch."""
         act = torch.from_numpy(self._low) + torch.from_numpy(self._width) * share
         return act.reshape(-1, *self._shape)
 
@@ -84,7 +85,7 @@ class GaussianPolicy(nn.Module):
         log_std: initial log standard deviation.
         rows: number of log-std parameters that are summed. Adam steps each of them, so the sum
             moves `rows` times as fast.
-        squash: True if tanh takes draws to actions within the space's bounds.
+        squash: True if actions are the tanh of draws, scaled to the space's bounds.
         layers: "activation", "layer_norm" and "columns" of the network, see `networks.network`.
 
     Raises:
@@ -182,6 +183,7 @@ class GaussianPolicy(nn.Module):
             The table of the network's layers; where the log standard deviations begin, how many are
             summed, and of how many actions; and None, as these are no choices.
         """
+        assert isinstance(self.mlp, MLP)  # see `update.has_kernels`
         shape = self.log_std.shape if self.log_std.ndim == 2 else (1, *self.log_std.shape)
         return self.mlp.table(theta), np.array([place(self.log_std, theta), *shape]), None
 

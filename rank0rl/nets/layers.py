@@ -1,9 +1,10 @@
 """Layers for `act` of agents of one's own: torch modules whose rows do not depend on each other.
 
-torch rounds a product of several rows otherwise than that of one, so an agent with `nn.Linear` in
-`act` has another curve for every number of ranks. Without gradients, these compute a stack of one-row
-products, whose bits do not depend on their number; with gradients they are torch's own. Of torch's activations, Tanh, ReLU, LeakyReLU and GELU do not depend
-on the number of rows; Sigmoid, SiLU, ELU, Softplus and Mish do.
+torch rounds a product of several rows differently from the product of one. So an agent with `nn.Linear`
+in `act` has another curve for every number of ranks. Without gradients, the layers of this module compute
+a stack of one-row products, whose bits do not depend on their number; with gradients, they are torch's own.
+Of torch's activations, Tanh, ReLU, LeakyReLU and GELU do not depend on the number of rows; Sigmoid, SiLU,
+ELU, Softplus and Mish do.
 """
 
 from __future__ import annotations

@@ -108,7 +108,8 @@ class MLP(nn.Module):
             x = x @ weight
             x += bias
             if self._scales:
-                x = _layer_norm(x, *self._scales[i](), self._norms[i].eps)
+                scale, shift = self._scales[i]()
+                x = _layer_norm(x, scale, shift, self._norms[i].eps)
             x = activate(x)
         x = x @ last[0]
         x += last[1]
@@ -120,10 +121,10 @@ class MLP(nn.Module):
         return np.array([(place(w, theta), place(b, theta), *w.shape) for w, b in layers])
 
 
-def _layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+def _layer_norm(x: Array, scale: Array, shift: Array, eps: float) -> Array:
     """Normalize rows (..., n) as torch's LayerNorm does."""
     x = x - x.mean(axis=-1, keepdims=True)
     x /= np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + np.float32(eps))
-    x *= weight
-    x += bias
+    x *= scale
+    x += shift
     return x

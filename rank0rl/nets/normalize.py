@@ -109,11 +109,11 @@ class ObsNormalizer(nn.Module):
         self._follow()
 
     def forget(self) -> None:
-        """Let the next rows be the first ones. Rank 0 only."""
+        """Forget all observations: the next ones count as the first. Rank 0 only."""
         self.moments.count.zero_()
 
     def merge_groups(self, count: Array, mean: Array, var: Array) -> None:
-        """Add groups of observations, of which only these figures are known, to the statistics.
+        """Add groups of observations to the statistics, from their counts, means and variances.
 
         Args:
             count: number of observations in each group, (E,).
@@ -126,7 +126,7 @@ class ObsNormalizer(nn.Module):
         self._follow()
 
     def _follow(self) -> None:
-        """Take over the statistics."""
+        """Compute shift and scale from the statistics."""
         self.shift.copy_(self.moments.mean)
         if self._coarse:
             self.scale.copy_(1 / (3 * (torch.sqrt(self.moments.var) + 0.1)))

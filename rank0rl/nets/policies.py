@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from rank0rl.agent import NEVER, Space, choose
 from rank0rl.batch import Batch
 from rank0rl.nets.gaussian import Bounds, GaussianPolicy, StateStdPolicy
+from rank0rl.nets.mlp import MLP
 from rank0rl.nets.networks import Hidden, network
 from rank0rl.options import OptionError
 
@@ -75,6 +76,7 @@ class CategoricalPolicy(nn.Module):
 
         The third has the columns at which each choice begins, and their number.
         """
+        assert isinstance(self.mlp, MLP)  # see `update.has_kernels`
         starts = np.array([0, *np.cumsum(self.space.choices)])
         return self.mlp.table(theta), None, starts
 
@@ -151,8 +153,8 @@ class BetaPolicy(nn.Module):
     ) -> tuple[Array, Batch]:
         """Draw actions (B, *shape) with inputs (B, inputs) and noise (B, k). No row depends on B.
 
-        The noise is taken to 0..1 by the normal distribution function, and to the draws by the
-        inverse of Beta's. So noise 0 gives the median.
+        The normal distribution function maps the noise to 0..1, and the inverse of Beta's maps that to the
+        draws. So noise 0 gives the median.
 
         Returns:
             Actions; and the draws, "draw", (B, k).

@@ -44,7 +44,8 @@ def chunked(steps: Batch, episodes: Sequence[slice], length: int) -> Batch:
         number that it has, (chunks,), int64.
     """
     left = [e.stop - start for e in episodes for start in range(e.start, e.stop, length)]
-    counts, chunks = np.minimum(left, length).astype(np.int64), {}
+    counts = np.minimum(left, length).astype(np.int64)
+    chunks: Batch = {}
     for name, array in steps.items():
         chunks[name] = np.zeros((len(counts), length, *array.shape[1:]), array.dtype)
         chunks[name][filled(counts, length)] = array

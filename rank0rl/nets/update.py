@@ -130,7 +130,8 @@ class AutogradSteps:
         Returns:
             What the loss gives to record, of all minibatches.
         """
-        size, seen = torch.tensor(lr, device=self._device), []
+        size = torch.tensor(lr, device=self._device)
+        seen: list[list[Tensor]] = []
         epoch: Any = minibatches(rows, minibatch_size, rng)
         for minibatch in epoch:
             loss, told = self._objective.loss(self._module, **minibatch)

@@ -241,7 +241,8 @@ class _Memory:
             tasks = len(layers) * -(-size // rows)
             widest = max(int(table[:, 3].max()) for table in layers)
             numbers = max(int(table[:, 3].sum()) for table in layers)
-            slices, number = [], self.dtype
+            number = self.dtype
+            slices: list[tuple[int, int, int]] = []
             for i, network in enumerate(self._networks):
                 start, end = _range(network, self.theta)
                 slices += [(a, min(a + SLICE, end), i) for a in range(start, end, SLICE)]

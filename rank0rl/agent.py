@@ -62,7 +62,7 @@ class Spaces:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """What an agent is given to choose actions: one row for each of B envs."""
+    """Everything that an agent may use to choose actions, one row for each of B envs."""
 
     obs: Array
     """Observations, (B, *obs)."""

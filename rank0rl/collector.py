@@ -12,8 +12,13 @@ import numpy as np
 from rank0rl import batch as batches
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch, Gathered
+<<<<<<< HEAD
 from rank0rl.envs import make as envs
 from rank0rl.envs.block import envs_of, make_block
+=======
+from rank0rl.envs import make
+from rank0rl.envs.block import envs_of
+>>>>>>> run
 from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.retry import RetriedEnv, take_failures
 from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod, label
@@ -125,14 +130,15 @@ class Collector:
         Collective: every rank calls this.
         """
         with self._phases("wait"):
-            mine = [int(1e6 * self._took_s), int(1e6 * machine.peak_mb()), signals.received()]
-            failures = {}
+            mine = {"took_s": int(1e6 * self._took_s), "peak_mb": int(1e6 * machine.peak_mb())}
+            mine["signal"] = signals.received()
             if self._options.survives_env_errors:
-                failures = take_failures(env.gym for env in self.rollout.envs)
-            numbers = [*mine, *failures.values()]
-            of_ranks = check_layout({}, "seconds and memory of ranks", numbers=numbers)
+                mine |= take_failures(env.gym for env in self.rollout.envs)
+            numbers = check_layout({}, "seconds and memory of ranks", numbers=[*mine.values()])
+            ranks = dict(zip(mine, numbers.T, strict=True))  # name -> number of each rank
+            received = ranks.pop("signal")
         if not comm.get_rank():
-            signals.obey(of_ranks[:, 2])
+            signals.obey(received)
         with self._phases("gather"):
             gathered = gather_rows(self.rolled)
             rows, ended, envs = [_below(x, gathered) for x in ("rows/", "ended/", "envs/")]
@@ -140,9 +146,14 @@ class Collector:
                 rows = batches.concatenate([each for each in [*self._early.take(), rows] if each])
             rows = batches.in_order(rows, rows["fragment_id"]) if rows else {}
             ended = batches.in_order(ended, ended["fragment_id"])
+<<<<<<< HEAD
             steps = int(gathered["fragments/steps"].sum())
             ranks = {"took_s": of_ranks[:, 0] / 1e6, "peak_mb": of_ranks[:, 1] / 1e6}
             ranks |= dict(zip(failures, of_ranks[:, 3:].T, strict=True))
+=======
+            steps = int(gathered["fragments"]["steps"].sum())
+            ranks |= {name: ranks[name] / 1e6 for name in ("took_s", "peak_mb")}
+>>>>>>> run
         if not comm.get_rank():
             self._unfinished.add(envs)
             used = {*envs.get("settings", []), self.rollout.block.settings[0]}
@@ -210,23 +221,23 @@ def env_maker(options: RunOptions) -> Callable[..., Any]:
     It takes arguments of this environment alone, over those of all.
     """
 
-    def make(**kwargs: Any) -> Any:
+    def make_one(**kwargs: Any) -> Any:
         around = functools.partial  # each makes what it is around
         kwargs = {**options.env_kwargs, **kwargs}
-        one: Callable[[], Any] = around(envs.make, options.env_id, options.wrappers, **kwargs)
+        one: Callable[[], Any] = around(make.make, options.env_id, options.wrappers, **kwargs)
         if options.info:
             one = around(EpisodeInfo, one, options.info)
         if options.curriculum_method:
             one = around(ResetMethod, one, options.curriculum_method)
         if options.env_processes:
-            preload = envs.own_module(options.env_id)
+            preload = make.own_module(options.env_id)
             one = around(EnvProcess, one, options.step_timeout, options.start_timeout, preload)
         if options.survives_env_errors:
             truncate, limit = options.on_env_error == "truncate", options.max_replay_steps
             one = around(RetriedEnv, one, options.env_retries, truncate, limit)
         return one()
 
-    return make
+    return make_one
 
 
 def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None = None) -> Rollout:

@@ -71,7 +71,7 @@ class Env:
 
 @dataclass(eq=False)
 class Doing:
-    """What is done in an env, to say so in an error."""
+    """The operation under way in an env, for error messages."""
 
     env: Env
     what: Literal["reset", "act", "step"]
@@ -129,7 +129,7 @@ class EnvBlock:
         self.settings = 0, ""
         """Version of the curriculum's settings, and these as JSON; "" without a curriculum."""
         self.doing: Doing | None = None
-        """What is done now, or was done last."""
+        """The operation under way, or the last one."""
 
     def begin(self, env: Env, seed: int) -> None:
         """Reset an env with this seed."""

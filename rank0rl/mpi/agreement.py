@@ -131,7 +131,7 @@ def _hash64(value: Any) -> int:
 
 
 class _Answer(NamedTuple):
-    """What one rank tells the others after a disagreement."""
+    """The layout of one rank, told to the others after a disagreement."""
 
     what: str
     layout: dict[str, str]

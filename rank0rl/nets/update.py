@@ -1,4 +1,4 @@
-"""What rank 0 computes in an update: in compiled kernels where they can, by autograd elsewhere.
+"""Gradient steps of an update: in compiled kernels where possible, by autograd elsewhere.
 
 This module is the door to `nets.kernels`, and loads the compiler when it is needed.
 """

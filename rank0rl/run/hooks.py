@@ -1,4 +1,4 @@
-"""What happens around an iteration: curriculum, goal, loggers, and hooks of one's own."""
+"""Hooks around an iteration: curriculum, goal, loggers, and hooks of one's own."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Hook:
     settings: Mapping[str, Any] = {}
     """All settings of the run and its agent."""
     ended = ""
-    """Why the run ends after this iteration; "": it goes on."""
+    """The reason to end the run after this iteration; "" to go on."""
     saves = False
     """True if a checkpoint is to be written after this iteration."""
 

@@ -1,4 +1,4 @@
-"""What the command line says before tyro reads it: launch options, agent, and where settings come from.
+"""The command line before tyro reads it: launch options, agent, and the source of the settings.
 
 The process that starts ranks reads it with the standard library alone.
 """

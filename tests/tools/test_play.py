@@ -215,6 +215,7 @@ def test_the_hook_films_every_few_iterations_and_on_rank_0_alone(tmp_path, monke
     spaces = SimpleNamespace(act=Space("box", (1,), "float32"))
     options = RunOptions(env_id=DRAWN, video_every=3)
     for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
         monkeypatch.setattr(comm, "get_rank", lambda rank=rank: rank)
         hook = video.Video(options, tmp_path / str(rank), deterministic=True)
         for iteration in range(5, 8):

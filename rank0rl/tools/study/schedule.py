@@ -1,4 +1,4 @@
-"""Which run of a study trains on which cores of this machine, and the table that shows it.
+"""Share the cores of this machine among the runs of a study, and show them in a table.
 
 When fewer runs are left, those with the most work left are stopped at a boundary, and go on with the
 cores that have become free. That changes no curve.

@@ -12,13 +12,8 @@ import numpy as np
 from rank0rl import batch as batches
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch, Gathered
-<<<<<<< HEAD
-from rank0rl.envs import make as envs
-from rank0rl.envs.block import envs_of, make_block
-=======
 from rank0rl.envs import make
-from rank0rl.envs.block import envs_of
->>>>>>> run
+from rank0rl.envs.block import envs_of, make_block
 from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.retry import RetriedEnv, take_failures
 from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod, label
@@ -146,14 +141,8 @@ class Collector:
                 rows = batches.concatenate([each for each in [*self._early.take(), rows] if each])
             rows = batches.in_order(rows, rows["fragment_id"]) if rows else {}
             ended = batches.in_order(ended, ended["fragment_id"])
-<<<<<<< HEAD
             steps = int(gathered["fragments/steps"].sum())
-            ranks = {"took_s": of_ranks[:, 0] / 1e6, "peak_mb": of_ranks[:, 1] / 1e6}
-            ranks |= dict(zip(failures, of_ranks[:, 3:].T, strict=True))
-=======
-            steps = int(gathered["fragments"]["steps"].sum())
             ranks |= {name: ranks[name] / 1e6 for name in ("took_s", "peak_mb")}
->>>>>>> run
         if not comm.get_rank():
             self._unfinished.add(envs)
             used = {*envs.get("settings", []), self.rollout.block.settings[0]}

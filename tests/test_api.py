@@ -11,10 +11,10 @@ import time
 import nbformat
 import numpy as np
 import pytest
+from helpers.ranks import HERE, run
+from helpers.runs import resume, table, train
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from on_ranks import HERE, run
-from runs import resume, table, train
 
 import rank0rl
 
@@ -66,7 +66,7 @@ def test_a_policy_acts_on_one_observation_and_on_many(small):
 def test_a_policy_of_a_dict_space_with_masks_and_starts(tmp_path):
     options = {"env_kwargs": {"obs": "dict", "act": "discrete", "masked": True}, "total_steps": 64}
     made = rank0rl.train(
-        "toy_envs:Spaced-v0", run_dir=tmp_path / "r", quiet=True, **options, **SMALL
+        "helpers.envs:Spaced-v0", run_dir=tmp_path / "r", quiet=True, **options, **SMALL
     )
     policy = made.policy(trust=True)
     obs = policy.observation_space.sample()

@@ -10,7 +10,7 @@ import sys
 from unittest import mock
 
 import pytest
-from on_ranks import HERE, on_ranks, typed
+from helpers.ranks import HERE, on_ranks, typed
 
 import rank0rl
 

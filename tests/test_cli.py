@@ -4,7 +4,7 @@ import inspect
 import tomllib
 
 import pytest
-import warm
+from helpers import forks
 
 from rank0rl import cli
 from rank0rl.launch.fork import mpi_fork
@@ -13,7 +13,7 @@ from rank0rl.run.launch_options import LaunchOptions, Words
 
 
 def train(*args):
-    return warm.run("train.py", *args)
+    return forks.run("train.py", *args)
 
 
 WRONG = [
@@ -24,8 +24,8 @@ WRONG = [
     (["Walker2d", "--nprocs", "x"], "--nprocs: expected a whole number, such as"),
     (["CartPole", "--total-steps", "1.5"], "--total-steps: expected a whole number"),
     (["Walker2d", "--num-envs", "1", "--nprocs", "2"], "raise --num-envs or lower --nprocs"),
-    (["toy_envs:Normalized-v0"], "Normalized-v0 is wrapped in NormalizeObservation"),
-    (["toy_envs:Odd-v0"], "Odd-v0 has Text(1, 5, charset"),
+    (["helpers.envs:Normalized-v0"], "Normalized-v0 is wrapped in NormalizeObservation"),
+    (["helpers.envs:Odd-v0"], "Odd-v0 has Text(1, 5, charset"),
     (["Wolker2d"], "did you mean Walker2d"),
     (["Walker2d", "--algo", "pop"], "no agent 'pop'"),
     (["Walker2d", "--config", "none.toml"], "cannot read config none.toml"),

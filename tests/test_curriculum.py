@@ -5,9 +5,9 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
-import warm
-from on_ranks import HERE
-from runs import curve, replay, resume, sha, table, train
+from helpers import forks
+from helpers.ranks import HERE
+from helpers.runs import curve, replay, resume, sha, table, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rank0rl.envs.wrappers import EPISODE, EpisodeInfo, ResetMethod, label
@@ -156,18 +156,18 @@ def test_figures_are_everywhere_that_returns_are(tmp_path):
     events = EventAccumulator(str(tmp_path / "r"))
     events.Reload()
     assert {"info/success_mean", "curriculum/distance"} <= {*events.Tags()["scalars"]}
-    done = warm.run("-m", "rank0rl", "evaluate", str(tmp_path / "r"), "--episodes", "3")
+    done = forks.run("-m", "rank0rl", "evaluate", str(tmp_path / "r"), "--episodes", "3")
     assert "success 0\n" in done.stdout, done.stdout
     assert "nowhere nan\n" in done.stdout
-    done = warm.run("-m", "rank0rl", "report", str(tmp_path / "r"))
+    done = forks.run("-m", "rank0rl", "report", str(tmp_path / "r"))
     assert done.returncode == 0, done.stderr
     rows = table(tmp_path / "r")
     assert "success mean by steps" in (tmp_path / "r" / "report.html").read_text()
     curve_of = ["--y", "success_mean", "--out", str(tmp_path / "a.svg")]
-    done = warm.run("-m", "rank0rl", "plot", str(tmp_path / "r"), *curve_of)
+    done = forks.run("-m", "rank0rl", "plot", str(tmp_path / "r"), *curve_of)
     assert done.returncode == 0, done.stderr
     assert f"seeds: 1) at {rows[-1]['steps']}" in done.stdout.replace(",", "")
-    done = warm.run("-m", "rank0rl", "plot", str(tmp_path / "r"), "--y", "nothing")
+    done = forks.run("-m", "rank0rl", "plot", str(tmp_path / "r"), "--y", "nothing")
     assert "no column 'nothing': choose one of" in done.stderr
 
 

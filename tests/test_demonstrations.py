@@ -7,9 +7,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-import warm
-from in_process import mean_return, train_here
-from runs import SMALL, curve, replay, resume, sha, table, train
+from helpers import forks
+from helpers.runs import SMALL, curve, mean_return, replay, resume, sha, table, train, train_here
 
 from rank0rl.agent import Space, Spaces
 from rank0rl.algos.bc import BC, BCOptions
@@ -28,7 +27,7 @@ def datasets(tmp_path, monkeypatch):
 
 
 def record(run, name, *args, expect=0):
-    done = warm.run("-m", "rank0rl", "record", str(run), "--minari", name, *args)
+    done = forks.run("-m", "rank0rl", "record", str(run), "--minari", name, *args)
     assert done.returncode == expect, done.stdout + done.stderr
     return done
 
@@ -74,7 +73,7 @@ def test_from_a_run_to_a_dataset_to_a_clone_to_a_run(tmp_path):
     assert replay(tmp_path / "1", 2, env=1).stdout.count("the same data") == 2
 
     os.rename(tmp_path / "datasets", tmp_path / "gone")  # who acts needs no data
-    done = warm.run("-m", "rank0rl", "evaluate", str(tmp_path / "1"), "--episodes", "2")
+    done = forks.run("-m", "rank0rl", "evaluate", str(tmp_path / "1"), "--episodes", "2")
     assert done.returncode == 0, done.stderr
     done = resume(tmp_path / "1", "--total-steps", "512", expect=2)
     assert "no such Minari dataset here" in done.stderr
@@ -209,7 +208,7 @@ def test_a_clone_learns_what_the_data_do(tmp_path):
     obs = np.eye(4)[rng.integers(4, size=500)]
     data = write(tmp_path / "data.npz", obs=obs, act=obs.argmax(axis=1))
     (tmp_path / "r").mkdir()
-    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4, "steps_per_batch": 80}
+    kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 4, "steps_per_batch": 80}
     agent, run = train_here(
         BC, BCOptions(data=data, steps=100), tmp_path / "r", total_steps=400, **kwargs
     )

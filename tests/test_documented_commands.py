@@ -11,8 +11,8 @@ import shutil
 import tomllib
 
 import pytest
-import warm
-from on_ranks import HERE, typed
+from helpers import forks
+from helpers.ranks import HERE, typed
 
 ROOT = HERE.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -214,7 +214,7 @@ def run(line, folder):
     program, *words = shlex.split(line)
     if program != "python" or re.fullmatch(SLOW, line):
         return typed(line, cwd=folder, env=env)
-    done = warm.run(*words, env=env, cwd=folder)
+    done = forks.run(*words, env=env, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()
 
@@ -267,7 +267,7 @@ SCRIPTS = [
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_benchmark_starts_in_any_folder(script, tmp_path):
-    done = warm.run(str(script), "--help", env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
+    done = forks.run(str(script), "--help", env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")
     assert list(tmp_path.iterdir()) == []

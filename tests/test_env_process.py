@@ -8,13 +8,12 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import faulty_envs
 import numpy as np
 import pytest
-import toy_envs
-from in_process import train_here
-from jobs import wait_until
-from on_ranks import HERE, LIMIT_S
+from helpers import envs, faults
+from helpers.jobs import wait_until
+from helpers.ranks import HERE, LIMIT_S
+from helpers.runs import train_here
 
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.collector import env_maker
@@ -48,8 +47,8 @@ def answers(env):
     [
         ("CartPole-v1", {}),
         pytest.param("Walker2d-v5", {}, marks=pytest.mark.slow),
-        ("toy_envs:Spaced-v0", {"obs": "image"}),
-        ("toy_envs:Spaced-v0", {"obs": "dict", "act": "multi", "masked": True}),
+        ("helpers.envs:Spaced-v0", {"obs": "image"}),
+        ("helpers.envs:Spaced-v0", {"obs": "dict", "act": "multi", "masked": True}),
     ],
 )
 def test_data_are_the_same_in_processes(env_id, kwargs):
@@ -64,7 +63,7 @@ def test_data_are_the_same_in_processes(env_id, kwargs):
 def test_spaces_and_the_name_are_the_environments_own():
     for local, name in (
         (partial(make, "CartPole-v1"), "CartPole-v1"),
-        (toy_envs.Count, "Count"),
+        (envs.Count, "Count"),
     ):
         env = EnvProcess(local)
         assert name_of(env) == name
@@ -74,7 +73,7 @@ def test_spaces_and_the_name_are_the_environments_own():
 
 
 def test_an_observation_is_not_overwritten_by_the_next():
-    env = EnvProcess(toy_envs.Count)
+    env = EnvProcess(envs.Count)
     first = env.reset(seed=3)[0]
     env.step(0)
     assert first.tolist() == [3, 0]
@@ -91,7 +90,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("how", "said"), ENDS)
 def test_the_end_of_a_process_is_an_exception_and_the_next_process_works(how, said):
-    env = EnvProcess(partial(faulty_envs.FailsAt, how))
+    env = EnvProcess(partial(faults.FailsAt, how))
     env.reset(seed=1)
     env.step(0)
     with pytest.raises(EnvProcessError, match=f"FailsAt .*{said} in step") as caught:
@@ -100,14 +99,14 @@ def test_the_end_of_a_process_is_an_exception_and_the_next_process_works(how, sa
     with pytest.raises(EnvProcessError, match="has ended"):
         env.step(0)
     env.close()
-    again = EnvProcess(toy_envs.Count)
+    again = EnvProcess(envs.Count)
     assert again.reset(seed=3)[0].tolist() == [3, 0]
     again.close()
 
 
 @pytest.mark.parametrize(("step", "what"), [(2, "step"), (0, "reset"), (-2, "close")])
 def test_a_process_that_hangs_is_killed(step, what):
-    env = EnvProcess(partial(faulty_envs.FailsAt, "hang", step), timeout_s=0.2)
+    env = EnvProcess(partial(faults.FailsAt, "hang", step), timeout_s=0.2)
     with pytest.raises(EnvProcessError, match=rf"FailsAt .*{what} within 0\.2 s.*--step-timeout"):
         env.reset(seed=1)
         env.step(0)
@@ -116,13 +115,13 @@ def test_a_process_that_hangs_is_killed(step, what):
 
 
 def test_a_process_that_hangs_while_it_makes_the_environment_is_killed():
-    hangs = partial(faulty_envs.FailsAt, "hang", -1)
+    hangs = partial(faults.FailsAt, "hang", -1)
     with pytest.raises(EnvProcessError, match=r"to make within 0\.2 s.*--start-timeout"):
         EnvProcess(hangs, timeout_s=FAR_S, start_timeout_s=0.2)
 
 
 def test_a_step_in_time_is_not_disturbed_by_a_timeout():
-    env = EnvProcess(toy_envs.Count, timeout_s=FAR_S)
+    env = EnvProcess(envs.Count, timeout_s=FAR_S)
     env.reset(seed=3)
     assert env.step(0)[0].tolist() == [3, 1]
     env.close()
@@ -137,7 +136,7 @@ def test_a_step_in_time_is_not_disturbed_by_a_timeout():
     ],
 )
 def test_an_exception_comes_with_its_name_text_and_traceback(how, name, text, same_class):
-    env = EnvProcess(partial(faulty_envs.FailsAt, how))
+    env = EnvProcess(partial(faults.FailsAt, how))
     env.reset(seed=1)
     env.step(0)
     for _ in range(2):  # the process lives on
@@ -152,10 +151,10 @@ def test_an_exception_comes_with_its_name_text_and_traceback(how, name, text, sa
 
 def test_an_error_in_making_or_closing_leaves_no_process():
     with pytest.raises(ZeroDivisionError):
-        EnvProcess(partial(faulty_envs.FailsAt, "raise", -1))
+        EnvProcess(partial(faults.FailsAt, "raise", -1))
     with pytest.raises(EnvProcessError, match="exited with 3 in make"):
-        EnvProcess(partial(faulty_envs.FailsAt, "exit", -1))
-    env = EnvProcess(partial(faulty_envs.FailsAt, "raise", -2))
+        EnvProcess(partial(faults.FailsAt, "exit", -1))
+    env = EnvProcess(partial(faults.FailsAt, "raise", -2))
     with pytest.raises(ZeroDivisionError):
         env.close()
     assert children() == []
@@ -179,7 +178,7 @@ def children():
 )
 def test_a_wrong_answer_arrives_as_it_is(answer):
     """The rank refuses it with the same words as without processes."""
-    env = EnvProcess(partial(faulty_envs.Answers, answer))
+    env = EnvProcess(partial(faults.Answers, answer))
     env.reset(seed=1)
     env.step(0)
     got = env.step(0)
@@ -191,7 +190,7 @@ def test_a_wrong_answer_arrives_as_it_is(answer):
 
 def test_a_signal_in_a_step_leaves_no_answer_behind():
     """Rank 0 raises in its handler, wherever it is: the answer must not be taken for the next one."""
-    env = EnvProcess(partial(faulty_envs.FailsAt, "hang"))
+    env = EnvProcess(partial(faults.FailsAt, "hang"))
     env.reset(seed=1)
     env.step(0)
 
@@ -210,7 +209,7 @@ def test_a_signal_in_a_step_leaves_no_answer_behind():
 
 
 def test_what_the_environment_started_is_killed_with_it():
-    env = EnvProcess(faulty_envs.Starts)
+    env = EnvProcess(faults.Starts)
     started = int(env.reset(seed=1)[1]["action_mask"])
     env.close()
     wait_until(lambda: not lives(started))
@@ -218,7 +217,7 @@ def test_what_the_environment_started_is_killed_with_it():
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_killed_or_stopped_fork_server_is_started_again(signum, monkeypatch):
-    env = EnvProcess(toy_envs.Count)
+    env = EnvProcess(envs.Count)
     env_process._server()._process.send_signal(signum)
     if signum == signal.SIGKILL:
         with pytest.raises(EnvProcessError, match="fork server"):
@@ -226,17 +225,17 @@ def test_a_killed_or_stopped_fork_server_is_started_again(signum, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(env_process, "_END_S", 0.1)
         env.close()
-        again = EnvProcess(toy_envs.Count)  # a start may take longer
+        again = EnvProcess(envs.Count)  # a start may take longer
     assert again.reset(seed=3)[0].tolist() == [3, 0]
     again.close()
     if signum == signal.SIGSTOP:
         env_process._server()._process.send_signal(signum)
         with pytest.raises(EnvProcessError, match=r"fork server gave no answer within 0\.1 s"):
-            EnvProcess(toy_envs.Count, start_timeout_s=0.1)
+            EnvProcess(envs.Count, start_timeout_s=0.1)
 
 
 def test_signals_that_are_for_ranks_end_no_environment():
-    env = EnvProcess(toy_envs.Count)
+    env = EnvProcess(envs.Count)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         env_process._server()._process.send_signal(signum)
         os.kill(env._process_id, signum)
@@ -286,17 +285,17 @@ def test_a_timeout_needs_processes():
 
 def test_only_gymnasiums_own_modules_are_imported_by_the_server():
     assert own_module("CartPole-v1") == "gymnasium.envs.classic_control.cartpole"
-    assert own_module("toy_envs:Count-v0") == "gymnasium"
+    assert own_module("helpers.envs:Count-v0") == "gymnasium"
     assert own_module("Count-v0") == "gymnasium"
-    assert own_module("toy_envs:make_count") == "gymnasium"
+    assert own_module("helpers.envs:make_count") == "gymnasium"
 
 
 RANK = """
 import sys
-import faulty_envs
+from helpers import faults
 from functools import partial
 from rank0rl.envs.process import EnvProcess
-every = [EnvProcess(partial(faulty_envs.FailsAt, how)) for how in ("", "hang")]
+every = [EnvProcess(partial(faults.FailsAt, how)) for how in ("", "hang")]
 for env in every:
     env.reset(seed=0)
     env.step(0)

@@ -3,10 +3,9 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-import toy_envs
-from in_process import train_here
-from on_ranks import HERE
-from runs import curve, resume, sha, table, train, train_on_ranks
+from helpers import envs
+from helpers.ranks import HERE
+from helpers.runs import curve, resume, sha, table, train, train_here, train_on_ranks
 
 from rank0rl.agent import NoOptions
 from rank0rl.algos.ppo import PPO, PPOOptions
@@ -22,7 +21,7 @@ pytestmark = [
 ]
 
 
-class Fails(toy_envs.Count):
+class Fails(envs.Count):
     """Tells a function each step before it is made, -1 for making and 0 for the reset, so that it may raise."""
 
     def __init__(self, fails, **kwargs):
@@ -79,17 +78,17 @@ def episode(env, seed=11):
 def test_an_episode_goes_on_as_if_nothing_had_failed(steps, mended):
     plan = Plan(*steps)
     env = retried(plan)
-    assert episode(env) == episode(toy_envs.Count(length=5))
+    assert episode(env) == episode(envs.Count(length=5))
     assert plan.steps == []
     assert take_failures([env]) == {"env_mended": mended, "env_truncated": 0}
     assert take_failures([env]) == {"env_mended": 0, "env_truncated": 0}
-    assert episode(env, 12) == episode(toy_envs.Count(length=5), 12)
+    assert episode(env, 12) == episode(envs.Count(length=5), 12)
 
 
 def test_an_environment_that_cannot_be_made_is_made_again():
     env = retried(Plan(-1, -1))
     assert take_failures([env])["env_mended"] == 2
-    assert episode(env) == episode(toy_envs.Count(length=5))
+    assert episode(env) == episode(envs.Count(length=5))
     for plan, retries in ((Plan(-1, -1, -1), 2), (Plan(-1), 0)):
         with pytest.raises(ZeroDivisionError):
             retried(plan, retries)
@@ -112,11 +111,11 @@ def test_a_step_that_goes_on_failing_can_end_the_episode(retries):
     plan = Plan(*[3] * (retries + 1))
     env = retried(plan, retries, truncate=True)
     *before, last = episode(env)
-    assert before == episode(toy_envs.Count(length=5))[:3]
+    assert before == episode(envs.Count(length=5))[:3]
     assert last == [before[-1][0], 0.0, False, True, {}]
     assert take_failures([env]) == {"env_mended": 0, "env_truncated": 1}
     made = plan.calls.count(-1)
-    assert episode(env, 12) == episode(toy_envs.Count(length=5), 12)
+    assert episode(env, 12) == episode(envs.Count(length=5), 12)
     assert plan.calls.count(-1) == made + 1  # the one that failed is not used again
 
 
@@ -132,7 +131,7 @@ def test_longer_episodes_are_not_repeated():
     assert "--max-replay-steps" in error.value.__notes__[0]
 
 
-@pytest.mark.parametrize("toy", [toy_envs.Moody, toy_envs.Latent])
+@pytest.mark.parametrize("toy", [envs.Moody, envs.Latent])
 def test_a_repetition_that_differs_is_an_error(toy):
     class FailsOnce(toy):
         fails = iter([3])
@@ -159,7 +158,7 @@ def test_rollouts_are_those_of_the_undisturbed_environment(mode):
     flaky, plain = (
         FixedSteps(block, 300) if mode == "steps" else WholeEpisodes(block, lambda: iter(range(20)))
         for block in (
-            make_block(lambda: RetriedEnv(toy_envs.Flaky, 3, False, 500), range(3), SEED),
+            make_block(lambda: RetriedEnv(envs.Flaky, 3, False, 500), range(3), SEED),
             make_block(lambda: gym.make("CartPole-v1"), range(3), SEED),
         )
     )
@@ -174,7 +173,7 @@ def test_rollouts_are_those_of_the_undisturbed_environment(mode):
 
 SIZE = {"num_envs": 6, "steps_per_batch": 300, "total_steps": 900}
 ARGS = [word for name, n in SIZE.items() for word in (f"--{name.replace('_', '-')}", str(n))]
-FLAKY = ["toy_envs:Flaky-v0", *ARGS, "--env-retries", "3"]
+FLAKY = ["helpers.envs:Flaky-v0", *ARGS, "--env-retries", "3"]
 
 
 def failures(folder):
@@ -193,7 +192,7 @@ def test_a_run_on_two_ranks_has_the_undisturbed_curve(tmp_path, monkeypatch):
 
 
 def breaks(folder, nprocs, *args):
-    command = ["toy_envs:Breaks-v0", *ARGS, "--env-retries", "1", "--on-env-error", "truncate"]
+    command = ["helpers.envs:Breaks-v0", *ARGS, "--env-retries", "1", "--on-env-error", "truncate"]
     train(folder, *command, *args, nprocs=nprocs)
 
 
@@ -214,7 +213,7 @@ def test_truncated_episodes_are_the_same_for_every_nprocs_and_resumed(tmp_path, 
 def test_a_failed_run_goes_on_with_retries(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     size = ["--steps-per-batch", "120"]  # it fails in the second iteration
-    train(tmp_path / "r", "toy_envs:Breaks-v0", *ARGS, *size, expect=1)
+    train(tmp_path / "r", "helpers.envs:Breaks-v0", *ARGS, *size, expect=1)
     resume(tmp_path / "r", "--on-env-error", "truncate")
     breaks(tmp_path / "whole", 1, *size)
     assert sha(tmp_path / "r") == sha(tmp_path / "whole")
@@ -222,9 +221,9 @@ def test_a_failed_run_goes_on_with_retries(tmp_path, monkeypatch):
     assert FAILURES[0] not in table(tmp_path / "r")[0]  # the header was written before
 
 
-RAISES = ["toy_envs:Flaky-v0", "--env-kwargs", "share=0.001"]
+RAISES = ["helpers.envs:Flaky-v0", "--env-kwargs", "share=0.001"]
 # Raises, exits, crashes, and hangs for as long as the timeout lets it.
-FAULTY = ["faulty_envs:make_faulty", "--env-kwargs", "log={log}", "kinds={kinds}", "rate=0.0005"]
+FAULTY = ["helpers.faults:make_faulty", "--env-kwargs", "log={log}", "kinds={kinds}", "rate=0.0005"]
 KINDS = '["raise","exit","segfault","hang"]'
 IN_PROCESSES = [*FAULTY, "--env-processes", "--step-timeout", "1"]
 

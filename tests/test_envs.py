@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-import toy_envs  # noqa: F401 - registers
+from helpers import envs  # noqa: F401 - registers
 
 from rank0rl.envs.make import base, make, nested_actions, refuse_running_statistics, resolve
 from rank0rl.envs.spaces import _flat_space, describe, flatten_actions
@@ -17,8 +17,8 @@ MIXED = gym.spaces.Discrete(2)
         ("Walker2d", "Walker2d-v5"),
         ("Walker2d-v4", "Walker2d-v4"),
         ("CartPole", "CartPole-v1"),
-        ("toy_envs:Count-v0", "toy_envs:Count-v0"),
-        ("toy_envs:Count", "toy_envs:Count-v0"),
+        ("helpers.envs:Count-v0", "helpers.envs:Count-v0"),
+        ("helpers.envs:Count", "helpers.envs:Count-v0"),
         ("phys2d/CartPole", "phys2d/CartPole-v1"),
     ],
 )
@@ -77,7 +77,7 @@ def test_what_cannot_be_made_gives_the_reason():
     with pytest.raises(
         ValueError, match=r"toy_envs.py\", line \d+, in make_silent\n    assert 1 > 2"
     ):
-        make("toy_envs:make_silent")
+        make("helpers.envs:make_silent")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_integers_are_choices_with_the_numbers_of_their_bounds():
 
 
 def test_rows_of_numbers_become_the_environments_actions():
-    env = make("toy_envs:Spaced-v0", obs="dict", act="choices")
+    env = make("helpers.envs:Spaced-v0", obs="dict", act="choices")
     assert env.action_space == gym.spaces.MultiDiscrete(
         [2, 2, 2, 3, 2, 5], start=[5, 0, 0, 0, 0, -2]
     )
@@ -135,7 +135,7 @@ def test_rows_of_numbers_become_the_environments_actions():
     binary, multi = act["b"]
     assert (act["a"], binary.tolist(), multi.tolist(), act["c"]) == (6, [1, 0], [[2], [1]], -2)
     assert nested(act) is act
-    env = make("toy_envs:Spaced-v0", act="floats")
+    env = make("helpers.envs:Spaced-v0", act="floats")
     assert env.action_space.low.tolist() == [-1, 0, 0]
     assert env.action_space.high.tolist() == [1, 2, 2]
     one, two = nested_actions(env)(np.array([0.5, 1, 2], np.float32))

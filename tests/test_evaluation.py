@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
-from on_ranks import HERE
-from runs import SMALL, curve, resume, sha, table, train, train_on_ranks
-from toy_envs import NoiseAgent
+from helpers.envs import NoiseAgent
+from helpers.ranks import HERE
+from helpers.runs import SMALL, curve, resume, sha, table, train, train_on_ranks
 
 from rank0rl.agent import Step
 from rank0rl.api import evaluate
@@ -56,7 +56,7 @@ def test_a_reloaded_checkpoint_repeats_the_evaluation_that_was_recorded(tmp_path
 
 
 RISES = """
-from toy_envs import NoiseAgent, np
+from helpers.envs import NoiseAgent, np
 class Rises(NoiseAgent):
     def __init__(self, *args):
         self.w = np.zeros(1)
@@ -75,7 +75,7 @@ def test_the_best_model_is_kept_over_a_resume(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     (tmp_path / "rises.py").write_text(RISES)
     run = tmp_path / "r"
-    args = ["toy_envs:Paid-v0", "--algo", f"{tmp_path / 'rises.py'}:Rises", "--eval-every", "1"]
+    args = ["helpers.envs:Paid-v0", "--algo", f"{tmp_path / 'rises.py'}:Rises", "--eval-every", "1"]
     args += ["--num-envs", "2", "--steps-per-batch", "6", "--total-steps", "30"]
     train(run, *args, "--stop-after-iterations", "3", nprocs=2)
     resume(run)

@@ -10,8 +10,8 @@ from textwrap import dedent
 import gymnasium as gym
 import numpy as np
 import pytest
-from in_process import mean_return, train_here
-from on_ranks import HERE, on_ranks, run, typed
+from helpers.ranks import HERE, on_ranks, run, typed
+from helpers.runs import mean_return, train_here
 
 import rank0rl
 from rank0rl.algos.ppo import PPO, PPOOptions

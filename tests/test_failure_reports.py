@@ -1,9 +1,9 @@
 """Report of a failure in the user's code: once, with all that is needed to repeat it."""
 
 import pytest
-from jobs import reports
-from on_ranks import HERE
-from runs import train
+from helpers.jobs import reports
+from helpers.ranks import HERE
+from helpers.runs import train
 
 from rank0rl import seeding
 
@@ -29,7 +29,13 @@ CASES = [
 def test_what_failed_where_and_how_to_repeat_it(place, rank, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.setenv("PLACE", place if rank is None else f"{place}:{rank}")
-    args = ["breaks:Breaks-v1", "--algo", f"{HERE}/breaks.py:Agent", "--num-envs", "6"]
+    args = [
+        "helpers.faults:Breaks-v1",
+        "--algo",
+        f"{HERE}/helpers/faults.py:Agent",
+        "--num-envs",
+        "6",
+    ]
     done = train(tmp_path / "r", *args, "--steps-per-batch", "120", nprocs=3, expect=1)
     err = done.stderr
     assert reports(err) == 1

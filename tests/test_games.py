@@ -5,9 +5,9 @@ import re
 
 import numpy as np
 import pytest
-import toy_games
-from on_ranks import HERE
-from runs import curve, replay, resume, resume_on_ranks, sha, table, train, train_on_ranks
+from helpers import games
+from helpers.ranks import HERE
+from helpers.runs import curve, replay, resume, resume_on_ranks, sha, table, train, train_on_ranks
 
 from rank0rl import seeding
 from rank0rl.agent import NoOptions
@@ -19,7 +19,7 @@ from rank0rl.policy import load
 from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.tools.check import RandomAgent, check
 
-HUNT = ["toy_games:make_hunt", "--num-envs", "9", "--hidden", "8", "--minibatch-size", "32"]
+HUNT = ["helpers.games:make_hunt", "--num-envs", "9", "--hidden", "8", "--minibatch-size", "32"]
 STEPS = [*HUNT, "--steps-per-batch", "99", "--total-steps", "10000"]
 EPISODES = [*HUNT, "--episodes-per-batch", "9", "-n", "10000"]
 STOP = "--stop-after-iterations"
@@ -32,7 +32,7 @@ def _path(monkeypatch):
 
 
 def rollout_of(indices=range(2), *, steps=0, episodes=None, **kwargs):
-    block = make_block(lambda: make("toy_games:make_hunt", **kwargs), indices, SEED)
+    block = make_block(lambda: make("helpers.games:make_hunt", **kwargs), indices, SEED)
     if episodes is None:
         rollout = FixedSteps(block, steps)
     else:
@@ -42,7 +42,7 @@ def rollout_of(indices=range(2), *, steps=0, episodes=None, **kwargs):
 
 def played(steps, acts, seed_of):
     """Play games one after the other in a plain loop, with the actions of each agent; return its rows."""
-    game = toy_games.Hunt()
+    game = games.Hunt()
     acts = {name: iter(act) for name, act in zip(game.possible_agents, acts, strict=True)}
     rows = {name: [] for name in game.possible_agents}
     number = 0
@@ -189,9 +189,9 @@ def test_what_does_not_fit_is_one_line(args, said, tmp_path):
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("late", r"reset of toy_games:make_hunt must return .*'wolf 1'.* but not come later"),
-        ("gone", r"step of toy_games:make_hunt .*each agent that acted.* leaves by terminated"),
-        ("short", "step of toy_games:make_hunt must return observations, rewards"),
+        ("late", r"reset of helpers.games:make_hunt must return .*'wolf 1'.* but not come later"),
+        ("gone", r"step of helpers.games:make_hunt .*each agent that acted.* leaves by terminated"),
+        ("short", "step of helpers.games:make_hunt must return observations, rewards"),
         ("raises", "on purpose"),
     ],
 )
@@ -220,14 +220,14 @@ def test_actions_of_several_choices_and_observations_reach_the_game():
 
 
 def test_a_game_is_closed_once():
-    env = make("toy_games:make_hunt")
+    env = make("helpers.games:make_hunt")
     rollout = FixedSteps(make_block(lambda: env, range(1), SEED), 1)
     rollout.close()
     assert env.unwrapped.game.parallel.closed == 1
 
 
 def test_an_agent_does_not_step_by_itself():
-    env = make("toy_games:make_hunt")
+    env = make("helpers.games:make_hunt")
     env.reset(seed=0)
     with pytest.raises(RuntimeError, match="cannot step by itself"):
         env.step(0)
@@ -237,7 +237,7 @@ def test_figures_of_each_agent():
     names = ["last", "sum:last"]
 
     def made():
-        return EpisodeInfo(lambda: make("toy_games:make_hunt"), names)
+        return EpisodeInfo(lambda: make("helpers.games:make_hunt"), names)
 
     envs_of_game = agents_of(made())
     assert [env.unwrapped.agent for env in envs_of_game] == ["wolf 0", "wolf 1", "wolf 2"]
@@ -248,7 +248,7 @@ def test_settings_reach_a_game_once():
     called = []
 
     def made():
-        env = ResetMethod(lambda: make("toy_games:make_hunt"), "harder")
+        env = ResetMethod(lambda: make("helpers.games:make_hunt"), "harder")
         env._method = called.append
         return env
 
@@ -260,7 +260,7 @@ def test_settings_reach_a_game_once():
 
 def test_a_film_goes_on_when_the_first_agent_is_gone():
     seen = []
-    env = watched(make("toy_games:make_hunt"), lambda env: seen.append(env.render()[0, 0, 0]))
+    env = watched(make("helpers.games:make_hunt"), lambda env: seen.append(env.render()[0, 0, 0]))
     rollout = WholeEpisodes(make_block(lambda: env, range(1), SEED), lambda: iter(range(4)))
     fragments, _ = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
     longest = [max(len(f.rew) for f in fragments[3 * i : 3 * i + 3]) for i in range(4)]
@@ -269,8 +269,8 @@ def test_a_film_goes_on_when_the_first_agent_is_gone():
 
 
 def test_check_compares_all_agents():
-    assert not any(check(lambda: make("toy_games:make_hunt"), steps=50).values())
-    found = check(lambda: make("toy_games:make_hunt", answer="moody"), steps=50)
+    assert not any(check(lambda: make("helpers.games:make_hunt"), steps=50).values())
+    found = check(lambda: make("helpers.games:make_hunt", answer="moody"), steps=50)
     assert "differs from step" in found["with other global random numbers"]
 
 
@@ -286,7 +286,7 @@ def test_a_policy_with_a_memory_is_resumed(tmp_path):
 def test_a_loaded_policy_acts_for_any_agent(tmp_path):
     train(tmp_path / "r", *STEPS, STOP, "1")
     policy = load(tmp_path / "r", trust=True)
-    game = toy_games.Hunt()
+    game = games.Hunt()
     obs, _ = game.reset(seed=3)
     acts = {agent: policy(its, deterministic=True) for agent, its in obs.items()}
     assert all(game.action_space(agent).contains(act) for agent, act in acts.items())

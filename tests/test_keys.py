@@ -4,9 +4,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from in_process import train_here
-from on_ranks import HERE
-from runs import curve, resume, sha, train
+from helpers.ranks import HERE
+from helpers.runs import curve, resume, sha, train, train_here
 
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.algos.trpo import TRPO, TRPOOptions
@@ -18,7 +17,7 @@ from rank0rl.tools.export import export, exported
 
 KEYS = {"policy_obs": ("seen",), "critic_obs": ("seen", "hidden")}
 FLAGS = ["--policy-obs", "seen", "--critic-obs", "seen", "hidden"]
-WORLD = "toy_envs:cartpole_keys"
+WORLD = "helpers.envs:cartpole_keys"
 
 
 def spaces():

@@ -3,8 +3,8 @@
 import signal
 
 import pytest
-from on_ranks import HERE
-from runs import (
+from helpers.ranks import HERE
+from helpers.runs import (
     SMALL,
     curve,
     interrupt,
@@ -26,7 +26,7 @@ SIZES = {
     "steps": ["--steps-per-batch", "64", "--total-steps", "640"],
     "episodes": ["--episodes-per-batch", "4", "--num-episodes", "40"],
 }
-SLOW = ["--algo", f"{HERE}/slow.py:SlowPPO"]
+SLOW = ["--algo", f"{HERE}/helpers/agents.py:SlowPPO"]
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_interrupted_in_mid_overlap(tmp_path):
 
 VERSIONS = """
 import numpy as np
-from toy_envs import NoiseAgent
+from helpers.envs import NoiseAgent
 class Versions(NoiseAgent):
     def __init__(self, *args):
         super().__init__(*args)
@@ -84,7 +84,7 @@ def test_a_batch_is_collected_with_the_weights_before_the_last_update(
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     (tmp_path / "versions.py").write_text(VERSIONS)
     algo = ["--algo", f"{tmp_path / 'versions.py'}:Versions", "--num-envs", "4"]
-    args = ["toy_envs:Count-v0", *algo, "--steps-per-batch", "20", "--total-steps", "100"]
+    args = ["helpers.envs:Count-v0", *algo, "--steps-per-batch", "20", "--total-steps", "100"]
     train_on_ranks(tmp_path / "r", *args, "--overlap", nprocs=nprocs)
     rows = table(tmp_path / "r")
     assert [row["by"] for row in rows] == ["0", "0", "1", "2", "3"]
@@ -120,7 +120,7 @@ def test_wrong_shares(share, nworkers):
 
 def test_a_failure_ahead_is_replayed_by_the_command_of_its_report(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    args = ["toy_envs:Breaks-v0", "--num-envs", "3", "--steps-per-batch", "30", "--overlap"]
+    args = ["helpers.envs:Breaks-v0", "--num-envs", "3", "--steps-per-batch", "30", "--overlap"]
     failed = train(tmp_path / "r", *args, nprocs=2, expect=1)
     assert "--iteration 4 --env 1" in failed.stderr  # of which only 2 iterations are recorded
     assert len(table(tmp_path / "r")) == 2

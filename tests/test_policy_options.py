@@ -1,8 +1,8 @@
 """Each option of a policy: the same curve on 1, 2 and 3 ranks, resumed in between, and what it refuses."""
 
 import pytest
-from on_ranks import HERE
-from runs import curve, resume, sha, train
+from helpers.ranks import HERE
+from helpers.runs import curve, resume, sha, train
 
 EXAMPLES = HERE.parent / "examples"
 SLOW = pytest.mark.slow

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from on_ranks import HERE, on_ranks, typed
+from helpers.ranks import HERE, on_ranks, typed
 
 import rank0rl
 

@@ -4,8 +4,8 @@ import pydoc
 import re
 import tomllib
 
-import warm
-from on_ranks import HERE
+from helpers import forks
+from helpers.ranks import HERE
 
 import rank0rl
 from rank0rl.__main__ import TOOLS
@@ -17,7 +17,7 @@ MAKE = "docs/make/command_line.py"
 
 
 def test_the_command_line_is_what_the_options_say():
-    done = warm.run(MAKE)
+    done = forks.run(MAKE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == COMMAND_LINE, f"run: python {MAKE} --write"
 
@@ -29,7 +29,7 @@ def test_the_command_line_has_every_tool_and_every_agent():
 
 
 def test_the_results_are_those_of_the_committed_runs():
-    done = warm.run("docs/make/results.py")
+    done = forks.run("docs/make/results.py")
     assert done.returncode == 0, done.stderr
     tables = done.stdout.strip().split("\n\n")
     assert len(tables) == 6

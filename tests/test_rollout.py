@@ -3,8 +3,8 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-import toy_envs
-from toy_envs import NoiseAgent
+from helpers import envs
+from helpers.envs import NoiseAgent
 
 from rank0rl import seeding
 from rank0rl.algos.ppo import PPO, PPOOptions
@@ -16,7 +16,7 @@ SEED = 5
 
 
 def make(indices=range(2), *, steps=0, episodes=None, cuts=(), **kwargs):
-    block = make_block(lambda: toy_envs.Count(**kwargs), indices, SEED)
+    block = make_block(lambda: envs.Count(**kwargs), indices, SEED)
     if episodes is None:
         return FixedSteps(block, steps, cuts)
     return WholeEpisodes(block, lambda: iter(episodes), cuts=cuts)
@@ -147,7 +147,7 @@ def test_no_two_envs_iterations_or_neighbouring_seeds_share_noise():
     agent = NoiseAgent()
     drawn = set()
     for seed in range(3):
-        rollout = FixedSteps(make_block(toy_envs.Count, range(32), seed), 100)
+        rollout = FixedSteps(make_block(envs.Count, range(32), seed), 100)
         for iteration in range(2):
             fragments, _ = rollout.collect(agent, iteration)
             drawn |= {value for f in fragments for value in f.act.ravel().tolist()}
@@ -205,7 +205,7 @@ def test_whole_episodes_are_fragments_of_their_own_whatever_envs_collect_them():
 
 def test_no_more_episodes_are_under_way_than_at_once():
     drawn = iter(range(6))
-    rollout = WholeEpisodes(make_block(toy_envs.Count, range(4), SEED), lambda: drawn, at_once=2)
+    rollout = WholeEpisodes(make_block(envs.Count, range(4), SEED), lambda: drawn, at_once=2)
     seen = []
 
     class Watch(NoiseAgent):
@@ -302,7 +302,7 @@ def test_an_extra_cannot_take_the_place_of_the_actions():
         make(steps=5).collect(Wrong(), 0)
 
 
-class Answers(toy_envs.Count):
+class Answers(envs.Count):
     """Answers to the step of this number, 0 for the reset, as a function changes its answer."""
 
     def __init__(self, change, at=1, dtype=np.float32, shape=(3,)):
@@ -419,7 +419,7 @@ def test_what_is_not_finite_is_found_in_its_iteration(mode, change, at, iteratio
 def test_all_envs_must_have_the_same_spaces():
     sizes = iter([2, 2, 3])
 
-    class Sized(toy_envs.Count):
+    class Sized(envs.Count):
         def __init__(self):
             super().__init__(action_start=0)
             self.action_space = gym.spaces.Discrete(next(sizes))

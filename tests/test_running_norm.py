@@ -3,7 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from on_ranks import on_ranks
+from helpers.ranks import on_ranks
 
 import rank0rl
 from rank0rl.compat import average

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import torch
-from on_ranks import on_ranks
+from helpers.ranks import on_ranks
 
 from rank0rl import seeding
 from rank0rl.compat.mpi_util import set_global_seeds

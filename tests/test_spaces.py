@@ -4,11 +4,10 @@ import sys
 
 import numpy as np
 import pytest
-from in_process import train_here
-from on_ranks import HERE, run
-from runs import curve, resume_on_ranks, sha, table, train, train_on_ranks
-from small_agents import AGENTS
-from toy_envs import ACT_SPACES, OBS_SPACES, Spaced
+from helpers.agents import AGENTS
+from helpers.envs import ACT_SPACES, OBS_SPACES, Spaced
+from helpers.ranks import HERE, run
+from helpers.runs import curve, resume_on_ranks, sha, table, train, train_here, train_on_ranks
 
 from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.algos.ppo import PPO, PPOOptions
@@ -26,7 +25,7 @@ def two_iterations(algo, folder, **env_kwargs):
     agent, run_of = train_here(
         *AGENTS[algo],
         folder,
-        env_id="toy_envs:Spaced-v0",
+        env_id="helpers.envs:Spaced-v0",
         env_kwargs=env_kwargs,
         num_envs=4,
         steps_per_batch=64,
@@ -80,7 +79,7 @@ def masks_of(info):
 
 def test_an_agent_may_ignore_masks(tmp_path):
     size = {"num_envs": 2, "steps_per_batch": 8, "total_steps": 16}
-    kwargs = {"env_id": "toy_envs:Spaced-v0", "env_kwargs": {"masked": True, "strict": False}}
+    kwargs = {"env_id": "helpers.envs:Spaced-v0", "env_kwargs": {"masked": True, "strict": False}}
     train_here(A2C, A2COptions(hidden=(8,)), tmp_path, **kwargs, **size)
 
 
@@ -101,13 +100,13 @@ def test_a_wrong_mask_is_told(info, said, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("act", ["discrete", "multi"])
 def test_episodes_with_masks_repeat(act):
-    made = lambda: make("toy_envs:Spaced-v0", act=act, masked=True)  # noqa: E731
+    made = lambda: make("helpers.envs:Spaced-v0", act=act, masked=True)  # noqa: E731
     findings = check.check(made, steps=50)
     assert not any(findings.values()), findings
 
 
 def test_flattened_observations_are_gymnasiums():
-    env = make("toy_envs:Spaced-v0", obs="dict")
+    env = make("helpers.envs:Spaced-v0", obs="dict")
     obs, _ = env.reset(seed=3)
     space = OBS_SPACES["dict"]
     assert env.observation_space.shape == (5,)
@@ -120,7 +119,7 @@ def test_flattened_observations_are_gymnasiums():
 def test_a_policy_gives_actions_as_the_environment_takes_them(act, tmp_path):
     agent = two_iterations("ppo", tmp_path, obs="dict", act=act)
     kwargs = {"obs": "dict", "act": act}
-    policy = Policy(agent, RunOptions(env_id="toy_envs:Spaced-v0", env_kwargs=kwargs))
+    policy = Policy(agent, RunOptions(env_id="helpers.envs:Spaced-v0", env_kwargs=kwargs))
     env = Spaced("dict", act)
     obs, _ = env.reset(seed=0)
     assert env.action_space.contains(policy(obs))
@@ -137,7 +136,7 @@ def test_a_policy_gives_actions_as_the_environment_takes_them(act, tmp_path):
 def test_dicts_and_masks_are_the_same_for_every_number_of_ranks_and_resumed(
     kwargs, tmp_path, monkeypatch
 ):
-    args = ["toy_envs:Spaced-v0", "--env-kwargs", *kwargs, "--num-envs", "6", "--hidden", "8"]
+    args = ["helpers.envs:Spaced-v0", "--env-kwargs", *kwargs, "--num-envs", "6", "--hidden", "8"]
     args += ["--steps-per-batch", "60", "--total-steps", "300", "--checkpoint-every", "2"]
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     for n, stop in ((1, 5), (2, 3), (3, 5)):
@@ -152,14 +151,14 @@ def test_dicts_and_masks_are_the_same_for_every_number_of_ranks_and_resumed(
 def test_ranks_with_other_spaces_end_with_one_error(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     size = ["--num-envs", "4", "--steps-per-batch", "8"]
-    done = train(tmp_path / "r", "toy_envs:Ranked-v0", *size, nprocs=2, expect=1)
+    done = train(tmp_path / "r", "helpers.envs:Ranked-v0", *size, nprocs=2, expect=1)
     assert "env 0 has actions Discrete(2)" in done.stderr
     assert "env 2 has actions Discrete(3)" in done.stderr
 
 
 def test_a_run_on_images_notes_that_updates_are_slow(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    words = ["toy_envs:Spaced-v0", "--env-kwargs", "obs=image", "--num-envs", "2"]
+    words = ["helpers.envs:Spaced-v0", "--env-kwargs", "obs=image", "--num-envs", "2"]
     words += ["--steps-per-batch", "8", "--total-steps", "8", "--stop-after-iterations", "1"]
     done = train(tmp_path, *words)
     assert "note: updates on images are slow on a CPU" in done.stdout
@@ -172,7 +171,7 @@ def test_clipped_rewards_are_learned_from_and_raw_returns_recorded(tmp_path, mon
     wrappers = atari["wrappers"][1:3]
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     assert is_known_wrapper(wrappers[0])
-    words = ["toy_envs:Count-v0", "--wrappers", *wrappers, "--info", *atari["info"]]
+    words = ["helpers.envs:Count-v0", "--wrappers", *wrappers, "--info", *atari["info"]]
     words += ["--num-envs", "2", "--steps-per-batch", "16", "--total-steps", "16"]
     train(tmp_path, *words)
     [row] = table(tmp_path)
@@ -208,22 +207,22 @@ def test_a_wrong_wrapper_is_named(wrapper, reason):
 
 
 def test_an_environment_that_a_function_makes():
-    assert resolve("toy_envs:make_count") == "toy_envs:make_count"
-    env = make("toy_envs:make_count", length=9)
+    assert resolve("helpers.envs:make_count") == "helpers.envs:make_count"
+    env = make("helpers.envs:make_count", length=9)
     assert env.base == 9
     with pytest.raises(ValueError, match="unexpected keyword argument 'size'"):
-        make("toy_envs:make_count", size=9)
+        make("helpers.envs:make_count", size=9)
     with pytest.raises(ValueError, match="module:EnvId-v0 or module:function"):
-        resolve("toy_envs:no_such_function")
+        resolve("helpers.envs:no_such_function")
     with pytest.raises(ValueError, match=r"must return a gymnasium.Env: got \("):
-        make("toy_envs:noise_of", agent=check)
-    assert resolve("toy_envs:Count") == "toy_envs:Count-v0"  # registered, before its class
+        make("helpers.envs:noise_of", agent=check)
+    assert resolve("helpers.envs:Count") == "helpers.envs:Count-v0"  # registered, before its class
 
 
 @pytest.mark.parametrize(
     ("env_id", "said"),
     [
-        ("toy_envs:InTurn", "agents act in turn.*parallel_env.*docs/environments.md"),
+        ("helpers.envs:InTurn", "agents act in turn.*parallel_env.*docs/environments.md"),
     ],
 )
 def test_what_is_no_single_environment_is_named(env_id, said):
@@ -234,7 +233,7 @@ def test_what_is_no_single_environment_is_named(env_id, said):
 SCRIPT = """
 import gymnasium as gym
 from rank0rl.cli import main
-from toy_envs import Count
+from helpers.envs import Count
 gym.register("Mine-v0", Count)
 if __name__ == "__main__":
     main()
@@ -268,4 +267,4 @@ def test_extra_names_reach_process_and_update(tmp_path):
             return super().update(batch, rng, progress)
 
     size = {"num_envs": 3, "steps_per_batch": 30, "total_steps": 60}
-    train_here(Costs, PPOOptions(), tmp_path, env_id="toy_envs:Count-v0", **size)
+    train_here(Costs, PPOOptions(), tmp_path, env_id="helpers.envs:Count-v0", **size)

@@ -1,8 +1,8 @@
 """An agent whose `act` or `process` depends on more than its arguments is found out, or repaired."""
 
 import pytest
-from liars import liar
-from runs import table, train
+from helpers.agents import liar
+from helpers.runs import table, train
 
 LIES = {
     "a product of rows": ({"layer": "nn.Linear"}, "for an observation alone"),

@@ -6,10 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from in_process import train_here
-from on_ranks import HERE, on_ranks
-from runs import SMALL, curve, resume_on_ranks, sha, table, train, train_on_ranks
-from toy_envs import NoiseAgent
+from helpers.envs import NoiseAgent
+from helpers.ranks import HERE, on_ranks
+from helpers.runs import (
+    SMALL,
+    curve,
+    resume_on_ranks,
+    sha,
+    table,
+    train,
+    train_here,
+    train_on_ranks,
+)
 
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.batch import Gathered
@@ -43,7 +51,7 @@ def assert_same_curves(folder, args, all_nprocs, iterations):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_batches_and_weights_for_every_number_of_ranks(mode, tmp_path):
-    algo = ["--algo", f"{HERE}/mpi_seen.py:MpiSeen", "--hidden", "32", "32"]
+    algo = ["--algo", f"{HERE}/helpers/agents.py:MpiSeen", "--hidden", "32", "32"]
     args = ["Walker2d", *algo, "--num-envs", "3", "--total-steps", "576", *MODES[mode]]
     assert_same_curves(tmp_path, args, (1, 2, 3), 3)
     assert {row["mpi_loaded"] for row in table(tmp_path / "1")} == {"0"}
@@ -74,7 +82,7 @@ class WaitsOnRank1(NoiseAgent):
 
 def on_rank_share(rank0_envs, file):
     options = RunOptions(
-        "toy_envs:Count-v0", num_envs=4, episodes_per_batch=40, rank0_envs=rank0_envs
+        "helpers.envs:Count-v0", num_envs=4, episodes_per_batch=40, rank0_envs=rank0_envs
     )
     rollout = make_rollout(options, comm.rank, comm.nworkers)
     comm.barrier()
@@ -96,7 +104,7 @@ def test_ranks_share_the_episodes_as_they_get_on(rank0_envs, tmp_path):
 
 def on_rank_rounds(rank0_envs):
     options = RunOptions(
-        "toy_envs:Count-v0", num_envs=4, episodes_per_batch=9, rank0_envs=rank0_envs
+        "helpers.envs:Count-v0", num_envs=4, episodes_per_batch=9, rank0_envs=rank0_envs
     )
     rollout = make_rollout(options, comm.rank, comm.nworkers)
     ids = []
@@ -132,7 +140,7 @@ def test_rows_that_travel_while_others_are_collected(mode, ranks, tmp_path):
 
 
 def on_rank_options(options):
-    options = RunOptions("toy_envs:Count-v0", **options)
+    options = RunOptions("helpers.envs:Count-v0", **options)
     return make_rollout(options, comm.get_rank(), comm.get_nworkers()).nparts
 
 
@@ -300,7 +308,7 @@ class Mine(NoiseAgent):
 def test_an_agent_and_an_environment_of_ones_own_on_two_ranks_and_resumed(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     (tmp_path / "mine.py").write_text(OWN)
-    args = ["toy_envs:Count-v0", "--algo", f"{tmp_path / 'mine.py'}:Mine", "--num-envs", "4"]
+    args = ["helpers.envs:Count-v0", "--algo", f"{tmp_path / 'mine.py'}:Mine", "--num-envs", "4"]
     args += ["--total-steps", "512", "--speed", "3"]
     train_on_ranks(tmp_path / "r", *args, nprocs=2)
     assert [(row["speed"], row["rows"]) for row in table(tmp_path / "r")] == [("3", "256")] * 2

@@ -1,9 +1,9 @@
 """Vector environments as games: the same on any number of ranks, resumed and replayed."""
 
 import pytest
-import toy_games
-from on_ranks import HERE
-from runs import curve, replay, resume_on_ranks, sha, train, train_on_ranks
+from helpers import games
+from helpers.ranks import HERE
+from helpers.runs import curve, replay, resume_on_ranks, sha, train, train_on_ranks
 
 from rank0rl import seeding
 from rank0rl.agent import NoOptions
@@ -14,7 +14,7 @@ from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.tools.check import RandomAgent, check
 
 SEED = 5
-WALKS = ["toy_games:make_walks", "--hidden", "8", "--minibatch-size", "32", "--num-envs", "9"]
+WALKS = ["helpers.games:make_walks", "--hidden", "8", "--minibatch-size", "32", "--num-envs", "9"]
 ARGS = [*WALKS, "--steps-per-batch", "99", "--total-steps", "10000", "--info", "place"]
 STOP = "--stop-after-iterations"
 
@@ -24,7 +24,7 @@ def _path(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
-def collected(env_id="toy_games:make_walks", **kwargs):
+def collected(env_id="helpers.games:make_walks", **kwargs):
     def made():
         return EpisodeInfo(lambda: make(resolve(env_id), **kwargs), ["place", "sum:place"])
 
@@ -34,7 +34,7 @@ def collected(env_id="toy_games:make_walks", **kwargs):
 
 
 @pytest.mark.parametrize(
-    "made", [{}, {"mode": "SameStep"}, {"both": True}, {"env_id": "toy_games:Walks-v0"}]
+    "made", [{}, {"mode": "SameStep"}, {"both": True}, {"env_id": "helpers.games:Walks-v0"}]
 )
 def test_episodes_are_those_of_single_environments(made):
     fragments, ended = collected(**made, num_envs=3)
@@ -42,7 +42,7 @@ def test_episodes_are_those_of_single_environments(made):
     places = dict(zip(ended["fragment_id"].tolist(), ended["place"], strict=True))
     for fragment in fragments:
         number, i = divmod(fragment.fragment_id, 3)
-        env = _flattened(toy_games.Walk())
+        env = _flattened(games.Walk())
         obs, _ = env.reset(seed=seeding.integer(SEED, "reset", 1, number) + i)
         for t, action in enumerate(fragment.act):
             assert fragment.obs[t].tolist() == obs.tolist()
@@ -67,7 +67,7 @@ def test_one_curve_for_any_number_of_ranks_resumed_and_replayed(tmp_path):
 
 
 def test_check_of_a_vector_environment():
-    assert not any(check(lambda: make("toy_games:make_walks"), steps=50).values())
+    assert not any(check(lambda: make("helpers.games:make_walks"), steps=50).values())
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_check_of_a_vector_environment():
 )
 def test_a_vector_environment_that_cannot_be_resumed_is_refused(kwargs, said):
     with pytest.raises(ValueError, match=said):
-        make("toy_games:make_walks", **kwargs)
+        make("helpers.games:make_walks", **kwargs)
 
 
 def test_gymnasiums_own_vector_environment():
-    block = make_block(lambda: make("toy_games:make_carts"), range(2), SEED)
+    block = make_block(lambda: make("helpers.games:make_carts"), range(2), SEED)
     rollout = FixedSteps(block, 60)
     assert rollout.spaces.obs.shape == (4,)
     fragments, ended = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)

@@ -8,7 +8,7 @@ import venv
 import zipfile
 
 import pytest
-from on_ranks import HERE, LIMIT_S
+from helpers.ranks import HERE, LIMIT_S
 
 from rank0rl import __version__
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from in_process import mean_return, train_here
+from helpers.runs import mean_return, train_here
 
 from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.algos.a2c import A2C, A2COptions
@@ -30,7 +30,7 @@ def batch(adv, ret=0.0):
     ],
 )
 def test_it_learns_in_both_batch_modes(tmp_path, mode):
-    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4, "total_steps": 40000}
+    kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 4, "total_steps": 40000}
     _, run = train_here(A2C, A2COptions(gamma=0.5), tmp_path, **kwargs, **mode)
     assert mean_return(run) > 8  # of 10; chance is 2.5
 

@@ -8,8 +8,8 @@ import sys
 
 import numpy as np
 import pytest
-from on_ranks import HERE, run
-from runs import curve, resume_on_ranks, sha, table, train, train_on_ranks
+from helpers.ranks import HERE, run
+from helpers.runs import curve, resume_on_ranks, sha, table, train, train_on_ranks
 
 from rank0rl.rollout import check_processed
 from rank0rl.run.agents import load_agent

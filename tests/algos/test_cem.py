@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from in_process import mean_return, train_here
+from helpers.runs import mean_return, train_here
 
 from rank0rl.agent import Space, Spaces, Step
 from rank0rl.algos.cem import CEM, CEMOptions
@@ -41,6 +41,6 @@ def test_the_next_candidates_are_drawn_around_the_best():
 @pytest.mark.parametrize("mode", ["steps", "episodes"])
 def test_it_learns(mode, tmp_path):
     size = {"episodes_per_batch": 40} if mode == "episodes" else {"steps_per_batch": 400}
-    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 40, "total_steps": 20000}
+    kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 40, "total_steps": 20000}
     _, run = train_here(CEM, CEMOptions(), tmp_path, **kwargs, **size)
     assert mean_return(run) > 8  # of 10; chance is 2.5

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from in_process import mean_return, train_here
+from helpers.runs import mean_return, train_here
 
 from rank0rl.agent import Space, Spaces
 from rank0rl.algos import cmaes
@@ -66,7 +66,7 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
 
 
 def test_it_learns(tmp_path):
-    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4, "total_steps": 10000}
+    kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 4, "total_steps": 10000}
     options = CMAESOptions(population=12)
     _, run = train_here(CMAES, options, tmp_path, **kwargs, episodes_per_batch=24)
     assert mean_return(run) > 8  # of 10; chance is 2.5

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from in_process import mean_return, train_here
+from helpers.runs import mean_return, train_here
 
 from rank0rl.agent import Fragment, Space, Spaces, Step
 from rank0rl.algos.es import ES, ESOptions
@@ -98,7 +98,7 @@ def test_statistics_of_observations_are_those_of_all_rows():
 
 
 def test_it_learns(tmp_path):
-    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4}
+    kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 4}
     (tmp_path / "a").mkdir()
     _, run = train_here(
         ES, ESOptions(lr=0.1), tmp_path / "a", **kwargs, total_steps=20000, episodes_per_batch=20

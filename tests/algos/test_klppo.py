@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from in_process import mean_return, train_here
+from helpers.runs import mean_return, train_here
 from torch import nn
 
 from rank0rl.agent import Fragment, Space, Spaces, Step
@@ -157,6 +157,6 @@ def test_state_and_load_give_the_same_next_update():
 @pytest.mark.slow
 def test_it_learns(tmp_path):
     options = KLPPOOptions(gamma=0.0, target_kl=0.02, lr=1e-3, value_epochs=2)
-    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4, "total_steps": 40000}
+    kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 4, "total_steps": 40000}
     _, run = train_here(KLPPO, options, tmp_path, episodes_per_batch=40, **kwargs)
     assert mean_return(run) > 8  # of 10; chance is 2.5

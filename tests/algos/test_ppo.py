@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from in_process import mean_return, train_here
+from helpers.runs import mean_return, train_here
 
 from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.algos.ppo import PPO, PPOOptions
@@ -222,7 +222,7 @@ def test_state_and_load_give_the_same_next_update():
 
 def test_it_learns_to_answer_what_it_is_shown(tmp_path):
     options = PPOOptions(lr=3e-3, hidden=(32,), minibatch_size=128, gamma=0.0)
-    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 8, "total_steps": 12800}
+    kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 8, "total_steps": 12800}
     _, run = train_here(PPO, options, tmp_path, **kwargs, steps_per_batch=640)
     assert mean_return(run) > 9.5  # of 10; chance is 2.5
 
@@ -230,7 +230,7 @@ def test_it_learns_to_answer_what_it_is_shown(tmp_path):
 def test_a_time_limit_does_not_lower_the_value(tmp_path):
     """Reward 1 for ever is worth 1 / (1 - gamma) = 10; taken as terminal, 20 steps are worth 6.2 on average."""
     options = PPOOptions(lr=3e-3, hidden=(16,), minibatch_size=64, gamma=0.9, lam=0.9)
-    kwargs = {"env_id": "toy_envs:Forever-v0", "num_envs": 4, "total_steps": 20000}
+    kwargs = {"env_id": "helpers.envs:Forever-v0", "num_envs": 4, "total_steps": 20000}
     agent, _ = train_here(PPO, options, tmp_path, **kwargs, steps_per_batch=400)
     value = agent.value.predict(agent.norm.numpy(np.ones((1, 1), np.float32)))[0]
     assert value == pytest.approx(10, abs=0.5)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from in_process import mean_return, train_here
+from helpers.runs import mean_return, train_here
 
 from rank0rl.agent import Space, Spaces, Step
 from rank0rl.algos.reinforce import Reinforce, ReinforceOptions, inputs
@@ -11,7 +11,7 @@ from rank0rl.run import checkpoint
 
 @pytest.mark.parametrize("batch", [{"steps_per_batch": 400}, {"episodes_per_batch": 40}])
 def test_it_learns_in_both_batch_modes(tmp_path, batch):
-    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4, "total_steps": 40000}
+    kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 4, "total_steps": 40000}
     options = ReinforceOptions(gamma=0.0, lr=0.05)
     _, run = train_here(Reinforce, options, tmp_path, **kwargs, **batch)
     assert mean_return(run) > 8  # of 10; chance is 2.5

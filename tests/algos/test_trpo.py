@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from in_process import mean_return, train_here
+from helpers.runs import mean_return, train_here
 from torch import nn
 
 from rank0rl.agent import Space, Spaces, Step
@@ -142,7 +142,7 @@ def test_state_and_load_give_the_same_next_update():
 
 def test_it_learns(tmp_path):
     options = TRPOOptions(gamma=0.0, hidden=(16,), value_epochs=1)
-    kwargs = {"env_id": "toy_envs:Identity-v0", "num_envs": 4, "total_steps": 12000}
+    kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 4, "total_steps": 12000}
     _, run = train_here(TRPO, options, tmp_path, steps_per_batch=400, **kwargs)
     assert mean_return(run) > 8  # of 10; chance is 2.5
 

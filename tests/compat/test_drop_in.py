@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from on_ranks import on_ranks
+from helpers.ranks import on_ranks
 from torch import nn
 
 import rank0rl

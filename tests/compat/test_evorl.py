@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from on_ranks import on_ranks
+from helpers.ranks import on_ranks
 
 from rank0rl.compat import _evorl_axes, evorl
 from rank0rl.mpi import comm, trees

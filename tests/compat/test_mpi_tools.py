@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from on_ranks import HERE, on_ranks, run
+from helpers.ranks import HERE, on_ranks, run
 
 from rank0rl.compat import mpi_tools
 from rank0rl.mpi import comm

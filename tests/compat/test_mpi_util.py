@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from on_ranks import on_ranks, run
+from helpers.ranks import on_ranks, run
 
 import rank0rl
 from rank0rl import seeding

@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from on_ranks import HERE, on_ranks, run
+from helpers.ranks import HERE, on_ranks, run
 from torch import nn
 
 from rank0rl.compat import mpi_pytorch, mpi_tf, mpi_tools, omnisafe

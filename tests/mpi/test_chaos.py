@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from on_ranks import HERE
+from helpers.ranks import HERE
 
 # What other tests leave counts as left, so /dev/shm and /tmp are this test's own where that is possible.
 OWN = [

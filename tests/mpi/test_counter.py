@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from on_ranks import on_ranks
+from helpers.ranks import on_ranks
 
 from rank0rl.mpi import comm
 from rank0rl.mpi.comm import Counter

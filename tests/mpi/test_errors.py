@@ -4,7 +4,7 @@ import contextlib
 
 import numpy as np
 import pytest
-from on_ranks import on_ranks
+from helpers.ranks import on_ranks
 
 import rank0rl
 from rank0rl.mpi import comm, errors, gather

@@ -5,7 +5,7 @@ import signal
 import subprocess
 
 import pytest
-from jobs import wait_until
+from helpers.jobs import wait_until
 
 from rank0rl.launch import failures, job, processes
 from rank0rl.launch.failures import FailureDetector, how_it_ended

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import (
+from helpers.jobs import (
     end,
     folder_of,
     processes,
@@ -17,7 +17,7 @@ from jobs import (
     wait_for_ranks,
     wait_until,
 )
-from on_ranks import HERE, LIMIT_S, mpiexec, run
+from helpers.ranks import HERE, LIMIT_S, mpiexec, run
 
 # fault -> exit code, and what the report says
 FAULTS = {
@@ -33,8 +33,8 @@ FAULTS = {
 
 
 def faulty(*args):
-    """Return exit code and stderr of faulty.py."""
-    process, token = start("tests/faulty.py", *args)
+    """Return exit code and stderr of failing_job.py."""
+    process, token = start("tests/helpers/failing_job.py", *args)
     _, err = end(process, token)
     return process.returncode, err
 
@@ -56,8 +56,10 @@ def test_each_fault_once(fault):
 
 def test_a_deadlock_names_the_place_of_each_rank():
     _, err = faulty("3", "skip", "between", "1")
-    assert "rank 0 waits in its collective 17, rank0_accum_batches, called at faulty.py:" in err
-    assert "rank 1 waits in its collective 17, bcast_obj, called at faulty.py:" in err
+    assert (
+        "rank 0 waits in its collective 17, rank0_accum_batches, called at failing_job.py:" in err
+    )
+    assert "rank 1 waits in its collective 17, bcast_obj, called at failing_job.py:" in err
 
 
 def test_ranks_that_fail_alike_are_reported_once():
@@ -98,7 +100,7 @@ def test_the_whole_table(fault, place, rank):
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGHUP])
 def test_no_rank_outlives_its_supervisor(signum):
-    process, token = start("tests/recipe.py", "--nprocs", "2", "--end", "hang")
+    process, token = start("tests/helpers/recipe.py", "--nprocs", "2", "--end", "hang")
     wait_for_ranks(token, 2)
     process.send_signal(signum)
     process.wait(timeout=LIMIT_S)

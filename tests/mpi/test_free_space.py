@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from on_ranks import HERE, run
+from helpers.ranks import HERE, run
 
 from rank0rl.launch import hosts
 

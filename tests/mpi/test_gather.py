@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from on_ranks import on_ranks, run
+from helpers.ranks import on_ranks, run
 
 from rank0rl.mpi import comm
 from rank0rl.mpi.gather import all_accum_batches, rank0_accum_batches

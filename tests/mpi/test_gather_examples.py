@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 import pytest
-from on_ranks import on_ranks
+from helpers.ranks import on_ranks
 
 from rank0rl.mpi import comm
 from rank0rl.mpi.gather import all_accum_batches, rank0_accum_batches

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from on_ranks import on_ranks
+from helpers.ranks import on_ranks
 
 from rank0rl.mpi import comm
 from rank0rl.mpi.gather import GatherThread, rank0_accum_batches

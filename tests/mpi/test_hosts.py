@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import wait_until
-from on_ranks import HERE, LIMIT_S, environment, mpiexec, run
-from runs import SMALL, curve, sha, table, train, wait_for_rows
+from helpers.jobs import wait_until
+from helpers.ranks import HERE, LIMIT_S, environment, mpiexec, run
+from helpers.runs import SMALL, curve, sha, table, train, wait_for_rows
 
 from benchmarks import hosts as namespaces
 from rank0rl.launch import hosts, job
@@ -23,7 +23,10 @@ from rank0rl.run.options import RunOptions
 reason = namespaces.missing()
 needs_hosts = [pytest.mark.slow, pytest.mark.skipif(bool(reason), reason=reason)]
 LONG = [*SMALL, "--total-steps", "3840", "--checkpoint-every", "5"]
-SLOW = ["--algo", f"{HERE}/slow.py:SlowPPO"]  # a tenth of a second an iteration, 60 of them
+SLOW = [
+    "--algo",
+    f"{HERE}/helpers/agents.py:SlowPPO",
+]  # a tenth of a second an iteration, 60 of them
 
 
 def test_hosts_are_read_in_either_syntax(tmp_path):

@@ -8,14 +8,14 @@ import subprocess
 import sys
 import time
 
-import jobs
 import pytest
-from on_ranks import HERE, mpiexec, run
+from helpers import jobs
+from helpers.ranks import HERE, mpiexec, run
 
 from rank0rl.launch import fork, job
 from rank0rl.launch.mpiexec import rank_command
 
-RECIPE = [sys.executable, str(HERE / "recipe.py")]
+RECIPE = [sys.executable, str(HERE / "helpers/recipe.py")]
 
 
 def recipe(*args, **kwargs):

@@ -6,7 +6,7 @@ import socket
 import sys
 
 import pytest
-from on_ranks import HERE, run
+from helpers.ranks import HERE, run
 
 from rank0rl.launch.mpiexec import stay_on_loopback
 

@@ -6,7 +6,7 @@ import subprocess
 import uuid
 
 import pytest
-from jobs import wait_until
+from helpers.jobs import wait_until
 
 from rank0rl.launch import job, processes
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from on_ranks import on_ranks
+from helpers.ranks import on_ranks
 
 import rank0rl
 from rank0rl.compat.average import statistics

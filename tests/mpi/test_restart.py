@@ -5,9 +5,9 @@ import signal
 import time
 
 import pytest
-from jobs import end, kill_one_rank, start
-from on_ranks import HERE, LIMIT_S
-from runs import SMALL, curve, sha, table, train
+from helpers.jobs import end, kill_one_rank, start
+from helpers.ranks import HERE, LIMIT_S
+from helpers.runs import SMALL, curve, sha, table, train
 
 DIES = """
 import os, signal
@@ -66,7 +66,7 @@ def test_chaos(run, tmp_path):
     rng = random.Random(run)
     args = [*SMALL, "--total-steps", "3840", "--checkpoint-every", "5"]
     train(tmp_path / "whole", *args)
-    slow = ["--algo", f"{HERE}/slow.py:SlowPPO", "--config", "configs/ppo.toml"]
+    slow = ["--algo", f"{HERE}/helpers/agents.py:SlowPPO", "--config", "configs/ppo.toml"]
     slow += ["--max-restarts", "3", "--nprocs", "4"]
     process, token = start("train.py", *args, *slow, "--run-dir", str(tmp_path / "r"))
     killed = 0

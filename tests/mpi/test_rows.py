@@ -4,7 +4,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from on_ranks import on_ranks
+from helpers.ranks import on_ranks
 
 from rank0rl.mpi import comm, gather
 from rank0rl.mpi.gather import rank0_accum_batches

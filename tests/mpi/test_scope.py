@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from on_ranks import HERE
+from helpers.ranks import HERE
 
 WORDS = (
     r"agents?|polic(y|ies)|episodes?|rewards?|rollouts?|fragments?|observations?|obs|gamma|"

@@ -9,9 +9,9 @@ import threading
 from collections import Counter
 
 import pytest
-from jobs import wait_until
-from on_ranks import HERE, LIMIT_S, environment, run
-from on_ranks import mpiexec as find_mpiexec
+from helpers.jobs import wait_until
+from helpers.ranks import HERE, LIMIT_S, environment, run
+from helpers.ranks import mpiexec as find_mpiexec
 
 from rank0rl.launch import job, mpiexec, streams, supervisor
 

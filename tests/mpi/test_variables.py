@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from on_ranks import HERE, run
+from helpers.ranks import HERE, run
 
 from rank0rl.launch import fork, hosts
 from rank0rl.launch.hosts import Host

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from on_ranks import on_ranks
+from helpers.ranks import on_ranks
 from torch import nn
 
 from rank0rl.compat import average

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from on_ranks import HERE
+from helpers.ranks import HERE
 
 from rank0rl.nets.kernels import compiler
 from rank0rl.nets.kernels.mlp import tanh_

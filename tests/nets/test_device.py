@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from runs import SMALL, curve, replay, resume, train, train_on_ranks
+from helpers.runs import SMALL, curve, replay, resume, train, train_on_ranks
 
 from rank0rl.agent import Space, Spaces
 from rank0rl.algos.ppo import PPO, PPOOptions

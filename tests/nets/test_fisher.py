@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from some_policies import KINDS, box, mask_for, policy_of, rng
+from helpers.policies import KINDS, box, mask_for, policy_of, rng
 
 from rank0rl.nets.flat import flatten_
 from rank0rl.nets.gaussian import GaussianPolicy

@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from some_policies import (
+from helpers.policies import (
     IN_KERNELS,
     SEVERAL,
     box,

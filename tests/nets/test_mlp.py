@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from some_policies import OBS, box, drawn_by, rng
+from helpers.policies import OBS, box, drawn_by, rng
 from torch import nn
 
 from rank0rl.nets.flat import flatten_

@@ -5,7 +5,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
-from some_policies import OBS, drawn_by, noise_for, rng
+from helpers.policies import OBS, drawn_by, noise_for, rng
 from torch import nn
 
 from rank0rl.agent import Space, Spaces

@@ -2,7 +2,7 @@
 
 import numpy as np
 import torch
-from some_policies import rng
+from helpers.policies import rng
 
 from rank0rl.nets.normalize import Moments, ObsNormalizer
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from some_policies import (
+from helpers.policies import (
     BOUNDED,
     CHOICE,
     KINDS,

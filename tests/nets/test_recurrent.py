@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from some_policies import rng
+from helpers.policies import rng
 
 from rank0rl.agent import Fragment, Space, Spaces, Step
 from rank0rl.algos.ppo import PPOOptions, clipped_loss

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from some_policies import OBS, rng
+from helpers.policies import OBS, rng
 
 from rank0rl.nets.actor_critic import ValueFunction
 from rank0rl.nets.flat import Adam, flatten_

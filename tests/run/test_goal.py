@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from on_ranks import HERE
-from runs import resume, table, train
+from helpers.ranks import HERE
+from helpers.runs import resume, table, train
 
 from rank0rl.run.hooks import Goal, make_hooks
 from rank0rl.run.options import RunOptions
 
-COUNT = ["toy_envs:Count-v0", "--num-envs", "4", "--steps-per-batch", "64", "--hidden", "8"]
+COUNT = ["helpers.envs:Count-v0", "--num-envs", "4", "--steps-per-batch", "64", "--hidden", "8"]
 
 
 def judge(goal, iteration, ret=None, evaluated="", episodes=100):

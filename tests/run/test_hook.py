@@ -3,8 +3,8 @@
 import re
 
 import pytest
-from on_ranks import HERE
-from runs import SMALL, resume, table, train
+from helpers.ranks import HERE
+from helpers.runs import SMALL, resume, table, train
 
 from rank0rl.tools import replay
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
-from runs import curve, sha
+from helpers.runs import curve, sha
 
 from rank0rl import start
 from rank0rl.mpi import comm

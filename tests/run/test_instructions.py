@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from on_ranks import HERE
-from runs import SMALL, sha
+from helpers.ranks import HERE
+from helpers.runs import SMALL, sha
 
 from rank0rl.run import cpu as instructions
 from rank0rl.run import settings

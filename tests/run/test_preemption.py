@@ -10,14 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
-from jobs import end, folder_of, processes, start, wait_until
-from on_ranks import HERE
-from on_ranks import mpiexec as find_mpiexec
-from runs import SMALL, table, wait_for_rows
+from helpers.jobs import end, folder_of, processes, start, wait_until
+from helpers.ranks import HERE
+from helpers.ranks import mpiexec as find_mpiexec
+from helpers.runs import SMALL, table, wait_for_rows
 
 from rank0rl.launch import job, mpiexec
 
-ARGS = [*SMALL, "--algo", f"{HERE}/slow.py:SlowPPO", "--total-steps", "64000"]
+ARGS = [*SMALL, "--algo", f"{HERE}/helpers/agents.py:SlowPPO", "--total-steps", "64000"]
 
 
 def preempted(folder, signum, whom, *args):

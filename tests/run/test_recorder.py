@@ -6,17 +6,16 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from in_process import train_here
-from on_ranks import HERE, run
-from runs import SMALL, resume, resume_on_ranks, table, train
-from toy_envs import NoiseAgent, NoOptions
+from helpers.envs import NoiseAgent, NoOptions
+from helpers.ranks import HERE, run
+from helpers.runs import SMALL, resume, resume_on_ranks, table, train, train_here
 
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.run import machine, record
 from rank0rl.run.record import Recorder
 from rank0rl.run.state import Progress
 
-COUNT = ["toy_envs:Count-v0", "--num-envs", "4", "--steps-per-batch", "64", "--hidden", "8"]
+COUNT = ["helpers.envs:Count-v0", "--num-envs", "4", "--steps-per-batch", "64", "--hidden", "8"]
 
 
 def test_the_spread_of_the_last_100_episodes(tmp_path, monkeypatch):

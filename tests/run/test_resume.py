@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from on_ranks import HERE, run
-from runs import SMALL, curve, interrupt, resume, sha, table, train, wait_for_rows
+from helpers.ranks import HERE, run
+from helpers.runs import SMALL, curve, interrupt, resume, sha, table, train, wait_for_rows
 
 from rank0rl.run import checkpoint
 
-SLOW = ["--algo", f"{HERE}/slow.py:SlowPPO"]
+SLOW = ["--algo", f"{HERE}/helpers/agents.py:SlowPPO"]
 SIZES = {  # 20 iterations
     "steps": ["--steps-per-batch", "64", "--total-steps", "1280"],
     "episodes": ["--episodes-per-batch", "4", "--num-episodes", "80"],
@@ -209,9 +209,9 @@ def test_envs_that_cannot_be_repeated_are_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = ["--num-envs", "2", "--steps-per-batch", "20", "--total-steps", "40"]
     for env, why in (
-        ("toy_envs:Moody-v0", "Moody-v0 does not repeat an episode"),
-        ("toy_envs:Latent-v0", "Latent-v0 does not repeat an episode"),
-        ("toy_envs:Endless-v0", "its episode of 10 steps is longer than max_replay_steps"),
+        ("helpers.envs:Moody-v0", "Moody-v0 does not repeat an episode"),
+        ("helpers.envs:Latent-v0", "Latent-v0 does not repeat an episode"),
+        ("helpers.envs:Endless-v0", "its episode of 10 steps is longer than max_replay_steps"),
     ):
         folder = tmp_path / env.partition(":")[2]
         stop = ["--stop-after-iterations", "1", "--max-replay-steps", "9"]

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from on_ranks import HERE
-from runs import SMALL, curve, sha, table, train
+from helpers.ranks import HERE
+from helpers.runs import SMALL, curve, sha, table, train
 
 from rank0rl import cli
 from rank0rl.run.launch_options import Words

@@ -4,8 +4,8 @@ import json
 import sys
 
 import pytest
-from on_ranks import HERE
-from runs import SMALL, resume, table, train, train_on_ranks
+from helpers.ranks import HERE
+from helpers.runs import SMALL, resume, table, train, train_on_ranks
 
 from rank0rl.run import hooks
 

@@ -6,8 +6,8 @@ import sys
 
 import gymnasium
 import pytest
-from on_ranks import HERE
-from runs import SMALL, train
+from helpers.ranks import HERE
+from helpers.runs import SMALL, train
 
 from rank0rl.run import agents, checkpoint, plan, trust
 from rank0rl.run import settings as config

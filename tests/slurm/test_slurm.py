@@ -5,16 +5,16 @@ import sys
 import time
 
 import pytest
-import warm
 from cluster import cluster, missing
-from on_ranks import HERE
-from runs import SMALL, sha, table, train
+from helpers import forks
+from helpers.ranks import HERE
+from helpers.runs import SMALL, sha, table, train
 
 reason = missing()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(reason), reason=reason)]
 
 ROOT = HERE.parent
-SLOW = ["--algo", f"{HERE}/slow.py:SlowPPO", "--checkpoint-every", "1000"]
+SLOW = ["--algo", f"{HERE}/helpers/agents.py:SlowPPO", "--checkpoint-every", "1000"]
 LENGTH = {"short": ["--total-steps", "3200"], "long": ["--total-steps", "25600"]}
 
 
@@ -28,7 +28,7 @@ def submit(slurm, folder, *args, switches=(), options=("--nodes", "2")):
     """Submit the script that `sbatch` prints for SlowPPO; return the job's id."""
     command = [sys.executable, str(ROOT / "train.py"), *SMALL, *SLOW, *args]
     words = ["-m", "rank0rl", "sbatch", *options, "--", *command]
-    done = warm.run(*words, cwd=folder, env={"PYTHONPATH": str(ROOT)})
+    done = forks.run(*words, cwd=folder, env={"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     (folder / "job.sh").write_text(done.stdout)
     return slurm.submit(folder / "job.sh", *switches)

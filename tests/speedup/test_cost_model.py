@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from scaling_examples import FREE, PLAIN
+from helpers.speedups import FREE, PLAIN
 
 from rank0rl.tools.speedup import cost_model
 from rank0rl.tools.speedup.cost_model import Machines, _crowded, iteration, rate

@@ -1,7 +1,7 @@
 """Ceilings of a speedup by hand, and the advice that follows from rows."""
 
 import pytest
-from scaling_examples import row
+from helpers.speedups import row
 
 from rank0rl.tools.speedup.measured import Work, advice, compare, step_fractions
 

@@ -5,7 +5,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from scaling_examples import FREE, PLAIN, row
+from helpers.speedups import FREE, PLAIN, row
 
 from rank0rl.tools.speedup import cost_model, outputs, prediction, probes, speedup
 from rank0rl.tools.speedup.cost_model import iteration, rate

@@ -4,7 +4,7 @@ import csv
 from dataclasses import replace
 
 import pytest
-from scaling_examples import row
+from helpers.speedups import row
 
 from rank0rl.run.timing import PHASES
 from rank0rl.tools.speedup import outputs, speedup

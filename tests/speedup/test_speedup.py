@@ -6,12 +6,12 @@ import math
 import sys
 
 import pytest
-from on_ranks import HERE, run
+from helpers.ranks import HERE, run
 
 from rank0rl.tools.speedup import probes, speedup
 
 ENV = {"PYTHONPATH": f"{HERE}:{HERE.parent}"}
-SLEEPS = ["toy_envs:Sleeps-v0", "--num-envs", "4", "--hidden", "8", "--epochs", "1"]
+SLEEPS = ["helpers.envs:Sleeps-v0", "--num-envs", "4", "--hidden", "8", "--epochs", "1"]
 
 
 def study(*args, expect=0):
@@ -77,7 +77,7 @@ def test_a_run_that_is_over_at_once_and_one_that_fails(tmp_path, capsys):
 
 
 def test_bare_stepping_takes_allowed_actions_only():
-    settings = {"env_id": "toy_envs:Spaced-v0", "wrappers": [], "env_kwargs": {"masked": True}}
+    settings = {"env_id": "helpers.envs:Spaced-v0", "wrappers": [], "env_kwargs": {"masked": True}}
     assert probes.bare_rate(settings, 2, 0.2, HERE) > 0
     assert math.isnan(probes.bare_rate({**settings, "env_id": "Nothing-v0"}, 2, 0.2, HERE))
 
@@ -86,8 +86,8 @@ def test_bare_stepping_takes_allowed_actions_only():
 def test_environments_that_cannot_be_made_elsewhere(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(
-        "import gymnasium, rank0rl.cli, toy_envs\n"
-        "gymnasium.register('Own-v0', toy_envs.Count)\n"
+        "import gymnasium, rank0rl.cli, helpers.envs\n"
+        "gymnasium.register('Own-v0', helpers.envs.Count)\n"
         "rank0rl.cli.main()\n"
     )
     args = ["--num-envs", 2, "--steps-per-batch", 64, "--iterations", 1, "--repeats", 1]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from runs import write_run
+from helpers.runs import write_run
 
 from rank0rl.tools.report_study import TRIALS
 from rank0rl.tools.study import search

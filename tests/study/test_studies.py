@@ -10,9 +10,9 @@ import time
 
 import pytest
 import tomli_w
-import warm
-from on_ranks import HERE, LIMIT_S
-from runs import curve, sha, table, train
+from helpers import forks
+from helpers.ranks import HERE, LIMIT_S
+from helpers.runs import curve, sha, table, train
 
 from rank0rl.run.machine import available_cores
 from rank0rl.tools.study import study as tool
@@ -23,19 +23,19 @@ SMALL = ["--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32",
 
 
 def study(folder, *args, expect=0):
-    done = warm.run("-m", "rank0rl", "study", *args, "--out", str(folder))
+    done = forks.run("-m", "rank0rl", "study", *args, "--out", str(folder))
     assert done.returncode == expect, done.stdout + done.stderr
     return done
 
 
 def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    args = ["toy_envs:Count-v0", "toy_envs:Breaks-v0", "--seeds", "0:1", *SMALL]
+    args = ["helpers.envs:Count-v0", "helpers.envs:Breaks-v0", "--seeds", "0:1", *SMALL]
     done = study(tmp_path, *args, "--total-steps", "128", expect=1)
     assert "study, 2 of 2" in done.stdout
     assert "failed: Breaks-v0-ppo-seed0: ZeroDivisionError: on purpose" in done.stderr
     assert "output.txt" in done.stderr
-    assert "| toy_envs:Count-v0 | ppo | 1 |" in done.stdout
+    assert "| helpers.envs:Count-v0 | ppo | 1 |" in done.stdout
     assert (tmp_path / "report.html").exists()
     done = study(tmp_path, *args, "--total-steps", "128", "--gamma", "0.9", expect=2)
     assert "holds a run of other settings" in done.stderr
@@ -44,15 +44,17 @@ def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypat
     assert "total_steps was 128, and is now 256" in done.stderr
     # The same study again, with a seed more, from its file.
     (tmp_path / "study.toml").write_text(
-        (tmp_path / "study.toml").read_text().replace('"toy_envs:Breaks-v0",', "")
+        (tmp_path / "study.toml").read_text().replace('"helpers.envs:Breaks-v0",', "")
     )
     done = study(tmp_path, str(tmp_path), "--seeds", "0:2", expect=2)
     assert "study.toml names code that is neither Gymnasium's nor rank0rl's" in done.stderr
-    assert "toy_envs:Count-v0; if you trust it, go on with" in done.stderr
+    assert "helpers.envs:Count-v0; if you trust it, go on with" in done.stderr
     done = study(tmp_path, str(tmp_path), "--seeds", "0:2", "--trust")
     assert "study, 2 of 2: Count-v0-ppo-seed1" in done.stdout
     assert "seed0" not in done.stdout
-    train(tmp_path / "alone", "toy_envs:Count-v0", *SMALL, "--total-steps", "128", "--seed", "1")
+    train(
+        tmp_path / "alone", "helpers.envs:Count-v0", *SMALL, "--total-steps", "128", "--seed", "1"
+    )
     assert sha(tmp_path / "alone") == sha(tmp_path / "Count-v0-ppo-seed1")
 
 
@@ -74,7 +76,7 @@ def test_a_file_of_a_study_imports_nothing_and_starts_no_program(tmp_path, monke
     (tmp_path / "planted.py").write_text("open('imported', 'w')")
     (tmp_path / "planted.toml").write_text('algo = "planted:Agent"')
     (tmp_path / "mine.toml").write_text(tomli_w.dumps({"envs": ["CartPole"]} | more))
-    done = warm.run("-m", "rank0rl", "study", "mine.toml", "--out", "runs", cwd=tmp_path)
+    done = forks.run("-m", "rank0rl", "study", "mine.toml", "--out", "runs", cwd=tmp_path)
     assert done.returncode == 2
     assert re.search(said, done.stderr), done.stderr
     assert "if you trust it" in done.stderr

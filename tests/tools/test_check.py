@@ -1,9 +1,9 @@
 """Environments that give the same curve for every number of ranks, and what is wrong with others."""
 
 import pytest
-import toy_envs
-import warm
-from on_ranks import HERE
+from helpers import envs as toy_envs
+from helpers import forks
+from helpers.ranks import HERE
 
 from rank0rl.envs import make as envs
 from rank0rl.tools.check import check
@@ -72,21 +72,21 @@ def test_what_is_wrong_is_named(make, condition, facts):
 def test_the_command(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     tool = ["-m", "rank0rl", "check"]
-    good = warm.run(*tool, "CartPole", "--steps", "100")
+    good = forks.run(*tool, "CartPole", "--steps", "100")
     assert good.returncode == 0, good.stderr
     assert good.stdout.endswith("yes\n")
-    bad = warm.run(*tool, "toy_envs:Moody")
+    bad = forks.run(*tool, "helpers.envs:Moody")
     assert bad.returncode == 1, bad.stderr
     assert "self.np_random" in bad.stdout
     assert bad.stdout.endswith("NO\n")
-    wrong = warm.run(*tool, "CartPol")
+    wrong = forks.run(*tool, "CartPol")
     assert wrong.returncode == 2
     assert "CartPole" in wrong.stderr.replace("CartPol'", "")
 
 
 def test_the_tools_are_listed():
     for args, code in ([[], 0], [["nonsense"], 2]):
-        done = warm.run("-m", "rank0rl", *args)
+        done = forks.run("-m", "rank0rl", *args)
         assert done.returncode == code
         listed = done.stdout + done.stderr
         assert all(tool in listed for tool in ("check", "doctor", "evaluate", "replay", "speedup"))

@@ -1,7 +1,7 @@
 """`check ENV --algo AGENT` passes for the agents here, and says what is wrong with others."""
 
 import pytest
-from liars import liar
+from helpers.agents import liar
 
 from rank0rl.run.agents import references
 from rank0rl.tools import check

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from on_ranks import HERE, run
+from helpers.ranks import HERE, run
 
 DOCTOR = ["-m", "rank0rl", "doctor"]
 

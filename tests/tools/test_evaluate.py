@@ -3,9 +3,9 @@
 import re
 
 import pytest
-import warm
-from on_ranks import HERE
-from runs import SMALL, train
+from helpers import forks
+from helpers.ranks import HERE
+from helpers.runs import SMALL, train
 
 from rank0rl.api import evaluate
 from rank0rl.tools.evaluate import main
@@ -14,12 +14,12 @@ PATH = {"PYTHONPATH": str(HERE)}
 
 
 def command(*args):
-    return warm.run("-m", "rank0rl", "evaluate", *map(str, args), env=PATH)
+    return forks.run("-m", "rank0rl", "evaluate", *map(str, args), env=PATH)
 
 
 def test_known_returns_and_nothing_is_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    args = ["toy_envs:Count-v0", "--env-kwargs", "length=4", "--num-envs", "2", "--hidden", "8"]
+    args = ["helpers.envs:Count-v0", "--env-kwargs", "length=4", "--num-envs", "2", "--hidden", "8"]
     train(tmp_path / "r", *args, "--steps-per-batch", "8", "--total-steps", "16")
     before = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
     done = command(tmp_path / "r", "--episodes", "33")
@@ -57,7 +57,7 @@ def test_any_agent(algo, tmp_path):
 
 def test_without_noise_masks_hold_all_the_same(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    args = ["toy_envs:Spaced-v0", "--env-kwargs", "masked=1", *SMALL[1:], "-n", "20"]
+    args = ["helpers.envs:Spaced-v0", "--env-kwargs", "masked=1", *SMALL[1:], "-n", "20"]
     train(tmp_path, *args)
     ended = evaluate(tmp_path, 20, deterministic=True)  # the environment refuses what it forbids
     assert ended["length"].tolist() == [7] * 20

@@ -7,11 +7,11 @@ import textwrap
 import numpy as np
 import pytest
 import torch
-import warm
-from on_ranks import HERE, run
-from runs import SMALL, train
-from small_agents import AGENTS
-from toy_envs import ACT_SPACES
+from helpers import forks
+from helpers.agents import AGENTS
+from helpers.envs import ACT_SPACES
+from helpers.ranks import HERE, run
+from helpers.runs import SMALL, train
 
 from rank0rl.agent import Step
 from rank0rl.algos.ppo import PPO, PPOOptions
@@ -66,7 +66,7 @@ CASES += [("trpo", "box", "multi"), ("klppo", "box", "box"), ("reinforce", "scal
 
 @pytest.mark.parametrize(("algo", "obs", "act"), CASES)
 def test_actions_are_those_of_the_numpy_path(algo, obs, act):
-    env = envs.make("toy_envs:Spaced-v0", obs=obs, act=act)
+    env = envs.make("helpers.envs:Spaced-v0", obs=obs, act=act)
     env.observation_space.seed(0)
     agent = untrained(algo, env)
     program = exported(agent, env)
@@ -92,7 +92,7 @@ def test_actions_are_those_of_the_numpy_path(algo, obs, act):
 
 @pytest.mark.parametrize("options", [{"actions": "squashed"}, {"state_std": True}], ids=str)
 def test_the_mode_of_every_distribution(options):
-    env = envs.make("toy_envs:Spaced-v0", obs="box", act="box")
+    env = envs.make("helpers.envs:Spaced-v0", obs="box", act="box")
     env.observation_space.seed(0)
     agent = PPO(spaces.describe(env), PPOOptions(hidden=(8,), **options), np.random.default_rng(0))
     obs = observations(env, 30)
@@ -102,7 +102,7 @@ def test_the_mode_of_every_distribution(options):
 
 @pytest.mark.parametrize(("cell", "act"), [("gru", "box"), ("lstm", "discrete")])
 def test_a_memory_goes_in_and_out(cell, act):
-    env = envs.make("toy_envs:Spaced-v0", obs="box", act=act)
+    env = envs.make("helpers.envs:Spaced-v0", obs="box", act=act)
     env.observation_space.seed(0)
     options = PPOOptions(hidden=(8,), recurrent=cell, memory_size=6)
     agent = PPO(spaces.describe(env), options, np.random.default_rng(0))
@@ -121,7 +121,7 @@ def test_a_memory_goes_in_and_out(cell, act):
 
 @pytest.mark.parametrize("act", ["discrete", "multi"])
 def test_no_action_that_the_mask_forbids(act):
-    env = envs.make("toy_envs:Spaced-v0", act=act, masked=True)
+    env = envs.make("helpers.envs:Spaced-v0", act=act, masked=True)
     env.observation_space.seed(0)
     agent = untrained("ppo", env)
     policy = exported(agent, env, masked=True).module()
@@ -143,13 +143,19 @@ def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monk
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     kwargs = ["--env-kwargs", "obs=dict", "act=multi", *["masked=1"] * masked]
     wrappers = ["--wrappers", "TimeLimit(max_episode_steps=5)"]
-    train(tmp_path / "r", "toy_envs:Spaced-v0", *kwargs, *wrappers, *SMALL[1:], "-n", "20")
+    train(tmp_path / "r", "helpers.envs:Spaced-v0", *kwargs, *wrappers, *SMALL[1:], "-n", "20")
     out = tmp_path / "policy.pt2"
-    done = warm.run("-m", "rank0rl", "export", str(tmp_path / "r"), "--out", str(out))
+    done = forks.run("-m", "rank0rl", "export", str(tmp_path / "r"), "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""  # torch warns of parameters that share memory
     notes, lines = done.stdout.split("without rank0rl:\n")
-    for fact in ("(N, 2) int64", "(N, 5) float32", "toy_envs:Spaced-v0", "TimeLimit", "flatten("):
+    for fact in (
+        "(N, 2) int64",
+        "(N, 5) float32",
+        "helpers.envs:Spaced-v0",
+        "TimeLimit",
+        "flatten(",
+    ):
         assert fact in notes
     code = [
         "import sys",
@@ -192,7 +198,7 @@ GRU, LSTM = ({"recurrent": cell, "memory_size": 6} for cell in ("gru", "lstm"))
 )
 def test_onnx_gives_the_actions_of_the_program(obs, act, options, masked, tmp_path):
     onnxruntime = needs_onnx()
-    env = envs.make("toy_envs:Spaced-v0", obs=obs, act=act, masked=masked)
+    env = envs.make("helpers.envs:Spaced-v0", obs=obs, act=act, masked=masked)
     env.observation_space.seed(0)
     agent = untrained("ppo", env, **options)
     program = exported(agent, env, masked)
@@ -223,7 +229,7 @@ def test_the_lines_of_both_formats_give_the_same(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     kwargs = ["--env-kwargs", "obs=dict", "act=multi", "masked=1", *SMALL[1:]]
-    train(tmp_path / "r", "toy_envs:Spaced-v0", *kwargs, "--recurrent", "gru", "-n", "20")
+    train(tmp_path / "r", "helpers.envs:Spaced-v0", *kwargs, "--recurrent", "gru", "-n", "20")
     x = {"N": 7, "obs": np.random.default_rng(0).normal(size=(7, 5)), "mask": [[0, 1, 0, 0, 1]] * 7}
     seen = []
     for given in (["--format", "onnx"], ["--out", "policy.pt2"]):
@@ -245,7 +251,7 @@ class Bessel(torch.nn.Linear):
 
 def test_what_onnx_cannot_hold(tmp_path):
     needs_onnx()
-    env = envs.make("toy_envs:Spaced-v0", act="box")
+    env = envs.make("helpers.envs:Spaced-v0", act="box")
     agent = untrained("ppo", env)
     agent.mode = lambda: Bessel(3, 2)
     with pytest.raises(RuntimeError, match="^ONNX cannot hold this policy: .*bessel_j0"):
@@ -276,7 +282,7 @@ def test_a_file_that_cannot_be_written(tmp_path):
 
 
 def test_what_an_agent_exports_has_the_shape_of_actions():
-    env = envs.make("toy_envs:Spaced-v0", act="box")
+    env = envs.make("helpers.envs:Spaced-v0", act="box")
     agent = untrained("ppo", env)
     agent.mode = lambda: torch.nn.Linear(3, 1)
     with pytest.raises(ValueError, match=r"\(2, 2\) .*got \(2, 1\)"):

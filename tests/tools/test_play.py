@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import imageio_ffmpeg
 import numpy as np
 import pytest
-import warm
-from on_ranks import HERE, run
-from runs import curve, train
-from toy_envs import Drawn, NoiseAgent
+from helpers import forks
+from helpers.envs import Drawn, NoiseAgent
+from helpers.ranks import HERE, run
+from helpers.runs import curve, train
 
 from rank0rl.agent import Space
 from rank0rl.api import evaluate
@@ -20,7 +20,7 @@ from rank0rl.run.hooks import Record
 from rank0rl.run.options import RunOptions
 from rank0rl.tools import play, video
 
-DRAWN = "toy_envs:Drawn-v0"
+DRAWN = "helpers.envs:Drawn-v0"
 
 
 @pytest.fixture(autouse=True)
@@ -183,7 +183,7 @@ def test_walker2d_without_a_display(tmp_path):
         pytest.skip("neither EGL nor OSMesa here: apt install libegl1 libgl1, or libosmesa6")
     small = ["--env-kwargs", "width=64", "height=64", "--num-envs", "1", "--hidden", "8"]
     train(tmp_path, "Walker2d", *small, "--steps-per-batch", "64", "--total-steps", "64")
-    done = warm.run("-m", "rank0rl", "play", str(tmp_path), "--video", str(tmp_path / "a.mp4"))
+    done = forks.run("-m", "rank0rl", "play", str(tmp_path), "--video", str(tmp_path / "a.mp4"))
     assert done.returncode == 0, done.stderr
     ended = evaluate(tmp_path, 1)
     assert (
@@ -227,7 +227,7 @@ def test_the_hook_films_every_few_iterations_and_on_rank_0_alone(tmp_path, monke
 
 def test_what_cannot_be_filmed_is_found_out_before_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    args = ["toy_envs:Count-v0", "--num-envs", "2", "--video-every", "2"]
+    args = ["helpers.envs:Count-v0", "--num-envs", "2", "--video-every", "2"]
     done = train(tmp_path / "r", *args, nprocs=2, expect=2)
     assert "Count-v0" in done.stderr
     assert not (tmp_path / "r").exists()

@@ -5,8 +5,8 @@ import sys
 
 import numpy as np
 import pytest
-import warm
-from runs import write_run
+from helpers import forks
+from helpers.runs import write_run
 
 from rank0rl.tools import plot
 from rank0rl.tools.plot import Curves
@@ -194,6 +194,6 @@ def test_a_row_that_is_being_written_is_left_out(tmp_path):
 
 
 def test_it_is_one_of_the_tools():
-    done = warm.run("-m", "rank0rl", "plot", "nowhere")
+    done = forks.run("-m", "rank0rl", "plot", "nowhere")
     assert done.returncode == 2
     assert "nowhere" in done.stderr

@@ -1,8 +1,8 @@
 """One environment of one iteration, repeated alone, gives the same data."""
 
 import pytest
-from on_ranks import HERE
-from runs import SMALL, replay, resume, train, train_on_ranks
+from helpers.ranks import HERE
+from helpers.runs import SMALL, replay, resume, train, train_on_ranks
 
 from rank0rl.tools.replay import main
 
@@ -41,7 +41,7 @@ def test_a_fragment_of_a_run_on_two_ranks_is_the_same_alone(kind, tmp_path):
 
 def test_a_failure_says_how_to_repeat_it_and_is_repeated(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    args = ["toy_envs:Breaks-v0", "--num-envs", "3", "--steps-per-batch", "60"]
+    args = ["helpers.envs:Breaks-v0", "--num-envs", "3", "--steps-per-batch", "60"]
     failed = train(tmp_path / "r", *args, "--total-steps", "600", nprocs=3, expect=1)
     assert "ZeroDivisionError" in failed.stderr
     line = next(line for line in failed.stderr.splitlines() if line.startswith("To repeat it"))

@@ -6,8 +6,8 @@ import re
 import sys
 from html.parser import HTMLParser
 
-import warm
-from runs import SMALL, train, write_run
+from helpers import forks
+from helpers.runs import SMALL, train, write_run
 
 from rank0rl.run.folder import read_run
 from rank0rl.tools import figures, report
@@ -353,6 +353,6 @@ def test_a_phone_gets_figures_of_its_own(tmp_path):
 
 
 def test_it_is_one_of_the_tools():
-    done = warm.run("-m", "rank0rl", "report", "nowhere")
+    done = forks.run("-m", "rank0rl", "report", "nowhere")
     assert done.returncode == 2
     assert "nowhere" in done.stderr

@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 import pytest
-from runs import write_run
+from helpers.runs import write_run
 
 from rank0rl.tools import plot, report_study, results
 

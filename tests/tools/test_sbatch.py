@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from on_ranks import HERE, run
+from helpers.ranks import HERE, run
 
 from rank0rl.tools import sbatch
 

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from runs import SMALL, resume, table, train
+from helpers.runs import SMALL, resume, table, train
 
 from rank0rl.run import checkpoint
 from rank0rl.tools.verify import main

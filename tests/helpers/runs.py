@@ -1,4 +1,4 @@
-"""Runs through the command line, and what they leave."""
+"""Runs through the command line or in this process, and what they leave."""
 
 import csv
 import json
@@ -7,13 +7,48 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import tomli_w
-import warm
-from on_ranks import HERE, LIMIT_S, on_ranks, run
+from helpers import forks
+from helpers.ranks import HERE, LIMIT_S, on_ranks, run
 
-from rank0rl import start
+from rank0rl import seeding, start
+from rank0rl.collector import Collector, make_rollout
+from rank0rl.envs.make import resolve
+from rank0rl.learner import Learner
+from rank0rl.mpi.threads import set_threads
 from rank0rl.run.launch_options import Words
+from rank0rl.run.logger import Logger
+from rank0rl.run.options import RunOptions
+from rank0rl.run.record import Recorder
+from rank0rl.run.run import Run
+from rank0rl.run.state import State
+from rank0rl.run.timing import Phases
 from rank0rl.tools import video
+from rank0rl.trainer import train as train_loop
+
+
+def train_here(agent_class, agent_options, folder, **options):
+    """Return the agent and rank 0's recorder after a run."""
+    run_options = RunOptions(**options)
+    run_options = RunOptions(**{**options, "env_id": resolve(run_options.env_id)})
+    set_threads(1)
+    rollout = make_rollout(run_options, 0, 1)
+    agent = agent_class(rollout.spaces, agent_options, seeding.stream(run_options.seed, "init"))
+    phases = Phases()
+    collector = Collector(agent, rollout, run_options, phases)
+    state = State(agent, collector, run_options, {})
+    recorder = Recorder(state, run_options, phases, {}, Logger(folder, quiet=True))
+    run = Run(phases, recorder)
+    learner = Learner(agent, run_options, phases, state.share_over)
+    learner.prepare()
+    train_loop(agent, collector, learner, run)
+    return agent, recorder
+
+
+def mean_return(recorder):
+    return float(np.mean(recorder.state.progress.returns))
+
 
 TIMES = ("seconds", "steps_per_s", "memory_mb", "mpi_loaded")
 SMALL = ["CartPole", "--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32"]
@@ -30,10 +65,10 @@ def resume_on_ranks(folder, *args, nprocs):
 
 def _start_on_ranks(args, nprocs):
     if nprocs == 1:
-        done = warm.run("train.py", *args)
+        done = forks.run("train.py", *args)
         assert done.returncode == 0, done.stderr
     else:
-        codes = on_ranks(nprocs, "runs:on_rank_start", args, {**os.environ})
+        codes = on_ranks(nprocs, "helpers.runs:on_rank_start", args, {**os.environ})
         assert codes == [0] * nprocs, codes
 
 
@@ -65,14 +100,14 @@ def resume(folder, *args, nprocs=1, expect=0):
 def _train(args, nprocs):
     if nprocs > 1:
         return run([sys.executable, "train.py", *args, "--nprocs", str(nprocs)])
-    return warm.run("train.py", *args)
+    return forks.run("train.py", *args)
 
 
 def replay(folder, iteration, *, env=None, episode=None, expect=0):
     """Repeat an env, or an episode, of an iteration of a run."""
     given = {"--env": env, "--episode": episode}
     which = [word for name, n in given.items() if n is not None for word in (name, str(n))]
-    done = warm.run("-m", "rank0rl", "replay", str(folder), "--iteration", str(iteration), *which)
+    done = forks.run("-m", "rank0rl", "replay", str(folder), "--iteration", str(iteration), *which)
     assert done.returncode == expect, done.stdout + done.stderr
     return done
 

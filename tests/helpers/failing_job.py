@@ -1,6 +1,6 @@
 """A loop without torch, whose ranks start fast, with a fault at a given place.
 
-python faulty.py NPROCS FAULT PLACE [RANK]
+python failing_job.py NPROCS FAULT PLACE [RANK]
 """
 
 import os
@@ -40,14 +40,14 @@ iteration = 0
 fault("import")
 
 import numpy as np
-import toy_envs
+from helpers import envs
 
 from rank0rl import batch as batches
 from rank0rl.envs.block import make_block
 from rank0rl.rollout import FixedSteps
 
 
-class Env(toy_envs.Count):
+class Env(envs.Count):
     def __init__(self):
         fault("constructor")
         super().__init__(length=2)
@@ -61,7 +61,7 @@ class Env(toy_envs.Count):
         return super().step(action)
 
 
-class Agent(toy_envs.NoiseAgent):
+class Agent(envs.NoiseAgent):
     def act(self, step):
         fault("act")
         return super().act(step)

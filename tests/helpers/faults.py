@@ -1,4 +1,4 @@
-"""Environments that raise, hang, exit or crash: at a given step, or at random."""
+"""Environments that raise, hang, exit or crash, and an agent that fails at a given place."""
 
 import ctypes
 import os
@@ -10,7 +10,9 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-import toy_envs
+from helpers import envs
+
+import rank0rl.mpi.comm
 
 
 def crash():
@@ -44,7 +46,7 @@ def fail(how):
             time.sleep(1000)
 
 
-class FailsAt(toy_envs.Count):
+class FailsAt(envs.Count):
     """Fails in the given step; 0: in its reset; -1: when it is made; -2: when it is closed."""
 
     def __init__(self, how, step=2):
@@ -68,7 +70,7 @@ class FailsAt(toy_envs.Count):
         self._fail(-2)
 
 
-class Answers(toy_envs.Count):
+class Answers(envs.Count):
     """Answers in the second step what it is given, in place of what an environment should."""
 
     def __init__(self, answer):
@@ -80,7 +82,7 @@ class Answers(toy_envs.Count):
         return right if self.t < 2 else self.answer
 
 
-class Starts(toy_envs.Count):
+class Starts(envs.Count):
     """Starts a program, as an interface to a simulator does; tells its process id as a mask."""
 
     def reset(self, **kwargs):
@@ -116,3 +118,51 @@ class Faulty(gym.Wrapper):
 
 def make_faulty(log, kinds, rate, env_id="CartPole-v1", seed=0):
     return Faulty(gym.make(env_id, disable_env_checker=True), log, kinds, rate, seed)
+
+
+PLACE, _, RANK = os.environ.get("PLACE", "").partition(":")
+
+
+def fail_at(place):
+    if place == PLACE and (not RANK or rank0rl.mpi.comm.rank == int(RANK)):
+        raise ZeroDivisionError("on purpose")
+
+
+class Env(envs.Count):
+    made = 0
+
+    def __init__(self):
+        Env.made += 1
+        if Env.made > (rank0rl.mpi.comm.rank == 0):  # rank 0 makes one to look at it
+            fail_at("constructor")
+        super().__init__(length=20)
+
+    def reset(self, **kwargs):
+        fail_at("reset")
+        return super().reset(**kwargs)
+
+    def step(self, action):
+        if self.t == 10:
+            fail_at("step")
+        return super().step(action)
+
+
+class Agent(envs.NoiseAgent):
+    def __init__(self, *args):
+        fail_at("init")
+        super().__init__(*args)
+
+    def act(self, step):
+        fail_at("act")
+        return super().act(step)
+
+    def process(self, fragment):
+        fail_at("process")
+        return super().process(fragment)
+
+    def update(self, *args):
+        fail_at("update")
+        return super().update(*args)
+
+
+envs.gym.register("Breaks-v1", Env)

@@ -1,4 +1,40 @@
-"""An agent whose `act` or `process` may depend on more than its arguments."""
+"""Agents for tests: small ones, slow ones, and one that may depend on more than it is given."""
+
+import os
+import signal
+import sys
+import time
+
+from rank0rl.algos.cem import CEM, CEMOptions
+from rank0rl.algos.klppo import KLPPO, KLPPOOptions
+from rank0rl.algos.ppo import PPO, PPOOptions
+from rank0rl.algos.reinforce import Reinforce, ReinforceOptions
+from rank0rl.algos.trpo import TRPO, TRPOOptions
+
+AGENTS = {
+    "ppo": (PPO, PPOOptions(hidden=(8,), epochs=1)),
+    "trpo": (TRPO, TRPOOptions(hidden=(8,), value_epochs=1)),
+    "klppo": (KLPPO, KLPPOOptions(hidden=(8, 8), value_hidden=(8, 8), epochs=2)),
+    "reinforce": (Reinforce, ReinforceOptions(hidden=(8,))),
+    "cem": (CEM, CEMOptions(population=4)),
+}
+
+
+class SlowPPO(PPO):
+    """Receives SIGTERM in mid-update, once the share END_AT of the run is over."""
+
+    def update(self, batch, rng, progress):
+        metrics = super().update(batch, rng, progress)
+        time.sleep(0.1)
+        if progress >= float(os.environ.get("END_AT", "inf")):
+            os.kill(os.getpid(), signal.SIGTERM)  # weights and Adam's moments have changed already
+        return metrics
+
+
+class MpiSeen(PPO):
+    def update(self, *args):
+        return {**super().update(*args), "mpi_loaded": int("mpi4py" in sys.modules)}
+
 
 LIAR = """
 import numpy as np

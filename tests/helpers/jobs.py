@@ -9,7 +9,7 @@ import time
 import uuid
 from pathlib import Path
 
-from on_ranks import HERE, LIMIT_S
+from helpers.ranks import HERE, LIMIT_S
 
 from rank0rl.launch import job
 

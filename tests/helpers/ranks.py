@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent.parent
 LIMIT_S = 300  # catches hangs; an idle machine takes seconds, a busy one minutes
 
 

@@ -1,7 +1,7 @@
 """Run a Python command in a fork of a process that has imported torch, which takes seconds.
 
 The fork has imported nothing of rank0rl, and ends as any Python does. Commands that start ranks, and
-tests of what is imported, need a new process: see on_ranks.run.
+tests of what is imported, need a new process: see helpers.ranks.run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 300
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent.parent
 
 
 def run(

@@ -353,7 +353,7 @@ _ALL = (
     Spaced,
 )
 for env in _ALL:
-    gym.register(f"{env.__name__}-v0", f"toy_envs:{env.__name__}")
+    gym.register(f"{env.__name__}-v0", f"helpers.envs:{env.__name__}")
 gym.register("Normalized-v0", normalized)
 
 

@@ -1,0 +1,1 @@
+"""What tests share: environments, agents, ranks, runs, and faults."""

@@ -290,7 +290,7 @@ def test_a_failing_rank_ends_the_job_with_its_reason_and_a_checkpoint(
 OWN = """
 from dataclasses import dataclass
 from rank0rl import Agent
-from toy_envs import NoiseAgent
+from helpers.envs import NoiseAgent
 @dataclass(frozen=True)
 class Options:
     speed: float = 1.0

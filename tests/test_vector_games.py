@@ -28,7 +28,7 @@ def collected(env_id="helpers.games:make_walks", **kwargs):
     def made():
         return EpisodeInfo(lambda: make(resolve(env_id), **kwargs), ["place", "sum:place"])
 
-    block = make_block(make, range(2), SEED)
+    block = make_block(made, range(2), SEED)
     rollout = WholeEpisodes(block, lambda: iter(range(4)), info=["place"])
     return rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
 

@@ -20,7 +20,7 @@ def start(*command):
     name, _, value = token.partition("=")
     process = subprocess.Popen(
         [sys.executable, *command],
-        env={**os.environ, "PYTHONPATH": str(HERE.parent), name: value},
+        env={**os.environ, "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}", name: value},
         cwd=HERE.parent,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

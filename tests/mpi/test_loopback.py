@@ -38,7 +38,8 @@ def test_ports_that_are_the_ranks_own_stay_open():
 
 
 SCRIPT = """
-import jobs, json, os, subprocess, sys, rank0rl
+import json, os, subprocess, sys, rank0rl
+from helpers import jobs
 if rank0rl.mpi_fork(2) == "parent": sys.exit()
 from rank0rl.launch import job
 from rank0rl.mpi import comm

@@ -20,6 +20,7 @@ from rank0rl import start
 from rank0rl.mpi import comm
 from rank0rl.run import checkpoint, machine
 from rank0rl.run.agents import load_agent
+from rank0rl.run.launch_options import Words
 from rank0rl.tools import evaluate, replay
 
 SMALL = ["CartPole", "--num-envs", "2", "--steps-per-batch", "16", "--minibatch-size", "8"]
@@ -61,7 +62,7 @@ def resume(folder, *args):
     said, argv = io.StringIO(), ["--resume", str(folder), "--quiet", *args]
     with watching() as seen, contextlib.redirect_stderr(said):
         try:
-            code = start.start(argv, None, lambda options: None, lambda *options: [])
+            code = start.start(Words.read(argv), None, lambda options: None, lambda *options: [])
         except Ended as end:
             code = end.args[0]
     return code, said.getvalue(), seen
@@ -85,7 +86,7 @@ def run(tmp_path_factory):
     patch.syspath_prepend(str(folder))  # as the folder of python -m rank0rl is
     stopped, whole = folder / "stopped", folder / "whole"
     argv = [*SMALL, "--stop-after-iterations", "2", "--run-dir", str(stopped)]
-    assert start.start(argv, None, lambda options: None, lambda *options: []) == 0
+    assert start.start(Words.read(argv), None, lambda options: None, lambda *options: []) == 0
     load_agent("cem")  # which some settings name
     sys.addaudithook(watch)
     usual = set()
@@ -238,7 +239,7 @@ def test_forged_settings_run_nothing(run, tmp_path, change, capsys):
     (folder / "config.toml").write_text(tomli_w.dumps({**toml, **change}))
     argv = ["--config", str(folder / "config.toml"), "--run-dir", str(tmp_path / "new")]
     with watching() as seen:
-        assert start.start(argv, None, lambda options: None, lambda *options: []) == 2
+        assert start.start(Words.read(argv), None, lambda options: None, lambda *options: []) == 2
         assert evaluate.main([str(folder)]) == 2
         assert replay.main([str(folder), "--iteration", "1", "--env", "0"]) == 2
     assert {name for kind, name in seen - usual if kind != "import"} <= {"<string>"}

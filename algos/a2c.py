@@ -60,11 +60,11 @@ class A2C(Agent):
         return self.policy.act(self.norm.numpy(step.obs), step.noise, explore=step.explore)
 
     def process(self, fragment: Fragment) -> Batch:
-        opt, steps = self.options, fragment.episodes()
+        opt, steps, ended = self.options, fragment.episodes(), fragment.terminated[fragment.end]
         val = self.value.predict(self.norm.numpy(fragment.obs))
         end_val = self.value.predict(self.norm.numpy(fragment.end_obs))
-        end_val[fragment.terminated[fragment.end]] = 0.0  # nothing comes after a terminal state
-        adv = advantages(fragment.rew, val, end_val, steps, opt.gamma, opt.lam).astype(np.float32)
+        adv = advantages(fragment.rew, val, end_val, ended, steps, opt.gamma, opt.lam)
+        adv = adv.astype(np.float32)
         return {"obs": fragment.obs, "act": fragment.act, "adv": adv, "ret": adv + val}
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:

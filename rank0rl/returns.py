@@ -59,15 +59,24 @@ def gae(rew: Array, val: Array, gamma: float, lam: float) -> Array:
 
 
 def advantages(
-    rew: Array, val: Array, end_val: Array, episodes: Sequence[slice], gamma: float, lam: float
+    rew: Array,
+    val: Array,
+    end_val: Array,
+    terminated: Array,
+    episodes: Sequence[slice],
+    gamma: float,
+    lam: float,
 ) -> Array:
     """Compute `gae` for each episode of a fragment.
+
+    The value after the last step is 0 where the episode terminated. Where it was cut off, `end_val`
+    stands for the rewards that would have followed.
 
     Args:
         rew: rewards, shape (T,).
         val: values of the states before each step, shape (T,).
-        end_val: values of the states after each episode's last step, shape (E,); 0 where it
-            terminated.
+        end_val: values of the states after each episode's last step, shape (E,).
+        terminated: True where an episode terminated, shape (E,), bool.
         episodes: the steps of each episode, in order.
         gamma: discount in [0, 1].
         lam: GAE mixing in [0, 1].
@@ -75,7 +84,7 @@ def advantages(
     Returns:
         Advantages, shape (T,), float64.
     """
-    ends = zip(episodes, end_val, strict=True)
+    ends = zip(episodes, np.where(terminated, end_val.dtype.type(0), end_val), strict=True)
     return np.concatenate(
         [gae(rew[steps], np.append(val[steps], last), gamma, lam) for steps, last in ends]
     )

@@ -5,8 +5,9 @@ import numpy as np
 import pytest
 from helpers import envs  # noqa: F401 - registers
 
-from rank0rl.envs.make import base, make, nested_actions, refuse_running_statistics, resolve
+from rank0rl.envs.make import base, make, nested_actions, resolve
 from rank0rl.envs.spaces import _flat_space, describe, flatten_actions
+from rank0rl.envs.wrappers import refuse_running_statistics
 
 MIXED = gym.spaces.Discrete(2)
 

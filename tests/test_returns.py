@@ -51,8 +51,8 @@ def test_advantages_of_a_fragment_of_several_episodes_are_those_of_a_slow_loop(e
     end = np.array(list(ends))
     fragment = Fragment(0, np.zeros((9, 1)), np.zeros(9), rew, terminated, truncated, end, None)
     after = rng.normal(size=len(end)).astype(np.float32)
+    adv = advantages(rew, val, after, terminated[end], fragment.episodes(), gamma, lam)
     after[terminated[end]] = 0.0
-    adv = advantages(rew, val, after, fragment.episodes(), gamma, lam)
 
     slow, start = [], 0
     for last, last_val in zip(end, after, strict=True):
@@ -70,7 +70,7 @@ def test_advantages_of_a_fragment_of_several_episodes_are_those_of_a_slow_loop(e
 
 def test_advantages_need_a_value_for_the_end_of_each_episode():
     with pytest.raises(ValueError, match="shorter"):
-        advantages(REW, VAL[:-1], VAL[:1], [slice(0, 3), slice(3, 7)], 0.9, 0.9)
+        advantages(REW, VAL[:-1], VAL[:1], np.array([False]), [slice(0, 3), slice(3, 7)], 0.9, 0.9)
 
 
 def test_explained_variance():

@@ -241,34 +241,6 @@ def _maker(env_id: str) -> Callable[..., Any]:
     return functools.partial(gym.make, env_id, disable_env_checker=True)
 
 
-def running_statistics(env: gym.Env[Any, Any]) -> list[str]:
-    """Return the names of an environment's wrappers that normalize with running statistics.
-
-    The observations of such an environment depend on all that it has seen, so no episode can be repeated.
-    """
-    found = []
-    while isinstance(env, gym.Wrapper):
-        if isinstance(env, gym.wrappers.NormalizeObservation | gym.wrappers.NormalizeReward):
-            found.append(type(env).__name__)
-        env = env.env
-    return found
-
-
-def refuse_running_statistics(env: gym.Env[Any, Any]) -> None:
-    """Refuse wrappers that make a run depend on the number of ranks.
-
-    Raises:
-        ValueError: naming the wrappers.
-    """
-    found = running_statistics(env)
-    if found:
-        raise ValueError(
-            f"{name_of(env)} is wrapped in {' and '.join(found)}, whose running statistics would "
-            f"differ on every rank: leave the wrapper out; the agents here normalize observations "
-            f"and scale values themselves, with statistics of all ranks"
-        )
-
-
 _OURS = str(Path(__file__).parents[1])
 
 

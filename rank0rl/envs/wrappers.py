@@ -1,4 +1,4 @@
-"""Wrappers of environments: figures of episodes, reset methods, raw rewards.
+"""Wrappers of environments: figures of episodes, reset methods, raw rewards, and those that are refused.
 
 They do not change spaces. What they wrap may be another object than a `gymnasium.Env`, such as an `EnvProcess`.
 """
@@ -12,6 +12,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+
+from rank0rl.envs.spaces import name_of
 
 EPISODE = "rank0rl_episode"
 """Key of an episode's figures so far, label -> number, in the info of a step."""
@@ -151,3 +153,31 @@ class RawReward(gym.Wrapper[Any, Any, Any, Any]):
         """Step the environment."""
         obs, rew, terminated, truncated, info = self.env.step(action)
         return obs, rew, terminated, truncated, {**info, "raw_reward": rew}
+
+
+def running_statistics(env: gym.Env[Any, Any]) -> list[str]:
+    """Return the names of an environment's wrappers that normalize with running statistics.
+
+    The observations of such an environment depend on all that it has seen, so no episode can be repeated.
+    """
+    found = []
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.wrappers.NormalizeObservation | gym.wrappers.NormalizeReward):
+            found.append(type(env).__name__)
+        env = env.env
+    return found
+
+
+def refuse_running_statistics(env: gym.Env[Any, Any]) -> None:
+    """Refuse wrappers that make a run depend on the number of ranks.
+
+    Raises:
+        ValueError: naming the wrappers.
+    """
+    found = running_statistics(env)
+    if found:
+        raise ValueError(
+            f"{name_of(env)} is wrapped in {' and '.join(found)}, whose running statistics would "
+            f"differ on every rank: leave the wrapper out; the agents here normalize observations "
+            f"and scale values themselves, with statistics of all ranks"
+        )

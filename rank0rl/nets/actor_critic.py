@@ -179,8 +179,6 @@ class ActorCritic:
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
         """Turn a fragment into rows, for an agent's `process`.
 
-        Where an episode did not terminate, the value of its last observation stands for the rest.
-
         Args:
             fragment: T steps.
             gamma: discount in [0, 1].
@@ -202,8 +200,8 @@ class ActorCritic:
         logp = self.policy.log_prob(x, rows.get("draw", fragment.act), rows.get("mask"))
         val = self.value.predict(x)
         end_val = self.value.predict(self._features(fragment.end_obs, fragment.end_memory))
-        end_val[fragment.terminated[fragment.end]] = 0.0
-        adv = advantages(fragment.rew, val, end_val, fragment.episodes(), gamma, lam)
+        terminated = fragment.terminated[fragment.end]
+        adv = advantages(fragment.rew, val, end_val, terminated, fragment.episodes(), gamma, lam)
         adv = adv.astype(np.float32)
         return {**rows, "logp": logp, "adv": adv, "val": val, "ret": adv + val}
 

@@ -18,7 +18,7 @@ from rank0rl.agent import Spaces
 from rank0rl.envs import make as envs
 from rank0rl.envs import spaces as env_spaces
 from rank0rl.envs.games import agents_of
-from rank0rl.envs.wrappers import ResetMethod
+from rank0rl.envs.wrappers import ResetMethod, refuse_running_statistics
 from rank0rl.nets.update import check_device
 from rank0rl.options import flag, whole_number
 from rank0rl.run import checkpoint, cpu, hooks, machine
@@ -51,7 +51,7 @@ def check_environment(options: RunOptions) -> tuple[Spaces, int]:
     if options.curriculum:
         _check_curriculum(options, env)
     spaces = env_spaces.describe(env)
-    envs.refuse_running_statistics(env)
+    refuse_running_statistics(env)
     env.close()
     return spaces, len(agents_of(env))
 

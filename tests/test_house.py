@@ -1,4 +1,4 @@
-"""The house does not grow: its files, lines, names and imports are at most these of today."""
+"""The house does not grow: its files, public names and imports are at most these of today."""
 
 import ast
 import importlib.util
@@ -18,16 +18,11 @@ MOST_LINES = 450  # of a file: more is a second idea
 # Today's numbers. `python benchmarks/house.py` prints them; its docstring says how each one is counted.
 HOUSE = {
     "files": 138,
-    "lines": 27_253,
     "top_modules": 16,
     "public_names": 625,
     "loop_files": 70,
-    "loop_lines": 15_429,
     "train_files": 85,
-    "train_lines": 16_444,
     "path_files": 33,
-    "path_lines": 6_501,
-    "path_called": 1_477,
     "path_short": 9,
 }
 
@@ -43,7 +38,7 @@ def house():
 def test_the_house_does_not_grow(house):
     command = [sys.executable, str(SCRIPT), "--json"]
     now = json.loads(subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE).stdout)
-    assert now.keys() == HOUSE.keys() == house.WORDS.keys()
+    assert HOUSE.keys() <= now.keys() == house.WORDS.keys()
     grown = "\n".join(
         f'    "{key}": {now[key]:_},  # from {most:_}: {house.WORDS[key]}'
         for key, most in HOUSE.items()

@@ -103,8 +103,11 @@ def _launch_options(words: Words) -> LaunchOptions:
 
 def _files(algo: str, words: Sequence[str]) -> list[Path]:
     """Return the files in configs/ for the agent, with any of these words as the environment."""
-    agent = Path(algo.partition(":")[0]).stem.rpartition(".")[2]
-    environments = {re.sub(r"-v\d+$", "", word).replace("/", "-") for word in words}
+    where = algo.partition(":")[0]
+    agent = Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]
+    environments = {
+        re.sub(r"-v\d+$", "", word.rpartition(":")[2]).replace("/", "-") for word in words
+    }
     names = [agent, *(f"{agent}-{environment}" for environment in environments)]
     return [file for name in names if (file := algos.CONFIGS / f"{name}.toml").is_file()]
 

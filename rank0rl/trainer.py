@@ -19,8 +19,7 @@ def train(agent: Agent, collector: Collector, learner: Learner | Overlap, run: R
         rank0_bcast_wts(agent.modules())  # equal before the first rollout
         while run.goes_on():  # rank 0 decides for all
             iteration += 1
-            for hook in run.hooks:  # curriculum, evaluation, loggers, ...
-                hook.before(iteration)
+            run.before(iteration)  # hooks: curriculum, evaluation, loggers, ...
             batch = collector.batch(iteration)  # rank 0: the rows of all ranks, in order
             metrics = learner.update(batch, iteration)  # rank 0 alone
             with run.phases("broadcast"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import inspect
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from rank0rl.run.agents import load_function
 from rank0rl.run.options import RunOptions
 
 Columns = Mapping[str, float | str]
+_GROUPS = "run episodes info curriculum hook coefficients evaluation failures speed hashes update"
+_TAKEN = {*_GROUPS.split(), "goal"} - {"hook"}
 _LAST = 100  # episodes in a mean return
 
 
@@ -29,12 +32,8 @@ class Record(dict[str, Any]):
     """
 
     def __init__(self, columns: Columns | None = None) -> None:
-        """Begin with these columns. The groups are in the order of progress.csv."""
         super().__init__(columns or {})
-        names = (
-            "run episodes info curriculum hook coefficients evaluation failures speed hashes update"
-        )
-        self.groups: dict[str, dict[str, float | str]] = {name: {} for name in names.split()}
+        self.groups: dict[str, dict[str, float | str]] = {name: {} for name in _GROUPS.split()}
         """Group -> column -> value, times and hashes included."""
 
     def add(self, group: str, columns: Columns, repeats: bool = True) -> None:
@@ -133,12 +132,22 @@ def load_hook(name: str) -> type[Hook]:
     """Return the class of a hook of one's own. What it does not have comes from `Hook`.
 
     Raises:
-        ValueError: if there is no such class, or it has none of a hook's methods.
+        ValueError: if there is no such class, or rank 0 cannot make and call one.
     """
     kind: Any = load_function(name)
     if not isinstance(kind, type) or not (hasattr(kind, "before") or hasattr(kind, "after")):
         raise ValueError(f"{name!r} is no hook: expected a subclass of rank0rl.Hook")
-    return kind if issubclass(kind, Hook) else type(kind.__name__, (kind, Hook), {})
+    hook: type[Hook] = kind if issubclass(kind, Hook) else type(kind.__name__, (kind, Hook), {})
+    if hook.on_every_rank or hook.name in _TAKEN:
+        wrong = "on_every_rank" if hook.on_every_rank else f"name {hook.name!r}"
+        raise ValueError(f"{name!r} has {wrong}, which is for hooks of rank0rl alone: leave it out")
+    try:
+        inspect.signature(hook).bind()
+    except TypeError as error:
+        raise ValueError(
+            f"{name!r} must need no arguments, because none are given: {error}"
+        ) from None
+    return hook
 
 
 def make_hooks(
@@ -178,7 +187,6 @@ class Coefficients(Hook):
     name = "coefficients"
 
     def __init__(self, agent: Any) -> None:
-        """Begin without changes."""
         self._agent, self._first = agent, agent.options
         self.values: dict[str, Any] = {}
         """Options that were changed, on rank 0."""
@@ -271,7 +279,6 @@ class Curriculum(Hook):
         set_settings: Callable[[int, str], None],
         share_over: Callable[[], float],
     ) -> None:
-        """Begin before the first iteration."""
         self._choose, self._set_settings, self._share_over = choose, set_settings, share_over
         self.version = 0
         """Number of times that the settings have changed."""
@@ -329,7 +336,6 @@ class Goal(Hook):
     name = "goal"
 
     def __init__(self, options: RunOptions) -> None:
-        """Begin without a score."""
         self._options = options
         self._score: float | None = None
         self._best: float | None = None
@@ -373,14 +379,7 @@ class Goal(Hook):
 
 
 def check(**wanted: bool) -> None:
-    """Raise ValueError if the package of a wanted logger is missing.
-
-    Args:
-        wanted: package -> True if it is wanted, such as tensorboard=True.
-
-    Raises:
-        ValueError: naming the package to install.
-    """
+    """Raise ValueError if the package of a wanted logger, such as tensorboard=True, is missing."""
     for package, is_wanted in wanted.items():
         if is_wanted and importlib.util.find_spec(package) is None:
             raise ValueError(
@@ -401,7 +400,6 @@ class TensorBoard(Hook):
     name = "tensorboard"
 
     def __init__(self, folder: Path, after: int) -> None:
-        """Open the file."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(folder), purge_step=after + 1)  # type: ignore[no-untyped-call]
@@ -429,7 +427,6 @@ class WandB(Hook):
     name = "wandb"
 
     def __init__(self, project: str, folder: Path, settings: Mapping[str, Any], key: str) -> None:
-        """Start the W&B run, or continue it."""
         import wandb
 
         self._run = wandb.init(

@@ -93,8 +93,10 @@ class Words:
         """Read a command line.
 
         Raises:
-            ValueError: if a value is not of its option's type.
+            ValueError: if a value is not of its option's type, or hooks are named in two places.
         """
+        if sum(word.partition("=")[0] == "--hook" for word in argv) > 1:
+            raise ValueError("name all hooks after one --hook: --hook a.py:A b.py:B")
         return cls([*argv], read_some(argv, LaunchOptions, names(LaunchOptions)))
 
     @property

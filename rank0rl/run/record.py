@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -233,7 +234,7 @@ class Recorder:
         record.add("speed", speed, repeats=False)
         record.add("update", metrics)
         saves = self._call_hooks(record)
-        evaluated = record.get("eval_return", "")
+        evaluated = record.groups["evaluation"].get("eval_return", "")
         is_best = self._is_best(evaluated)
         boundary = self.state.snapshot()
         weights_sha256 = hashes.sha256_tensors(boundary["weights"])[:_HASH]
@@ -268,7 +269,7 @@ class Recorder:
         for hook in state.hooks:
             try:
                 if not hook.on_every_rank:
-                    hook.after(state.agent, state.progress.iteration, record)
+                    hook.after(state.agent, state.progress.iteration, copy.copy(record))
                 record.add(hook.name, hook.columns())
             except Exception as error:
                 number = state.progress.iteration

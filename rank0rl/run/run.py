@@ -198,6 +198,15 @@ class Run:
         with self.phases("wait"):
             return bool(comm.bcast_obj(self._recorder is not None and not self._recorder.over()))
 
+    def before(self, iteration: int) -> None:
+        """Call the hooks before an iteration. Collective: every rank calls this."""
+        for hook in self.hooks:
+            try:
+                hook.before(iteration)
+            except Exception as error:
+                error.add_note(f"In the hook {type(hook).__name__}, before iteration {iteration}.")
+                raise
+
     def record(
         self, agent: Agent, iteration: int, batch: Gathered, metrics: Mapping[str, float]
     ) -> None:

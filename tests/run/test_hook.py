@@ -1,5 +1,6 @@
 """A hook of one's own sees the record, adds columns, stops, saves and changes coefficients: the same for every nprocs and after a resume."""
 
+import json
 import re
 
 import pytest
@@ -57,6 +58,14 @@ class Stop:  # what it lacks comes from Hook
     def after(self, agent, iteration, record):
         self.stop("enough")
 
+class FailsBefore(Hook):
+    def before(self, iteration):
+        assert iteration < 2
+
+class Robs(Hook):
+    def after(self, agent, iteration, record):
+        record.clear()
+
 class Fails(Hook):
     def after(self, agent, iteration, record):
         raise RuntimeError("on purpose")
@@ -109,6 +118,7 @@ def test_the_same_curve_for_every_nprocs_and_after_a_resume(tmp_path, words, mor
         ("Hidden", "PPO reads hidden only at the beginning"),
         ("Wrong", "gamma must be in [0, 1]: got 2.0"),
         ("Fails", "In the hook Fails, after iteration 1."),
+        ("FailsBefore", "In the hook FailsBefore, before iteration 2."),
         ("Twice", "hook: 'steps' is a column of the record already"),
     ],
 )
@@ -174,11 +184,39 @@ def test_the_logger_of_the_docs_sees_every_number(tmp_path, monkeypatch):
     assert (tmp_path / "told.txt").read_text().splitlines() == ["params ppo", *lines, "end"]
 
 
+def test_a_hook_changes_no_record_but_its_own(tmp_path, words):
+    train(tmp_path / "r", *words("Robs"), "--eval-every", "1", "--eval-episodes", "1")
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["best_eval"] > 0
+
+
+NO_HOOKS = """
+from rank0rl import Hook
+
+class Everywhere(Hook):
+    on_every_rank = True
+
+class Named(Hook):
+    name = "goal"
+
+class Asks(Hook):
+    def __init__(self, path): ...
+"""
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("os:getcwd", "'os:getcwd' is no hook"), ("math:nothing", "does not name a function")],
+    [
+        ("os:getcwd", "'os:getcwd' is no hook"),
+        ("math:nothing", "does not name a function"),
+        ("no_hooks.py:Everywhere", "has on_every_rank, which is for hooks of rank0rl alone"),
+        ("no_hooks.py:Named", "has name 'goal', which is for hooks of rank0rl alone"),
+        ("no_hooks.py:Asks", "must need no arguments, because none are given: missing"),
+        ("no_hooks.py:Asks --hook os:getcwd", "name all hooks after one --hook"),
+    ],
 )
 def test_what_is_no_hook_is_refused_before_anything_is_made(tmp_path, name, text):
-    done = train(tmp_path / "r", *SMALL, "--hook", name, expect=2)
+    (tmp_path / "no_hooks.py").write_text(NO_HOOKS)
+    words = name.replace("no_hooks.py", f"{tmp_path}/no_hooks.py").split()
+    done = train(tmp_path / "r", *SMALL, "--hook", *words, expect=2)
     assert text in done.stderr
     assert not (tmp_path / "r").exists()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import itertools
 import math
 import platform
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rank0rl.mpi import comm, reduce, trees
+from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import Comm
-from rank0rl.mpi.errors import attempt
-from rank0rl.mpi.trees import as_value, as_values
+from rank0rl.mpi.gather import gather_many
+from rank0rl.mpi.values import SAME, as_value, as_values
+from rank0rl.mpi.world import attempt
 
 AxisName: TypeAlias = str | list[str] | tuple[str, ...] | None
 """Name of an axis; a tuple of names, for the ranks along all of them together; None for no axis."""
@@ -206,11 +209,11 @@ def all_gather(x: Any, axis_name: AxisName = None, *, axis: int = 0, tiled: bool
     if not _axis_names(axis_name):
         return x
     mesh = current_mesh()
-    gathered = reduce.gather_many(trees.named(x), "all_gather", mesh.comm(axis_name))
+    gathered = gather_many(named(x), "all_gather", mesh.comm(axis_name))
     order = mesh.order(axis_name)
     if order != sorted(order):
         gathered = {name: a[order] for name, a in gathered.items()}
-    return trees.rebuilt(x, [_laid(a, axis, tiled) for a in gathered.values()])
+    return rebuilt(x, [_laid(a, axis, tiled) for a in gathered.values()])
 
 
 def unpmap(x: Any, axis_name: AxisName = None) -> Any:
@@ -231,16 +234,16 @@ def unpmap(x: Any, axis_name: AxisName = None) -> Any:
     if not _axis_names(axis_name):
         return x
     along = current_mesh().comm(axis_name)
-    leaves = trees.named(x)
+    leaves = named(x)
     values, problem = attempt(lambda: as_values(leaves), {})
     layout = {name: value.kind for name, value in values.items()}
-    check_layout(layout, "unpmap", problem, "kinds, dtypes and shapes", along)
+    check_layout(layout, "unpmap", problem, SAME, along)
     first = {}
     for name, value in values.items():
         array = np.array(value.array, order="C")
         comm.bcast_(array, along)
         first[name] = value.restore(array)
-    return trees.rebuilt(x, [first[name] for name in leaves])
+    return rebuilt(x, [first[name] for name in leaves])
 
 
 def is_dist_initialized() -> bool:
@@ -285,7 +288,7 @@ def _reduced(x: Any, op: str, axis_name: AxisName, what: str) -> Any:
     if not _axis_names(axis_name):
         return x
     along = current_mesh().comm(axis_name)
-    return trees.rebuilt(x, reduce.reduce_many(trees.named(x), op, what, along).values())
+    return rebuilt(x, reduce.reduce_many(named(x), op, what, along).values())
 
 
 def _laid(stacked: Any, axis: int, tiled: bool) -> Any:
@@ -318,3 +321,60 @@ def _child(key: Any, i: int) -> Any:
     state = np.random.SeedSequence(words, spawn_key=(i,)).generate_state(len(words) // 4 + 1)
     drawn = state.view(np.uint8)[: len(words)].view(thing.array.dtype)
     return thing.restore(drawn.reshape(thing.array.shape))
+
+
+def named(tree: Any, name: str = "x") -> dict[str, Any]:
+    """Return the leaves of a tree by name, such as "x['actor'][0]", in order."""
+    children = _children(tree)
+    if children is None:
+        return {name: tree}
+    found: dict[str, Any] = {}
+    for key, child in children.items():
+        found |= named(child, f"{name}[{key!r}]")
+    return found
+
+
+def _children(tree: Any) -> Mapping[Any, Any] | None:
+    """Return key -> child of a dict, list, tuple or dataclass; {} for None; None for a leaf."""
+    if tree is None or isinstance(tree, Mapping):
+        return tree or {}
+    if isinstance(tree, list | tuple):
+        return dict(enumerate(tree))
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
+    return None
+
+
+def rebuilt(tree: Any, new: Iterable[Any]) -> Any:
+    """Return a tree of the same form with other leaves, given in order."""
+    rest = iter(new)
+
+    def build(old: Any) -> Any:
+        children = _children(old)
+        return (
+            next(rest)
+            if children is None
+            else _like(old, {k: build(c) for k, c in children.items()})
+        )
+
+    return build(tree)
+
+
+def _like(tree: Any, children: dict[Any, Any]) -> Any:
+    """Return a container of the same type as `tree`, with other children."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        filled = copy.copy(tree)  # keeps what else a subclass of dict knows
+        filled.update(children)
+        return filled
+    if isinstance(tree, list | tuple):
+        kind: Any = type(tree)
+        return kind(*children.values()) if hasattr(tree, "_fields") else kind(children.values())
+    return children if isinstance(tree, Mapping) else dataclasses.replace(tree, **children)
+
+
+def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Return a tree of fn(leaf, leaves of the other trees with the same name)."""
+    each = [named(other) for other in others]
+    return rebuilt(tree, [fn(leaf, *(o[name] for o in each)) for name, leaf in named(tree).items()])

@@ -15,16 +15,10 @@ from torch._utils import _unflatten_dense_tensors
 
 from rank0rl.mpi.agreement import check_layout, exchange
 from rank0rl.mpi.comm import Comm, among, get_nworkers, reduce_
-from rank0rl.mpi.errors import attempt, collective
 from rank0rl.mpi.gather import all_accum_batches
-from rank0rl.mpi.trees import as_value, check_numbers
-from rank0rl.mpi.weights import (
-    check_data,
-    kinds,
-    rank0_bcast_wts,
-    tensors_to_overwrite,
-    without_label,
-)
+from rank0rl.mpi.values import Kind, as_value, check_numbers
+from rank0rl.mpi.weights import check_data, named_tensors, rank0_bcast_wts, without_label
+from rank0rl.mpi.world import attempt, collective
 from rank0rl.nets.normalize import Moments
 
 Array = npt.NDArray[Any]
@@ -57,8 +51,8 @@ def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None
     """
     things, label = without_label(things, label)
     what = f"all_avg_wts {label}".strip()
-    tensors, problem = attempt(lambda: tensors_to_overwrite(*things), {})
-    check_layout(kinds(tensors), what, problem, _SAME, comm=comm)
+    tensors, problem = attempt(lambda: named_tensors(*things, to_overwrite=True), {})
+    check_layout(_kinds(tensors), what, problem, _SAME, comm=comm)
     averaged = {k: t for k, t in tensors.items() if t.is_floating_point() or t.is_complex()}
     wide = {
         t.dtype: _WIDE_COMPLEX.get(t.dtype, torch.float64)
@@ -122,7 +116,7 @@ def average_grads_(
     """
     has = bytes([name in grads for name in params])
     _, wrong = attempt(lambda: check_data(params, grads), None)
-    by_rank = exchange(kinds(params), what, has, problem or wrong, _SAME, comm)
+    by_rank = exchange(_kinds(params), what, has, problem or wrong, _SAME, comm)
     averaged = {
         name: grads[name] if name in grads else torch.zeros_like(p)
         for (name, p), *of_ranks in zip(params.items(), *by_rank, strict=True)
@@ -130,6 +124,10 @@ def average_grads_(
     }
     _average_(averaged, _WIDE_GRADS, what, comm)
     return averaged
+
+
+def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, Kind]:
+    return {name: Kind("", t.dtype, t.shape, t.device.type) for name, t in tensors.items()}
 
 
 def _average_(

@@ -24,16 +24,19 @@ from rank0rl.compat._evorl_axes import (
     get_global_ranks,
     get_process_id,
     is_dist_initialized,
+    named,
     pmax,
     pmean,
     pmin,
     psum,
+    rebuilt,
     split_key_to_devices,
+    tree_map,
     unpmap,
     use_axes,
 )
-from rank0rl.mpi import reduce, trees
-from rank0rl.mpi.errors import alone, attempt
+from rank0rl.mpi.gather import gather_many
+from rank0rl.mpi.world import alone, attempt
 
 __all__ = [
     "DP_AXIS_NAME",
@@ -96,14 +99,14 @@ class TorchOptimizer:
         """
         if params is None:
             raise ValueError("torch's optimizers need the parameters: got None; pass params")
-        before, after = trees.named(params), _copies(params)
+        before, after = named(params), _copies(params)
         optimizer = self.make(after)
         optimizer.load_state_dict(copy.deepcopy(state))
-        for p, grad in zip(after, trees.named(updates).values(), strict=True):
+        for p, grad in zip(after, named(updates).values(), strict=True):
             p.grad = grad.clone()
         optimizer.step()
         changes = [new.detach() - old for new, old in zip(after, before.values(), strict=True)]
-        return trees.rebuilt(params, changes), optimizer.state_dict()
+        return rebuilt(params, changes), optimizer.state_dict()
 
 
 def _or_pmap_axis_name(function: Callable[..., Update]) -> Callable[..., Update]:
@@ -146,7 +149,7 @@ def gradient_update(
         value, grads = _value_and_grad(loss_fn, has_aux, params, *args, **kwargs)
         with torch.no_grad():
             changes, opt_state = optimizer.update(pmean(grads, dp_axis_name), opt_state, params)
-            params = trees.tree_map(lambda p, change: (p + change).to(p.dtype), params, changes)
+            params = tree_map(lambda p, change: (p + change).to(p.dtype), params, changes)
         return value, params, opt_state
 
     return update
@@ -204,19 +207,19 @@ def _value_and_grad(
     loss_fn: Callable[..., Any], has_aux: bool, params: Any, *args: Any, **kwargs: Any
 ) -> tuple[Any, Any]:
     """Return the loss (and aux) without graph, and a tree of gradients: 0 for parameters it does not depend on."""
-    live = [p.detach().requires_grad_() for p in trees.named(params).values()]
+    live = [p.detach().requires_grad_() for p in named(params).values()]
     with torch.enable_grad():
-        value = loss_fn(trees.rebuilt(params, live), *args, **kwargs)
+        value = loss_fn(rebuilt(params, live), *args, **kwargs)
     loss = value[0] if has_aux else value
     grads = [torch.zeros_like(p) for p in live]
     if loss.requires_grad:
         grads = list(torch.autograd.grad(loss, live, allow_unused=True, materialize_grads=True))
-    value = trees.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, value)
-    return value, trees.rebuilt(params, grads)
+    value = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, value)
+    return value, rebuilt(params, grads)
 
 
 def _copies(params: Any) -> list[Tensor]:
-    return [p.detach().clone().requires_grad_() for p in trees.named(params).values()]
+    return [p.detach().clone().requires_grad_() for p in named(params).values()]
 
 
 def shmap_map(
@@ -259,7 +262,7 @@ def tree_device_put(tree: Any, device: torch.device | str) -> Any:
     def put(leaf: Any) -> Tensor:
         return leaf.to(device) if isinstance(leaf, Tensor) else torch.tensor(leaf, device=device)
 
-    return trees.tree_map(put, tree)
+    return tree_map(put, tree)
 
 
 def _shard_map(
@@ -286,7 +289,7 @@ def _shards(args: Sequence[Any], in_specs: Any, mesh: Mesh) -> list[Any]:
     """Return this rank's rows of all arguments."""
     axes = _axes(in_specs, len(args), "in_specs", "arguments")
     shards = [_rows(x, axis, mesh) for x, axis in zip(args, axes, strict=True)]
-    counts = {len(leaf) for shard in shards for leaf in trees.named(shard).values()}
+    counts = {len(leaf) for shard in shards for leaf in named(shard).values()}
     if len(counts) != 1 or counts == {0}:
         raise ValueError(
             f"all arguments must have the same number of rows, at least 1: got {sorted(counts)}"
@@ -300,7 +303,7 @@ def _refuse(problem: str, out_specs: Any, mesh: Mesh) -> None:
     axis = next(filter(None, _axes(specs, len(specs), "out_specs", "results")), None)
     if axis is None:
         raise alone(ValueError(problem))
-    reduce.gather_many({}, "shmap", mesh.comm(axis), problem)
+    gather_many({}, "shmap", mesh.comm(axis), problem)
 
 
 def _axes(specs: Any, n: int, what: str, trees_are: str) -> list[str | None]:
@@ -333,23 +336,23 @@ def _rows(tree: Any, axis: str | None, mesh: Mesh) -> Any:
             )
         return leaf[place * each : (place + 1) * each]
 
-    return trees.tree_map(mine, tree)
+    return tree_map(mine, tree)
 
 
 def _together(tree: Any, axis: str | None, mesh: Mesh) -> Any:
     """Return the rows of all ranks along an axis."""
     if axis is None:
         return tree
-    whole = reduce.gather_many(trees.named(tree), "shmap", mesh.comm(axis))
+    whole = gather_many(named(tree), "shmap", mesh.comm(axis))
     rows = [a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]) for a in whole.values()]
-    return trees.rebuilt(tree, rows)
+    return rebuilt(tree, rows)
 
 
 def _in_sequence(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
-    count = len(next(iter(trees.named(args).values())))
-    rows = [trees.tree_map(operator.itemgetter(i), tuple(args)) for i in range(count)]
+    count = len(next(iter(named(args).values())))
+    rows = [tree_map(operator.itemgetter(i), tuple(args)) for i in range(count)]
     results = [fn(*row) for row in rows]
-    return trees.tree_map(_stacked, *results)
+    return tree_map(_stacked, *results)
 
 
 def _stacked(*values: Any) -> Any:
@@ -357,7 +360,7 @@ def _stacked(*values: Any) -> Any:
 
 
 def _batched(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
-    arrays = not any(isinstance(leaf, Tensor) for leaf in trees.named(args).values())
-    tensors = trees.tree_map(torch.as_tensor, tuple(args))
+    arrays = not any(isinstance(leaf, Tensor) for leaf in named(args).values())
+    tensors = tree_map(torch.as_tensor, tuple(args))
     results = torch.vmap(fn, randomness="different")(*tensors)
-    return trees.tree_map(lambda t: t.numpy(), results) if arrays else results
+    return tree_map(lambda t: t.numpy(), results) if arrays else results

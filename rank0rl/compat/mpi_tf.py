@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rank0rl.compat.average import average_grads_
 from rank0rl.mpi import weights
-from rank0rl.mpi.errors import alone
+from rank0rl.mpi.world import alone
 
 GradsAndVars = list[tuple[Tensor | None, Tensor]]
 

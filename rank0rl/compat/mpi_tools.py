@@ -13,10 +13,10 @@ from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.agreement import SMALL, exchange
 from rank0rl.mpi.comm import get_nworkers as num_procs
 from rank0rl.mpi.comm import get_rank as proc_id
-from rank0rl.mpi.errors import attempt
 from rank0rl.mpi.reduce import all_mean as mpi_avg
 from rank0rl.mpi.reduce import all_sum as mpi_sum
-from rank0rl.mpi.trees import Value, as_value, is_tensor
+from rank0rl.mpi.values import Value, as_value, is_tensor
+from rank0rl.mpi.world import attempt
 
 __all__ = [
     "allreduce",

@@ -31,8 +31,8 @@ from rank0rl.mpi import comm
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import get_nworkers as world_size
 from rank0rl.mpi.comm import get_rank
-from rank0rl.mpi.errors import attempt
-from rank0rl.mpi.reduce import gather_many
+from rank0rl.mpi.gather import gather_many
+from rank0rl.mpi.world import attempt
 
 __all__ = [
     "all_gather",

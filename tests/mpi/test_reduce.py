@@ -186,7 +186,7 @@ def bad(kind):
 SAID = {
     "op": "rank 1: op must be one of sum, mean, prod, max, min: got 'avg'",
     "shape": "'x' is <f8 (2,) on rank 0 and <f8 (3,) on rank 1",
-    "kind": "'x' is <f4 (2,) on rank 0 and tensor torch.float32 (2,), cpu on rank 1",
+    "kind": "'x' is <f4 (2,) on rank 0 and torch.float32 (2,), cpu on rank 1",
     "device": "rank 1: 'x': a tensor must be dense and hold data: got one that is on the meta device",
     "sparse": "rank 1: 'x': a tensor must be dense and hold data: got one that is sparse",
     "word": "rank 1: 'x': expected a number, an array or a tensor: got str",

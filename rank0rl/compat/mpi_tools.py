@@ -10,25 +10,11 @@ import numpy as np
 from rank0rl.launch import fork
 from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.agreement import SMALL, exchange
-from rank0rl.mpi.comm import get_nworkers as num_procs
-from rank0rl.mpi.comm import get_rank as proc_id
-from rank0rl.mpi.reduce import all_mean as mpi_avg
-from rank0rl.mpi.reduce import all_sum as mpi_sum
 from rank0rl.mpi.values import Value, as_value, check_numbers, is_tensor
 from rank0rl.mpi.world import attempt
 
-__all__ = [
-    "allreduce",
-    "broadcast",
-    "mpi_avg",
-    "mpi_fork",
-    "mpi_op",
-    "mpi_statistics_scalar",
-    "mpi_sum",
-    "msg",
-    "num_procs",
-    "proc_id",
-]
+proc_id, num_procs = comm.get_rank, comm.get_nworkers
+mpi_sum, mpi_avg = reduce.all_sum, reduce.all_mean
 
 _OPS = ("sum", "prod", "max", "min")
 _TORCH = {"product": "prod", "avg": "mean"}  # names of torch.distributed.ReduceOp

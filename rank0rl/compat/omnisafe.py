@@ -19,10 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rank0rl.compat import mpi_pytorch
 from rank0rl.compat.average import all_avg_wts
-from rank0rl.compat.mpi_pytorch import mpi_avg_grads as avg_grads
-from rank0rl.compat.mpi_pytorch import setup_pytorch_for_mpi as setup_distributed
-from rank0rl.compat.mpi_pytorch import sync_params
 from rank0rl.compat.mpi_tools import (
     _bcast_from,
     _not_a_rank,
@@ -34,34 +32,12 @@ from rank0rl.compat.mpi_tools import (
 from rank0rl.launch import fork as launch
 from rank0rl.mpi import comm
 from rank0rl.mpi.agreement import check_layout
-from rank0rl.mpi.comm import get_nworkers as world_size
-from rank0rl.mpi.comm import get_rank
 from rank0rl.mpi.gather import gather_many
 from rank0rl.mpi.world import attempt
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "avg_grads",
-    "avg_params",
-    "avg_tensor",
-    "broadcast",
-    "dist_avg",
-    "dist_max",
-    "dist_min",
-    "dist_op",
-    "dist_statistics_scalar",
-    "dist_sum",
-    "fork",
-    "gather",
-    "get_rank",
-    "is_master",
-    "reduce",
-    "scatter",
-    "setup_distributed",
-    "sync_params",
-    "world_size",
-]
+get_rank, world_size = comm.get_rank, comm.get_nworkers
+setup_distributed = mpi_pytorch.setup_pytorch_for_mpi
+avg_grads, sync_params = mpi_pytorch.mpi_avg_grads, mpi_pytorch.sync_params
 
 
 def is_master() -> bool:

@@ -24,11 +24,7 @@ def mpi_fork(n: int, bind_to_core: bool = False) -> None:
     """Run this command line again on n ranks, and end this process when they have ended.
 
     The call returns in every rank. With n <= 1, and in a job that a launcher started, it does
-    nothing.
-
-    Args:
-        n: number of ranks.
-        bind_to_core: True to bind every rank to one core.
+    nothing. With `bind_to_core` every rank is bound to one core.
 
     Raises:
         SystemExit: in the original process, with the job's exit code; 0 means success.

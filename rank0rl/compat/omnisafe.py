@@ -66,8 +66,7 @@ def fork(
     Args:
         parallel: number of ranks. With 1 or less, nothing is started.
         bind_to_core: True to bind every rank to one core.
-        use_number_of_threads: True to count hardware threads as cores. It has an effect on Open MPI
-            only.
+        use_number_of_threads: True to count hardware threads as cores, on Open MPI.
         device: torch's name of a device. It is only checked: MPI sends the arrays of every device
             through main memory. `rank0rl.tf_config` is the GPU of each rank.
         manual_args: arguments of Python on the ranks, in place of those of this process: a script
@@ -198,13 +197,9 @@ def avg_params(module: nn.Module) -> None:
 
 
 def avg_tensor(value: Tensor) -> None:
-    """Overwrite a tensor of real or complex numbers, in place, with its mean over ranks.
+    """Overwrite a tensor of real or complex numbers with its mean over ranks. Wrong use is as in `all_reduce`.
 
-    Collective: every rank calls this, in the same order, with the same dtype and shape.
-
-    Raises:
-        ValueError: the same on every rank, if dtypes or shapes differ between ranks, or if the
-            value is anything else.
+    Collective: every rank calls this, in the same order.
     """
     _reduce_into(value, value, "mean", "avg_tensor", _unsupported(value))
 

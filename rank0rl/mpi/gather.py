@@ -260,7 +260,7 @@ def _flattened(batch: Mapping[str, Any], path: Path = ()) -> dict[Path, Value]:
             f"a batch must be a dict, name -> array, tensor, number, list or another such dict: got "
             f"{type(batch).__name__}; a rank that has nothing passes {{}}"
         )
-    values = {}
+    values: dict[Path, Value] = {}
     for key, value in batch.items():
         if not isinstance(key, str):
             raise ValueError(f"names must be strings: got {key!r}")

@@ -18,9 +18,10 @@ from rank0rl.envs.make import is_flattened, make, nested_actions
 from rank0rl.envs.spaces import describe, first_choice, to_env
 from rank0rl.mpi.threads import one_thread
 from rank0rl.rollout import draws
-from rank0rl.run import checkpoint, plan
+from rank0rl.run import checkpoint
 from rank0rl.run.agents import make_agent
 from rank0rl.run.options import RunOptions
+from rank0rl.run.settings import of_file, read_saved
 from rank0rl.run.state import load_weights
 
 Array = npt.NDArray[Any]
@@ -167,8 +168,8 @@ def load(run: str | Path, trust: bool = False) -> Policy:
         ValueError: if there is no such run, its checkpoint is damaged, or it names code that is not
             trusted.
     """
-    saved = plan.read_saved(checkpoint.latest(Path(run)), trust=trust)
-    options, agent_options = plan.of_settings(saved["settings"], str(run))
+    saved = read_saved(checkpoint.latest(Path(run)), trust=trust)
+    options, agent_options = of_file(saved["settings"], str(run))
     env = env_maker(options)()
     agent = make_agent(options, agent_options, describe(env))
     env.close()

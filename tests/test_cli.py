@@ -8,7 +8,7 @@ from helpers import forks
 
 from rank0rl import cli
 from rank0rl.launch.fork import mpi_fork
-from rank0rl.run import plan
+from rank0rl.run import settings
 from rank0rl.run.launch_options import LaunchOptions, Words
 
 
@@ -103,7 +103,7 @@ def test_the_supervisor_and_the_ranks_read_the_same():
     argv = ["CartPole", "--nprocs", "2", "--num_envs=3", "--max-restarts", "1", "--bind-to-core"]
     argv += ["--hosts", "None", "--collective-timeout", "1.5", "--lr", "1", "--hidden", "8", "8"]
     given = cli._launch_options(Words.read(argv))
-    run, _ = plan.read(Words.read(argv), {}, "")
+    run, _ = settings.read_line(Words.read(argv), {}, "")
     assert given == LaunchOptions(**{name: getattr(run, name) for name in vars(given)})
     assert (given.nprocs, given.num_envs, given.max_restarts) == (2, 3, 1)
     assert (given.hosts, given.bind_to_core, given.collective_timeout) == (None, True, 1.5)

@@ -22,11 +22,12 @@ from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import hashes
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.update import check_device
-from rank0rl.run import checkpoint, plan
+from rank0rl.run import checkpoint
 from rank0rl.run.agents import load_function, make_agent, seed_globals
 from rank0rl.run.hooks import Coefficients, Curriculum, Hook
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
+from rank0rl.run.settings import of_file, read_saved
 from rank0rl.run.state import State
 from rank0rl.run.timing import Phases
 from rank0rl.tools.evaluate import RunToLoad
@@ -122,18 +123,18 @@ class _Start:
 
 
 def _find_start(run: Path, iteration: int, trust: bool) -> _Start:
-    saved = plan.read_saved(checkpoint.latest(run), trust=trust)
-    options, agent_options = plan.of_settings(saved["settings"], str(run))
+    saved = read_saved(checkpoint.latest(run), trust=trust)
+    options, agent_options = of_file(saved["settings"], str(run))
     boundary = max(iteration - 1 - options.overlap, 0)
     end = checkpoint.before(run, iteration - 1)
     if options.overlap and end and int(end.stem) == iteration - 1:
-        begun = plan.read_saved(end, trust=trust)
+        begun = read_saved(end, trust=trust)
         if not begun["collector"].get("ahead"):  # the run ended here once, and was continued later
             boundary = iteration - 1
     file = checkpoint.before(run, boundary)
     if file:
-        saved = plan.read_saved(file, trust=trust)
-        options, agent_options = plan.of_settings(saved["settings"], str(run))
+        saved = read_saved(file, trust=trust)
+        options, agent_options = of_file(saved["settings"], str(run))
     return _Start(boundary, file, saved, options, agent_options)
 
 

@@ -53,7 +53,7 @@ def read(words: Words, configs: Path | None) -> Found:
         ValueError: for a wrong setting, an agent that does not exist, or a run that cannot go on.
         SystemExit: when help was asked for, or an argument is wrong, after tyro has printed it.
     """
-    run, made, before = words.run_to_resume(), 0, None
+    run, made, before = words.run, 0, None
     if run:
         file, saved, made = _last_checkpoint(run, words)
         before = of_file(saved, str(file))
@@ -141,7 +141,7 @@ def _read_new(words: Words, configs: Path | None) -> tuple[Path | None, RunOptio
         settings = trusted(load(Path(given)), given, words)
         return Path(given), *read_line(words, settings, given)
     without_help = [word for word in words.argv if word not in ("-h", "--help")]
-    options, agent = read_line(Words(without_help, words.given), {}, "")
+    options, agent = read_line(dataclasses.replace(words, argv=without_help), {}, "")
     path = None
     if options.env_id:  # those in configs/ belong to the program
         env = base(resolve(options.env_id))

@@ -17,7 +17,7 @@ from rank0rl.envs.block import envs_of, make_block
 from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.retry import RetriedEnv, take_failures
 from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod, label
-from rank0rl.mpi import comm, hashes, weights
+from rank0rl.mpi import comm, weights
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.gather import GatherThread, gather_rows
@@ -90,7 +90,9 @@ class Collector:
         """
         start = time.perf_counter()
         check = (iteration - 1) % self._options.drift_check_every == 0
-        before = hashes.sha256_each(weights.named_tensors(self._agent.modules())) if check else None
+        before = (
+            weights.sha256_each(weights.named_tensors(self._agent.modules())) if check else None
+        )
         steps: list[int] = []
         rows: Batch = {}
         agent = self._agent
@@ -149,7 +151,7 @@ class Collector:
             self._settings = {n: text for n, text in self._settings.items() if n in used}
         self.rolled = {}
         with self._phases("hash"):
-            sha256 = hashes.sha256_arrays(rows) if rows else ""
+            sha256 = weights.sha256_arrays(rows) if rows else ""
             settings = self.rollout.block.settings[1]
             self._ready = Gathered(rows, ended, steps, sha256, settings, ranks)
 

@@ -16,7 +16,7 @@ from rank0rl.batch import Batch
 from rank0rl.collector import env_maker
 from rank0rl.envs.block import make_block
 from rank0rl.envs.wrappers import label
-from rank0rl.mpi import comm, hashes, weights
+from rank0rl.mpi import comm, weights
 from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.gather import rank0_accum_batches
 from rank0rl.rollout import WholeEpisodes
@@ -115,7 +115,7 @@ class Evaluation(Hook):
 
     def _episodes(self, agent: Agent, iteration: int) -> Batch:
         """Return, on rank 0, the returns, lengths and figures of the episodes, in order."""
-        before = hashes.sha256_each(weights.named_tensors(agent.modules()))
+        before = weights.sha256_each(weights.named_tensors(agent.modules()))
         try:
             acting = deterministic(agent) if self._deterministic else agent
             ended = self._rollout.collect(acting, 1)[1]

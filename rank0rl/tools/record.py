@@ -181,11 +181,11 @@ def _write(
     from gymnasium.spaces import Box
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
-    from rank0rl.mpi import hashes
+    from rank0rl.mpi import weights
     from rank0rl.run.agents import short_name
 
     arrays = {f"{i}.{name}": array for i, one in enumerate(episodes) for name, array in one.items()}
-    sha256 = hashes.sha256_arrays(arrays)
+    sha256 = weights.sha256_arrays(arrays)
     buffers = [
         EpisodeBuffer(
             observations=one["obs"],

@@ -19,7 +19,7 @@ from rank0rl.batch import Batch, take
 from rank0rl.collector import Collector, make_rollout
 from rank0rl.launch.failures import usage_error
 from rank0rl.learner import Learner, Overlap
-from rank0rl.mpi import hashes
+from rank0rl.mpi import weights
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.update import check_device
 from rank0rl.run import checkpoint
@@ -98,7 +98,7 @@ def _replay(given: Options) -> bool:
     returns = ", ".join(f"{value:.6g}" for value in its) or "none"
     print(
         f"iteration {iteration}, {what} {fragment_id}, alone: {len(fragment.rew)} steps; returns "
-        f"of finished episodes: {returns}; sha256 {hashes.sha256_arrays(alone_rows)[:16]}"
+        f"of finished episodes: {returns}; sha256 {weights.sha256_arrays(alone_rows)[:16]}"
     )
     collector.roll(iteration)
     collector.gather()
@@ -293,7 +293,7 @@ def _refuse(strays: Mapping[int, str]) -> None:
 def _same_rows(alone: Batch, gathered: Batch, fragment_id: int) -> bool:
     among = take(gathered, gathered["fragment_id"] == fragment_id)
     among.pop("fragment_id")
-    return hashes.sha256_arrays(alone) == hashes.sha256_arrays(among)
+    return weights.sha256_arrays(alone) == weights.sha256_arrays(among)
 
 
 def _is_recorded(rows: list[dict[str, str]], iteration: int, sha256: str) -> bool:

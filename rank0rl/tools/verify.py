@@ -27,7 +27,7 @@ import tyro
 
 from rank0rl.launch.failures import usage_error
 from rank0rl.launch.supervisor import end_with_parent
-from rank0rl.mpi import hashes
+from rank0rl.mpi import weights
 from rank0rl.options import check, flag, names, option
 from rank0rl.run import checkpoint, files, machine, settings
 from rank0rl.run.logger import check_rows
@@ -342,7 +342,7 @@ def _check_checkpoint(record: _Record, file: Path, saved: Mapping[str, Any], bef
             f"the hash of its rows in {file}"
         ) from None
     row = record.rows.get(point, {})
-    if not hashes.sha256_tensors(saved["weights"]).startswith(row.get("weights_sha256", "")):
+    if not weights.sha256_tensors(saved["weights"]).startswith(row.get("weights_sha256", "")):
         raise _DifferentError(f"{file} has other weights than those of its row")
 
 

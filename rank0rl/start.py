@@ -14,7 +14,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from rank0rl.collector import Collector, make_rollout
+from rank0rl import seeding
+from rank0rl.collector import Collector
 from rank0rl.envs import spaces
 from rank0rl.evaluation import Evaluation
 from rank0rl.launch import job
@@ -25,16 +26,17 @@ from rank0rl.mpi.threads import set_threads
 from rank0rl.options import OptionError
 from rank0rl.run import checkpoint, machine
 from rank0rl.run import settings as config
-from rank0rl.run.agents import load_agent, make_agent, seed_globals
+from rank0rl.run.agents import load_agent, make_agent
 from rank0rl.run.folder import discard
 from rank0rl.run.hooks import Hook, make_hooks
 from rank0rl.run.launch_options import Words
 from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan, prepare
 from rank0rl.run.record import Recorder
+from rank0rl.run.rollouts import make_rollout
 from rank0rl.run.run import Run, lead
 from rank0rl.run.state import State
-from rank0rl.run.timing import Phases
+from rank0rl.run.usage import Phases
 from rank0rl.trainer import train
 
 
@@ -78,7 +80,7 @@ def start(
         )
         spaces.refuse_other_spaces({env: its for rank in described for env, its in rank.items()})
         try:
-            seed_globals(options.seed, "init", 1)
+            seeding.seed_globals(options.seed, "init", 1)
             agent = make_agent(options, agent_options, rollout.spaces)
             if told["init"]:
                 checkpoint.check_init(agent, told["init"], str(options.init_from))

@@ -200,9 +200,7 @@ class ActorCritic:
         logp = self.policy.log_prob(x, rows.get("draw", fragment.act), rows.get("mask"))
         val = self.value.predict(x)
         end_val = self.value.predict(self._features(fragment.end_obs, fragment.end_memory))
-        terminated = fragment.terminated[fragment.end]
-        adv = advantages(fragment.rew, val, end_val, terminated, fragment.episodes(), gamma, lam)
-        adv = adv.astype(np.float32)
+        adv = advantages(fragment, val, end_val, gamma, lam).astype(np.float32)
         return {**rows, "logp": logp, "adv": adv, "val": val, "ret": adv + val}
 
     def training_rows(self, batch: Batch) -> Batch:

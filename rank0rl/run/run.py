@@ -25,7 +25,7 @@ from rank0rl.run.plan import Plan
 from rank0rl.run.record import Recorder
 from rank0rl.run.signals import Interrupts
 from rank0rl.run.state import State
-from rank0rl.run.timing import Phases
+from rank0rl.run.usage import Phases
 
 
 def lead(

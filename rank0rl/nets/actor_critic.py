@@ -42,15 +42,15 @@ class Objective:
     and the entropy, (1,).
     """
 
-    policy_loss: Callable[[Tensor, Tensor], Tensor]
-    """Loss of the policy, (), for log ratios (n,) and advantages (n,)."""
-    clip_ratio: float | None
+    policy_loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Loss of the policy, (), for log ratios (n,) and advantages (n,). None: the value function learns alone."""
+    clip_ratio: float | None = None
     """Clip ratio r of a policy loss -E[min(r A, clip(r) A)], inf if it does not clip; None for any other loss."""
-    value_coef: float
+    value_coef: float = 0.5
     """Weight of the value loss."""
-    entropy_coef: float
+    entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    normalize: bool
+    normalize: bool = False
     """True if advantages get mean 0 and standard deviation 1 within each minibatch."""
 
     def loss(
@@ -64,6 +64,7 @@ class Objective:
         mask: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the loss, (), for autograd on any device; and what there is to record, as tensors."""
+        assert self.policy_loss
         if self.normalize:
             adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
         policy = nets["policy"]

@@ -1,4 +1,4 @@
-"""What an iteration takes on a rank: seconds of its phases, measured where they run, and memory."""
+"""Seconds and memory that an iteration takes on a rank, measured where they are spent."""
 
 from __future__ import annotations
 

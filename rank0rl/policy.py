@@ -12,7 +12,6 @@ import numpy.typing as npt
 from rank0rl import evaluation
 from rank0rl.agent import Agent, Step
 from rank0rl.batch import Batch
-from rank0rl.collector import env_maker
 from rank0rl.envs.answers import mask_of
 from rank0rl.envs.make import is_flattened, make, nested_actions
 from rank0rl.envs.spaces import describe, first_choice, to_env
@@ -21,6 +20,7 @@ from rank0rl.rollout import draws
 from rank0rl.run import checkpoint
 from rank0rl.run.agents import make_agent
 from rank0rl.run.options import RunOptions
+from rank0rl.run.rollouts import env_maker
 from rank0rl.run.settings import of_file, read_saved
 from rank0rl.run.state import load_weights
 
@@ -47,7 +47,7 @@ class Policy:
         self._nested = nested_actions(env)
         env.close()
         self._noise = draws(agent, options.seed if seed is None else seed, 0, 0)
-        self._best = evaluation.deterministic(agent)
+        self._best = evaluation.Deterministic(agent)
 
     def __call__(
         self,

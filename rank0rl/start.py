@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rank0rl.collector import Collector, make_rollout
+from rank0rl import seeding
+from rank0rl.collector import Collector
 from rank0rl.envs.spaces import refuse_other_spaces
 from rank0rl.evaluation import Evaluation
 from rank0rl.launch import job
@@ -28,7 +29,7 @@ from rank0rl.mpi.threads import blas, set_threads
 from rank0rl.nets.networks import cost_notes
 from rank0rl.options import OptionError, as_settings, flag, names
 from rank0rl.run import checkpoint, machine, settings
-from rank0rl.run.agents import load_agent, make_agent, seed_globals
+from rank0rl.run.agents import load_agent, make_agent
 from rank0rl.run.folder import discard
 from rank0rl.run.hooks import Hook, TensorBoard, WandB, make_hooks
 from rank0rl.run.launch_options import Words
@@ -36,10 +37,11 @@ from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan, prepare
 from rank0rl.run.record import Recorder
+from rank0rl.run.rollouts import make_rollout
 from rank0rl.run.run import Run
 from rank0rl.run.state import State
-from rank0rl.run.timing import Phases
 from rank0rl.run.trust import sealed, without_seal, words_to_go_on
+from rank0rl.run.usage import Phases
 from rank0rl.trainer import train
 
 
@@ -83,7 +85,7 @@ def start(
         )
         refuse_other_spaces({env: its for rank in described for env, its in rank.items()})
         try:
-            seed_globals(options.seed, "init", 1)
+            seeding.seed_globals(options.seed, "init", 1)
             agent = make_agent(options, agent_options, rollout.spaces)
             if told["init"]:
                 checkpoint.check_init(agent, told["init"], str(options.init_from))

@@ -14,7 +14,7 @@ from rank0rl.mpi import comm
 from rank0rl.run.hooks import Hook, Record
 from rank0rl.run.record import Recorder
 from rank0rl.run.signals import Interrupts
-from rank0rl.run.timing import Phases
+from rank0rl.run.usage import Phases
 
 
 class Restorable(Protocol):

@@ -14,22 +14,24 @@ from typing import Any
 
 import tyro
 
+from rank0rl import seeding
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch, take
-from rank0rl.collector import Collector, make_rollout
+from rank0rl.collector import Collector
 from rank0rl.launch.failures import usage_error
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import weights
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.update import check_device
 from rank0rl.run import checkpoint
-from rank0rl.run.agents import load_function, make_agent, seed_globals
+from rank0rl.run.agents import load_function, make_agent
 from rank0rl.run.hooks import Coefficients, Curriculum, Hook
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
+from rank0rl.run.rollouts import make_rollout
 from rank0rl.run.settings import of_file, read_saved
 from rank0rl.run.state import State
-from rank0rl.run.timing import Phases
+from rank0rl.run.usage import Phases
 from rank0rl.tools.evaluate import RunToLoad
 
 
@@ -232,7 +234,7 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
     """Train to where the iteration was collected; return what collects it."""
     options, phases = start.options, Phases()
     rollout = make_rollout(options, 0, 1)
-    seed_globals(options.seed, "init", 1)
+    seeding.seed_globals(options.seed, "init", 1)
     agent = make_agent(options, start.agent_options, rollout.spaces)
     collector = Collector(agent, rollout, options, phases)
     settings = start.saved["settings"]

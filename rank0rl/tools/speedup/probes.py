@@ -190,7 +190,7 @@ def _collect(argument: str) -> None:
     from rank0rl.rollout import FixedSteps, WholeEpisodes
     from rank0rl.run import settings, trust
     from rank0rl.run.agents import make_agent
-    from rank0rl.run.timing import Phases
+    from rank0rl.run.usage import Phases
 
     set_threads(1)
     folder = Path(argument)

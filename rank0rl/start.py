@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rank0rl.agent import Agent
 from rank0rl.collector import Collector, make_rollout
 from rank0rl.envs.spaces import refuse_other_spaces
 from rank0rl.evaluation import Evaluation
@@ -85,8 +86,8 @@ def start(
         try:
             seed_globals(options.seed, "init", 1)
             agent = make_agent(options, agent_options, rollout.spaces)
-            if told["init"]:
-                checkpoint.check_init(agent, told["init"], str(options.init_from))
+            if options.init_from and not options.resume:
+                _load_init(agent, plan)
         except OptionError as error:  # the same on every rank
             if isinstance(plan, Plan):
                 discard(folder)
@@ -135,13 +136,26 @@ def _refuse(error: ValueError) -> int:
 def _plain(plan: Plan) -> dict[str, Any]:
     """Return the settings as dicts: the other ranks have not imported the agent's file yet."""
     fields = {f.name: getattr(plan.agent, f.name) for f in dataclasses.fields(plan.agent)}
-    init = checkpoint.init_shapes(plan.init)
-    return {
-        "options": vars(plan.options),
-        "agent": fields,
-        "folder": str(plan.folder),
-        "init": init,
-    }
+    return {"options": vars(plan.options), "agent": fields, "folder": str(plan.folder)}
+
+
+def _load_init(agent: Agent, plan: Plan | int | None) -> None:
+    """Load the weights of --init-from on rank 0.
+
+    Collective: every rank calls this.
+
+    Raises:
+        OptionError: on every rank, if they do not fit the agent.
+    """
+    refusal = ""
+    if isinstance(plan, Plan):
+        try:
+            checkpoint.load_weights(agent, plan.init, f"--init-from {plan.options.init_from}")
+            agent.modules_loaded()
+        except OptionError as error:
+            refusal = str(error)
+    if refusal := comm.bcast_obj(refusal):
+        raise OptionError(refusal)
 
 
 def _replay(options: RunOptions, folder: Path, iteration: int, fragment_id: int) -> str:
@@ -184,8 +198,6 @@ def _open_record(
         hook.folder, hook.settings = folder, state.settings
     if options.resume:
         state.load(checkpoint.read(checkpoint.latest(folder)))
-    if plan.init:
-        checkpoint.load_init(state.agent, plan.init)
     if plan.notes:
         state.progress.same_schedule_since = state.progress.iteration
     state.settings = sealed(state.settings)

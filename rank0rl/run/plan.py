@@ -156,10 +156,8 @@ def prepare(
     init = {}
     if options.init_from and not run:
         file = checkpoint.latest(Path(options.init_from)).resolve()  # the run may go on meanwhile
-        options, init = (
-            dataclasses.replace(options, init_from=str(file)),
-            checkpoint.read_init(file),
-        )
+        options = dataclasses.replace(options, init_from=str(file))
+        init = checkpoint.read_weights(file)
     if options.keep_batches:
         _make_folder(Path(options.keep_batches), is_new=not run)
     folder = run or new_folder(options)

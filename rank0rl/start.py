@@ -25,17 +25,16 @@ from rank0rl.launch.failures import WRONG_USE
 from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import comm
-from rank0rl.mpi.threads import blas, set_threads
+from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.networks import cost_notes
 from rank0rl.options import OptionError, as_settings, flag, names
 from rank0rl.run import checkpoint, machine, settings
 from rank0rl.run.agents import load_agent, make_agent, seed_globals
-from rank0rl.run.folder import discard
 from rank0rl.run.hooks import Hook, TensorBoard, WandB, make_hooks
-from rank0rl.run.launch_options import Words
+from rank0rl.run.launch_options import Words, program
 from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
-from rank0rl.run.plan import Plan, prepare
+from rank0rl.run.plan import Plan, discard, prepare
 from rank0rl.run.record import Recorder
 from rank0rl.run.run import Run
 from rank0rl.run.state import State
@@ -201,7 +200,7 @@ def _open_record(
     if plan.notes:
         state.progress.same_schedule_since = state.progress.iteration
     state.settings = sealed(state.settings)
-    start = machine.provenance(machines, comm.mpi_version(), blas())
+    start = machine.provenance(machines)
     may_change = names(RunOptions, changes_curve=True, resume=True)
     its_own = {k: v for k, v in vars(options).items() if k in may_change and v is not None}
     start |= {"iteration": state.progress.iteration, "settings": its_own}
@@ -237,7 +236,7 @@ def _open_record(
 
 def _resume_command(plan: Plan, nworkers: int, code: str) -> str:
     where = _where(plan.options, nworkers)
-    resume = shlex.join([*machine.program(), "--resume", str(plan.folder)])
+    resume = shlex.join([*program(), "--resume", str(plan.folder)])
     return f"{resume}{code}{where}"
 
 
@@ -258,9 +257,4 @@ def _loggers(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterat
     if options.tensorboard:
         yield TensorBoard(folder, state.progress.steps)
     if options.wandb:
-        yield WandB(
-            options.wandb,
-            folder,
-            without_seal(state.settings),
-            machine.key(folder, first_start),
-        )
+        yield WandB(options.wandb, folder, without_seal(state.settings), first_start)

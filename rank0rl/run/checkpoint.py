@@ -186,7 +186,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file cannot be read, or is not a complete checkpoint of this format.
     """
-    most = machine.of_machine()
+    most = machine.memory_bytes()
     head = files.read(path, "checkpoint", most, first=100).partition(b"\n")[0]
     name, _, version = head.decode(errors="replace").rpartition(" ")
     if name != _FORMAT or not version.isdecimal():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import importlib.util
 import inspect
 import json
@@ -421,18 +422,26 @@ class WandB(Hook):
         project: the project's name.
         folder: the run's folder.
         settings: the run's settings.
-        key: id of the W&B run. It is the same for every start of this run, and no other run has it.
+        first_start: `machine.provenance` of the run's first start. It gives the W&B run its id, which is
+            the same for every start of this run, and which no other run has.
     """
 
     name = "wandb"
 
-    def __init__(self, project: str, folder: Path, settings: Mapping[str, Any], key: str) -> None:
+    def __init__(
+        self,
+        project: str,
+        folder: Path,
+        settings: Mapping[str, Any],
+        first_start: Mapping[str, Any],
+    ) -> None:
         import wandb
 
+        unique = f"{first_start['host']} {folder.resolve()} {first_start['started']}"
         self._run = wandb.init(
             project=project,
             name=folder.name,
-            id=key,
+            id=hashlib.sha256(unique.encode()).hexdigest()[:16],
             dir=str(folder),
             config=dict(settings),
             resume="allow",

@@ -1,32 +1,38 @@
-"""The plan of a run, made by rank 0 from the command line and files: agent, options and folder."""
+"""The plan of a run: its options, checked, and its folder, made and locked. Rank 0 makes it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
+import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rank0rl.agent import Spaces
+import numpy as np
+
+from rank0rl.agent import Space, Spaces
 from rank0rl.envs.games import agents_of
 from rank0rl.envs.make import make
 from rank0rl.envs.spaces import describe
 from rank0rl.envs.wrappers import ResetMethod, refuse_running_statistics
+from rank0rl.nets.normalize import is_image
 from rank0rl.nets.update import check_device
 from rank0rl.options import flag
-from rank0rl.run import checkpoint, cpu, hooks, settings
-from rank0rl.run.agents import load_agent, load_function
-from rank0rl.run.folder import lock, new_folder
-from rank0rl.run.launch_options import Words
-from rank0rl.run.machine import check_memory
+from rank0rl.run import checkpoint, hooks, machine, settings
+from rank0rl.run.agents import load_agent, load_function, short_name
+from rank0rl.run.launch_options import Words, check_cpu
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
 
 
-def check_environment(options: RunOptions) -> tuple[Spaces, int]:
+def _check_environment(options: RunOptions) -> tuple[Spaces, int]:
     """Make an environment as a run makes its own, and close it.
 
     Returns:
@@ -146,7 +152,7 @@ def prepare(
     if restart:
         words = words.of_restart(Path(restart))
     found = settings.read(words, configs)
-    cpu.check(found.options.cpu)
+    check_cpu(found.options.cpu)
     agent, run = found.agent, found.run
     options = _check_all(found.options, agent, nworkers, found.made, checks)
     notes: list[str] = []
@@ -178,10 +184,10 @@ def _check_all(
     for name in FUNCTIONS:
         for function in functions_of(options, name):
             (hooks.load_hook if name == "hook" else load_function)(function)
-    spaces, agents = check_environment(options)
+    spaces, agents = _check_environment(options)
     options = dataclasses.replace(options, agents=agents)
     _check_games(options, nworkers)
-    check_memory(options, agent, spaces.obs)
+    _check_memory(options, agent, spaces.obs)
     load_agent(options.algo).check(spaces, agent, options)
     _check_device(options)
     for check in checks:
@@ -194,6 +200,35 @@ def _check_all(
             f"made {made}; set --stop-after-iterations to more"
         )
     return options
+
+
+def _check_memory(options: RunOptions, agent: Any, obs: Space) -> None:
+    """Refuse a batch or a network that this machine's memory surely cannot hold, before it is made.
+
+    The size is a lower bound: only the observations of the batch count, and one network for each of
+    the agent's options `hidden`, `value_hidden` and the like.
+    """
+    steps = options.steps_per_batch or options.steps_per_env * options.num_envs
+    needed = {
+        f"a batch of {steps} steps": steps * obs.size * np.dtype(obs.dtype).itemsize,
+        **{
+            f"a network with {flag(name)} {' '.join(map(str, sizes))}": _bytes(sizes, obs)
+            for name, sizes in vars(agent).items()
+            if name.endswith("hidden") and isinstance(sizes, tuple)
+        },
+    }
+    for what, size in needed.items():
+        if size > machine.memory_bytes():
+            raise ValueError(
+                f"{what} needs more memory than there is: at least {size / 2**30:,.1f} GB of "
+                f"{machine.memory_bytes() / 2**30:,.1f} GB; make it smaller"
+            )
+
+
+def _bytes(sizes: tuple[int, ...], obs: Space) -> int:
+    """Return the size of weights and biases, their gradients, and Adam's two moments, in float32."""
+    inputs = 1 if is_image(obs.shape, obs.dtype) else obs.size  # convolutions make an image small
+    return 4 * 4 * sum((n + 1) * m for n, m in pairwise((inputs, *sizes, 1)))
 
 
 def _make_folder(path: Path, is_new: bool) -> None:
@@ -252,3 +287,88 @@ def check_same(options: RunOptions, agent: Any, run: Path, argv: Sequence[str]) 
         before, now = getattr(old, name), getattr(options, name)
         if before != now:
             raise ValueError(f"{name} was {before}, and is now {now}")
+
+
+def new_folder(options: RunOptions) -> Path:
+    """Make the folder of a new run.
+
+    Raises:
+        ValueError: if it cannot be made, or holds a run already.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{options.env_id.rpartition(':')[2].replace('/', '-')}-{short_name(options.algo)}"
+    try:
+        if options.run_dir:
+            folder = Path(options.run_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.tmp").touch()  # it can be written to; config.toml replaces it
+        else:
+            Path("runs").mkdir(exist_ok=True)
+            folder = _first_free(f"runs/{name}-seed{options.seed}-{stamp}")
+    except OSError as error:
+        raise ValueError(
+            f"cannot make the run's folder: {error}; choose another --run-dir"
+        ) from None
+    if list(folder.glob("checkpoints/*.pt")):
+        raise ValueError(f"{folder} holds a run already: choose another --run-dir, or --resume it")
+    return folder
+
+
+def discard(folder: Path) -> None:
+    """Remove the folder of a run that has written nothing yet. One that holds anything stays."""
+    with contextlib.suppress(OSError):
+        (folder / "config.tmp").unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def _first_free(name: str) -> Path:
+    """Make a folder of this name, with a number after it if there is one already."""
+    for number in itertools.count(1):
+        folder = Path(name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
+    return folder
+
+
+def lock(folder: Path, patience_s: float) -> Callable[[], None]:
+    """Keep other processes from training in a run's folder, at most while this process lives.
+
+    Args:
+        folder: the run's folder.
+        patience_s: seconds to wait for another process that trains there.
+
+    Returns:
+        A function that lets other processes train there.
+
+    Raises:
+        ValueError: if another process still trains there after the wait.
+    """
+    held: list[int] = []
+
+    def unlock() -> None:
+        while held:
+            os.close(held.pop())
+
+    if os.name != "posix":
+        return unlock
+    import fcntl
+
+    held.append(os.open(folder, os.O_RDONLY))
+    os.register_at_fork(after_in_child=unlock)  # a child may outlive this process
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < end:
+                time.sleep(0.1)
+                continue
+            unlock()
+            raise ValueError(
+                f"another process is training in {folder}: wait until it ends, or choose another "
+                f"--run-dir"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        return unlock

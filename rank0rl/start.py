@@ -118,7 +118,7 @@ def start(
 def _plan(words: Words, configs: Path | None, check: Callable[[RunOptions], None]) -> Plan | int:
     """Return the plan of rank 0, or the exit code after saying what is wrong."""
     try:
-        return prepare(words, configs, comm.get_nworkers(), os.environ.get(job.RESUME), [check])
+        return prepare(words, configs, comm.get_nworkers(), os.environ.get(job.RESUME), check)
     except SystemExit as done:  # tyro has printed help or what is wrong with an argument
         return int(done.code or 0)
     except ValueError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import inspect
 import json
 import math
@@ -377,16 +376,6 @@ class Goal(Hook):
         self._score, self._best = state["score"], state["best"]
         self._best_at, self._judged_at = state["best_at"], state["judged_at"]
         self.ended = self._reached()
-
-
-def check(**wanted: bool) -> None:
-    """Raise ValueError if the package of a wanted logger, such as tensorboard=True, is missing."""
-    for package, is_wanted in wanted.items():
-        if is_wanted and importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f"--{package} needs the package {package}, which is not installed: "
-                f"pip install {package}, or leave --{package} out"
-            )
 
 
 class TensorBoard(Hook):

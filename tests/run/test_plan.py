@@ -55,7 +55,7 @@ def test_further_checks_are_made_before_there_is_a_folder(tmp_path):
 
     argv = ["CartPole", "--run-dir", str(tmp_path / "r")]
     with pytest.raises(ValueError, match="not here"):
-        plan.prepare(Words.read(argv), None, 1, checks=[refuse])
+        plan.prepare(Words.read(argv), None, 1, check=refuse)
     assert seen[0].startswith("CartPole-v")
     assert not (tmp_path / "r").exists()
 

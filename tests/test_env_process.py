@@ -16,7 +16,6 @@ from helpers.ranks import HERE, LIMIT_S
 from helpers.runs import train_here
 
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.collector import env_maker
 from rank0rl.envs import process as env_process
 from rank0rl.envs.make import make, own_module
 from rank0rl.envs.process import EnvProcess, EnvProcessError
@@ -26,6 +25,7 @@ from rank0rl.launch import processes
 from rank0rl.mpi import weights
 from rank0rl.run.hooks import Record
 from rank0rl.run.options import RunOptions
+from rank0rl.run.rollouts import env_maker
 
 FAR_S = 60.0  # a limit that nothing here comes near
 

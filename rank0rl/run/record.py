@@ -22,7 +22,7 @@ from rank0rl.run.logger import Logger, short
 from rank0rl.run.options import RunOptions
 from rank0rl.run.signals import Interrupted
 from rank0rl.run.state import Progress, State
-from rank0rl.run.timing import PHASES, Phases
+from rank0rl.run.usage import PHASES, Phases
 
 NOT_OF_THE_CURVE = frozenset(
     {

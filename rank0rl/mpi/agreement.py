@@ -88,6 +88,9 @@ def exchange(
     mine = head + payload[:SMALL] + _PADDING[len(payload) :]
     wait(comm, what, comm.Iallgather(mine, messages), spin_s=ARRIVE_S)
     each = [messages[start : start + _SIZE] for start in range(0, len(messages), _SIZE)]
+    if size <= SMALL and not problem and all(part.startswith(head) for part in each):
+        end = _HEAD.size + max(size, 0)
+        return [bytes(part[_HEAD.size : end]) for part in each]  # in step: the rest takes longer
     calls, layouts, problems, sizes = zip(*map(_HEAD.unpack_from, each), strict=True)
     distinct = {layout for layout, n in zip(layouts, sizes, strict=True) if n >= 0}
     if len(set(calls)) > 1 or len(distinct) > 1 or any(problems):

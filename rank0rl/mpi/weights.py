@@ -17,6 +17,8 @@ from rank0rl.mpi.world import attempt, collective
 
 Array = npt.NDArray[Any]
 
+_LARGE = 1 << 16  # bytes of a tensor that is worth a message of its own, which saves copies
+
 
 def named_tensors(*things: Any, to_overwrite: bool = False) -> dict[str, Tensor]:
     """Return all tensors in modules and in nested dicts and lists of modules, tensors and arrays.
@@ -95,7 +97,7 @@ def without_label(things: tuple[Any, ...], label: str) -> tuple[tuple[Any, ...],
 
 @collective
 def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None:
-    """Overwrite weights, in place, with those of rank 0: parameters and buffers. They are one message.
+    """Overwrite weights, in place, with those of rank 0: parameters and buffers.
 
     Collective: every rank calls this, in the same order.
 
@@ -115,16 +117,18 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
     named, problem = attempt(lambda: named_tensors(*things, to_overwrite=True), {})
     layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in named.items()}
     check_layout(layout, f"rank0_bcast_wts {label}".strip(), problem, comm=comm)
-    sizes = [t.nbytes for t in named.values()]
-    sent = torch.empty(sum(sizes), dtype=torch.uint8)
-    parts = torch.split_with_sizes(sent, sizes)
-    if comm.rank == 0:
-        for t, part in zip(named.values(), parts, strict=True):
-            part.copy_(_bytes(t))
-    bcast_(sent.numpy(), comm)
-    if comm.rank:
-        for t, part in zip(named.values(), parts, strict=True):
-            t.copy_(part.clone().view(t.dtype).reshape(t.shape))  # a clone is aligned
+    large = [t for t in named.values() if t.nbytes >= _LARGE]
+    small = [t for t in named.values() if t.nbytes < _LARGE]
+    together = torch.cat([torch.empty(0, dtype=torch.uint8), *map(_bytes, small)])
+    bcast_(together.numpy(), comm)
+    parts = torch.split_with_sizes(together, [t.nbytes for t in small])
+    new = [part.clone() for part in parts]  # which is aligned
+    for t in large:
+        new.append(_bytes(t))  # where t is, if it is contiguous and in main memory
+        bcast_(new[-1].numpy(), comm)
+    for t, sent in zip([*small, *large], new, strict=True):
+        if comm.rank and sent.data_ptr() != t.data_ptr():
+            t.copy_(sent.view(t.dtype).reshape(t.shape))
 
 
 @collective

@@ -13,7 +13,7 @@ from rank0rl import batch as batches
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch, Gathered
 from rank0rl.envs import make
-from rank0rl.envs.block import envs_of, make_block
+from rank0rl.envs.block import Settings, envs_of, make_block
 from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.retry import RetriedEnv, take_failures
 from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod, label
@@ -79,7 +79,7 @@ class Collector:
             version: number of the settings.
             settings: the settings, as JSON.
         """
-        self.rollout.block.settings = version, settings
+        self.rollout.block.settings = Settings(version, settings)
         if not comm.get_rank():
             self._settings[version] = settings
 
@@ -145,12 +145,12 @@ class Collector:
             ranks |= {name: ranks[name] / 1e6 for name in ("took_s", "peak_mb")}
         if not comm.get_rank():
             self._unfinished.add(envs)
-            used = {*envs.get("settings", []), self.rollout.block.settings[0]}
+            used = {*envs.get("settings", []), self.rollout.block.settings.version}
             self._settings = {n: text for n, text in self._settings.items() if n in used}
         self.rolled = {}
         with self._phases("hash"):
             sha256 = hashes.sha256_arrays(rows) if rows else ""
-            settings = self.rollout.block.settings[1]
+            settings = self.rollout.block.settings.json
             self._ready = Gathered(rows, ended, steps, sha256, settings, ranks)
 
     def state(self) -> dict[str, Any]:

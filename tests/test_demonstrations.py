@@ -13,7 +13,7 @@ from helpers.runs import SMALL, curve, mean_return, replay, resume, sha, table, 
 from rank0rl.agent import Space, Spaces
 from rank0rl.algos.bc import BC, BCOptions
 from rank0rl.envs import demonstrations
-from rank0rl.envs.spaces import describe, flatten_actions
+from rank0rl.envs.spaces import describe, flatten
 from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
 
@@ -263,5 +263,5 @@ def test_a_dataset_of_integers_is_one_of_choices(monkeypatch):
     dataset = type("Dataset", (), {"__iter__": lambda self: iter([episode])})()
     dataset.action_space = env.action_space
     monkeypatch.setattr(minari, "load_dataset", lambda name: dataset)
-    rows = demonstrations.read("some/data-v0", describe(flatten_actions(env)))
+    rows = demonstrations.read("some/data-v0", describe(flatten(env)))
     assert rows["act"].tolist() == [[0], [2]]

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.envs.answers import has_length
-from rank0rl.envs.spaces import name_of
+from rank0rl.envs.spaces import has_length, name_of
 from rank0rl.envs.wrappers import Around, InfoError
 
 FAILURES = ("env_mended", "env_truncated")
@@ -113,7 +112,7 @@ class RetriedEnv(Around):
             if self._failed[self._failed_at] > self._retries or len(self._done) < self._steps:
                 return self._give_up(error, action)
             warnings.warn(
-                f"{name_of(self)} raised {type(error).__name__}: {error}; its episode is repeated",  # type: ignore[arg-type]
+                f"{name_of(self)} raised {type(error).__name__}: {error}; its episode is repeated",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -145,7 +144,7 @@ class RetriedEnv(Around):
             if np.array(obs).tobytes() == self._seen.tobytes():
                 return begun
         raise NotRepeatedError(
-            f"{name_of(self)} does not repeat an episode from its seed and actions, so after a "  # type: ignore[arg-type]
+            f"{name_of(self)} does not repeat an episode from its seed and actions, so after a "
             f"failure in step {self._steps + 1} the curve would be another one; leave --env-retries "
             f"out, or find out why with python -m rank0rl check"
         ) from error

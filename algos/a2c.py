@@ -60,10 +60,9 @@ class A2C(Agent):
         return self.policy.act(self.norm.numpy(step.obs), step.noise, explore=step.explore)
 
     def process(self, fragment: Fragment) -> Batch:
-        opt, steps, ended = self.options, fragment.episodes(), fragment.terminated[fragment.end]
         val = self.value.predict(self.norm.numpy(fragment.obs))
         end_val = self.value.predict(self.norm.numpy(fragment.end_obs))
-        adv = advantages(fragment.rew, val, end_val, ended, steps, opt.gamma, opt.lam)
+        adv = advantages(fragment, val, end_val, self.options.gamma, self.options.lam)
         adv = adv.astype(np.float32)
         return {"obs": fragment.obs, "act": fragment.act, "adv": adv, "ret": adv + val}
 

@@ -164,7 +164,7 @@ class PPO(Agent):
 def clipped_loss(log_ratio: Tensor, adv: Tensor, clip_ratio: float) -> Tensor:
     """Return -E[min(r A, clip(r) A)], with r the ratio of new to old probability of the actions.
 
-    Change `nets.kernels.losses.clipped_slopes` with it: updates on the CPU use that alone, this serves a GPU.
+    Change `nets.kernels.losses._clipped_slopes` with it: updates on the CPU use that alone, this serves a GPU.
 
     Args:
         log_ratio: log r, shape (n,).

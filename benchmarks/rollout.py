@@ -59,10 +59,10 @@ class Loops:
         from rank0rl import seeding
         from rank0rl.agent import Step
         from rank0rl.algos.ppo import PPO, PPOOptions
-        from rank0rl.collector import make_rollout
         from rank0rl.envs.make import make, resolve
         from rank0rl.mpi import comm
         from rank0rl.run.options import RunOptions
+        from rank0rl.run.rollouts import make_rollout
 
         self.steps, self.num_envs = args.steps, args.envs * args.nprocs
         options = RunOptions(

@@ -47,8 +47,7 @@ class MyA2C(rank0rl.Agent):
         """Return rows for the batch: one for each step of the fragment."""
         val = self.value(torch.from_numpy(fragment.obs))[:, 0].numpy()
         end_val = self.value(torch.from_numpy(fragment.end_obs))[:, 0].numpy()
-        terminated = fragment.terminated[fragment.end]  # nothing comes after a terminal state
-        adv = advantages(fragment.rew, val, end_val, terminated, fragment.episodes(), 0.99, 0.95)
+        adv = advantages(fragment, val, end_val, gamma=0.99, lam=0.95)
         return {"obs": fragment.obs, "act": fragment.act, "adv": adv, "ret": adv + val}
 
     def update(self, batch, rng, progress):

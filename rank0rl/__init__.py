@@ -12,6 +12,8 @@ from importlib.util import spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from rank0rl.compat import MPI_UTIL, no_attribute
+
 __version__ = "0.2.0"
 
 
@@ -31,26 +33,7 @@ class _Checkout:
 sys.meta_path.insert(0, _Checkout)  # type: ignore[arg-type] # before that of another checkout
 
 _HOME = {
-    "mpi_fork": "launch.fork",
-    "rank": "mpi.comm",
-    "nworkers": "mpi.comm",
-    "print0": "mpi.comm",
-    "bcast": "mpi.comm",
-    "rank0_accum_batches": "mpi.gather",
-    "all_accum_batches": "mpi.gather",
-    "accum_batches": "compat.mpi_util",
-    "all_sum": "mpi.reduce",
-    "all_mean": "mpi.reduce",
-    "all_sum_scalar": "compat.mpi_util",
-    "all_mean_scalar": "compat.mpi_util",
-    "all_avg_wts": "compat.average",
-    "steps_sec": "compat.mpi_util",
-    "cumsum_steps": "compat.mpi_util",
-    "timeit": "compat.mpi_util",
-    "tf_config": "compat.mpi_util",
-    "rank0_bcast_wts": "mpi.weights",
-    "chksum": "mpi.weights",
-    "set_global_seeds": "compat.mpi_util",
+    **MPI_UTIL,
     "RunningNorm": "compat.average",
     "train": "api",
     "Run": "api",
@@ -80,7 +63,5 @@ def __dir__() -> list[str]:
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        from rank0rl.compat import no_attribute
-
         raise no_attribute(__name__, name)
     return getattr(importlib.import_module(f"rank0rl.{_HOME[name]}"), name)

@@ -13,16 +13,16 @@ from rank0rl import batch as batches
 from rank0rl import seeding
 from rank0rl.agent import Agent, Step
 from rank0rl.batch import Batch
-from rank0rl.collector import env_maker
 from rank0rl.envs.block import make_block
 from rank0rl.envs.wrappers import label
-from rank0rl.mpi import comm, hashes, weights
+from rank0rl.mpi import comm, weights
 from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.gather import rank0_accum_batches
 from rank0rl.rollout import WholeEpisodes
 from rank0rl.run.hooks import Columns, Hook, Record
 from rank0rl.run.options import RunOptions
 from rank0rl.run.record import known_mean, mean
+from rank0rl.run.rollouts import env_maker
 
 Array = npt.NDArray[Any]
 
@@ -75,7 +75,6 @@ class Evaluation(Hook):
     on_every_rank = True
 
     def __init__(self, options: RunOptions, nworkers: int) -> None:
-        """Make this rank's environments."""
         assert options.eval_every
         self._every, self._deterministic = options.eval_every, options.eval_deterministic
         self._labels = [label(name) for name in options.info]
@@ -115,9 +114,9 @@ class Evaluation(Hook):
 
     def _episodes(self, agent: Agent, iteration: int) -> Batch:
         """Return, on rank 0, the returns, lengths and figures of the episodes, in order."""
-        before = hashes.sha256_each(weights.named_tensors(agent.modules()))
+        before = weights.sha256_each(weights.named_tensors(agent.modules()))
         try:
-            acting = deterministic(agent) if self._deterministic else agent
+            acting = Deterministic(agent) if self._deterministic else agent
             ended = self._rollout.collect(acting, 1)[1]
         except Exception as error:
             error.add_note(
@@ -134,16 +133,14 @@ class Evaluation(Hook):
         self._rollout.close()
 
 
-def deterministic(agent: Agent) -> Agent:
-    """Return the agent without exploration: its steps have `explore=False`, and 0 as normal noise."""
-    return _Deterministic(agent)
+class Deterministic(Agent):
+    """An agent without exploration: its steps have `explore=False`, and 0 as normal noise."""
 
-
-class _Deterministic(Agent):
     def __init__(self, agent: Agent) -> None:
         self._agent, self.noise, self.memory = agent, agent.noise, agent.memory
 
     def act(self, step: Step) -> tuple[Array, Batch]:
+        """Act as the agent does at its best."""
         noise = np.zeros_like(step.noise) if self.noise[0] == "normal" else step.noise
         return self._agent.act(dataclasses.replace(step, noise=noise, explore=False))
 

@@ -17,16 +17,17 @@ from rank0rl.collector import Collector
 from rank0rl.mpi import comm, weights
 from rank0rl.mpi.threads import set_threads
 from rank0rl.run.agent_checks import PREPARING
-from rank0rl.run.agents import seed_globals
 from rank0rl.run.machine import available_cores
 from rank0rl.run.options import RunOptions
-from rank0rl.run.timing import Phases
+from rank0rl.run.usage import Phases
 
 _MOST_THREADS = 8  # a minibatch rarely has more tasks
 
 
 class Learner:
     """Lets the agent learn from a batch on rank 0; the other ranks return at once.
+
+    Collective: every rank makes one.
 
     Args:
         agent: the agent.
@@ -42,10 +43,6 @@ class Learner:
         phases: Phases,
         share_over: Callable[[], float],
     ) -> None:
-        """Keep what every update needs.
-
-        Collective: every rank calls this.
-        """
         self._agent, self._options, self._phases = agent, options, phases
         self._share_over = share_over
         tensors = weights.named_tensors(agent.modules())
@@ -79,7 +76,7 @@ class Learner:
         rng = seeding.stream(self._options.seed, "update", iteration)
         try:
             self._finish_preparing()
-            seed_globals(self._options.seed, "update", iteration)
+            seeding.seed_globals(self._options.seed, "update", iteration)
             with self._phases("update"):
                 metrics = self._agent.update(batch.rows, rng, self._share_over())
             _check_metrics(metrics)
@@ -135,7 +132,6 @@ class Overlap:
         phases: Phases,
         share_over: Callable[[int, int], float],
     ) -> None:
-        """Keep both."""
         self._learner, self._collector = learner, collector
         self._phases, self._share_over = phases, share_over
 
@@ -145,7 +141,10 @@ class Overlap:
         Collective: every rank calls this.
         """
         with self._phases("wait"):
-            more = not comm.get_rank() and self._share_over(batch.steps, _episodes(batch)) < 1
+            more = (
+                not comm.get_rank()
+                and self._share_over(batch.steps, len(batch.ended["return"])) < 1
+            )
             more = comm.bcast_obj(more)
         if not more:
             return self._learner.update(batch, iteration)
@@ -174,10 +173,6 @@ def _free_cores(options: RunOptions) -> int:
         hosts = comm.hosts()
         free -= hosts.count(hosts[0]) - 1
     return max(1, min(free, _MOST_THREADS))
-
-
-def _episodes(batch: Gathered) -> int:
-    return len(batch.ended["return"])
 
 
 def _check_metrics(metrics: Any) -> None:

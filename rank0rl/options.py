@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import NoneType
-from typing import Any, NoReturn, TypeAlias, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 Scheduled: TypeAlias = float | str
 """A constant; or a schedule, "linear:START:END" or "cosine:START:END", over the whole run."""
@@ -196,6 +197,85 @@ def names(kind: type, **values: bool) -> set[str]:
         for name, known in facts(kind).items()
         if all(getattr(known, fact) is value for fact, value in values.items())
     }
+
+
+def apply(settings: Mapping[str, Any], *options: Any, source: str) -> tuple[Any, ...]:
+    """Return dataclasses of options with the settings of a file in place of their values.
+
+    Args:
+        settings: option -> value.
+        options: dataclasses of options.
+        source: the file, for messages.
+
+    Raises:
+        ValueError: for an option that a file may not set, or that does not exist (naming the nearest
+            one), and for a value of another type.
+    """
+    known = _names_of(*options, in_file=True)
+    for key in settings:
+        if key not in known:
+            _refuse(key, known, _names_of(*options, in_file=False), source)
+    changed = []
+    for one in options:
+        kinds = get_type_hints(type(one))
+        values = {
+            name: _converted(name, settings[name], kinds[name], source)
+            for name in kinds
+            if name in settings
+        }
+        changed.append(dataclasses.replace(one, **values))
+    return tuple(changed)
+
+
+def _refuse(key: str, known: set[str], not_in_file: set[str], source: str) -> None:
+    why = "is given on the command line only" if key in not_in_file else "does not exist"
+    close = difflib.get_close_matches(str(key), known, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"{source}: setting {key!r} {why}{hint}")
+
+
+def _names_of(*options: Any, in_file: bool) -> set[str]:
+    """Return the options of some dataclasses that a file may set, or those that it may not."""
+    return set().union(*(names(type(one), in_file=in_file) for one in options))
+
+
+def as_settings(*options: Any) -> dict[str, Any]:
+    """Return the options that belong to a run, and not to one start of it, with their values."""
+    kept = _names_of(*options, in_file=True)
+    values: dict[str, Any] = {}
+    for one in options:
+        values |= dataclasses.asdict(one)
+    return {name: value for name, value in values.items() if name in kept}
+
+
+def _converted(name: str, value: Any, kind: Any, source: str) -> Any:
+    """Return a value of a TOML file as its option has it: 1e6 is a whole number, too."""
+    kinds = get_args(kind) or (kind,)
+    if type(value) is float and value.is_integer() and int in kinds and float not in kinds:
+        return int(value)
+    if not _fits(value, kind):
+        raise ValueError(f"{source}: {name} must be {_type_name(kind)}: got {value!r}")
+    if isinstance(value, list):
+        return tuple(value)
+    return float(value) if type(value) is int and float in kinds and int not in kinds else value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Return True if a value of a TOML file is of a type: a list is a tuple, and 1 is 1.0."""
+    arguments = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):
+        return any(_fits(value, k) for k in arguments)
+    if get_origin(kind) is Literal:
+        return value in arguments
+    if get_origin(kind) is tuple:
+        return isinstance(value, list | tuple) and all(_fits(item, arguments[0]) for item in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    return type(value) is kind or (kind is float and type(value) is int)
+
+
+def _type_name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
 
 def flag(name: str) -> str:

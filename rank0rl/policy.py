@@ -12,7 +12,6 @@ import numpy.typing as npt
 from rank0rl import evaluation
 from rank0rl.agent import Agent, Step
 from rank0rl.batch import Batch
-from rank0rl.collector import env_maker
 from rank0rl.envs.make import make
 from rank0rl.envs.spaces import (
     describe,
@@ -24,9 +23,11 @@ from rank0rl.envs.spaces import (
 )
 from rank0rl.mpi.threads import one_thread
 from rank0rl.rollout import draws
-from rank0rl.run import checkpoint, plan
+from rank0rl.run import checkpoint
 from rank0rl.run.agents import make_agent
 from rank0rl.run.options import RunOptions
+from rank0rl.run.rollouts import env_maker
+from rank0rl.run.settings import of_file, read_saved
 from rank0rl.run.state import load_weights
 
 Array = npt.NDArray[Any]
@@ -52,7 +53,7 @@ class Policy:
         self._nested = nested_actions(env)
         env.close()
         self._noise = draws(agent, options.seed if seed is None else seed, 0, 0)
-        self._best = evaluation.deterministic(agent)
+        self._best = evaluation.Deterministic(agent)
 
     def __call__(
         self,
@@ -173,8 +174,8 @@ def load(run: str | Path, trust: bool = False) -> Policy:
         ValueError: if there is no such run, its checkpoint is damaged, or it names code that is not
             trusted.
     """
-    saved = plan.read_saved(checkpoint.latest(Path(run)), trust=trust)
-    options, agent_options = plan.of_settings(saved["settings"], str(run))
+    saved = read_saved(checkpoint.latest(Path(run)), trust=trust)
+    options, agent_options = of_file(saved["settings"], str(run))
     env = env_maker(options)()
     agent = make_agent(options, agent_options, describe(env))
     env.close()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from rank0rl.agent import Fragment
 
 Array = npt.NDArray[Any]
 
@@ -58,36 +59,22 @@ def gae(rew: Array, val: Array, gamma: float, lam: float) -> Array:
     return discounted_sum(rew + gamma * val[1:] - val[:-1], gamma * lam)
 
 
-def advantages(
-    rew: Array,
-    val: Array,
-    end_val: Array,
-    terminated: Array,
-    episodes: Sequence[slice],
-    gamma: float,
-    lam: float,
-) -> Array:
-    """Compute `gae` for each episode of a fragment.
-
-    The value after the last step is 0 where the episode terminated. Where it was cut off, `end_val`
-    stands for the rewards that would have followed.
+def advantages(fragment: Fragment, val: Array, end_val: Array, gamma: float, lam: float) -> Array:
+    """Return `gae` of each episode of a fragment, shape (T,), float64. Nothing follows a terminal state.
 
     Args:
-        rew: rewards, shape (T,).
-        val: values of the states before each step, shape (T,).
-        end_val: values of the states after each episode's last step, shape (E,).
-        terminated: True where an episode terminated, shape (E,), bool.
-        episodes: the steps of each episode, in order.
+        fragment: T steps of E episodes.
+        val: values of its `obs`, shape (T,).
+        end_val: values of its `end_obs`, shape (E,). They stand for the rewards that would have
+            followed where an episode was cut off.
         gamma: discount in [0, 1].
         lam: GAE mixing in [0, 1].
-
-    Returns:
-        Advantages, shape (T,), float64.
     """
-    ends = zip(episodes, np.where(terminated, end_val.dtype.type(0), end_val), strict=True)
-    return np.concatenate(
-        [gae(rew[steps], np.append(val[steps], last), gamma, lam) for steps, last in ends]
-    )
+    last = end_val.copy()
+    last[fragment.terminated[fragment.end]] = 0
+    of_rew, of_val = (np.split(x, fragment.end[:-1] + 1) for x in (fragment.rew, val))
+    episodes = zip(of_rew, of_val, last, strict=True)
+    return np.concatenate([gae(r, np.append(v, end), gamma, lam) for r, v, end in episodes])
 
 
 def explained_variance(pred: Array, target: Array) -> float:

@@ -6,6 +6,7 @@ rank does: seeds 0-199 on 64 ranks give 263 distinct values out of 12,800.)
 
 from __future__ import annotations
 
+import random
 from functools import lru_cache
 
 import numpy as np
@@ -42,6 +43,16 @@ def integer(seed: int, purpose: str, *key: int) -> int:
     """
     *rest, last = key
     return _block(seed, purpose, *rest, last // _BLOCK)[last % _BLOCK]
+
+
+def seed_globals(seed: int, purpose: str, key: int) -> None:
+    """Seed the global generators of torch, NumPy and Python, for agents that draw from them."""
+    import torch  # processes of environments do without it
+
+    number = integer(seed, purpose, key, 0)
+    torch.manual_seed(number)
+    np.random.seed(number)  # noqa: NPY002
+    random.seed(number)
 
 
 @lru_cache(maxsize=1024)

@@ -8,33 +8,40 @@ from __future__ import annotations
 import dataclasses
 import gc
 import os
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rank0rl.collector import Collector, make_rollout
-from rank0rl.envs import spaces
+from rank0rl import seeding
+from rank0rl.collector import Collector
+from rank0rl.envs.spaces import refuse_other_spaces
 from rank0rl.evaluation import Evaluation
 from rank0rl.launch import job
 from rank0rl.launch.failures import WRONG_USE
+from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import comm
-from rank0rl.mpi.threads import set_threads
-from rank0rl.options import OptionError
-from rank0rl.run import checkpoint, machine
-from rank0rl.run import settings as config
-from rank0rl.run.agents import load_agent, make_agent, seed_globals
+from rank0rl.mpi.threads import blas, set_threads
+from rank0rl.nets.networks import cost_notes
+from rank0rl.options import OptionError, as_settings, flag, names
+from rank0rl.run import checkpoint, machine, settings
+from rank0rl.run.agents import load_agent, make_agent
 from rank0rl.run.folder import discard
-from rank0rl.run.hooks import Hook, make_hooks
+from rank0rl.run.hooks import Hook, TensorBoard, WandB, make_hooks
 from rank0rl.run.launch_options import Words
+from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan, prepare
 from rank0rl.run.record import Recorder
-from rank0rl.run.run import Run, lead
+from rank0rl.run.rollouts import make_rollout
+from rank0rl.run.run import Run
 from rank0rl.run.state import State
-from rank0rl.run.timing import Phases
+from rank0rl.run.trust import sealed, without_seal, words_to_go_on
+from rank0rl.run.usage import Phases
 from rank0rl.trainer import train
 
 
@@ -76,9 +83,9 @@ def start(
         described = comm.allgather_obj(
             rollout.block.words, "the spaces of every rank's environments"
         )
-        spaces.refuse_other_spaces({env: its for rank in described for env, its in rank.items()})
+        refuse_other_spaces({env: its for rank in described for env, its in rank.items()})
         try:
-            seed_globals(options.seed, "init", 1)
+            seeding.seed_globals(options.seed, "init", 1)
             agent = make_agent(options, agent_options, rollout.spaces)
             if told["init"]:
                 checkpoint.check_init(agent, told["init"], str(options.init_from))
@@ -88,13 +95,12 @@ def start(
             return _refuse(error)
         collector = Collector(agent, rollout, options, phases)
         machines = comm.allgather_obj(machine.describe(), "what every rank runs on")
-        settings = config.settings(options, agent_options)
-        state = State(agent, collector, options, settings)
+        state = State(agent, collector, options, as_settings(options, agent_options))
         if options.eval_every:
             state.hooks.append(Evaluation(options, comm.get_nworkers()))
         state.hooks += more_hooks(options, folder)
         state.hooks += make_hooks(options, agent, collector.begin_with, state.share_over)
-        recorder = _lead(plan, state, phases, machines) if isinstance(plan, Plan) else None
+        recorder = _recorder(plan, state, phases, machines) if isinstance(plan, Plan) else None
         run = Run(phases, recorder, state.hooks)
         learner = Learner(agent, options, phases, state.share_over)
         overlap = Overlap(learner, collector, phases, state.share_over)
@@ -128,18 +134,6 @@ def _refuse(error: ValueError) -> int:
     return WRONG_USE
 
 
-def _lead(
-    plan: Plan, state: State, phases: Phases, machines: Sequence[Mapping[str, Any]]
-) -> Recorder:
-    """Return rank 0's recorder, or end the job with one line if the run cannot go on."""
-    try:
-        return lead(plan, state, phases, machines)
-    except ValueError as error:
-        job.fail(1, f"error: {error}")
-        comm.abort(1)
-        raise
-
-
 def _plain(plan: Plan) -> dict[str, Any]:
     """Return the settings as dicts: the other ranks have not imported the agent's file yet."""
     fields = {f.name: getattr(plan.agent, f.name) for f in dataclasses.fields(plan.agent)}
@@ -158,3 +152,105 @@ def _replay(options: RunOptions, folder: Path, iteration: int, fragment_id: int)
         f"To repeat it on one rank: python -m rank0rl replay {folder} --iteration {iteration} "
         f"{which} {fragment_id}"
     )
+
+
+def _recorder(
+    plan: Plan, state: State, phases: Phases, machines: Sequence[Mapping[str, Any]]
+) -> Recorder:
+    """Return rank 0's recorder, or end the job with one line if the run cannot go on.
+
+    Args:
+        plan: settings and folder of the run.
+        state: state of a run that begins.
+        phases: seconds of each phase.
+        machines: `machine.describe` of every rank.
+    """
+    try:
+        return _open_record(plan, state, phases, machines)
+    except ValueError as error:
+        job.fail(1, f"error: {error}")
+        comm.abort(1)
+        raise
+
+
+def _open_record(
+    plan: Plan, state: State, phases: Phases, machines: Sequence[Mapping[str, Any]]
+) -> Recorder:
+    """Open a run's record; on a resume, load its last checkpoint first.
+
+    Raises:
+        ValueError: if the checkpoint does not fit the agent, or a file of the run is damaged.
+    """
+    options, folder, nworkers = plan.options, plan.folder, len(machines)
+    for hook in state.hooks:
+        hook.folder, hook.settings = folder, state.settings
+    if options.resume:
+        state.load(checkpoint.read(checkpoint.latest(folder)))
+    if plan.init:
+        checkpoint.load_init(state.agent, plan.init)
+    if plan.notes:
+        state.progress.same_schedule_since = state.progress.iteration
+    state.settings = sealed(state.settings)
+    start = machine.provenance(machines, comm.mpi_version(), blas())
+    may_change = names(RunOptions, changes_curve=True, resume=True)
+    its_own = {k: v for k, v in vars(options).items() if k in may_change and v is not None}
+    start |= {"iteration": state.progress.iteration, "settings": its_own}
+    starts = settings.write(folder / "config.toml", state.settings, start)
+    state.hooks += _loggers(plan, state, starts[0])
+    logger = Logger(folder, options.quiet)
+    about = {
+        "env_id": options.env_id,
+        "algo": options.algo,
+        "seed": options.seed,
+        "nprocs": nworkers,
+        "num_envs": options.num_envs,
+    }
+    command = partial(_resume_command, plan, nworkers, words_to_go_on(state.settings))
+    recorder = Recorder(state, options, phases, about, logger, command)
+    logger.print(
+        f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}; settings: "
+        f"{plan.source}; run folder: {folder}"
+    )
+    if options.resume and (by := state.ended()):
+        logger.print(f"this run has ended, by {by}: to go on, raise {flag(by.partition(' ')[0])}")
+    if options.gather_parts > 1 and not comm.has_threads():
+        logger.print("note: --gather-parts has no effect: this MPI does not support threads")
+    changes = machine.differences(starts[-2], starts[-1]) if len(starts) > 1 else []
+    differences = [*changes, *machine.host_differences(machines)]
+    modules = state.agent.modules().values()
+    notes = [*plan.notes, *cost_notes(modules, getattr(plan.agent, "epochs", 1), options.device)]
+    notes += [f"{each}: the last bits of the curve may differ" for each in differences]
+    for note in notes:
+        logger.print(f"note: {note}")
+    return recorder
+
+
+def _resume_command(plan: Plan, nworkers: int, code: str) -> str:
+    where = _where(plan.options, nworkers)
+    resume = shlex.join([*machine.program(), "--resume", str(plan.folder)])
+    return f"{resume}{code}{where}"
+
+
+def _where(given: RunOptions, nworkers: int) -> str:
+    """Return the options that start as many ranks again, on the same hosts but for lost ones."""
+    where = {"--hosts": given.hosts, "--hostfile": given.hostfile, "--pass-env": given.pass_env}
+    where["--keep-batches"] = given.keep_batches
+    if left := job.hosts_left():
+        where |= {"--hosts": left, "--hostfile": None}
+        nworkers = min(nworkers, count_ranks(None, read_hosts(left, None)))
+    named = [f" {flag} {shlex.quote(value)}" for flag, value in where.items() if value]
+    return "".join(named) + f" --nprocs {nworkers}" * (nworkers > 1)
+
+
+def _loggers(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterator[Hook]:
+    """Yield where the record goes besides the run's folder."""
+    options, folder = plan.options, plan.folder
+    if options.tensorboard:
+        yield TensorBoard(folder, state.progress.steps)
+    if options.wandb:
+        yield WandB(
+            options.wandb,
+            folder,
+            without_seal(state.settings),
+            machine.key(folder, first_start),
+        )

@@ -8,8 +8,12 @@ from helpers import forks
 
 from rank0rl import cli
 from rank0rl.launch.fork import mpi_fork
-from rank0rl.run import plan
+from rank0rl.run import settings
 from rank0rl.run.launch_options import LaunchOptions, Words
+
+
+def launch_options(argv):
+    return Words.read(argv).launch_options(cli.algos.CONFIGS)
 
 
 def train(*args):
@@ -102,8 +106,8 @@ def test_the_supervisor_and_the_ranks_read_the_same():
     """Both parsers take the fields of `LaunchOptions`, and no other value of them."""
     argv = ["CartPole", "--nprocs", "2", "--num_envs=3", "--max-restarts", "1", "--bind-to-core"]
     argv += ["--hosts", "None", "--collective-timeout", "1.5", "--lr", "1", "--hidden", "8", "8"]
-    given = cli._launch_options(Words.read(argv))
-    run, _ = plan.read(Words.read(argv), {}, "")
+    given = launch_options(argv)
+    run, _ = settings.read_line(Words.read(argv), {}, "")
     assert given == LaunchOptions(**{name: getattr(run, name) for name in vars(given)})
     assert (given.nprocs, given.num_envs, given.max_restarts) == (2, 3, 1)
     assert (given.hosts, given.bind_to_core, given.collective_timeout) == (None, True, 1.5)
@@ -111,8 +115,7 @@ def test_the_supervisor_and_the_ranks_read_the_same():
 
 
 def test_help_starts_no_ranks():
-    words = Words.read(["--nprocs", "8", "--hosts", "a:8", "--help"])
-    assert cli._launch_options(words).how()["hosts"] is None
+    assert launch_options(["--nprocs", "8", "--hosts", "a:8", "--help"]).how()["hosts"] is None
 
 
 @pytest.mark.parametrize(
@@ -132,9 +135,9 @@ def test_ranks_without_an_environment_are_refused_before_they_start(
     (tmp_path / "c.toml").write_text(text)
     monkeypatch.setattr(cli.algos, "CONFIGS", tmp_path)
     with pytest.raises(ValueError, match="--num-envs"):
-        cli._launch_options(Words.read(argv.split()))
+        launch_options(argv.split())
     with pytest.raises(ValueError, match="--num-envs"):
-        cli._launch_options(Words.read([*argv.split(), "--config", str(tmp_path / "c.toml")]))
+        launch_options([*argv.split(), "--config", str(tmp_path / "c.toml")])
 
 
 def test_a_file_may_have_environments_for_more_ranks(tmp_path, monkeypatch):
@@ -144,5 +147,16 @@ def test_a_file_may_have_environments_for_more_ranks(tmp_path, monkeypatch):
     (tmp_path / "config.toml").write_text("num_envs = 42")
     a2c = ["--algo", "a2c"]
     for argv in (["40", *a2c], ["41", *a2c, "Pong-v5"], ["42", "--resume", str(tmp_path)]):
-        given = cli._launch_options(Words.read(["--nprocs", *argv]))
+        given = launch_options(["--nprocs", *argv])
         assert given.nprocs == int(argv[0])
+
+
+@pytest.mark.parametrize("algo", ["ppo", "some/ppo.py:PPO", "rank0rl.algos.ppo:PPO"])
+@pytest.mark.parametrize("env", ["Hopper", "Hopper-v5", "module:Hopper-v5"])
+def test_the_file_that_bounds_the_ranks_is_found_as_rank_0_finds_it(tmp_path, algo, env):
+    """Whatever the agent and the environment are called."""
+    (tmp_path / "ppo-Hopper.toml").write_text("num_envs = 40")
+    argv = [env, "--algo", algo, "--nprocs"]
+    assert Words.read([*argv, "40"]).launch_options(tmp_path).nprocs == 40
+    with pytest.raises(ValueError, match="num_envs=40, nprocs=41"):
+        Words.read([*argv, "41"]).launch_options(tmp_path)

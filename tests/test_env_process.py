@@ -16,16 +16,16 @@ from helpers.ranks import HERE, LIMIT_S
 from helpers.runs import train_here
 
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.collector import env_maker
 from rank0rl.envs import process as env_process
 from rank0rl.envs.make import make, own_module
 from rank0rl.envs.process import EnvProcess, EnvProcessError
 from rank0rl.envs.spaces import name_of
 from rank0rl.evaluation import Evaluation
 from rank0rl.launch import processes
-from rank0rl.mpi import hashes, weights
+from rank0rl.mpi import weights
 from rank0rl.run.hooks import Record
 from rank0rl.run.options import RunOptions
+from rank0rl.run.rollouts import env_maker
 
 FAR_S = 60.0  # a limit that nothing here comes near
 
@@ -271,7 +271,7 @@ def test_a_run_and_its_evaluations_have_the_same_data_in_processes(tmp_path_fact
         made = env_maker(options)()
         assert isinstance(made, EnvProcess) == apart
         made.close()
-        found.append([hashes.sha256_each(weights.named_tensors(agent.modules()))])
+        found.append([weights.sha256_each(weights.named_tensors(agent.modules()))])
         evaluation.after(agent, 1, Record())
         found[-1].append(evaluation.columns())
         evaluation.close()

@@ -10,7 +10,7 @@ from helpers.runs import SMALL, curve, resume, sha, table, train, train_on_ranks
 
 from rank0rl.agent import Step
 from rank0rl.api import evaluate
-from rank0rl.evaluation import deterministic
+from rank0rl.evaluation import Deterministic
 from rank0rl.run import checkpoint
 
 EVAL = ["--eval-every", "2", "--eval-episodes", "5"]
@@ -109,6 +109,6 @@ def test_without_exploration_normal_noise_is_0_and_all_else_as_it_was():
 
     agent, step = Shows(), Step(np.zeros(2), np.ones(2), np.arange(2), mask=np.array([3]))
     for agent.noise, noise in (("normal", 1), [0, 0]), (("uniform", 1), [1, 1]):
-        act, extras = deterministic(agent).act(step)
+        act, extras = Deterministic(agent).act(step)
         assert act.tolist() == noise
         assert extras == {"mask": step.mask, "explore": False}

@@ -77,6 +77,7 @@ TABLE = {
 }
 # File -> what it alone of its layer may import.
 MORE_OUTSIDE = {
+    "rank0rl.seeding": {"torch"},  # in one function, which processes of environments do not call
     "rank0rl.envs.make": {"gymnasium"},
     "rank0rl.envs.spaces": {"gymnasium"},
     "rank0rl.envs.wrappers": {"gymnasium"},

@@ -51,7 +51,7 @@ def test_advantages_of_a_fragment_of_several_episodes_are_those_of_a_slow_loop(e
     end = np.array(list(ends))
     fragment = Fragment(0, np.zeros((9, 1)), np.zeros(9), rew, terminated, truncated, end, None)
     after = rng.normal(size=len(end)).astype(np.float32)
-    adv = advantages(rew, val, after, terminated[end], fragment.episodes(), gamma, lam)
+    adv = advantages(fragment, val, after, gamma, lam)
     after[terminated[end]] = 0.0
 
     slow, start = [], 0
@@ -69,8 +69,11 @@ def test_advantages_of_a_fragment_of_several_episodes_are_those_of_a_slow_loop(e
 
 
 def test_advantages_need_a_value_for_the_end_of_each_episode():
-    with pytest.raises(ValueError, match="shorter"):
-        advantages(REW, VAL[:-1], VAL[:1], np.array([False]), [slice(0, 3), slice(3, 7)], 0.9, 0.9)
+    no = np.zeros(len(REW), bool)
+    end = np.array([2, len(REW) - 1])
+    fragment = Fragment(0, no, no, REW, no, no, end, None)
+    with pytest.raises(IndexError, match="did not match"):
+        advantages(fragment, VAL[:-1], VAL[:1], 0.9, 0.9)
 
 
 def test_explained_variance():

@@ -21,11 +21,11 @@ from helpers.runs import (
 
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.batch import Gathered
-from rank0rl.collector import make_rollout
 from rank0rl.learner import Learner
 from rank0rl.mpi import comm
 from rank0rl.run.options import RunOptions
-from rank0rl.run.timing import PHASES, Phases
+from rank0rl.run.rollouts import make_rollout
+from rank0rl.run.usage import PHASES, Phases
 
 MODES = {
     "steps": ["--steps-per-batch", "192"],

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from theme import DOCS, save_plot
 
-from rank0rl.run.timing import PHASES
+from rank0rl.run.usage import PHASES
 from rank0rl.tools import figures
 from rank0rl.tools.speedup.prediction import LARGER_BATCH, SAME, SAME_BATCH
 

@@ -20,7 +20,7 @@ from theme import WIDTH, box, save_diagram, write
 
 from rank0rl import cli
 from rank0rl.launch import job
-from rank0rl.run.timing import Phases
+from rank0rl.run.usage import Phases
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "timeline.csv"
 FOLDER = "TIMELINE_FOLDER"  # environment variable: where the ranks of a run write their phases

@@ -7,7 +7,30 @@ differ from the originals.
 
 from __future__ import annotations
 
-# Names of mpi_util that are not here -> what to do instead.
+MPI_UTIL = {
+    "mpi_fork": "launch.fork",
+    "rank": "mpi.comm",
+    "nworkers": "mpi.comm",
+    "print0": "mpi.comm",
+    "bcast": "mpi.comm",
+    "rank0_accum_batches": "mpi.gather",
+    "all_accum_batches": "mpi.gather",
+    "accum_batches": "compat.mpi_util",
+    "all_sum": "mpi.reduce",
+    "all_mean": "mpi.reduce",
+    "all_sum_scalar": "compat.mpi_util",
+    "all_mean_scalar": "compat.mpi_util",
+    "all_avg_wts": "compat.average",
+    "steps_sec": "compat.mpi_util",
+    "cumsum_steps": "compat.mpi_util",
+    "timeit": "compat.mpi_util",
+    "tf_config": "compat.mpi_util",
+    "rank0_bcast_wts": "mpi.weights",
+    "chksum": "mpi.weights",
+    "set_global_seeds": "compat.mpi_util",
+}
+"""Name of mpi_util -> its module here."""
+
 ABSENT = {
     "oldrank0_accum_batches": "use rank0_accum_batches",
     "xxxbcast": "use bcast",
@@ -18,6 +41,7 @@ ABSENT = {
     "tstart": "use what steps_sec returns",
     "lasttime": "use what timeit returns",
 }
+"""Name of mpi_util that is not here -> what to do instead."""
 
 
 def no_attribute(module: str, name: str) -> AttributeError:

@@ -1,26 +1,35 @@
-"""EvoRL's axes, which put all ranks in a grid, and its collectives of trees over the ranks along an axis."""
+"""EvoRL's axes, which put all ranks in a grid, and its collectives of trees over the ranks along an axis.
+
+A tree is made of nested dicts, lists, tuples, namedtuples and dataclasses. Its leaves are arrays, tensors
+and numbers. An axis is the name of some of the ranks: "DP", "POP" and "P" are all ranks, until `use_axes`
+lays the ranks out in a grid. A tuple of names is the ranks along all of these axes together; None is this
+rank alone. A function that takes an axis is collective: every rank of the axis calls it, in the same
+order, with trees of the same form, dtypes and shapes. If these differ, or a leaf cannot be sent, every
+rank of the axis raises the same ValueError. If there is no such axis, this rank alone raises one.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import functools
 import itertools
 import math
-import platform
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
+from torch import Tensor
 
-from rank0rl.mpi import comm, reduce, trees
+from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import Comm
-from rank0rl.mpi.errors import attempt
-from rank0rl.mpi.trees import as_value, as_values
+from rank0rl.mpi.gather import gather_many
+from rank0rl.mpi.values import SAME, as_values
+from rank0rl.mpi.world import attempt
 
 AxisName: TypeAlias = str | list[str] | tuple[str, ...] | None
-"""Name of an axis; a tuple of names, for the ranks along all of them together; None for no axis."""
 
 DP_AXIS_NAME = "DP"
 """Axis of the ranks that share the samples of one agent."""
@@ -30,7 +39,7 @@ PMAP_AXIS_NAME = "P"
 """Axis of all ranks, in versions of EvoRL that use jax.pmap."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Mesh:
     """Grid of ranks with named axes."""
 
@@ -68,7 +77,6 @@ class Mesh:
 
 
 def _axis_names(axis_name: AxisName) -> tuple[str, ...]:
-    """Return the names of the axes, of which there may be one, several or none."""
     if axis_name is None:
         return ()
     return tuple(axis_name) if isinstance(axis_name, list | tuple) else (axis_name,)
@@ -80,9 +88,8 @@ _meshes: list[Mesh] = []  # the one in use is the last
 def use_axes(**sizes: int) -> Mesh:
     """Lay all ranks out in a grid, whose axes have names that the other functions take.
 
-    Before the first call, "DP", "POP" and "P" mean all ranks. `use_axes(DP=2, POP=3)` makes two
-    rows of three: ranks 0, 1, 2 share a population, and so do ranks 3, 4, 5; ranks 0 and 3 share an
-    agent's samples. A call without arguments returns to the beginning.
+    `use_axes(DP=2, POP=3)` makes two rows of three: ranks 0, 1, 2 share a population, and so do ranks
+    3, 4, 5; ranks 0 and 3 share an agent's samples. A call without arguments returns to the beginning.
 
     Collective: every rank calls this, in the same order, with the same sizes.
 
@@ -117,9 +124,9 @@ def current_mesh() -> Mesh:
 
 
 def _all_ranks() -> Mesh:
-    n, everyone = comm.get_nworkers(), comm.world()
     names = (DP_AXIS_NAME, POP_AXIS_NAME, PMAP_AXIS_NAME)
-    return Mesh(dict.fromkeys(names, n), dict.fromkeys(_sets(names), everyone))
+    sizes = dict.fromkeys(names, comm.get_nworkers())
+    return Mesh(sizes, dict.fromkeys(_sets(names), comm.world()))
 
 
 def _along(sizes: Mapping[str, int]) -> dict[frozenset[str], Comm | None]:
@@ -139,182 +146,121 @@ def _sets(names: Collection[str]) -> list[frozenset[str]]:
     return [frozenset(some) for k in sizes for some in itertools.combinations(names, k)]
 
 
-def psum(x: Any, axis_name: AxisName = None) -> Any:
-    """Return sums over the ranks of an axis, leaf by leaf. Leaves of one dtype are one message.
+def _reduced(x: Any, axis_name: AxisName = None, *, op: str) -> Any:
+    """Return sums, means, or largest or smallest values over the ranks of an axis, leaf by leaf.
 
-    Collective: every rank of the axis calls this, in the same order.
-
-    Args:
-        x: array, tensor or number, or a tree of them: nested dicts, lists, tuples, namedtuples and
-            dataclasses.
-        axis_name: "DP", "POP", "P", or a name that was given to `use_axes`. A tuple of names means
-            the ranks of all these axes together. None returns x itself.
-
-    Returns:
-        A tree like x. Integers are exact.
-
-    Raises:
-        ValueError: the same on every rank of the axis, if trees, dtypes or shapes differ between
-            ranks, or if a leaf is not numeric; on this rank alone, if there is no such axis.
-        OverflowError: the same on every rank of the axis, if an integer does not fit its dtype.
-    """
-    return _reduced(x, "sum", axis_name, "psum")
-
-
-def pmean(x: Any, axis_name: AxisName = None) -> Any:
-    """Return means over the ranks of an axis, as `psum` does. The mean of integers is float64.
-
-    Collective: every rank of the axis calls this, in the same order.
-    """
-    return _reduced(x, "mean", axis_name, "pmean")
-
-
-def pmax(x: Any, axis_name: AxisName = None) -> Any:
-    """Return the largest values over the ranks of an axis, element by element, as `psum` does.
-
-    Collective: every rank of the axis calls this, in the same order.
-    """
-    return _reduced(x, "max", axis_name, "pmax")
-
-
-def pmin(x: Any, axis_name: AxisName = None) -> Any:
-    """Return the smallest values over the ranks of an axis, element by element, as `psum` does.
-
-    Collective: every rank of the axis calls this, in the same order.
-    """
-    return _reduced(x, "min", axis_name, "pmin")
-
-
-def all_gather(x: Any, axis_name: AxisName = None, *, axis: int = 0, tiled: bool = False) -> Any:
-    """Stack what all ranks of an axis have, leaf by leaf, in the order of ranks.
-
-    Collective: every rank of the axis calls this, in the same order.
-
-    Args:
-        x: tree, as in `psum`, with the same dtypes and shapes on every rank.
-        axis_name: name of the axis, as in `psum`.
-        axis: the axis of the result that counts the ranks.
-        tiled: True to concatenate along an existing axis instead of adding one.
-
-    Returns:
-        A tree like x. With axis 0, each leaf has shape (ranks, *its shape). Numbers become arrays.
-        With a tuple of names, neighbours differ along the axis that is named last.
-
-    Raises:
-        ValueError: in the same cases as `psum`.
-    """
-    if not _axis_names(axis_name):
-        return x
-    mesh = current_mesh()
-    gathered = reduce.gather_many(trees.named(x), "all_gather", mesh.comm(axis_name))
-    order = mesh.order(axis_name)
-    if order != sorted(order):
-        gathered = {name: a[order] for name, a in gathered.items()}
-    return trees.rebuilt(x, [_laid(a, axis, tiled) for a in gathered.values()])
-
-
-def unpmap(x: Any, axis_name: AxisName = None) -> Any:
-    """Return what the first rank of an axis has, leaf by leaf, on every rank of the axis.
-
-    Collective: every rank of the axis calls this, in the same order.
-
-    Args:
-        x: tree, as in `psum`, with the same dtypes and shapes on every rank.
-        axis_name: name of the axis, as in `psum`.
-
-    Returns:
-        A tree like x.
-
-    Raises:
-        ValueError: in the same cases as `psum`.
+    Leaves of one dtype are one message. Integers are exact, but their mean is float64. One that does not
+    fit its dtype is the same OverflowError on every rank of the axis.
     """
     if not _axis_names(axis_name):
         return x
     along = current_mesh().comm(axis_name)
-    leaves = trees.named(x)
+    return rebuilt(x, reduce.reduce_many(named(x), op, f"p{op}", along).values())
+
+
+psum = functools.partial(_reduced, op="sum")
+pmean = functools.partial(_reduced, op="mean")
+pmax = functools.partial(_reduced, op="max")
+pmin = functools.partial(_reduced, op="min")
+
+
+def all_gather(x: Any, axis_name: AxisName = None, *, axis: int = 0, tiled: bool = False) -> Any:
+    """Stack what all ranks of an axis have, leaf by leaf, in the order of ranks. Numbers become arrays.
+
+    With a tuple of names, neighbours differ along the axis that is named last.
+
+    Args:
+        x: tree.
+        axis_name: name of the axis.
+        axis: the axis of the result that counts the ranks.
+        tiled: True to concatenate along an existing axis instead of adding one.
+    """
+    if not _axis_names(axis_name):
+        return x
+    order = current_mesh().order(axis_name)
+    gathered = gather_many(named(x), "all_gather", current_mesh().comm(axis_name))
+    return rebuilt(x, [laid(a[order], axis, tiled) for a in gathered.values()])
+
+
+def laid(stacked: Any, axis: int, tiled: bool) -> Any:
+    """Move the first axis, which counts ranks, to another place, or merge it into another axis."""
+    if not tiled:
+        move = torch.movedim if isinstance(stacked, Tensor) else np.moveaxis
+        return move(stacked, 0, axis)
+    if stacked.ndim < 2:
+        raise ValueError("tiled must be False for numbers, which have no axis: got True")
+    join = torch.cat if isinstance(stacked, Tensor) else np.concatenate
+    return join(tuple(stacked), axis)
+
+
+def unpmap(x: Any, axis_name: AxisName = None) -> Any:
+    """Return what the first rank of an axis has, leaf by leaf, on every rank of the axis."""
+    if not _axis_names(axis_name):
+        return x
+    along = current_mesh().comm(axis_name)
+    leaves = named(x)
     values, problem = attempt(lambda: as_values(leaves), {})
     layout = {name: value.kind for name, value in values.items()}
-    check_layout(layout, "unpmap", problem, "kinds, dtypes and shapes", along)
+    check_layout(layout, "unpmap", problem, SAME, along)
     first = {}
     for name, value in values.items():
         array = np.array(value.array, order="C")
         comm.bcast_(array, along)
         first[name] = value.restore(array)
-    return trees.rebuilt(x, [first[name] for name in leaves])
+    return rebuilt(x, [first[name] for name in leaves])
 
 
-def is_dist_initialized() -> bool:
-    """Return True if there is more than one rank."""
-    return comm.get_nworkers() > 1
+def _children(tree: Any) -> Mapping[Any, Any] | None:
+    """Return key -> child of a dict, list, tuple or dataclass; {} for None; None for a leaf."""
+    if tree is None or isinstance(tree, Mapping):
+        return tree or {}
+    if isinstance(tree, list | tuple):
+        return dict(enumerate(tree))
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        return {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
+    return None
 
 
-def get_process_id() -> int:
-    """Return the number of this rank's host, from 0, in the order of the hosts' first ranks.
-
-    Collective: every rank calls this. After the first time nothing is sent.
-    """
-    return list(dict.fromkeys(comm.hosts())).index(platform.node())
-
-
-def get_global_ranks() -> npt.NDArray[np.int32]:
-    """Return the ranks of all processes, 0 to n - 1: the whole array on every rank."""
-    return np.arange(comm.get_nworkers(), dtype=np.int32)
+def named(tree: Any, name: str = "x") -> dict[str, Any]:
+    """Return the leaves of a tree by name, such as "x['actor'][0]", in order."""
+    children = _children(tree)
+    if children is None:
+        return {name: tree}
+    found: dict[str, Any] = {}
+    for key, child in children.items():
+        found |= named(child, f"{name}[{key!r}]")
+    return found
 
 
-def split_key_to_devices(key: Any, devices: Sequence[Any]) -> list[Any]:
-    """Return one key for each device, independent of each other and of the key itself.
+def rebuilt(tree: Any, new: Iterable[Any]) -> Any:
+    """Return a tree of the same form with other leaves, given in order."""
+    rest = iter(new)
 
-    Every rank gets all keys, and rank i usually takes number i. The same key always gives the same
-    keys, because it is not changed.
+    def build(old: Any) -> Any:
+        children = _children(old)
+        if children is None:
+            return next(rest)
+        return _like(old, {key: build(child) for key, child in children.items()})
 
-    Args:
-        key: a seed, at least 0; a SeedSequence; a Generator, of which only the seed counts; or an
-            array or tensor of integers.
-        devices: sequence with one item for each key, such as `get_global_ranks()`.
-
-    Returns:
-        Keys of the same kind, dtype and shape as the key.
-
-    Raises:
-        TypeError: if the key is of another kind.
-    """
-    return [_child(key, i) for i in range(len(devices))]
+    return build(tree)
 
 
-def _reduced(x: Any, op: str, axis_name: AxisName, what: str) -> Any:
-    if not _axis_names(axis_name):
-        return x
-    along = current_mesh().comm(axis_name)
-    return trees.rebuilt(x, reduce.reduce_many(trees.named(x), op, what, along).values())
+def _like(tree: Any, children: dict[Any, Any]) -> Any:
+    """Return a container of the same type as `tree`, with other children."""
+    if tree is None:
+        return None
+    if isinstance(tree, dict):
+        filled = copy.copy(tree)  # keeps what else a subclass of dict knows
+        filled.update(children)
+        return filled
+    if isinstance(tree, list | tuple):
+        kind: Any = type(tree)
+        return kind(*children.values()) if hasattr(tree, "_fields") else kind(children.values())
+    return children if isinstance(tree, Mapping) else dataclasses.replace(tree, **children)
 
 
-def _laid(stacked: Any, axis: int, tiled: bool) -> Any:
-    """Move the first axis, which counts ranks, to another place, or merge it into another axis."""
-    move = torch.movedim if isinstance(stacked, torch.Tensor) else np.moveaxis
-    if not tiled:
-        return move(stacked, 0, axis)
-    if stacked.ndim < 2:
-        raise ValueError("tiled must be False for numbers, which have no axis: got True")
-    axis %= stacked.ndim - 1
-    shape = list(stacked.shape[1:])
-    shape[axis] *= stacked.shape[0]
-    return move(stacked, 0, axis).reshape(shape)
-
-
-def _child(key: Any, i: int) -> Any:
-    if isinstance(key, np.random.SeedSequence):
-        return np.random.SeedSequence(key.entropy, spawn_key=(*key.spawn_key, i))
-    if isinstance(key, np.random.Generator):
-        sequence = _child(key.bit_generator.seed_seq, i)
-        return np.random.Generator(type(key.bit_generator)(sequence))
-    if isinstance(key, int | np.integer) and not isinstance(key, bool):
-        return int(
-            np.random.SeedSequence(int(key), spawn_key=(i,)).generate_state(1, np.uint64)[0] >> 1
-        )
-    thing = as_value(key)
-    if thing.array.dtype.kind not in "iu":
-        raise TypeError(f"key must be integers, a SeedSequence or a Generator: got {key!r}")
-    words = np.ascontiguousarray(thing.array).reshape(-1).view(np.uint8).tolist()
-    state = np.random.SeedSequence(words, spawn_key=(i,)).generate_state(len(words) // 4 + 1)
-    drawn = state.view(np.uint8)[: len(words)].view(thing.array.dtype)
-    return thing.restore(drawn.reshape(thing.array.shape))
+def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Return a tree of fn(leaf, leaves of the other trees with the same name)."""
+    each = [named(other) for other in others]
+    new = [fn(leaf, *(leaves[name] for leaves in each)) for name, leaf in named(tree).items()]
+    return rebuilt(tree, new)

@@ -1,10 +1,8 @@
-"""Averages and statistics over ranks, for scripts in which every rank updates."""
+"""Averages over ranks and running statistics, for scripts in which every rank updates."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,16 +13,10 @@ from torch._utils import _unflatten_dense_tensors
 
 from rank0rl.mpi.agreement import check_layout, exchange
 from rank0rl.mpi.comm import Comm, among, get_nworkers, reduce_
-from rank0rl.mpi.errors import attempt, collective
 from rank0rl.mpi.gather import all_accum_batches
-from rank0rl.mpi.trees import as_value, check_numbers
-from rank0rl.mpi.weights import (
-    check_data,
-    kinds,
-    rank0_bcast_wts,
-    tensors_to_overwrite,
-    without_label,
-)
+from rank0rl.mpi.values import Kind
+from rank0rl.mpi.weights import check_data, named_tensors, rank0_bcast_wts, without_label
+from rank0rl.mpi.world import attempt, collective
 from rank0rl.nets.normalize import Moments
 
 Array = npt.NDArray[Any]
@@ -57,14 +49,11 @@ def all_avg_wts(*things: Any, label: str = "", comm: Comm | None = None) -> None
     """
     things, label = without_label(things, label)
     what = f"all_avg_wts {label}".strip()
-    tensors, problem = attempt(lambda: tensors_to_overwrite(*things), {})
-    check_layout(kinds(tensors), what, problem, _SAME, comm=comm)
-    averaged = {k: t for k, t in tensors.items() if t.is_floating_point() or t.is_complex()}
-    wide = {
-        t.dtype: _WIDE_COMPLEX.get(t.dtype, torch.float64)
-        for t in averaged.values()
-        if not t.is_complex()
-    }
+    tensors, problem = attempt(lambda: named_tensors(*things, to_overwrite=True), {})
+    check_layout(_kinds(tensors), what, problem, _SAME, comm=comm)
+    real = {k: t for k, t in tensors.items() if t.is_floating_point()}
+    averaged = real | {k: t for k, t in tensors.items() if t.is_complex()}
+    wide = {t.dtype: torch.float64 for t in real.values()}
     _average_(averaged, {**_WIDE_COMPLEX, **wide}, what, comm)
     rank0_bcast_wts({k: t for k, t in tensors.items() if k not in averaged}, comm=comm)
 
@@ -122,7 +111,7 @@ def average_grads_(
     """
     has = bytes([name in grads for name in params])
     _, wrong = attempt(lambda: check_data(params, grads), None)
-    by_rank = exchange(kinds(params), what, has, problem or wrong, _SAME, comm)
+    by_rank = exchange(_kinds(params), what, has, problem or wrong, _SAME, comm)
     averaged = {
         name: grads[name] if name in grads else torch.zeros_like(p)
         for (name, p), *of_ranks in zip(params.items(), *by_rank, strict=True)
@@ -130,6 +119,18 @@ def average_grads_(
     }
     _average_(averaged, _WIDE_GRADS, what, comm)
     return averaged
+
+
+def _parameters(thing: Any) -> dict[str, Tensor]:
+    if isinstance(thing, nn.Module):
+        return dict(thing.named_parameters())
+    if isinstance(thing, Tensor):
+        return {"0": thing}
+    raise TypeError(f"expected a module or a tensor: got {type(thing).__name__}")
+
+
+def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, Kind]:
+    return {name: Kind("", t.dtype, t.shape, t.device.type) for name, t in tensors.items()}
 
 
 def _average_(
@@ -143,15 +144,12 @@ def _average_(
     Large tensors are added where they are, which saves two copies; one that shares memory with
     another is copied. The small ones of one dtype are put together, which saves messages.
     """
-    large = [
-        t
-        for t in tensors.values()
-        if t.nbytes >= _LARGE and t.dtype not in wide and t.device.type == "cpu"
-    ]
-    ids = {id(t) for t in large}
+    large: list[Tensor] = []
     small: dict[torch.dtype, list[Tensor]] = {}
     for t in tensors.values():
-        if id(t) not in ids:
+        if t.nbytes >= _LARGE and t.dtype not in wide and t.device.type == "cpu":
+            large.append(t)
+        else:
             small.setdefault(t.dtype, []).append(t)
     apart = _apart(large)
     sums = [
@@ -180,72 +178,6 @@ def _apart(tensors: Sequence[Tensor]) -> set[int]:
             found.add(i)
             end = t.data_ptr() + t.nbytes
     return found
-
-
-def _parameters(thing: Any) -> dict[str, Tensor]:
-    if isinstance(thing, nn.Module):
-        return dict(thing.named_parameters())
-    if isinstance(thing, Tensor):
-        return {"0": thing}
-    raise TypeError(f"expected a module or a tensor: got {type(thing).__name__}")
-
-
-# Number of samples, sum, sum of squared deviations from their mean, least, largest.
-_OF_RANK = struct.Struct("5d")
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Statistics of samples that are spread over ranks."""
-
-    mean: float
-    std: float
-    """Standard deviation of the samples themselves: the sum of squares divided by their number."""
-    min: float
-    max: float
-    count: int
-
-
-@collective
-def statistics(x: Any, comm: Comm | None = None) -> Statistics:
-    """Return mean, standard deviation and extremes of all samples of all ranks, in float64.
-
-    Collective: every rank calls this, in the same order.
-
-    Args:
-        x: this rank's samples, any number of them: an array, tensor, list or number.
-        comm: the ranks; all of the job by default.
-
-    Returns:
-        The same on every rank. Without any samples nan, with inf and -inf as extremes.
-
-    Raises:
-        ValueError: the same on every rank, if one passes anything but real numbers.
-    """
-    here, problem = attempt(lambda: _of_rank(x), b"")
-    each = exchange({}, "statistics", here, problem, comm=comm)
-    counts, totals, squared, lows, highs = np.array([_OF_RANK.unpack(part) for part in each]).T
-    count = counts.sum()
-    if not count:
-        return Statistics(float("nan"), float("nan"), float("inf"), float("-inf"), 0)
-    mean = totals.sum() / count
-    between = counts * np.square(totals / np.maximum(counts, 1) - mean)
-    variance = (squared + between).sum() / count
-    return Statistics(
-        float(mean), float(variance**0.5), float(lows.min()), float(highs.max()), int(count)
-    )
-
-
-def _of_rank(x: Any) -> bytes:
-    """Return count, sum, sum of squared deviations and extremes of this rank's samples, as bytes."""
-    array = as_value(x).array
-    check_numbers(array, "max")
-    samples = array.astype(np.float64).reshape(-1)
-    n, total = samples.size, samples.sum()
-    squares = np.square(samples - total / max(1, n)).sum()
-    return _OF_RANK.pack(
-        n, total, squares, samples.min(initial=np.inf), samples.max(initial=-np.inf)
-    )
 
 
 # Rows are counted in blocks of so many bytes: update by update takes several times as long.
@@ -286,10 +218,7 @@ class RunningNorm:
         return int(self.moments.count)
 
     def update(self, x: Array) -> None:
-        """Keep rows that this rank has seen, for the next `merge`.
-
-        Args:
-            x: rows, (N, *shape).
+        """Keep rows that this rank has seen, (N, *shape), for the next `merge`.
 
         Raises:
             ValueError: if x has another shape.
@@ -336,7 +265,5 @@ class RunningNorm:
     def _as_rows(self) -> dict[str, Array]:
         """Return the new count, mean and variance as one row each."""
         self._count()
-        new = self._new
-        return {"count": new.count.numpy()[None], "mean": new.mean.numpy()[None]} | {
-            "var": new.var.numpy()[None]
-        }
+        new = {"count": self._new.count, "mean": self._new.mean, "var": self._new.var}
+        return {name: t.numpy()[None] for name, t in new.items()}

@@ -1,4 +1,7 @@
-"""EvoRL's distributed tools on arrays and tensors. A rank stands for one of EvoRL's devices."""
+"""EvoRL's distributed tools on arrays and tensors. A rank stands for one of EvoRL's devices.
+
+Its axes and the collectives of trees over them are in `_evorl_axes`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import copy
 import dataclasses
 import functools
 import operator
+import platform
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,25 +26,26 @@ from rank0rl.compat._evorl_axes import (
     Mesh,
     all_gather,
     current_mesh,
-    get_global_ranks,
-    get_process_id,
-    is_dist_initialized,
+    laid,
+    named,
     pmax,
     pmean,
     pmin,
     psum,
-    split_key_to_devices,
+    rebuilt,
+    tree_map,
     unpmap,
     use_axes,
 )
-from rank0rl.mpi import reduce, trees
-from rank0rl.mpi.errors import alone, attempt
+from rank0rl.mpi import comm
+from rank0rl.mpi.gather import gather_many
+from rank0rl.mpi.values import as_value
+from rank0rl.mpi.world import alone, attempt
 
 __all__ = [
     "DP_AXIS_NAME",
     "PMAP_AXIS_NAME",
     "POP_AXIS_NAME",
-    "GradientTransformation",
     "Mesh",
     "TorchOptimizer",
     "agent_gradient_update",
@@ -63,19 +69,66 @@ __all__ = [
 Update = Callable[..., tuple[Any, Any, Any]]
 
 
-class GradientTransformation(Protocol):
-    """Optimizer with the interface of optax."""
+def is_dist_initialized() -> bool:
+    """Return True if there is more than one rank."""
+    return comm.get_nworkers() > 1
 
-    def init(self, params: Any) -> Any:
-        """Return the state before the first update."""
 
-    def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        """Return what to add to the parameters, and the next state. `updates` are gradients."""
+def get_process_id() -> int:
+    """Return the number of this rank's host, from 0, in the order of the hosts' first ranks.
+
+    Collective: every rank calls this. After the first time nothing is sent.
+    """
+    return list(dict.fromkeys(comm.hosts())).index(platform.node())
+
+
+def get_global_ranks() -> npt.NDArray[np.int32]:
+    """Return the ranks of all processes, 0 to n - 1: the whole array on every rank."""
+    return np.arange(comm.get_nworkers(), dtype=np.int32)
+
+
+def split_key_to_devices(key: Any, devices: Sequence[Any]) -> list[Any]:
+    """Return one key for each device, independent of each other and of the key itself.
+
+    Every rank gets all keys, and rank i usually takes number i. The same key always gives the same
+    keys, because it is not changed.
+
+    Args:
+        key: a seed, at least 0; a SeedSequence; a Generator, of which only the seed counts; or an
+            array or tensor of integers.
+        devices: sequence with one item for each key, such as `get_global_ranks()`.
+
+    Returns:
+        Keys of the same kind, dtype and shape as the key.
+
+    Raises:
+        TypeError: if the key is of another kind.
+    """
+    return [_child(key, i) for i in range(len(devices))]
+
+
+def _child(key: Any, i: int) -> Any:
+    if isinstance(key, np.random.SeedSequence):
+        return np.random.SeedSequence(key.entropy, spawn_key=(*key.spawn_key, i))
+    if isinstance(key, np.random.Generator):
+        sequence = _child(key.bit_generator.seed_seq, i)
+        return np.random.Generator(type(key.bit_generator)(sequence))
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        return int(
+            np.random.SeedSequence(int(key), spawn_key=(i,)).generate_state(1, np.uint64)[0] >> 1
+        )
+    thing = as_value(key)
+    if thing.array.dtype.kind not in "iu":
+        raise TypeError(f"key must be integers, a SeedSequence or a Generator: got {key!r}")
+    words = np.ascontiguousarray(thing.array).reshape(-1).view(np.uint8).tolist()
+    state = np.random.SeedSequence(words, spawn_key=(i,)).generate_state(len(words) // 4 + 1)
+    drawn = state.view(np.uint8)[: len(words)].view(thing.array.dtype)
+    return thing.restore(drawn.reshape(thing.array.shape))
 
 
 @dataclasses.dataclass(frozen=True)
 class TorchOptimizer:
-    """`GradientTransformation` made of one of torch's optimizers. Each update copies its state.
+    """One of torch's optimizers with the interface of optax. Each update copies its state.
 
     Args:
         make: function that makes an optimizer of a list of tensors, such as
@@ -89,21 +142,25 @@ class TorchOptimizer:
         return self.make(_copies(params)).state_dict()
 
     def update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Return what to add to the parameters, and the next state.
+        """Return what to add to the parameters, and the next state. `updates` are gradients.
 
         Raises:
             ValueError: if params is None.
         """
         if params is None:
             raise ValueError("torch's optimizers need the parameters: got None; pass params")
-        before, after = trees.named(params), _copies(params)
+        before, after = named(params), _copies(params)
         optimizer = self.make(after)
         optimizer.load_state_dict(copy.deepcopy(state))
-        for p, grad in zip(after, trees.named(updates).values(), strict=True):
+        for p, grad in zip(after, named(updates).values(), strict=True):
             p.grad = grad.clone()
         optimizer.step()
         changes = [new.detach() - old for new, old in zip(after, before.values(), strict=True)]
-        return trees.rebuilt(params, changes), optimizer.state_dict()
+        return rebuilt(params, changes), optimizer.state_dict()
+
+
+def _copies(params: Any) -> list[Tensor]:
+    return [p.detach().clone().requires_grad_() for p in named(params).values()]
 
 
 def _or_pmap_axis_name(function: Callable[..., Update]) -> Callable[..., Update]:
@@ -122,10 +179,7 @@ def _or_pmap_axis_name(function: Callable[..., Update]) -> Callable[..., Update]
 
 @_or_pmap_axis_name
 def gradient_update(
-    loss_fn: Callable[..., Any],
-    optimizer: GradientTransformation,
-    dp_axis_name: AxisName,
-    has_aux: bool = False,
+    loss_fn: Callable[..., Any], optimizer: Any, dp_axis_name: AxisName, has_aux: bool = False
 ) -> Update:
     """Return a function that makes one optimizer step down the gradient of a loss.
 
@@ -133,8 +187,8 @@ def gradient_update(
         loss_fn: function of (params, ...) that returns the loss, a tensor of one number, or
             (loss, aux). params is a tree of tensors.
         optimizer: object with optax's `init` and `update`, such as a `TorchOptimizer`.
-        dp_axis_name: axis of the ranks over which gradients are averaged, or a tuple of axes. None:
-            no average. The keyword may be `pmap_axis_name` too.
+        dp_axis_name: axis of the ranks over which gradients are averaged. The keyword may be
+            `pmap_axis_name` too.
         has_aux: True if loss_fn returns (loss, aux).
 
     Returns:
@@ -146,10 +200,25 @@ def gradient_update(
         value, grads = _value_and_grad(loss_fn, has_aux, params, *args, **kwargs)
         with torch.no_grad():
             changes, opt_state = optimizer.update(pmean(grads, dp_axis_name), opt_state, params)
-            params = trees.tree_map(lambda p, change: (p + change).to(p.dtype), params, changes)
+            params = tree_map(lambda p, change: (p + change).to(p.dtype), params, changes)
         return value, params, opt_state
 
     return update
+
+
+def _value_and_grad(
+    loss_fn: Callable[..., Any], has_aux: bool, params: Any, *args: Any, **kwargs: Any
+) -> tuple[Any, Any]:
+    """Return the loss (and aux) without graph, and a tree of gradients: 0 for parameters it does not depend on."""
+    live = [p.detach().requires_grad_() for p in named(params).values()]
+    with torch.enable_grad():
+        value = loss_fn(rebuilt(params, live), *args, **kwargs)
+    loss = value[0] if has_aux else value
+    grads = [torch.zeros_like(p) for p in live]
+    if loss.requires_grad:
+        grads = list(torch.autograd.grad(loss, live, allow_unused=True, materialize_grads=True))
+    value = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, value)
+    return value, rebuilt(params, grads)
 
 
 def _attach_params(agent_state: Any, params: Any) -> Any:
@@ -162,20 +231,19 @@ def _attach_params(agent_state: Any, params: Any) -> Any:
 @_or_pmap_axis_name
 def agent_gradient_update(
     loss_fn: Callable[..., Any],
-    optimizer: GradientTransformation,
+    optimizer: Any,
     dp_axis_name: AxisName = None,
     has_aux: bool = False,
     attach_fn: Callable[[Any, Any], Any] = _attach_params,
     detach_fn: Callable[[Any], Any] = operator.attrgetter("params"),
 ) -> Update:
-    """Return a function like that of `gradient_update`, on an agent's state that holds parameters.
+    """Do what `gradient_update` does, on an agent's state that holds the parameters.
 
     Args:
         loss_fn: function of (agent_state, ...) that returns the loss, or (loss, aux).
-        optimizer: object with optax's `init` and `update`, as in `gradient_update`.
-        dp_axis_name: axis to average over, as in `gradient_update`. The keyword may be
-            `pmap_axis_name` too.
-        has_aux: True if loss_fn returns (loss, aux).
+        optimizer: as in `gradient_update`.
+        dp_axis_name: as in `gradient_update`.
+        has_aux: as in `gradient_update`.
         attach_fn: function of (agent_state, params) that returns the state with these parameters.
             The default replaces `params` of a dataclass, of a namedtuple, or of an object with a
             method `replace`.
@@ -198,25 +266,6 @@ def agent_gradient_update(
         return value, attach_fn(agent_state, params), opt_state
 
     return update
-
-
-def _value_and_grad(
-    loss_fn: Callable[..., Any], has_aux: bool, params: Any, *args: Any, **kwargs: Any
-) -> tuple[Any, Any]:
-    """Return the loss (and aux) without graph, and a tree of gradients: 0 for parameters it does not depend on."""
-    live = [p.detach().requires_grad_() for p in trees.named(params).values()]
-    with torch.enable_grad():
-        value = loss_fn(trees.rebuilt(params, live), *args, **kwargs)
-    loss = value[0] if has_aux else value
-    grads = [torch.zeros_like(p) for p in live]
-    if loss.requires_grad:
-        grads = list(torch.autograd.grad(loss, live, allow_unused=True, materialize_grads=True))
-    value = trees.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, value)
-    return value, trees.rebuilt(params, grads)
-
-
-def _copies(params: Any) -> list[Tensor]:
-    return [p.detach().clone().requires_grad_() for p in trees.named(params).values()]
 
 
 def shmap_map(
@@ -253,15 +302,6 @@ def shmap_vmap(
     return _shard_map(lambda *args: _batched(fn, args), mesh, in_specs, out_specs)
 
 
-def tree_device_put(tree: Any, device: torch.device | str) -> Any:
-    """Return the tree with all leaves as tensors on a device."""
-
-    def put(leaf: Any) -> Tensor:
-        return leaf.to(device) if isinstance(leaf, Tensor) else torch.tensor(leaf, device=device)
-
-    return trees.tree_map(put, tree)
-
-
 def _shard_map(
     run: Callable[..., Any], mesh: Mesh | None, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
@@ -286,7 +326,7 @@ def _shards(args: Sequence[Any], in_specs: Any, mesh: Mesh) -> list[Any]:
     """Return this rank's rows of all arguments."""
     axes = _axes(in_specs, len(args), "in_specs", "arguments")
     shards = [_rows(x, axis, mesh) for x, axis in zip(args, axes, strict=True)]
-    counts = {len(leaf) for shard in shards for leaf in trees.named(shard).values()}
+    counts = {len(leaf) for shard in shards for leaf in named(shard).values()}
     if len(counts) != 1 or counts == {0}:
         raise ValueError(
             f"all arguments must have the same number of rows, at least 1: got {sorted(counts)}"
@@ -300,7 +340,7 @@ def _refuse(problem: str, out_specs: Any, mesh: Mesh) -> None:
     axis = next(filter(None, _axes(specs, len(specs), "out_specs", "results")), None)
     if axis is None:
         raise alone(ValueError(problem))
-    reduce.gather_many({}, "shmap", mesh.comm(axis), problem)
+    gather_many({}, "shmap", mesh.comm(axis), problem)
 
 
 def _axes(specs: Any, n: int, what: str, trees_are: str) -> list[str | None]:
@@ -333,23 +373,22 @@ def _rows(tree: Any, axis: str | None, mesh: Mesh) -> Any:
             )
         return leaf[place * each : (place + 1) * each]
 
-    return trees.tree_map(mine, tree)
+    return tree_map(mine, tree)
 
 
 def _together(tree: Any, axis: str | None, mesh: Mesh) -> Any:
     """Return the rows of all ranks along an axis."""
     if axis is None:
         return tree
-    whole = reduce.gather_many(trees.named(tree), "shmap", mesh.comm(axis))
-    rows = [a.reshape(a.shape[0] * a.shape[1], *a.shape[2:]) for a in whole.values()]
-    return trees.rebuilt(tree, rows)
+    whole = gather_many(named(tree), "shmap", mesh.comm(axis))
+    return rebuilt(tree, [laid(stacked, 0, tiled=True) for stacked in whole.values()])
 
 
 def _in_sequence(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
-    count = len(next(iter(trees.named(args).values())))
-    rows = [trees.tree_map(operator.itemgetter(i), tuple(args)) for i in range(count)]
+    count = len(next(iter(named(args).values())))
+    rows = [tree_map(operator.itemgetter(i), tuple(args)) for i in range(count)]
     results = [fn(*row) for row in rows]
-    return trees.tree_map(_stacked, *results)
+    return tree_map(_stacked, *results)
 
 
 def _stacked(*values: Any) -> Any:
@@ -357,7 +396,16 @@ def _stacked(*values: Any) -> Any:
 
 
 def _batched(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
-    arrays = not any(isinstance(leaf, Tensor) for leaf in trees.named(args).values())
-    tensors = trees.tree_map(torch.as_tensor, tuple(args))
+    arrays = not any(isinstance(leaf, Tensor) for leaf in named(args).values())
+    tensors = tree_map(torch.as_tensor, tuple(args))
     results = torch.vmap(fn, randomness="different")(*tensors)
-    return trees.tree_map(lambda t: t.numpy(), results) if arrays else results
+    return tree_map(lambda t: t.numpy(), results) if arrays else results
+
+
+def tree_device_put(tree: Any, device: torch.device | str) -> Any:
+    """Return the tree with all leaves as tensors on a device."""
+
+    def put(leaf: Any) -> Tensor:
+        return leaf.to(device) if isinstance(leaf, Tensor) else torch.tensor(leaf, device=device)
+
+    return tree_map(put, tree)

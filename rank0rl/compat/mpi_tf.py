@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rank0rl.compat.average import average_grads_
 from rank0rl.mpi import weights
-from rank0rl.mpi.errors import alone
+from rank0rl.mpi.world import alone
 
 GradsAndVars = list[tuple[Tensor | None, Tensor]]
 
@@ -89,25 +89,21 @@ class MpiAdamOptimizer:
             counts as 0. If no rank's loss depends on it, the gradient is None.
 
         Raises:
-            ValueError: the same on every rank, if dtypes, shapes or kinds of devices differ between
-                ranks, or a variable holds no data.
+            ValueError: in the same cases as `all_avg_grads`.
             TypeError: if a keyword is unknown.
         """
         unknown = kwargs.keys() - _TF_ONLY - {"grad_loss", "retain_graph"}
         if unknown:
             raise TypeError(f"compute_gradients has no keyword {', '.join(sorted(unknown))}")
         named = _named(var_list)
-        found: tuple[Tensor | None, ...] = (None,) * len(named)
+        grads: dict[str, Tensor] = {}
         if loss.requires_grad and named:
+            kept, outer = kwargs.get("retain_graph"), kwargs.get("grad_loss")
             found = torch.autograd.grad(
-                loss,
-                list(named.values()),
-                kwargs.get("grad_loss"),
-                retain_graph=kwargs.get("retain_graph"),
-                allow_unused=True,
+                loss, [*named.values()], outer, retain_graph=kept, allow_unused=True
             )
-        mine = zip(named, found, strict=True)
-        grads = {name: grad.clone() for name, grad in mine if grad is not None}  # may be a view
+            mine = zip(named, found, strict=True)
+            grads = {name: grad.clone() for name, grad in mine if grad is not None}  # may be a view
         mean = average_grads_(named, grads, "MpiAdamOptimizer.compute_gradients")
         return [(mean.get(name), variable) for name, variable in named.items()]
 
@@ -173,13 +169,12 @@ def sync_all_params(*things: Any) -> None:
     Collective: every rank calls this, in the same order.
 
     Args:
-        things: modules, tensors, arrays, and nested dicts of them. The default is the variables
-            that the MpiAdamOptimizers of this process have updated, because torch keeps no list of
-            all.
+        things: as in `rank0_bcast_wts`. The default is the variables that the MpiAdamOptimizers of
+            this process have updated, because torch keeps no list of all.
 
     Raises:
-        ValueError: the same on every rank, if names, dtypes or shapes differ between ranks.
-        ValueError: if nothing is given and no variable has been updated yet.
+        ValueError: in the same cases as `rank0_bcast_wts`, or if nothing is given and no variable
+            has been updated yet.
     """
     known = {str(number): optimizer.variables for number, optimizer in _live.items()}
     if not things and not any(known.values()):

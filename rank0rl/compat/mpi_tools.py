@@ -7,16 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.compat.average import statistics
 from rank0rl.launch import fork
 from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.agreement import SMALL, exchange
 from rank0rl.mpi.comm import get_nworkers as num_procs
 from rank0rl.mpi.comm import get_rank as proc_id
-from rank0rl.mpi.errors import attempt
 from rank0rl.mpi.reduce import all_mean as mpi_avg
 from rank0rl.mpi.reduce import all_sum as mpi_sum
-from rank0rl.mpi.trees import Value, as_value, is_tensor
+from rank0rl.mpi.values import Value, as_value, check_numbers, is_tensor
+from rank0rl.mpi.world import attempt
 
 __all__ = [
     "allreduce",
@@ -119,23 +118,39 @@ def mpi_statistics_scalar(x: Any, with_min_and_max: bool = False) -> tuple[float
         with_min_and_max: True to return the extremes too.
 
     Returns:
-        mean, std[, min, max], in float64. std divides the sum of squares by the number of samples.
+        mean, std[, min, max], in float64, the same on every rank. std divides the sum of squares by
+        the number of samples. Without any samples nan, with inf and -inf as extremes.
 
     Raises:
         ValueError: the same on every rank, if one rank's samples are not real numbers.
     """
-    s = statistics(x)
-    return (s.mean, s.std, s.min, s.max) if with_min_and_max else (s.mean, s.std)
+    here, problem = attempt(lambda: _statistics_here(x), b"")
+    each = exchange({}, "statistics", here, problem)
+    counts, totals, squared, lows, highs = np.frombuffer(b"".join(each)).reshape(-1, 5).T
+    count = counts.sum()
+    mean = std = float("nan")
+    if count:
+        mean = totals.sum() / count
+        between = counts * np.square(totals / np.maximum(counts, 1) - mean)
+        std = float(((squared + between).sum() / count) ** 0.5)
+    extremes = float(lows.min()), float(highs.max())
+    return (float(mean), std, *(extremes if with_min_and_max else ()))
+
+
+def _statistics_here(x: Any) -> bytes:
+    """Return count, sum, sum of squared deviations and extremes of this rank's samples, as float64."""
+    array = as_value(x).array
+    check_numbers(array, "max")
+    samples = array.astype(np.float64).reshape(-1)
+    n, total = samples.size, samples.sum()
+    squares = np.square(samples - total / max(1, n)).sum()
+    extremes = samples.min(initial=np.inf), samples.max(initial=-np.inf)
+    return np.array([n, total, squares, *extremes]).tobytes()
 
 
 def _op_name(op: Any) -> str:
-    """Return the name that `mpi.reduce` uses for an operation of mpi4py, torch.distributed or text.
-
-    An unknown operation is returned as text. The collective then rejects it on all ranks at once.
-    """
-    mpi: Any = sys.modules.get(
-        "mpi4py.MPI"
-    )  # if it is not loaded, op cannot be one of its operations
+    """Return the name that `mpi.reduce` uses; an unknown operation as text, which all ranks then reject."""
+    mpi: Any = sys.modules.get("mpi4py.MPI")  # else op cannot be one of its operations
     if mpi is not None and isinstance(op, mpi.Op):
         known = (name for name in _OPS if op == getattr(mpi, name.upper()))
         return next(known, "another operation of mpi4py")
@@ -146,17 +161,9 @@ def _op_name(op: Any) -> str:
 def _reduce_into(
     x: Any, sent: Any, op: Any, what: str, problem: str = "", written: bool = True
 ) -> None:
-    """Overwrite an array or tensor, in place, with the result of an operation over ranks.
+    """Overwrite x, an array or tensor, with the result of an operation on what the ranks have sent.
 
-    Collective: every rank calls this, in the same order, with the same dtype and shape.
-
-    Args:
-        x: array or tensor that gets the result.
-        sent: what this rank gives, of the same dtype and size; it may be x.
-        op: operation, as in `mpi_op`.
-        what: name of the collective, for error messages.
-        problem: what else is wrong on this rank; "" if nothing is.
-        written: False to leave x as it is on this rank.
+    Without `written`, x stays as it is on this rank. A `problem` is what else is wrong on it.
     """
     op = _op_name(op)
     unfit, wrong = attempt(lambda: _unfit(as_value(sent).array, x, op), "")
@@ -167,17 +174,7 @@ def _reduce_into(
 
 
 def _bcast_from(root: Any, x: Any, what: str, problem: str = "", name: str = "root") -> None:
-    """Overwrite an array or tensor with that of rank `root`, as `broadcast` does.
-
-    Collective: every rank calls this, in the same order, with the same dtype, shape and root.
-
-    Args:
-        root: number of the rank.
-        x: array or tensor.
-        what: name of the collective, for error messages.
-        problem: what else is wrong on this rank; "" if nothing is.
-        name: name of the argument `root`, for error messages.
-    """
+    """Do what `broadcast` does, with the name of its argument `root`, and what else is wrong on this rank."""
     layout: dict[str, Any] = {name: str(root)}
     problem = problem or _not_a_rank(name, root) or _not_writable(x)
     thing, wrong = attempt(lambda: as_value(x), as_value(np.empty(0)))
@@ -224,7 +221,7 @@ def _not_writable(x: Any) -> str:
         return "" if x.flags.writeable else "expected an array to write to: got a read-only one"
     if not is_tensor(x):
         return f"expected an array or a tensor to write to: got {type(x).__name__}"
-    from rank0rl.mpi.weights import check_data
+    from rank0rl.mpi.weights import check_data  # which loads torch
 
     return attempt(lambda: check_data({"x": x}), None)[1]
 

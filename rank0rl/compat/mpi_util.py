@@ -16,31 +16,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rank0rl.compat import no_attribute
+from rank0rl.compat import MPI_UTIL, no_attribute
 from rank0rl.launch import job
 from rank0rl.mpi import comm, reduce
-from rank0rl.mpi.trees import as_value
+from rank0rl.mpi.values import as_value
 
 if TYPE_CHECKING:
     import torch
 
-_HOME = {
-    "mpi_fork": "launch.fork",
-    "rank": "mpi.comm",
-    "nworkers": "mpi.comm",
-    "print0": "mpi.comm",
-    "bcast": "mpi.comm",
-    "rank0_accum_batches": "mpi.gather",
-    "all_accum_batches": "mpi.gather",
-    "all_sum": "mpi.reduce",
-    "all_mean": "mpi.reduce",
-    "all_avg_wts": "compat.average",
-    "rank0_bcast_wts": "mpi.weights",
-    "chksum": "mpi.weights",
-}
-
-_HERE = "accum_batches all_mean_scalar all_sum_scalar cumsum_steps set_global_seeds steps_sec tf_config timeit"
-__all__ = sorted([*_HOME, *_HERE.split()])  # noqa: PLE0605 - some are imported when used
+__all__ = sorted(MPI_UTIL)  # noqa: PLE0605 - some are imported when used
 
 # The first number of the key of these streams. The trainer's streams have others, so that a
 # script's random numbers are never those of a run with the same seed.
@@ -57,9 +41,9 @@ def __getattr__(name: str) -> Any:
         return _device()
     if name == "cumsum_steps":
         return _laps.cumsum_steps
-    if name not in _HOME:
+    if name not in MPI_UTIL:
         raise no_attribute(__name__, name)
-    return getattr(importlib.import_module(f"rank0rl.{_HOME[name]}"), name)
+    return getattr(importlib.import_module(f"rank0rl.{MPI_UTIL[name]}"), name)
 
 
 all_sum_scalar, all_mean_scalar = reduce.all_sum, reduce.all_mean  # which take numbers too
@@ -103,11 +87,9 @@ def _kind(part: Any) -> str:
 def set_global_seeds(i: int) -> None:
     """Seed the global random numbers of Python, NumPy and torch, differently on every rank.
 
-    Pass the run's seed, the same on every rank. (Older recipes seed with `i + rank`: neighbouring
-    runs then share streams.)
-
     Args:
-        i: the run's seed, at least 0.
+        i: the run's seed, at least 0, the same on every rank: with `i + rank`, as in older recipes,
+            neighbouring runs share streams.
     """
     import torch
 
@@ -118,12 +100,7 @@ def set_global_seeds(i: int) -> None:
 
 
 def _device() -> torch.device:
-    """Return the device of this rank: a GPU, or the CPU if there is none.
-
-    It is meant for scripts in which every rank uses a GPU. With several GPUs, rank r uses GPU
-    number r modulo their number. If `mpi_fork` was given a gpu_pct, this process may use no more
-    than that share of the GPU's memory.
-    """
+    """Return this rank's GPU, with the share of memory of `mpi_fork`; the CPU if there is none."""
     import torch
 
     if not torch.cuda.is_available():
@@ -169,12 +146,9 @@ class Laps:
     def timeit(self, label: str) -> dict[str, float]:
         """Print, on rank 0, the seconds since the last label.
 
-        A label that contains "------" starts a new loop, and prints the seconds of the last loop
-        too.
-
         Args:
-            label: name of what was done since the last label. The first label counts from the
-                moment this module was loaded.
+            label: name of what was done since the last label, or since this module was loaded. With
+                "------" in it a new loop begins, and the seconds of the last loop are printed too.
 
         Returns:
             Label -> seconds that this rank has spent in the current loop; after "------", in the

@@ -1,11 +1,16 @@
 """OmniSafe's distributed tools. Results keep the dtype of what came in; the original's are float32.
 
-In the collectives of tensors, which have the arguments of torch.distributed and write in place, `group` must
-be None and `async_op` False: all ranks take part, and each call returns when its work is done.
+The collectives of tensors, from `all_reduce` to `scatter`, have the arguments of torch.distributed and
+write in place. `group` must be None and `async_op` False: all ranks take part, and each call returns
+when its work is done. Tensors have any shape, the same on every rank, and one dtype. `op` is ReduceOp.SUM,
+AVG, PRODUCT, MAX or MIN of torch.distributed, or one of their names; `dst` and `src` are numbers of ranks.
+Whatever is wrong, or differs between ranks, is the same ValueError on every rank. An integer result
+that does not fit its dtype is an OverflowError.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -31,8 +36,8 @@ from rank0rl.mpi import comm
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import get_nworkers as world_size
 from rank0rl.mpi.comm import get_rank
-from rank0rl.mpi.errors import attempt
-from rank0rl.mpi.reduce import gather_many
+from rank0rl.mpi.gather import gather_many
+from rank0rl.mpi.world import attempt
 
 __all__ = [
     "all_gather",
@@ -128,18 +133,7 @@ def _set_variables_of_torchrun() -> None:
 def all_reduce(tensor: Tensor, op: Any = "sum", group: None = None, async_op: bool = False) -> None:
     """Overwrite a tensor, in place, with its sum over ranks, or with another operation's result.
 
-    Collective: every rank calls this, in the same order, with the same dtype and shape.
-
-    Args:
-        tensor: tensor of any shape.
-        op: ReduceOp.SUM, AVG, PRODUCT, MAX or MIN of torch.distributed, or one of their names.
-        group: None.
-        async_op: False.
-
-    Raises:
-        ValueError: the same on every rank, if dtypes, shapes or operations differ between ranks, or
-            if the tensor cannot hold the result.
-        OverflowError: the same on every rank, if an integer result does not fit its dtype.
+    Collective: every rank calls this, in the same order.
     """
     _reduce_into(tensor, tensor, op, "all_reduce", _unsupported(tensor, group, async_op))
 
@@ -149,18 +143,7 @@ def reduce(
 ) -> None:
     """Overwrite the tensor of rank `dst` with the sum over ranks. Other ranks keep theirs.
 
-    Collective: every rank calls this, in the same order, with the same dtype, shape and dst.
-
-    Args:
-        tensor: tensor of any shape.
-        dst: number of the rank that gets the result.
-        op: operation, as in `all_reduce`.
-        group: None.
-        async_op: False.
-
-    Raises:
-        ValueError: in the same cases as `all_reduce`, and if dst is not a rank.
-        OverflowError: in the same cases as `all_reduce`.
+    Collective: every rank calls this, in the same order.
     """
     problem = _unsupported(tensor, group, async_op) or _not_a_rank("dst", dst)
     check_layout({"dst": str(dst)}, "reduce", problem, "dst")
@@ -172,17 +155,7 @@ def all_gather(
 ) -> None:
     """Overwrite the tensors of a list, in place, with those of all ranks, in the order of ranks.
 
-    Collective: every rank calls this, in the same order, with the same dtype and shape.
-
-    Args:
-        tensor_list: one tensor for each rank, of the tensor's dtype and shape.
-        tensor: what this rank gives.
-        group: None.
-        async_op: False.
-
-    Raises:
-        ValueError: the same on every rank, if dtypes or shapes differ between ranks, or if one
-            rank's list does not fit.
+    Collective: every rank calls this, in the same order.
     """
     problem = _unsupported(tensor, group, async_op)
     problem = problem or _unfit("tensor_list", tensor_list, tensor, writable=True)
@@ -198,18 +171,7 @@ def gather(
 ) -> None:
     """Overwrite the tensors of rank `dst`'s list, in place, with those of all ranks.
 
-    Collective: every rank calls this, in the same order, with the same dtype, shape and dst.
-
-    Args:
-        tensor: what this rank gives.
-        gather_list: on rank `dst`, one tensor for each rank, of the tensor's dtype and shape. None
-            on the others.
-        dst: number of the rank that gets the tensors.
-        group: None.
-        async_op: False.
-
-    Raises:
-        ValueError: in the same cases as `all_gather`, and if dst is not a rank.
+    Collective: every rank calls this, in the same order. The list is None on the other ranks.
     """
     problem = _unsupported(tensor, group, async_op) or _not_a_rank("dst", dst)
     problem = problem or _unfit_on(dst, "gather_list", gather_list, tensor, writable=True)
@@ -220,20 +182,9 @@ def gather(
 def broadcast(tensor: Tensor, src: int, group: None = None, async_op: bool = False) -> None:
     """Overwrite a tensor, in place, with that of rank `src`.
 
-    Collective: every rank calls this, in the same order, with the same dtype, shape and src.
-
-    Args:
-        tensor: tensor of any shape.
-        src: number of the rank that gives its tensor.
-        group: None.
-        async_op: False.
-
-    Raises:
-        ValueError: the same on every rank, if dtypes, shapes or src differ between ranks, or if
-            src is not a rank.
+    Collective: every rank calls this, in the same order.
     """
-    problem = _unsupported(tensor, group, async_op)
-    _bcast_from(src, tensor, "broadcast", problem, "src")
+    _bcast_from(src, tensor, "broadcast", _unsupported(tensor, group, async_op), "src")
 
 
 def scatter(
@@ -247,29 +198,17 @@ def scatter(
 
     Every rank receives the whole list, so that it needs memory for it.
 
-    Collective: every rank calls this, in the same order, with the same dtype, shape and src.
-
-    Args:
-        tensor: tensor of any shape.
-        scatter_list: on rank `src`, one tensor for each rank, of the tensor's dtype and shape. None
-            on the others.
-        src: number of the rank that gives its list.
-        group: None.
-        async_op: False.
-
-    Raises:
-        ValueError: in the same cases as `broadcast`, and if the list of rank src does not fit.
+    Collective: every rank calls this, in the same order. The list is None on the other ranks.
     """
-    problem = (
-        _unsupported(tensor, group, async_op) or _not_a_rank("src", src) or _not_writable(tensor)
-    )
+    problem = _unsupported(tensor, group, async_op) or _not_a_rank("src", src)
+    problem = problem or _not_writable(tensor)
     problem = problem or _unfit_on(src, "scatter_list", scatter_list, tensor)
-    whole, wrong = torch.empty(0), ""
+    whole = torch.empty(0)
     if not problem and scatter_list:
-        whole, wrong = attempt(lambda: torch.stack([t.detach() for t in scatter_list]), whole)
+        whole, problem = attempt(lambda: torch.stack([t.detach() for t in scatter_list]), whole)
     elif not problem:
         whole = tensor.new_empty((comm.get_nworkers(), *tensor.shape))
-    _bcast_from(src, whole, "scatter", problem or wrong, "src")
+    _bcast_from(src, whole, "scatter", problem, "src")
     with torch.no_grad():
         tensor.copy_(whole[comm.get_rank()])
 
@@ -283,47 +222,15 @@ def avg_params(module: nn.Module) -> None:
 
 
 def avg_tensor(value: Tensor) -> None:
-    """Overwrite a tensor of any shape, in place, with its mean over ranks.
+    """Overwrite a tensor of real or complex numbers, in place, with its mean over ranks.
 
     Collective: every rank calls this, in the same order, with the same dtype and shape.
 
     Raises:
         ValueError: the same on every rank, if dtypes or shapes differ between ranks, or if the
-            value is not a tensor of real or complex numbers.
+            value is anything else.
     """
     _reduce_into(value, value, "mean", "avg_tensor", _unsupported(value))
-
-
-def dist_avg(value: Any) -> Tensor:
-    """Return the mean over ranks, as `dist_op` does. The mean of integers is float64.
-
-    Collective: every rank calls this, in the same order.
-    """
-    return dist_op(value, "mean")
-
-
-def dist_sum(value: Any) -> Tensor:
-    """Return the sum over ranks, as `dist_op` does.
-
-    Collective: every rank calls this, in the same order.
-    """
-    return dist_op(value, "sum")
-
-
-def dist_max(value: Any) -> Tensor:
-    """Return the largest values over ranks, element by element, as `dist_op` does.
-
-    Collective: every rank calls this, in the same order.
-    """
-    return dist_op(value, "max")
-
-
-def dist_min(value: Any) -> Tensor:
-    """Return the smallest values over ranks, element by element, as `dist_op` does.
-
-    Collective: every rank calls this, in the same order.
-    """
-    return dist_op(value, "min")
 
 
 def dist_op(value: Any, operation: Any) -> Tensor:
@@ -338,7 +245,7 @@ def dist_op(value: Any, operation: Any) -> Tensor:
 
     Returns:
         Tensor of the same shape, dtype and device as the value. Python's numbers become 64-bit
-        tensors.
+        tensors, and so does the mean of integers.
 
     Raises:
         ValueError: the same on every rank, if the value's kind, dtype or shape differs between
@@ -349,24 +256,20 @@ def dist_op(value: Any, operation: Any) -> Tensor:
     return result if isinstance(result, Tensor) else torch.from_numpy(np.array(result))
 
 
+dist_avg = functools.partial(dist_op, operation="mean")
+dist_sum = functools.partial(dist_op, operation="sum")
+dist_max = functools.partial(dist_op, operation="max")
+dist_min = functools.partial(dist_op, operation="min")
+
+
 def dist_statistics_scalar(value: Any, with_min_and_max: bool = False) -> tuple[Tensor, ...]:
-    """Return mean and standard deviation, and optionally the extremes, of the samples of all ranks.
+    """Return what `mpi_statistics_scalar` returns as tensors of shape ().
+
+    They have the dtype and device of the value if it is a tensor of real numbers, else float64. Every
+    element is a sample. OmniSafe divides by len(value), the number of rows, which gives other results
+    for a 2-D value.
 
     Collective: every rank calls this, in the same order.
-
-    Args:
-        value: this rank's samples, as a tensor, array, list or number. Ranks may have different
-            numbers of samples, or none.
-        with_min_and_max: True to return the extremes too.
-
-    Returns:
-        (mean, std[, min, max]), tensors of shape (). They have the dtype and device of the value if
-        it is a tensor of real numbers, else float64. Every element is a sample: mean and std divide
-        by the number of elements. OmniSafe divides by len(value), the number of rows, which gives
-        other results for a 2-D value.
-
-    Raises:
-        ValueError: the same on every rank, if one rank's samples are not real numbers.
     """
     real = isinstance(value, Tensor) and value.is_floating_point()
     kind = {"dtype": value.dtype, "device": value.device} if real else {"dtype": torch.float64}

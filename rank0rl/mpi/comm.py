@@ -1,9 +1,9 @@
 """This rank, and the basic collectives: barrier, small objects, arrays in place, a shared counter.
 
-Rules for all collectives: every wait sleeps (see wait.py), except the first one of a communicator, in
+Rules for all collectives: every wait sleeps (see world.py), except the first one of a communicator, in
 which the ranks find out who is on their node. Ranks agree on a layout before data moves (see
 agreement.py), and a disagreement raises the same error on every rank. Arrays travel as opaque bytes:
-every dtype and shape works, and nothing is pickled. For errors on one rank alone, see errors.py.
+every dtype and shape works, and nothing is pickled. For errors on one rank alone, see world.py.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.mpi.errors import agreed, alone, attempt, collective
-from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
 from rank0rl.mpi.world import (
+    ARRIVE_S,
+    MOVE_S,
     Comm,
     abort,
+    agreed,
+    alone,
     among,
+    attempt,
+    collective,
     free_at_end,
     get_nworkers,
     get_rank,
@@ -34,6 +38,7 @@ from rank0rl.mpi.world import (
     print0,
     split,
     stop,
+    wait,
     world,
 )
 

@@ -7,15 +7,14 @@ tensors and numbers to arrays first. Between nodes, the rows of a node travel to
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.mpi import trees
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.comm import (
     ROW,
@@ -28,14 +27,14 @@ from rank0rl.mpi.comm import (
     split,
     unpickled,
 )
-from rank0rl.mpi.errors import agreed, attempt, collective
-from rank0rl.mpi.trees import as_value, is_tensor, tensor_restorer
-from rank0rl.mpi.wait import MOVE_S, wait
+from rank0rl.mpi.values import NUMBERS, SAME, Kind, Value, as_value, as_values, is_tensor
+from rank0rl.mpi.world import MOVE_S, agreed, attempt, collective, wait
 
 Array = npt.NDArray[Any]
-Restore = Callable[[Array], Any]
+Path = tuple[str, ...]
 
 MOST_ROWS = int(np.iinfo(np.int32).max)  # MPI's counts and displacements are 32-bit integers
+_LIST = Kind("list", np.dtype(np.uint8), (ROW,))
 
 
 @collective
@@ -57,11 +56,11 @@ def gather_rows(batch: Mapping[str, Array], comm: Comm | None = None) -> dict[st
         ValueError: the same on every rank, if the ranks disagree on names, dtypes or trailing shapes,
             or if one of them passes anything else.
     """
-    leaves, problem = attempt(
-        lambda: {name: _Leaf(*_array_as_rows(array, name)) for name, array in batch.items()}, {}
+    values, problem = attempt(
+        lambda: {name: _array_as_rows(array, name) for name, array in batch.items()}, {}
     )
-    leaves, _ = _gather_leaves(leaves, problem, "gather_rows", comm, to_all=False)
-    return {name: leaf.rows for name, leaf in leaves.items()}
+    values, _ = _gather_values(values, problem, "gather_rows", comm, to_all=False)
+    return {name: value.array for name, value in values.items()}
 
 
 def rank0_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> dict[str, Any]:
@@ -103,7 +102,41 @@ def all_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> dic
 
 
 @collective
-def move_rows(
+def gather_many(
+    things: Mapping[str, Any],
+    what: str,
+    comm: Comm | None = None,
+    problem: str = "",
+    to_all: bool = True,
+) -> dict[str, Any]:
+    """Return the things of all ranks, stacked along a new first axis in rank order, on every rank.
+
+    With `to_all` false, only rank 0 gets them. The others then get stacks of no things.
+
+    Collective: every rank calls this, in the same order, as `reduce_many`.
+
+    Returns:
+        Name -> array, or tensor where one came in, of shape (ranks, *its shape).
+
+    Raises:
+        ValueError: the same on every rank, if ranks pass different things, or something that cannot
+            be sent.
+    """
+    values, wrong = attempt(lambda: as_values(things), {})
+    layout = {name: value.kind for name, value in values.items()}
+    counts = check_layout(
+        layout, what, problem or wrong, SAME, comm=comm, numbers=[1] * len(values)
+    )
+    comm = among(comm)
+    stacked = [value.array[None] for value in values.values()]
+    if comm:
+        stacked = _move_rows(stacked, counts, what, comm, to_all)
+    out = {name: v.restore(a) for (name, v), a in zip(values.items(), stacked, strict=True)}
+    return {name: out[name] for name in things}
+
+
+@collective
+def _move_rows(
     arrays: Sequence[Array], counts: Array, what: str, comm: Comm, to_all: bool = False
 ) -> list[Array]:
     """Do what `gather_rows` does, or give every rank the rows of all ranks, after `check_layout`.
@@ -180,63 +213,33 @@ def _gather_into(
         row.Free()
 
 
-class _Kind(NamedTuple):
-    """Kind of value under a name, without its number of rows."""
-
-    name: str
-    """One of "rows", "number" and "list"."""
-    dtype: Any
-    row: tuple[int, ...]
-    """Trailing shape."""
-    tensor: str = ""
-    """Dtype of the tensor that the rows are of, such as "torch.bfloat16"; "" for an array."""
-
-    def __str__(self) -> str:
-        if self.name == "list":
-            return "a list"
-        dtype = self.tensor or (self.dtype if self.dtype.names else self.dtype.str)
-        return f"one number, {dtype}" if self.name == "number" else f"{dtype} {self.row}"
-
-
-_LIST = _Kind("list", np.dtype(np.uint8), (ROW,))
-
-
-class _Leaf(NamedTuple):
-    """A value of a batch as rows."""
-
-    kind: _Kind
-    rows: Array
-    restore: Restore | None = None
-    """Makes rows a tensor again; None for anything else, and where this rank has no such tensor."""
-
-
-def _gather_leaves(
-    leaves: dict[Any, _Leaf], problem: str, what: str, comm: Comm | None, to_all: bool
-) -> tuple[dict[Any, _Leaf], dict[Any, Array]]:
-    """Gather leaves, by name or path of names, after all ranks have agreed on their names and kinds.
+def _gather_values(
+    values: dict[Any, Value], problem: str, what: str, comm: Comm | None, to_all: bool
+) -> tuple[dict[Any, Value], dict[Any, Array]]:
+    """Gather rows, by name or path of names, after all ranks have agreed on their names and kinds.
 
     Returns:
-        Leaves with the rows of all ranks, with the same names on every rank, and the number of rows
-        of each rank, (ranks,), by name.
+        Rows of all ranks, with the same names on every rank, and the number of rows of each rank,
+        (ranks,), by name.
     """
     comm = among(comm)
-    names = sorted(leaves)
-    layout = {_readable(name): leaves[name].kind for name in names}
-    rows = [len(leaves[name].rows) for name in names]
+    names = sorted(values)
+    layout = {_readable(name): values[name].kind for name in names}
+    rows = [len(values[name].array) for name in names]
     counts = check_layout(layout, what, problem, comm=comm, numbers=rows, or_nothing=True)
     if comm:
         nothing = (counts < 0).any(axis=1)
         if nothing.any():
             counts = np.maximum(counts, 0)
-            kinds = {name: leaf.kind for name, leaf in leaves.items()}
+            kinds = {name: value.kind for name, value in values.items()}
             known = allgather_obj(kinds, what, comm)[nothing.argmin()]
-            if not leaves:
-                leaves = {n: _Leaf(k, np.empty((0, *k.row), k.dtype)) for n, k in known.items()}
-                names = sorted(leaves)
-        whole = move_rows([leaves[name].rows for name in names], counts, what, comm, to_all)
+            if not values:
+                values = {name: _no_rows(kind) for name, kind in known.items()}
+                names = sorted(values)
+        whole = _move_rows([values[name].array for name in names], counts, what, comm, to_all)
         gathered = dict(zip(names, whole, strict=True))
-        leaves = {name: leaf._replace(rows=gathered[name]) for name, leaf in leaves.items()}
-    return leaves, dict(zip(names, counts.T, strict=True))
+        values = {name: value._replace(array=gathered[name]) for name, value in values.items()}
+    return values, dict(zip(names, counts.T, strict=True))
 
 
 @collective
@@ -244,16 +247,15 @@ def _accumulate(
     batch: Mapping[str, Any], what: str, comm: Comm | None, to_all: bool
 ) -> dict[str, Any]:
     comm = among(comm)
-    leaves, problem = attempt(lambda: _flattened(batch), {})
-    leaves, counts = _gather_leaves(leaves, problem, what, comm, to_all)
+    values, problem = attempt(lambda: _flattened(batch), {})
+    values, counts = _gather_values(values, problem, what, comm, to_all)
     out: dict[str, Any] = {}
-    for path, (kind, rows, restore) in leaves.items():
+    for path, (rows, restore, kind) in values.items():
         whole: Any = rows
         if kind.name == "list":
             whole = _items(rows, counts[path], f"{what}: the list {_readable(path)!r}")
-        elif kind.tensor:
-            as_tensor = restore or tensor_restorer(kind.tensor)
-            whole = as_tensor(rows if comm else rows.copy())
+        elif not isinstance(kind.dtype, np.dtype):
+            whole = restore(rows if comm else rows.copy())
         inner = out
         for key in path[:-1]:
             inner = inner.setdefault(key, {})
@@ -261,7 +263,7 @@ def _accumulate(
     return out
 
 
-def _flattened(batch: Mapping[str, Any]) -> dict[trees.Path, _Leaf]:
+def _flattened(batch: Mapping[str, Any], path: Path = ()) -> dict[Path, Value]:
     """Return the values of a nested batch by path.
 
     Raises:
@@ -272,16 +274,19 @@ def _flattened(batch: Mapping[str, Any]) -> dict[trees.Path, _Leaf]:
             f"a batch must be a dict, name -> array, tensor, number, list or another such dict: got "
             f"{type(batch).__name__}; a rank that has nothing passes {{}}"
         )
-    leaves = {}
-    for path, value in trees.leaves(batch, trees.dict_items):
-        for key in path:
-            if not isinstance(key, str):
-                raise ValueError(f"names must be strings: got {key!r}")
-        leaves[path] = _as_leaf(value, _readable(path))
-    return leaves
+    values = {}
+    for key, value in batch.items():
+        if not isinstance(key, str):
+            raise ValueError(f"names must be strings: got {key!r}")
+        below = (*path, key)
+        if isinstance(value, Mapping):
+            values |= _flattened(value, below)
+        else:
+            values[below] = _as_rows(value, _readable(below))
+    return values
 
 
-def _as_leaf(value: Any, name: str) -> _Leaf:
+def _as_rows(value: Any, name: str) -> Value:
     """Return a value as rows.
 
     Raises:
@@ -292,19 +297,18 @@ def _as_leaf(value: Any, name: str) -> _Leaf:
             array, restore, _ = as_value(value)
         except ValueError as error:
             raise ValueError(f"{name!r}: {error}") from None
-        kind, rows = _array_as_rows(array, name)
-        return _Leaf(kind._replace(tensor=str(value.dtype)), rows, restore)
+        rows = _array_as_rows(array, name)
+        return Value(rows.array, restore, rows.kind._replace(dtype=value.dtype))
     if isinstance(value, list):
         try:
-            return _Leaf(_LIST, pickled(value))
+            return _array_as_rows(pickled(value), name)._replace(kind=_LIST)
         except ValueError as error:
             raise ValueError(f"the list {name!r} {error}") from None
-    plain = isinstance(value, bool | int | float | complex | np.generic)
-    return _Leaf(*_array_as_rows(np.array(value) if plain else value, name))
+    return _array_as_rows(np.array(value) if isinstance(value, NUMBERS) else value, name)
 
 
-def _array_as_rows(value: Array, name: str) -> tuple[_Kind, Array]:
-    """Return the kind of an array and its rows; an array without axes is one number.
+def _array_as_rows(value: Array, name: str) -> Value:
+    """Return the rows of an array; an array without axes is one number.
 
     Raises:
         ValueError: if it is anything but an array of numbers, text or bytes. A mask would be lost.
@@ -319,11 +323,20 @@ def _array_as_rows(value: Array, name: str) -> tuple[_Kind, Array]:
             f"make it one"
         )
     if value.ndim:
-        return _Kind("rows", value.dtype, value.shape[1:]), value
-    return _Kind("number", value.dtype, ()), value.reshape(1)
+        return Value(value, np.asarray, Kind("", value.dtype, value.shape[1:]))
+    return Value(value.reshape(1), np.asarray, Kind("number", value.dtype, ()))
 
 
-def _readable(path: trees.Path | str) -> str:
+def _no_rows(kind: Kind) -> Value:
+    """Return no rows of a kind that other ranks have told this one."""
+    if isinstance(kind.dtype, np.dtype):
+        return Value(np.empty((0, *kind.shape), kind.dtype), np.asarray, kind)
+    import torch  # a rank that has not loaded it gets tensors of others now
+
+    return as_value(torch.empty((0, *kind.shape), dtype=kind.dtype))._replace(kind=kind)
+
+
+def _readable(path: Path | str) -> str:
     """Return a name or a path for messages; no two are alike: a name, or ('a', 'b')."""
     return path if isinstance(path, str) else path[0] if len(path) == 1 else str(path)
 

@@ -14,11 +14,10 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.mpi.agreement import SMALL, check_layout, exchange
+from rank0rl.mpi.agreement import SMALL, exchange
 from rank0rl.mpi.comm import Comm, among, get_nworkers, reduce_
-from rank0rl.mpi.errors import agreed, attempt, collective
-from rank0rl.mpi.gather import move_rows
-from rank0rl.mpi.trees import as_value, as_values, is_dense
+from rank0rl.mpi.values import SAME, as_value, as_values
+from rank0rl.mpi.world import agreed, attempt, collective
 
 Array = npt.NDArray[Any]
 
@@ -38,7 +37,6 @@ _UFUNC: dict[str, np.ufunc] = {
 }
 _FLOAT = {op: {"x": str(as_value(0.0).kind), "op": op} for op in ("sum", "mean")}
 _DOUBLE = struct.Struct("d")
-_SAME = "kinds, dtypes and shapes"
 
 
 def all_sum(x: X, comm: Comm | None = None) -> X:
@@ -117,7 +115,7 @@ def reduce_many(
         layout: dict[str, Any] = {name: value.kind for name, value in values.items()} | {"op": op}
         small = sum([array.nbytes for array in arrays]) <= SMALL
         payload = b"".join([array.tobytes() for array in arrays]) if small else b""
-        each = exchange(layout, what, payload, problem or wrong, _SAME, comm)
+        each = exchange(layout, what, payload, problem or wrong, SAME, comm)
         if small:
             results = [_over_ranks(stacked, op, what) for stacked in _stacked(arrays, each)]
         else:
@@ -129,51 +127,15 @@ def reduce_many(
     return {name: out[name] for name in things}
 
 
-@collective
-def gather_many(
-    things: Mapping[str, Any],
-    what: str,
-    comm: Comm | None = None,
-    problem: str = "",
-    to_all: bool = True,
-) -> dict[str, Any]:
-    """Return the things of all ranks, stacked along a new first axis in rank order, on every rank.
-
-    With `to_all` false, only rank 0 gets them. The others then get stacks of no things.
-
-    Collective: every rank calls this, in the same order, as `reduce_many`.
-
-    Returns:
-        Name -> array, or tensor where one came in, of shape (ranks, *its shape).
-
-    Raises:
-        ValueError: the same on every rank, if ranks pass different things, or something that cannot
-            be sent.
-    """
-    values, wrong = attempt(lambda: as_values(things), {})
-    layout = {name: value.kind for name, value in values.items()}
-    counts = check_layout(
-        layout, what, problem or wrong, _SAME, comm=comm, numbers=[1] * len(values)
-    )
-    comm = among(comm)
-    stacked = [value.array[None] for value in values.values()]
-    if comm:
-        stacked = move_rows(stacked, counts, what, comm, to_all)
-    out = {name: v.restore(a) for (name, v), a in zip(values.items(), stacked, strict=True)}
-    return {name: out[name] for name in things}
-
-
 def _reduce_one(x: Any, op: str, what: str, comm: Comm | None) -> Any:
     if type(x) is float and op in _FLOAT:
         return _reduce_float(x, op, what, comm)
-    if op in OPS and is_dense(x) and x.is_floating_point() and get_nworkers(comm) == 1:
-        return x.detach().clone()
     return reduce_many({"x": x}, op, what, comm)["x"]
 
 
 def _reduce_float(x: float, op: str, what: str, comm: Comm | None) -> float:
     """Do for a float of Python what `reduce_many` does, in a fraction of the time."""
-    each = exchange(_FLOAT[op], what, _DOUBLE.pack(x), "", _SAME, comm)
+    each = exchange(_FLOAT[op], what, _DOUBLE.pack(x), "", SAME, comm)
     total: float = -0.0  # adds nothing, not even a sign
     for part in each:  # `sum` rounds in another way since Python 3.12
         total += _DOUBLE.unpack(part)[0]

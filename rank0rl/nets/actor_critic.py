@@ -42,15 +42,15 @@ class Objective:
     and the entropy, (1,).
     """
 
-    policy_loss: Callable[[Tensor, Tensor], Tensor]
-    """Loss of the policy, (), for log ratios (n,) and advantages (n,)."""
-    clip_ratio: float | None
+    policy_loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    """Loss of the policy, (), for log ratios (n,) and advantages (n,). None: the value function learns alone."""
+    clip_ratio: float | None = None
     """Clip ratio r of a policy loss -E[min(r A, clip(r) A)], inf if it does not clip; None for any other loss."""
-    value_coef: float
+    value_coef: float = 0.5
     """Weight of the value loss."""
-    entropy_coef: float
+    entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    normalize: bool
+    normalize: bool = False
     """True if advantages get mean 0 and standard deviation 1 within each minibatch."""
 
     def loss(
@@ -64,6 +64,7 @@ class Objective:
         mask: Tensor | None = None,
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the loss, (), for autograd on any device; and what there is to record, as tensors."""
+        assert self.policy_loss
         if self.normalize:
             adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
         policy = nets["policy"]
@@ -200,9 +201,7 @@ class ActorCritic:
         logp = self.policy.log_prob(x, rows.get("draw", fragment.act), rows.get("mask"))
         val = self.value.predict(x)
         end_val = self.value.predict(self._features(fragment.end_obs, fragment.end_memory))
-        terminated = fragment.terminated[fragment.end]
-        adv = advantages(fragment.rew, val, end_val, terminated, fragment.episodes(), gamma, lam)
-        adv = adv.astype(np.float32)
+        adv = advantages(fragment, val, end_val, gamma, lam).astype(np.float32)
         return {**rows, "logp": logp, "adv": adv, "val": val, "ret": adv + val}
 
     def training_rows(self, batch: Batch) -> Batch:

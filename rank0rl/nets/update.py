@@ -159,11 +159,13 @@ class ValueFit:
 
     def __init__(self, value: ValueFunction, adam: Adam, threads: int) -> None:
         self._value, self._adam = value, adam
-        self._epoch: Callable[..., Array] = self._by_autograd
+        self._steps: CompiledSteps | None = None
         if has_kernels(value):
-            from rank0rl.nets.kernels.steps import CompiledFit
+            from rank0rl.nets.kernels.steps import CompiledSteps
 
-            self._epoch = CompiledFit(value, adam, threads).epoch
+            loss = Objective(clip_ratio=np.inf, value_coef=1.0)
+            nets = nn.ModuleDict({"value": value})
+            self._steps = CompiledSteps(nets, adam, loss, np.inf, threads)
 
     def __call__(
         self,
@@ -191,19 +193,22 @@ class ValueFit:
         Raises:
             FloatingPointError: if a gradient is not finite.
         """
-        ret, error = ret / self._value.scale.numpy(), np.empty(0)
+        rows, error = {"obs": x, "ret": ret / self._value.scale.numpy()}, np.empty(0)
         for _ in range(epochs):
-            error = self._epoch(x, ret, minibatch_size, rng, lr)
+            if self._steps:
+                _, error, _ = self._steps.epoch(rows, minibatch_size, rng, lr)
+            else:
+                error = self._by_autograd(rows, minibatch_size, rng, lr)
         return float(np.square(error).mean())
 
     def _by_autograd(
-        self, x: Array, ret: Array, minibatch_size: int, rng: np.random.Generator, lr: float
+        self, rows: Batch, minibatch_size: int, rng: np.random.Generator, lr: float
     ) -> Array:
-        """Do what `CompiledFit.epoch` does, for any network."""
+        """Make the gradient steps of one epoch; return the errors, (N,)."""
         errors = []
-        for few in minibatches({"x": x, "ret": ret}, minibatch_size, rng):
+        for few in minibatches(rows, minibatch_size, rng):
             self._adam.flat.zero_grad()
-            error = self._value(torch.from_numpy(few["x"])) - torch.from_numpy(few["ret"])
+            error = self._value(torch.from_numpy(few["obs"])) - torch.from_numpy(few["ret"])
             error.square().mean().backward()
             self._adam.step(lr)
             errors.append(error.detach().numpy())

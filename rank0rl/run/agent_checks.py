@@ -20,7 +20,7 @@ from torch import nn
 
 from rank0rl.agent import Agent, Fragment, Step
 from rank0rl.batch import Batch
-from rank0rl.mpi import hashes, weights
+from rank0rl.mpi import weights
 
 Array = npt.NDArray[Any]
 
@@ -125,7 +125,7 @@ class Suspect(Agent):
         return result
 
     def _weights(self) -> dict[str, str]:
-        return hashes.sha256_each(weights.named_tensors(self._agent.modules()))
+        return weights.sha256_each(weights.named_tensors(self._agent.modules()))
 
 
 def _flat(acted: Any) -> Batch:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import random
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-import numpy as np
-import torch
 
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
@@ -103,20 +99,6 @@ def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent
             f"out --device {options.device}"
         )
     return agent
-
-
-def seed_globals(seed: int, purpose: str, key: int) -> None:
-    """Seed the global generators of torch, NumPy and Python, for agents that draw from them.
-
-    Args:
-        seed: the run's seed.
-        purpose: as `seeding.stream` has it.
-        key: likewise.
-    """
-    number = seeding.integer(seed, purpose, key, 0)
-    torch.manual_seed(number)
-    np.random.seed(number)  # noqa: NPY002
-    random.seed(number)
 
 
 def _import(where: str, algo: str, what: str = "agent", expected: str = "") -> ModuleType:

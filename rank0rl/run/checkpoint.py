@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from rank0rl.agent import Agent
-from rank0rl.mpi import trees, weights
+from rank0rl.mpi import weights
 from rank0rl.options import OptionError
 from rank0rl.run import files, machine
 
@@ -30,33 +30,33 @@ class NotSaved(Exception):
     """Failure to write a checkpoint. The message says why, and which checkpoint there still is."""
 
 
-def snapshot(value: Any) -> Any:
+def snapshot(value: Any, name: str = "") -> Any:
     """Return a copy of nested dicts and lists of tensors, arrays, numbers and strings; arrays become tensors.
+
+    Args:
+        value: what to copy.
+        name: its dotted name, for error messages.
 
     Raises:
         TypeError: for anything else, because a file with it would run code when it is loaded.
     """
-    walked = list(trees.walk(value, trees.container_items))
-    for path, _ in walked[1:]:
-        _plain(path[-1], path[:-1])  # keys
-    kept = [_kept(v, path) for path, v in walked if trees.container_items(v) is None]
-    return trees.rebuilt(value, kept, trees.container_items, trees.plain)
-
-
-def _kept(value: Any, path: trees.Path) -> Any:
+    if isinstance(value, Mapping):
+        return {_plain(k, name): snapshot(v, _below(name, k)) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [snapshot(each, _below(name, i)) for i, each in enumerate(value)]
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return torch.from_numpy(value.copy())
-    return _plain(value.item() if isinstance(value, np.generic) else value, path)
+    return _plain(value.item() if isinstance(value, np.generic) else value, name)
 
 
-def _plain(value: Any, path: trees.Path) -> Any:
+def _plain(value: Any, name: str) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(
         f"a checkpoint holds tensors, arrays, numbers and strings, in dicts and lists: got "
-        f"{type(value).__name__} in {_dotted(path) or 'its state'!r}"
+        f"{type(value).__name__} in {name or 'its state'!r}"
     )
 
 
@@ -67,22 +67,21 @@ def first_difference(a: Any, b: Any) -> str | None:
     return next(differ, None)
 
 
-def _comparable(state: Any) -> dict[str, Any]:
+def _comparable(value: Any, name: str = "") -> dict[str, Any]:
     """Return, by name, the bytes or the text of each leaf and the size of each dict and list."""
-    found: dict[str, Any] = {}
-    for path, value in trees.walk(state, trees.container_items):
-        if isinstance(value, dict | list):
-            found[_dotted(path)] = len(value)
-        elif isinstance(value, torch.Tensor):
-            raw = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            found[_dotted(path)] = value.dtype, value.shape, raw
-        else:
-            found[_dotted(path)] = repr(value)
+    if isinstance(value, torch.Tensor):
+        raw = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return {name: (value.dtype, value.shape, raw)}
+    if not isinstance(value, dict | list):
+        return {name: repr(value)}
+    found: dict[str, Any] = {name: len(value)}
+    for key, child in value.items() if isinstance(value, dict) else enumerate(value):
+        found |= _comparable(child, _below(name, key))
     return found
 
 
-def _dotted(path: trees.Path) -> str:
-    return ".".join(map(str, path))
+def _below(name: str, key: Any) -> str:
+    return f"{name}.{key}" if name else str(key)
 
 
 def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int | str) -> None:

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.envs.retry import FAILURES
-from rank0rl.options import names
-from rank0rl.run import settings as config
-from rank0rl.run import trust
+from rank0rl.options import apply, names
 from rank0rl.run.agents import short_name
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
+from rank0rl.run.settings import load, starts
+from rank0rl.run.trust import without_seal
 
 
 def new_folder(options: RunOptions) -> Path:
@@ -180,14 +180,14 @@ def read_run(folder: Path) -> RunData:
             f"{path} was not written by rank0rl: it has no column {', '.join(sorted(missing))}"
         )
     file = folder / "config.toml"
-    settings = trust.without_seal(config.load(file))
+    settings = without_seal(load(file))
     if missing := {"env_id", "algo", "seed", "total_steps"} - settings.keys():
         raise ValueError(
             f"config {file} is not of a run: it has no setting {', '.join(sorted(missing))}"
         )
     own = names(RunOptions, in_file=True)
-    config.apply({k: v for k, v in settings.items() if k in own}, RunOptions(), source=str(file))
-    return RunData(folder, settings, config.starts(file), rows)
+    apply({k: v for k, v in settings.items() if k in own}, RunOptions(), source=str(file))
+    return RunData(folder, settings, starts(file), rows)
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

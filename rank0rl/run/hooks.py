@@ -15,7 +15,7 @@ import numpy as np
 
 from rank0rl.agent import Agent
 from rank0rl.mpi import comm
-from rank0rl.run import settings
+from rank0rl.options import apply
 from rank0rl.run.agents import load_function
 from rank0rl.run.options import RunOptions
 
@@ -213,7 +213,7 @@ class Coefficients(Hook):
             )
         changed = {name: now[name] for name in may if now[name] != first[name]}
         self.values = {k: v.item() if isinstance(v, np.generic) else v for k, v in changed.items()}
-        settings.apply(self.values, self._first, source="a hook")
+        apply(self.values, self._first, source="a hook")
 
     def columns(self) -> Columns:
         """Return what was changed, as JSON."""

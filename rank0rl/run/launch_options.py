@@ -5,13 +5,18 @@ The process that starts ranks reads it with the standard library alone.
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rank0rl.launch import job
+from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.options import CheckedOptions, flag, names, read_some, setting
+from rank0rl.run.files import read_text
 
 AUTO = "auto"  # in place of the folder of --resume
 
@@ -87,17 +92,30 @@ class Words:
     """Its words, without the program's name."""
     given: Mapping[str, Any]
     """Option of `LaunchOptions` -> value, for those that it gives."""
+    run: Path | None = None
+    """The folder of the run to go on with; None if a new run begins."""
 
     @classmethod
     def read(cls, argv: Sequence[str]) -> Words:
         """Read a command line.
 
         Raises:
-            ValueError: if a value is not of its option's type, or hooks are named in two places.
+            ValueError: if a value is not of its option's type, hooks are named in two places, or
+                --resume auto comes without --run-dir.
         """
         if sum(word.partition("=")[0] == "--hook" for word in argv) > 1:
             raise ValueError("name all hooks after one --hook: --hook a.py:A b.py:B")
-        return cls([*argv], read_some(argv, LaunchOptions, names(LaunchOptions)))
+        given = read_some(argv, LaunchOptions, names(LaunchOptions))
+        run = given.get("resume")
+        if run == AUTO:
+            if not (run := given.get("run_dir")):
+                raise ValueError(
+                    "--resume auto goes on with the run in --run-dir, or begins one there: got no "
+                    "--run-dir; name the run's folder"
+                )
+            if not any(Path(run).glob("checkpoints/*.pt")):
+                run = None
+        return cls([*argv], given, Path(run) if run else None)
 
     @property
     def is_help(self) -> bool:
@@ -114,21 +132,45 @@ class Words:
         """True if it says --trust."""
         return bool(self.given.get("trust"))
 
-    def run_to_resume(self) -> Path | None:
-        """Return the folder of the run to go on with; None if a new run begins.
+    def launch_options(self, configs: Path) -> LaunchOptions:
+        """Return how the ranks are started; one rank for --help.
+
+        Args:
+            configs: folder of TOML files, one of which may be loaded by itself.
 
         Raises:
-            ValueError: for --resume auto without --run-dir.
+            ValueError: if so many ranks cannot be, before they are started.
         """
-        resume, run_dir = self.given.get("resume"), self.given.get("run_dir")
-        if not self.is_auto:
-            return Path(resume) if resume else None
-        if not run_dir:
-            raise ValueError(
-                "--resume auto goes on with the run in --run-dir, or begins one there: got no "
-                "--run-dir; name the run's folder"
-            )
-        return Path(run_dir) if any(Path(run_dir).glob("checkpoints/*.pt")) else None
+        if self.is_help:
+            return LaunchOptions(nprocs=1)
+        given = {**self.given}
+        named = given.get("config") or (self.run / "config.toml" if self.run else None)
+        if "cpu" not in given and named and isinstance(cpu := _setting(named, "cpu"), str):
+            given["cpu"] = cpu
+        options = LaunchOptions(**given)
+        if job.world_size() is not None:  # the ranks are there, and a host file may not be
+            return options
+        nprocs = count_ranks(options.nprocs, read_hosts(options.hosts, options.hostfile))
+        if nprocs == 1:
+            return options
+        most = options.num_envs
+        if "num_envs" not in given:  # rank 0 finds out which file it is, of a few
+            files = [named] if named else self._files(configs, options.algo)
+            numbers = [_setting(file, "num_envs") for file in files]
+            most = max([most, *(n for n in numbers if isinstance(n, int))])
+        if nprocs > most:
+            raise ValueError(too_many_ranks(nprocs, most))
+        return options
+
+    def _files(self, configs: Path, algo: str) -> list[Path]:
+        """Return the files in configs/ for the agent, with any word of the line as the environment."""
+        where = algo.partition(":")[0]
+        agent = Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]
+        environments = {
+            re.sub(r"-v\d+$", "", word.rpartition(":")[2]).replace("/", "-") for word in self.argv
+        }
+        names = [agent, *(f"{agent}-{environment}" for environment in environments)]
+        return [file for name in names if (file := configs / f"{name}.toml").is_file()]
 
     def flags(self) -> set[str]:
         """Return the names of all options that it gives, those of the agent too."""
@@ -147,7 +189,7 @@ class Words:
         argv: list[str] = []
         for name, value in kept.items():
             argv += [flag(name)] if value is True else [flag(name), str(value)]
-        return Words(argv, {**kept, "trust": True})
+        return Words(argv, {**kept, "trust": True}, run)
 
 
 def too_many_ranks(nprocs: int, num_envs: int) -> str:
@@ -156,3 +198,11 @@ def too_many_ranks(nprocs: int, num_envs: int) -> str:
         f"num_envs must be at least nprocs so that every rank has an environment: got "
         f"num_envs={num_envs}, nprocs={nprocs}; raise --num-envs or lower --nprocs"
     )
+
+
+def _setting(file: str | Path, name: str) -> Any:
+    """Return a setting of a TOML file; None if it has none, or rank 0 has to say what is wrong with it."""
+    try:
+        return tomllib.loads(read_text(Path(file), "config")).get(name)
+    except (ValueError, RecursionError):
+        return None

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -48,16 +47,6 @@ def available_cores() -> list[tuple[int, ...]]:
     except (OSError, ValueError):  # no such file, or "max" for no limit
         return each
     return each[: max(1, int(limit))]
-
-
-def peak_mb() -> float:
-    """Return this process's peak memory in MB (2^20 bytes); 0 if the system does not tell.
-
-    Pages that several processes share, such as torch's code, count once for all of them. The first
-    call measures them, which takes 10 ms. All growth of the peak since then counts as this process's.
-    """
-    shared = _shared_mb()
-    return max(_peak_resident_mb() - shared, 0.0)
 
 
 def of_machine() -> int:
@@ -102,35 +91,6 @@ def _bytes(sizes: tuple[int, ...], obs: Space) -> int:
     """Return the size of weights and biases, their gradients, and Adam's two moments, in float32."""
     inputs = 1 if is_image(obs.shape, obs.dtype) else obs.size  # convolutions make an image small
     return 4 * 4 * sum((n + 1) * m for n, m in pairwise((inputs, *sizes, 1)))
-
-
-@cache
-def _shared_mb() -> float:
-    """Return the share of the resident memory that counts for other processes, in MB, on Linux."""
-    kb = _kb("/proc/self/smaps_rollup")
-    return (kb["Rss"] - kb["Pss"]) / 1024 if kb else 0.0
-
-
-def _peak_resident_mb() -> float:
-    # getrusage only as a last resort: there a process begins with the peak of its parent.
-    if kb := _kb("/proc/self/status"):
-        return kb["VmHWM"] / 1024
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0.0
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1 << 20) if sys.platform == "darwin" else peak / 1024
-
-
-def _kb(path: str) -> dict[str, int]:
-    """Return name -> number of the lines "name: number kB" of a file; {} if there is no such file."""
-    try:
-        lines = Path(path).read_text().splitlines()
-    except OSError:
-        return {}
-    fields = [line.replace(":", " ").split() for line in lines if line.endswith(" kB")]
-    return {words[0]: int(words[1]) for words in fields}
 
 
 _PACKAGES = ("rank0rl", "numpy", "torch", "gymnasium", "mujoco", "mpi4py", "numba", "scipy", "cma")

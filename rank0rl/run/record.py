@@ -15,14 +15,14 @@ from rank0rl.batch import Batch, Gathered
 from rank0rl.envs.retry import FAILURES
 from rank0rl.launch import job
 from rank0rl.launch.failures import FAILURE, exit_code_after
-from rank0rl.mpi import comm, hashes
+from rank0rl.mpi import comm, weights
 from rank0rl.run import checkpoint, files
 from rank0rl.run.hooks import Record
 from rank0rl.run.logger import Logger, short
 from rank0rl.run.options import RunOptions
 from rank0rl.run.signals import Interrupted
 from rank0rl.run.state import Progress, State
-from rank0rl.run.timing import PHASES, Phases
+from rank0rl.run.usage import PHASES, Phases
 
 NOT_OF_THE_CURVE = frozenset(
     {
@@ -237,7 +237,7 @@ class Recorder:
         evaluated = record.groups["evaluation"].get("eval_return", "")
         is_best = self._is_best(evaluated)
         boundary = self.state.snapshot()
-        weights_sha256 = hashes.sha256_tensors(boundary["weights"])[:_HASH]
+        weights_sha256 = weights.sha256_tensors(boundary["weights"])[:_HASH]
         record.groups["hashes"]["weights_sha256"] = weights_sha256
         writes = self._folder / "progress.csv"
         try:
@@ -313,7 +313,7 @@ class Recorder:
             "steps_per_s": round(progress["steps"] / seconds, 1) if seconds else 0.0,
             "return_mean": mean(progress["returns"]) if progress["returns"] else None,
             **({"best_eval": progress["best_eval"]} if self._options.eval_every else {}),
-            "weights_sha256": hashes.sha256_tensors(self._boundary["weights"]),
+            "weights_sha256": weights.sha256_tensors(self._boundary["weights"]),
             "ended": self._ended,
         }
 

@@ -1,22 +1,257 @@
-"""Settings of a run in TOML files and checkpoints: found, read, applied, compared and written."""
+"""The settings of a run: read from the command line, a TOML file or a checkpoint; compared, and written."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import itertools
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any
 
 import tomli_w
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from rank0rl.options import names
-from rank0rl.run import files
-from rank0rl.run.agents import absolute
+from rank0rl.envs.make import base, resolve
+from rank0rl.options import apply, names, whole_number
+from rank0rl.run import checkpoint, files, machine
+from rank0rl.run.agents import absolute, load_agent, short_name
 from rank0rl.run.launch_options import Words
+from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
+from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
+
+
+@dataclass(frozen=True)
+class Found:
+    """The options of a run, with their source."""
+
+    file: Path | None
+    """The file that the settings come from: a TOML file or a checkpoint. None: there is none."""
+    options: RunOptions
+    """The run's options, with the full id of the environment."""
+    agent: Any
+    """The agent's options."""
+    run: Path | None = None
+    """The folder of the run that goes on. None: a new run begins."""
+    made: int = 0
+    """The number of iterations that it has made."""
+    before: tuple[RunOptions, Any] | None = None
+    """The run's and the agent's options that it began with."""
+
+
+def read(words: Words, configs: Path | None) -> Found:
+    """Read the options of a run that begins or goes on.
+
+    Args:
+        words: the command line.
+        configs: folder of TOML files, one of which may be loaded by itself.
+
+    Raises:
+        ValueError: for a wrong setting, an agent that does not exist, or a run that cannot go on.
+        SystemExit: when help was asked for, or an argument is wrong, after tyro has printed it.
+    """
+    run, made, before = words.run, 0, None
+    if run:
+        file, saved, made = _last_checkpoint(run, words)
+        before = of_file(saved, str(file))
+    if before is None or words.is_auto:
+        named, options, agent = _read_new(words, configs)
+    else:
+        named, (options, agent) = file, read_line(words, saved, str(file))
+    if not options.env_id:
+        raise ValueError(
+            f"name an environment, such as: {' '.join(machine.program())} Walker2d (--help for more)"
+        )
+    if before and words.is_auto:
+        options = without_beginning(options, before[0])
+    options = dataclasses.replace(
+        options, env_id=resolve(options.env_id), resume=str(run) if run else None
+    )
+    return Found(named, options, agent, run, made, before)
+
+
+def _last_checkpoint(run: Path, words: Words) -> tuple[Path, dict[str, Any], int]:
+    """Return a run's last checkpoint, the settings in it, and the number of iterations made.
+
+    Raises:
+        ValueError: if the run cannot go on from there, because one of its files is damaged.
+    """
+    if run.is_file():
+        raise ValueError(f"a run goes on in its folder: got the file {run}; name the folder")
+    path = checkpoint.latest(run)
+    saved = read_saved(path, words)
+    made = saved["progress"]["iteration"]
+    check_rows(run, made, saved["rows_sha256"])
+    starts(run / "config.toml")  # damaged, it is better found now than when ranks wait
+    return path, saved["settings"], made
+
+
+def read_saved(path: Path, words: Words | None = None, trust: bool = False) -> dict[str, Any]:
+    """Read the checkpoint of a run, if what its settings name may be imported here.
+
+    Args:
+        path: the checkpoint.
+        words: a command line that may name the code again, or say --trust. None: it cannot.
+        trust: True if the user trusts the code.
+
+    Returns:
+        What `State.snapshot` returned, with the run's settings.
+
+    Raises:
+        ValueError: if the checkpoint is damaged, is not of a run, or names code that is not trusted.
+    """
+    saved = checkpoint.read(path)
+    parts = ("settings", "progress", "collector", "weights", "agent")
+    if (
+        not isinstance(saved, dict)
+        or not all(isinstance(saved.get(name), dict) for name in parts)
+        or not isinstance(saved["progress"].get("iteration"), int)
+        or not isinstance(saved.get("rows_sha256"), str)
+    ):
+        raise ValueError(f"checkpoint {path} holds no run: expected {', '.join(parts)}")
+    settings = _with_moved_agent(saved["settings"], words)
+    return {**saved, "settings": trusted(settings, str(path), words, trust)}
+
+
+def _with_moved_agent(settings: dict[str, Any], words: Words | None) -> dict[str, Any]:
+    """Return a run's settings, with the file of its agent where the command line says that it is now.
+
+    A file has moved if it is no longer where it was, and the command line names one with the same
+    name. If both name a class, it is the same too.
+    """
+    named = words.given.get("algo", "") if words else ""
+    (new, _, new_class), (old, _, old_class) = (
+        str(algo).partition(":") for algo in (named, settings.get("algo"))
+    )
+    is_moved = old.endswith(".py") and Path(new).name == Path(old).name and not Path(old).exists()
+    if is_moved and (new_class == old_class or "" in (new_class, old_class)):
+        return {**settings, "algo": absolute(named)}
+    return settings
+
+
+def _read_new(words: Words, configs: Path | None) -> tuple[Path | None, RunOptions, Any]:
+    """Return the TOML file of a new run, the run's options, and the agent's.
+
+    The file is the one that --config names, else that of the agent and the environment.
+    """
+    if given := words.given.get("config"):
+        settings = trusted(load(Path(given)), given, words)
+        return Path(given), *read_line(words, settings, given)
+    without_help = [word for word in words.argv if word not in ("-h", "--help")]
+    options, agent = read_line(dataclasses.replace(words, argv=without_help), {}, "")
+    path = None
+    if options.env_id:  # those in configs/ belong to the program
+        env = base(resolve(options.env_id))
+        path = find(configs, short_name(options.algo), env)
+    settings = load(path) if path else {}
+    if words.is_help:
+        read_line(words, settings, str(path))  # prints the values that this run would have
+    if not path:
+        return None, options, agent
+    named = words.flags() | {"env_id"}
+    run, own = of_file(_without_other_batch(settings, words), str(path), options.algo)
+    return path, _over(run, options, named), _over(own, agent, named)
+
+
+def _over(below: Any, above: Any, named: set[str]) -> Any:
+    """Return options, with those in `above` that the command line names, or that are not their defaults."""
+    plain = type(above)()
+    values = {
+        name: value
+        for name, value in vars(above).items()
+        if name in named or value != getattr(plain, name)
+    }
+    return dataclasses.replace(below, **values)
+
+
+def read_line(words: Words, settings: Mapping[str, Any], source: str) -> tuple[RunOptions, Any]:
+    """Return the run's options and the agent's: the command line, over settings, over defaults.
+
+    Args:
+        words: the command line.
+        settings: option -> value, as in a file.
+        source: the file, for messages.
+
+    Raises:
+        ValueError: for a wrong setting, or an agent that does not exist.
+        SystemExit: for a wrong argument, after tyro has said what is wrong.
+    """
+    settings = _without_other_batch(settings, words)
+    defaults = of_file(settings, source, words.given.get("algo"))
+    unnamed = tyro.conf.arg(name="")
+    both = dataclasses.make_dataclass(
+        "Both",
+        [
+            ("run", Annotated[RunOptions, unnamed]),
+            ("agent", Annotated[type(defaults[1]), unnamed]),
+        ],
+        frozen=True,
+    )
+    parsed = tyro.cli(
+        both,
+        args=words.argv,
+        default=both(*defaults),
+        prog=" ".join(machine.program()),
+        description="Train an agent on N ranks. The values shown are those that this run would have.",
+        registry=_WHOLE_NUMBERS,
+    )
+    return _with_whole_paths(parsed.run), parsed.agent
+
+
+_WHOLE_NUMBERS = ConstructorRegistry()
+
+
+@_WHOLE_NUMBERS.primitive_rule
+def _of_whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
+    """Let tyro read int as `options.read_some` does: 1e6 is one."""
+    if info.type is not int:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="INT",
+        instance_from_str=lambda words: whole_number(words[0]),
+        is_instance=lambda value: type(value) is int,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+def of_file(
+    settings: Mapping[str, Any], source: str, algo: str | None = None
+) -> tuple[RunOptions, Any]:
+    """Return the run's options and the agent's: settings, over defaults.
+
+    Args:
+        settings: option -> value, as in a file.
+        source: the file, for messages.
+        algo: the agent. None: the one that the settings name.
+
+    Raises:
+        ValueError: for a wrong setting, or an agent that does not exist.
+    """
+    algo = algo or str(settings.get("algo", RunOptions.algo))
+    options, agent = apply(settings, RunOptions(), load_agent(algo).Options(), source=source)
+    return _with_whole_paths(options), agent
+
+
+def _without_other_batch(settings: Mapping[str, Any], words: Words) -> dict[str, Any]:
+    """Return settings without their kind of batch, if the command line has the other one."""
+    settings = dict(settings)
+    for given, other in itertools.permutations(("steps_per_batch", "episodes_per_batch")):
+        if given in words.given:
+            settings.pop(other, None)
+    return settings
+
+
+def _with_whole_paths(options: RunOptions) -> RunOptions:
+    """Return options in which files of code have whole paths: the run may be resumed from another folder."""
+    of: dict[str, Any] = {"algo": absolute(options.algo)}
+    for name in FUNCTIONS:
+        found = [absolute(function) for function in functions_of(options, name)]
+        of[name] = tuple(found) if name == "hook" else next(iter(found), None)
+    return dataclasses.replace(options, **of)
 
 
 def find(folder: Path | None, agent: str, env: str) -> Path | None:
@@ -66,85 +301,6 @@ def _load(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"config {path} is not TOML: {error}") from None
-
-
-def apply(settings: Mapping[str, Any], *options: Any, source: str) -> tuple[Any, ...]:
-    """Return dataclasses of options with the settings of a file in place of their values.
-
-    Args:
-        settings: option -> value.
-        options: dataclasses of options.
-        source: the file, for messages.
-
-    Raises:
-        ValueError: for an option that a file may not set, or that does not exist (naming the nearest
-            one), and for a value of another type.
-    """
-    known = _names(*options, in_file=True)
-    for key in settings:
-        if key not in known:
-            _refuse(key, known, _names(*options, in_file=False), source)
-    changed = []
-    for one in options:
-        kinds = get_type_hints(type(one))
-        values = {
-            name: _converted(name, settings[name], kinds[name], source)
-            for name in kinds
-            if name in settings
-        }
-        changed.append(dataclasses.replace(one, **values))
-    return tuple(changed)
-
-
-def _refuse(key: str, known: set[str], not_in_file: set[str], source: str) -> None:
-    why = "is given on the command line only" if key in not_in_file else "does not exist"
-    close = difflib.get_close_matches(str(key), known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{source}: setting {key!r} {why}{hint}")
-
-
-def _names(*options: Any, in_file: bool) -> set[str]:
-    """Return the options of some dataclasses that a file may set, or those that it may not."""
-    return set().union(*(names(type(one), in_file=in_file) for one in options))
-
-
-def settings(*options: Any) -> dict[str, Any]:
-    """Return the options that belong to a run, and not to one start of it, with their values."""
-    kept = _names(*options, in_file=True)
-    values: dict[str, Any] = {}
-    for one in options:
-        values |= dataclasses.asdict(one)
-    return {name: value for name, value in values.items() if name in kept}
-
-
-def _converted(name: str, value: Any, kind: Any, source: str) -> Any:
-    """Return a value of a TOML file as its option has it: 1e6 is a whole number, too."""
-    kinds = get_args(kind) or (kind,)
-    if type(value) is float and value.is_integer() and int in kinds and float not in kinds:
-        return int(value)
-    if not _fits(value, kind):
-        raise ValueError(f"{source}: {name} must be {_type_name(kind)}: got {value!r}")
-    if isinstance(value, list):
-        return tuple(value)
-    return float(value) if type(value) is int and float in kinds and int not in kinds else value
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Return True if a value of a TOML file is of a type: a list is a tuple, and 1 is 1.0."""
-    arguments = get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
-        return any(_fits(value, k) for k in arguments)
-    if get_origin(kind) is Literal:
-        return value in arguments
-    if get_origin(kind) is tuple:
-        return isinstance(value, list | tuple) and all(_fits(item, arguments[0]) for item in value)
-    if get_origin(kind) is dict:
-        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
-    return type(value) is kind or (kind is float and type(value) is int)
-
-
-def _type_name(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
 
 
 def write(
@@ -199,25 +355,6 @@ def check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) ->
             f"a resumed run keeps its own settings: got {', '.join(sorted(changed))}; keep to its "
             f"own, or start a new run"
         )
-
-
-def with_moved_agent(settings: dict[str, Any], words: Words | None) -> dict[str, Any]:
-    """Return a run's settings, with the file of its agent where the command line says that it is now.
-
-    A file counts as moved if it is no longer where it was, and its name is the same. So is its class, if both name one.
-
-    Args:
-        settings: of the run.
-        words: the command line; None if there is none.
-    """
-    named = words.given.get("algo", "") if words else ""
-    (new, _, new_class), (old, _, old_class) = (
-        str(algo).partition(":") for algo in (named, settings.get("algo"))
-    )
-    is_moved = old.endswith(".py") and Path(new).name == Path(old).name and not Path(old).exists()
-    if is_moved and (new_class == old_class or "" in (new_class, old_class)):
-        return {**settings, "algo": absolute(named)}
-    return settings
 
 
 def schedule_notes(new: RunOptions, old: RunOptions) -> list[str]:

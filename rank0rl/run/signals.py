@@ -7,14 +7,15 @@ signal, and the next exchange of all ranks tells rank 0.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from rank0rl.launch import job
 
-_received: list[int] = []  # on ranks other than 0, since the run began
+received: list[int] = []
+"""Signals that this rank has received since the run began, and leaves to rank 0."""
 
 
 class Interrupted(BaseException):
@@ -42,7 +43,7 @@ class Interrupts:
 
     def __enter__(self) -> Interrupts:
         """Take over the signals."""
-        _received.clear()
+        received.clear()
         handle = self._keep if self._keeps else self._handle
         handlers: dict[int, Any] = dict.fromkeys(job.END_SIGNALS, handle)
         handlers[signal.SIGINT] = signal.SIG_IGN if self._keeps else handle
@@ -72,19 +73,4 @@ class Interrupts:
             raise Interrupted(signum)
 
     def _keep(self, signum: int, _frame: FrameType | None) -> None:
-        _received.append(signum)
-
-
-def received() -> int:
-    """Return the first signal that this rank has received and not acted on; 0 if there is none."""
-    return _received[0] if _received else 0
-
-
-def obey(signals: Iterable[int]) -> None:
-    """Raise `Interrupted` for the first signal that another rank has received. Rank 0 only.
-
-    Args:
-        signals: what `received` has returned on every rank.
-    """
-    if signum := next(filter(None, signals), 0):
-        raise Interrupted(int(signum))
+        received.append(signum)

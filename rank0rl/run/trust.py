@@ -21,9 +21,8 @@ from collections.abc import Mapping, Sequence, Set, ValuesView
 from pathlib import Path
 from typing import Any
 
-from rank0rl.envs import make as envs
-from rank0rl.options import flag
-from rank0rl.run import settings as config
+from rank0rl.envs.make import is_gymnasiums, is_known_wrapper
+from rank0rl.options import apply, flag
 from rank0rl.run.agents import absolute, is_reference
 from rank0rl.run.launch_options import Words
 from rank0rl.run.options import RunOptions
@@ -94,7 +93,7 @@ def words_to_go_on(settings: Mapping[str, Any]) -> str:
 
 def _named_options(settings: Mapping[str, Any], source: str) -> RunOptions:
     named = {name: settings[name] for name in _NAMES if name in settings}
-    (options,) = config.apply(named, RunOptions(), source=source)
+    (options,) = apply(named, RunOptions(), source=source)
     return options
 
 
@@ -102,11 +101,11 @@ def _foreign(options: RunOptions) -> dict[str, list[str]]:
     """Return what would be imported from elsewhere, and its arguments, option -> words."""
     found: dict[str, list[str]] = {}
     kwargs = options.env_kwargs
-    if not envs.is_gymnasiums(options.env_id):
+    if not is_gymnasiums(options.env_id):
         found["env_id"] = [options.env_id]
     if kwargs and ("env_id" in found or _names_a_file(kwargs)):
         found["env_kwargs"] = [_pair(name, value) for name, value in kwargs.items()]
-    if not all(map(envs.is_known_wrapper, options.wrappers)):
+    if not all(map(is_known_wrapper, options.wrappers)):
         found["wrappers"] = [*options.wrappers]
     if not is_reference(options.algo):
         found["algo"] = [options.algo]

@@ -12,7 +12,7 @@ import tyro
 
 from rank0rl.batch import Batch
 from rank0rl.envs.make import make
-from rank0rl.evaluation import deterministic, whole_episodes
+from rank0rl.evaluation import Deterministic, whole_episodes
 from rank0rl.launch.failures import usage_error
 from rank0rl.mpi.threads import set_threads
 from rank0rl.options import check, option
@@ -54,7 +54,7 @@ def _play(given: Options) -> Batch:
         )
     policy = load(given.run, given.trust)
     agent, options = policy.agent, policy.options
-    agent = deterministic(agent) if given.deterministic else agent
+    agent = Deterministic(agent) if given.deterministic else agent
     seed = options.seed if given.seed is None else given.seed
     if given.video is not None:
         return film(agent, options, given.video, seed, given.episodes)

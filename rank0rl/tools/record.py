@@ -58,13 +58,13 @@ def main(argv: list[str]) -> int:
 def _record(given: Options) -> int:
     """Play and write on the ranks. Collective: every rank calls this."""
     from rank0rl import evaluation, seeding
-    from rank0rl.collector import env_maker
     from rank0rl.envs.block import make_block
     from rank0rl.mpi import comm
     from rank0rl.mpi.comm import Counter
     from rank0rl.mpi.threads import set_threads
     from rank0rl.policy import load
     from rank0rl.rollout import WholeEpisodes
+    from rank0rl.run.rollouts import env_maker
 
     set_threads(1)
     if refused := comm.bcast_obj("" if comm.get_rank() else _refused(given.minari)):
@@ -79,7 +79,7 @@ def _record(given: Options) -> int:
 
     block = make_block(env_maker(options), range(evaluation.MAX_ENVS), seed)
     rollout = WholeEpisodes(block, numbers)
-    acting = evaluation.deterministic(agent) if given.deterministic else agent
+    acting = evaluation.Deterministic(agent) if given.deterministic else agent
     episodes: list[dict[str, Any]] = []
     try:
         for number in range(-(-given.episodes // _ROUND)):
@@ -181,11 +181,11 @@ def _write(
     from gymnasium.spaces import Box
     from minari.data_collector.episode_buffer import EpisodeBuffer
 
-    from rank0rl.mpi import hashes
+    from rank0rl.mpi import weights
     from rank0rl.run.agents import short_name
 
     arrays = {f"{i}.{name}": array for i, one in enumerate(episodes) for name, array in one.items()}
-    sha256 = hashes.sha256_arrays(arrays)
+    sha256 = weights.sha256_arrays(arrays)
     buffers = [
         EpisodeBuffer(
             observations=one["obs"],

@@ -14,21 +14,24 @@ from typing import Any
 
 import tyro
 
+from rank0rl import seeding
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch, take
-from rank0rl.collector import Collector, make_rollout
+from rank0rl.collector import Collector
 from rank0rl.launch.failures import usage_error
 from rank0rl.learner import Learner, Overlap
-from rank0rl.mpi import hashes
+from rank0rl.mpi import weights
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.update import check_device
-from rank0rl.run import checkpoint, plan
-from rank0rl.run.agents import load_function, make_agent, seed_globals
+from rank0rl.run import checkpoint
+from rank0rl.run.agents import load_function, make_agent
 from rank0rl.run.hooks import Coefficients, Curriculum, Hook
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
+from rank0rl.run.rollouts import make_rollout
+from rank0rl.run.settings import of_file, read_saved
 from rank0rl.run.state import State
-from rank0rl.run.timing import Phases
+from rank0rl.run.usage import Phases
 from rank0rl.tools.evaluate import RunToLoad
 
 
@@ -97,7 +100,7 @@ def _replay(given: Options) -> bool:
     returns = ", ".join(f"{value:.6g}" for value in its) or "none"
     print(
         f"iteration {iteration}, {what} {fragment_id}, alone: {len(fragment.rew)} steps; returns "
-        f"of finished episodes: {returns}; sha256 {hashes.sha256_arrays(alone_rows)[:16]}"
+        f"of finished episodes: {returns}; sha256 {weights.sha256_arrays(alone_rows)[:16]}"
     )
     collector.roll(iteration)
     collector.gather()
@@ -122,18 +125,18 @@ class _Start:
 
 
 def _find_start(run: Path, iteration: int, trust: bool) -> _Start:
-    saved = plan.read_saved(checkpoint.latest(run), trust=trust)
-    options, agent_options = plan.of_settings(saved["settings"], str(run))
+    saved = read_saved(checkpoint.latest(run), trust=trust)
+    options, agent_options = of_file(saved["settings"], str(run))
     boundary = max(iteration - 1 - options.overlap, 0)
     end = checkpoint.before(run, iteration - 1)
     if options.overlap and end and int(end.stem) == iteration - 1:
-        begun = plan.read_saved(end, trust=trust)
+        begun = read_saved(end, trust=trust)
         if not begun["collector"].get("ahead"):  # the run ended here once, and was continued later
             boundary = iteration - 1
     file = checkpoint.before(run, boundary)
     if file:
-        saved = plan.read_saved(file, trust=trust)
-        options, agent_options = plan.of_settings(saved["settings"], str(run))
+        saved = read_saved(file, trust=trust)
+        options, agent_options = of_file(saved["settings"], str(run))
     return _Start(boundary, file, saved, options, agent_options)
 
 
@@ -231,7 +234,7 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
     """Train to where the iteration was collected; return what collects it."""
     options, phases = start.options, Phases()
     rollout = make_rollout(options, 0, 1)
-    seed_globals(options.seed, "init", 1)
+    seeding.seed_globals(options.seed, "init", 1)
     agent = make_agent(options, start.agent_options, rollout.spaces)
     collector = Collector(agent, rollout, options, phases)
     settings = start.saved["settings"]
@@ -292,7 +295,7 @@ def _refuse(strays: Mapping[int, str]) -> None:
 def _same_rows(alone: Batch, gathered: Batch, fragment_id: int) -> bool:
     among = take(gathered, gathered["fragment_id"] == fragment_id)
     among.pop("fragment_id")
-    return hashes.sha256_arrays(alone) == hashes.sha256_arrays(among)
+    return weights.sha256_arrays(alone) == weights.sha256_arrays(among)
 
 
 def _is_recorded(rows: list[dict[str, str]], iteration: int, sha256: str) -> bool:

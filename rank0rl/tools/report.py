@@ -18,7 +18,7 @@ from markupsafe import Markup
 from rank0rl.launch.failures import usage_error
 from rank0rl.run import files
 from rank0rl.run.folder import Array, RunData, differing, read_run
-from rank0rl.run.timing import PHASES
+from rank0rl.run.usage import PHASES
 from rank0rl.tools import figures, report_speedup, report_study
 from rank0rl.tools.page import Series, chart, html, small_chart
 from rank0rl.tools.readable import duration, label, number, percent, texts

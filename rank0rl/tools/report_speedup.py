@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from rank0rl.run import files
 from rank0rl.run.folder import Array
-from rank0rl.run.timing import PHASES
+from rank0rl.run.usage import PHASES
 from rank0rl.tools import figures
 from rank0rl.tools.page import Series, chart, html
 from rank0rl.tools.readable import label, number, texts

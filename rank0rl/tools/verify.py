@@ -27,9 +27,9 @@ import tyro
 
 from rank0rl.launch.failures import usage_error
 from rank0rl.launch.supervisor import end_with_parent
-from rank0rl.mpi import hashes
+from rank0rl.mpi import weights
 from rank0rl.options import check, flag, names, option
-from rank0rl.run import checkpoint, files, machine, plan, settings
+from rank0rl.run import checkpoint, files, machine, settings
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.record import NOT_OF_THE_CURVE
@@ -304,7 +304,7 @@ def _resumable(record: _Record, kept: Mapping[int, Path]) -> list[int]:
     """Check all checkpoints; return the iterations of those from which the run can be repeated."""
     points, before = [], 0
     for point, file in kept.items():
-        saved = plan.read_saved(file, trust=True)  # nothing that it names is imported here
+        saved = settings.read_saved(file, trust=True)  # nothing that it names is imported here
         _check_checkpoint(record, file, saved, before)
         envs = saved["collector"].get("envs")
         # A run that is resumed begins new episodes in place of those that are too long to repeat.
@@ -342,7 +342,7 @@ def _check_checkpoint(record: _Record, file: Path, saved: Mapping[str, Any], bef
             f"the hash of its rows in {file}"
         ) from None
     row = record.rows.get(point, {})
-    if not hashes.sha256_tensors(saved["weights"]).startswith(row.get("weights_sha256", "")):
+    if not weights.sha256_tensors(saved["weights"]).startswith(row.get("weights_sha256", "")):
         raise _DifferentError(f"{file} has other weights than those of its row")
 
 

@@ -57,7 +57,7 @@ class Video(Hook):
             return
         path = self.folder / "videos" / f"{iteration:08d}.mp4"
         path.parent.mkdir(exist_ok=True)
-        acting = evaluation.deterministic(agent) if self._deterministic else agent
+        acting = evaluation.Deterministic(agent) if self._deterministic else agent
         film(acting, self._options, path, self._options.seed)
 
 

@@ -10,7 +10,8 @@ import torch
 from helpers.ranks import on_ranks
 
 from rank0rl.compat import _evorl_axes, evorl
-from rank0rl.mpi import comm, trees
+from rank0rl.compat._evorl_axes import named, tree_map
+from rank0rl.mpi import comm
 
 RANKS = [1, pytest.param(2, marks=pytest.mark.slow), 3]
 Pair = namedtuple("Pair", ["a", "b"])
@@ -24,7 +25,7 @@ class State:
 
 def same(a, b):
     """Trees of the same form, kinds, dtypes and shapes, with equal numbers."""
-    x, y = trees.named(a), trees.named(b)
+    x, y = named(a), named(b)
     if list(x) != list(y) or type(a) is not type(b):
         return False
     for these in zip(x.values(), y.values(), strict=True):
@@ -76,7 +77,7 @@ def on_rank_collectives():
 
         mine = tree(r)
         for axis in ("DP", "POP", "P", ("POP", "DP")):
-            check(name, getattr(evorl, name)(mine, axis), trees.tree_map(whole, *of_ranks))
+            check(name, getattr(evorl, name)(mine, axis), tree_map(whole, *of_ranks))
         check(f"{name} unchanged", mine, tree(r))
         check(f"{name} of none", getattr(evorl, name)(mine), mine)
     # The same names in another order: by name, not by place.
@@ -88,7 +89,7 @@ def on_rank_collectives():
             return torch.stack(xs)
         return np.stack(xs) if isinstance(xs[0], np.ndarray | np.generic) else np.array(xs)
 
-    check("all_gather", evorl.all_gather(tree(r), "DP"), trees.tree_map(stacked, *of_ranks))
+    check("all_gather", evorl.all_gather(tree(r), "DP"), tree_map(stacked, *of_ranks))
     check("all_gather of none", evorl.all_gather(tree(r)), tree(r))
     parts = [torch.arange(6).reshape(2, 3) + 10 * i for i in range(n)]
     check("axis", evorl.all_gather(parts[r], "DP", axis=1), torch.stack(parts, 1))
@@ -154,12 +155,12 @@ class Momentum:
 
     @staticmethod
     def init(params):
-        return trees.tree_map(torch.zeros_like, params)
+        return tree_map(torch.zeros_like, params)
 
     @staticmethod
     def update(grads, state, params=None):
-        state = trees.tree_map(lambda v, g: 0.9 * v + g, state, grads)
-        return trees.tree_map(lambda v: -0.01 * v, state), state
+        state = tree_map(lambda v, g: 0.9 * v + g, state, grads)
+        return tree_map(lambda v: -0.01 * v, state), state
 
 
 def start():
@@ -169,20 +170,20 @@ def start():
 
 def by_torch(make, steps, shards):
     """Parameters after steps of torch's optimizer on the mean of the losses of shards."""
-    params = trees.tree_map(lambda p: p.clone().requires_grad_(), start())
-    optimizer = make(list(trees.named(params).values()))
+    params = tree_map(lambda p: p.clone().requires_grad_(), start())
+    optimizer = make(list(named(params).values()))
     for _ in range(steps):
         optimizer.zero_grad()
         total = sum(loss_fn(params, shard) for shard in shards) / len(shards)
         (total + 0 * params["unused"].sum()).backward()
         optimizer.step()
-    return trees.tree_map(torch.Tensor.detach, params)
+    return tree_map(torch.Tensor.detach, params)
 
 
 def by_hand(steps, shards):
     """As `Momentum`, on the mean of the losses of shards."""
-    params = trees.tree_map(lambda p: p.clone().requires_grad_(), start())
-    every = trees.named(params).values()
+    params = tree_map(lambda p: p.clone().requires_grad_(), start())
+    every = named(params).values()
     momentum = [torch.zeros_like(p) for p in every]
     for _ in range(steps):
         total = sum(loss_fn(params, shard) for shard in shards) / len(shards)
@@ -193,7 +194,7 @@ def by_hand(steps, shards):
         with torch.no_grad():
             for p, v in zip(every, momentum, strict=True):
                 p.sub_(0.01 * v)
-    return trees.tree_map(torch.Tensor.detach, params)
+    return tree_map(torch.Tensor.detach, params)
 
 
 def on_rank_updates():
@@ -415,7 +416,7 @@ def test_what_is_no_key():
 
 def test_a_tree_on_a_device():
     put = evorl.tree_device_put({"a": [np.ones(2), torch.zeros(1)], "b": 3}, "meta")
-    assert [leaf.device.type for leaf in trees.named(put).values()] == ["meta"] * 3
+    assert [leaf.device.type for leaf in named(put).values()] == ["meta"] * 3
     x = np.ones(2)
     on_cpu = evorl.tree_device_put((x,), "cpu")[0]
     x += 1

@@ -11,7 +11,7 @@ from helpers.ranks import HERE, on_ranks, run
 from torch import nn
 
 from rank0rl.compat import mpi_pytorch, mpi_tf, mpi_tools, omnisafe
-from rank0rl.mpi import comm, errors, weights
+from rank0rl.mpi import comm, weights, world
 from rank0rl.mpi.threads import set_threads
 
 RANKS = [1, pytest.param(2, marks=pytest.mark.slow), 3]
@@ -352,7 +352,7 @@ def on_rank_alone():
             said.append(str(error))
         if not last:
             break
-    errors.raised_alone().clear()  # the ranks live on
+    world.raised_alone().clear()  # the ranks live on
     return said
 
 

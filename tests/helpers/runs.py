@@ -13,7 +13,7 @@ from helpers import forks
 from helpers.ranks import HERE, LIMIT_S, on_ranks, run
 
 from rank0rl import seeding, start
-from rank0rl.collector import Collector, make_rollout
+from rank0rl.collector import Collector
 from rank0rl.envs.make import resolve
 from rank0rl.learner import Learner
 from rank0rl.mpi.threads import set_threads
@@ -21,9 +21,10 @@ from rank0rl.run.launch_options import Words
 from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
 from rank0rl.run.record import Recorder
+from rank0rl.run.rollouts import make_rollout
 from rank0rl.run.run import Run
 from rank0rl.run.state import State
-from rank0rl.run.timing import Phases
+from rank0rl.run.usage import Phases
 from rank0rl.tools import video
 from rank0rl.trainer import train as train_loop
 

@@ -2,7 +2,7 @@
 
 import math
 
-from rank0rl.run.timing import PHASES
+from rank0rl.run.usage import PHASES
 from rank0rl.tools.speedup.cost_model import Costs, Machines
 from rank0rl.tools.speedup.measured import Row
 

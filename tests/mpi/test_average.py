@@ -8,7 +8,7 @@ from torch import nn
 
 import rank0rl
 from rank0rl.compat import average
-from rank0rl.mpi import comm, hashes, weights
+from rank0rl.mpi import comm, weights
 
 RANKS = [1, 2, 3]
 
@@ -62,7 +62,7 @@ def on_rank_gradients():
     tied = {x for p in params.values() for x in p.grad.tolist()}
     wrong += [] if tied == {(comm.nworkers + 1) / 2} else [f"tied: {tied}"]
     grads = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
-    return [wrong, single.grad.item(), hashes.sha256_tensors(grads)]
+    return [wrong, single.grad.item(), weights.sha256_tensors(grads)]
 
 
 @pytest.mark.parametrize("n", RANKS)
@@ -75,7 +75,7 @@ def on_rank_weights():
     net, same = Net(comm.rank), Net(7).w  # float32: float64 has nothing wider to add in
     extra = {"array": np.arange(3.0) * comm.rank, "ints": np.full(2, comm.rank)}
     rank0rl.all_avg_wts(net, extra, label="net")
-    before = hashes.sha256_tensors({"same": same})
+    before = weights.sha256_tensors({"same": same})
     rank0rl.all_avg_wts(same)
     nets = [Net(rank) for rank in range(comm.nworkers)]
     wrong = []
@@ -97,7 +97,7 @@ def on_rank_weights():
     return [
         wrong,
         {name: array.tolist() for name, array in extra.items()},
-        hashes.sha256_tensors({"same": same}) == before,
+        weights.sha256_tensors({"same": same}) == before,
         rank0rl.chksum(net),
     ]
 

@@ -7,7 +7,7 @@ import pytest
 from helpers.ranks import on_ranks
 
 import rank0rl
-from rank0rl.mpi import comm, errors, gather
+from rank0rl.mpi import comm, gather, world
 from rank0rl.mpi.gather import all_accum_batches, rank0_accum_batches
 
 
@@ -15,10 +15,10 @@ def test_what_goes_wrong_before_the_first_message_is_a_text():
     def fail(error):
         raise error
 
-    assert errors.attempt(lambda: 3, 0) == (3, "")
-    assert errors.attempt(lambda: fail(ValueError("no")), 0) == (0, "no")
-    assert errors.attempt(lambda: fail(ValueError()), 0) == (0, "ValueError()")
-    assert errors.attempt(lambda: fail(KeyError("x")), 0) == (0, "KeyError: 'x'")
+    assert world.attempt(lambda: 3, 0) == (3, "")
+    assert world.attempt(lambda: fail(ValueError("no")), 0) == (0, "no")
+    assert world.attempt(lambda: fail(ValueError()), 0) == (0, "ValueError()")
+    assert world.attempt(lambda: fail(KeyError("x")), 0) == (0, "KeyError: 'x'")
 
 
 def test_a_single_process_goes_on_after_any_error():

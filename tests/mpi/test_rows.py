@@ -112,4 +112,4 @@ def test_rows_and_weights_travel_by_node(sizes):
 def test_more_rows_than_mpi_can_count_are_refused():
     counts = np.array([[2**30], [2**30]])
     with pytest.raises(ValueError, match=f"{gather.MOST_ROWS} rows in one array: got {2**31}"):
-        gather.move_rows([np.empty(0)], counts, "rank0_accum_batches", None)
+        gather._move_rows([np.empty(0)], counts, "rank0_accum_batches", None)

@@ -10,8 +10,8 @@ import pytest
 from helpers.ranks import HERE
 
 from rank0rl.nets.kernels import compiler
+from rank0rl.nets.kernels.compiler import Team, meet
 from rank0rl.nets.kernels.mlp import tanh_
-from rank0rl.nets.kernels.threads import Team, meet
 
 ROOT = HERE.parent
 
@@ -67,9 +67,9 @@ def test_the_folder_of_another_user_is_not_used(cache, monkeypatch):
 KERNEL = """
 import numpy as np
 from rank0rl.nets.kernels.compiler import cache_folder, kernel
-from rank0rl.nets.kernels import descent
+from rank0rl.nets.kernels import steps
 before = [*cache_folder().rglob("*.nbc")] if cache_folder() else None
-print(descent.block_rows(1), kernel(descent.block_rows)(256), len(before or []))
+print(steps.block_rows(1), kernel(steps.block_rows)(256), len(before or []))
 """
 
 
@@ -103,7 +103,7 @@ def test_without_a_folder_kernels_are_compiled_all_the_same(tmp_path):
 
 def test_kernels_need_the_compiler():
     env = {**os.environ, "NUMBA_DISABLE_JIT": "1"}
-    words = [sys.executable, "-c", "import rank0rl.nets.kernels.descent"]
+    words = [sys.executable, "-c", "import rank0rl.nets.kernels.steps"]
     done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert "unset NUMBA_DISABLE_JIT" in done.stderr.splitlines()[-1]
 

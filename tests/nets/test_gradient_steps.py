@@ -23,8 +23,7 @@ from rank0rl.algos.ppo import clipped_loss
 from rank0rl.nets.actor_critic import ActorCritic, Objective, ValueFunction
 from rank0rl.nets.flat import Adam, flatten_
 from rank0rl.nets.gaussian import GaussianPolicy
-from rank0rl.nets.kernels.descent import block_rows
-from rank0rl.nets.kernels.steps import CompiledFit, CompiledSteps
+from rank0rl.nets.kernels.steps import CompiledSteps, block_rows
 from rank0rl.nets.networks import network
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.nets.policies import make_policy
@@ -155,8 +154,9 @@ def test_fitting_alone_takes_the_steps_of_autograd(threads):
     value = ValueFunction((5,), (8, 6), rng())
     slow = copy.deepcopy(value)
     x, ret = rng(2).standard_normal((N, 5), dtype=np.float32), rng(4).standard_normal(N)
-    adam = Adam(flatten_(value))
-    CompiledFit(value, adam, threads).epoch(x, ret.astype("f"), 140, rng(5), 3e-3)
+    adam, rows = Adam(flatten_(value)), {"obs": x, "ret": ret.astype("f")}
+    alone, loss = nn.ModuleDict({"value": value}), Objective(clip_ratio=np.inf, value_coef=1.0)
+    CompiledSteps(alone, adam, loss, np.inf, threads).epoch(rows, 140, rng(5), 3e-3)
     theirs = torch.optim.Adam(slow.parameters(), lr=3e-3)
     order = rng(5).permutation(N)
     for few in (order[:140], order[140:280], order[280:]):

@@ -17,7 +17,7 @@ from rank0rl.run.options import RunOptions
 def load(tmp_path, text):
     path = tmp_path / "c.toml"
     path.write_text(text)
-    return settings.apply(settings.load(path), RunOptions(), PPOOptions(), source=str(path))
+    return options.apply(settings.load(path), RunOptions(), PPOOptions(), source=str(path))
 
 
 def test_a_file_is_over_the_defaults(tmp_path):
@@ -63,12 +63,12 @@ def test_no_file(tmp_path):
 def test_the_file_of_a_run_gives_its_settings_again(tmp_path):
     run = RunOptions("CartPole-v1", num_envs=4, env_kwargs={"a": "b"}, run_dir="x", nprocs=3)
     agent = dataclasses.replace(PPOOptions(), hidden=(3, 4), target_kl=0.1)
-    settings.write(tmp_path / "config.toml", settings.settings(run, agent), {"nprocs": 3})
-    again = settings.apply(
+    settings.write(tmp_path / "config.toml", options.as_settings(run, agent), {"nprocs": 3})
+    again = options.apply(
         settings.load(tmp_path / "config.toml"), RunOptions(), PPOOptions(), source=""
     )
     assert again == (dataclasses.replace(run, run_dir=None, nprocs=None), agent)
-    settings.write(tmp_path / "config.toml", settings.settings(run, agent), {"nprocs": 2})
+    settings.write(tmp_path / "config.toml", options.as_settings(run, agent), {"nprocs": 2})
     record = tomllib.loads((tmp_path / "config.toml").read_text())["record"]
     assert record == [{"nprocs": 3}, {"nprocs": 2}]  # one for every start
 
@@ -164,13 +164,13 @@ def test_a_file_sets_what_it_may(name):
     assert other(name) != getattr(RunOptions(), name)
     as_toml = tomllib.loads(tomli_w.dumps(changed))
     if FACTS[name].in_file:
-        (run,) = settings.apply(as_toml, RunOptions(), source="file")
+        (run,) = options.apply(as_toml, RunOptions(), source="file")
         assert run == RunOptions(**changed)
     else:
         with pytest.raises(ValueError, match="command line only") as error:
-            settings.apply(as_toml, RunOptions(), source="file")
+            options.apply(as_toml, RunOptions(), source="file")
         assert repr(name) in str(error.value)
-    assert (name in settings.settings(RunOptions())) == FACTS[name].in_file
+    assert (name in options.as_settings(RunOptions())) == FACTS[name].in_file
 
 
 @pytest.mark.parametrize("name", FACTS)

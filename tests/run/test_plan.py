@@ -18,7 +18,7 @@ def test_the_command_line_is_over_the_file_and_the_file_over_the_defaults(tmp_pa
 
 @pytest.mark.parametrize("argv", [["--episodes-per-batch", "4"], ["--episodes_per_batch=4"]])
 def test_the_kind_of_batch_on_the_command_line_replaces_that_of_the_file(argv):
-    options, _ = plan.read(Words.read(argv), {"steps_per_batch": 64}, "file")
+    options, _ = settings.read_line(Words.read(argv), {"steps_per_batch": 64}, "file")
     assert (options.steps_per_batch, options.episodes_per_batch) == (None, 4)
 
 
@@ -87,12 +87,15 @@ def test_another_length_or_device_is_said(tmp_path):
 def test_a_command_line_goes_through_tyro_once(tmp_path, monkeypatch):
     """And what it says is over the file in configs/, also where it says the default."""
     seen = []
-    cli = plan.tyro.cli
-    monkeypatch.setattr(plan.tyro, "cli", lambda *a, **k: seen.append(k["args"]) or cli(*a, **k))
+    cli = settings.tyro.cli
+    monkeypatch.setattr(
+        settings.tyro, "cli", lambda *a, **k: seen.append(k["args"]) or cli(*a, **k)
+    )
     (tmp_path / "ppo-CartPole.toml").write_text("epochs = 2\nlr = 0.5\nseed = 3\nnum_envs = 4\n")
     argv = ["--seed", "0", "CartPole-v1", "--lr=linear:3e-4:0", "--epochs", "7"]
-    source, options, agent = plan.read_new(Words.read(argv), tmp_path)
-    assert source == tmp_path / "ppo-CartPole.toml"
+    found = settings.read(Words.read(argv), tmp_path)
+    options, agent = found.options, found.agent
+    assert found.file == tmp_path / "ppo-CartPole.toml"
     assert (options.seed, options.num_envs, options.env_id) == (0, 4, "CartPole-v1")
     assert (agent.lr, agent.epochs) == ("linear:3e-4:0", 7)
     assert seen == [argv]

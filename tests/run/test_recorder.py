@@ -11,7 +11,7 @@ from helpers.ranks import HERE, run
 from helpers.runs import SMALL, resume, resume_on_ranks, table, train, train_here
 
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.run import machine, record
+from rank0rl.run import record, usage
 from rank0rl.run.record import Recorder
 from rank0rl.run.state import Progress
 
@@ -155,7 +155,7 @@ def test_a_run_that_has_ended_says_so_when_it_is_resumed(tmp_path):
 
 GROWS = """
 import numpy as np
-from rank0rl.run import machine as memory
+from rank0rl.run import usage as memory
 before = memory.peak_mb()
 block = np.ones(64 << 17)  # 64 MB
 grown = memory.peak_mb() - before
@@ -209,7 +209,7 @@ def test_every_rank_is_counted_also_one_without_envs(tmp_path):
 
 
 def test_memory_that_processes_share_counts_once():
-    assert machine.peak_mb() < machine._peak_resident_mb() - 5  # others map torch's code as well
+    assert usage.peak_mb() < usage._peak_resident_mb() - 5  # others map torch's code as well
 
 
 def test_an_evaluation_that_is_no_number_is_never_the_best():

@@ -6,7 +6,6 @@ import pytest
 from helpers.ranks import HERE
 from helpers.runs import SMALL, curve, sha, table, train
 
-from rank0rl import cli
 from rank0rl.run.launch_options import Words
 
 LONG = [*SMALL, "--total-steps", "640"]
@@ -59,17 +58,17 @@ def test_the_beginning_may_be_that_of_another_run(tmp_path):
 
 def test_the_folder_must_be_named():
     with pytest.raises(ValueError, match="got no --run-dir"):
-        cli._launch_options(Words.read(["CartPole", *AUTO]))
+        Words.read(["CartPole", *AUTO])
 
 
 def test_only_a_folder_with_a_checkpoint_holds_a_run(tmp_path):
-    given = {"resume": "auto", "run_dir": str(tmp_path)}
-    assert Words([], given).run_to_resume() is None
+    argv = [*AUTO, "--run-dir", str(tmp_path)]
+    assert Words.read(argv).run is None
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "00000000.pt").touch()
-    assert Words([], given).run_to_resume() == tmp_path
-    assert Words([], {"resume": "./auto"}).run_to_resume() == Path("auto")
-    assert Words([], {"run_dir": str(tmp_path)}).run_to_resume() is None
+    assert Words.read(argv).run == tmp_path
+    assert Words.read(["--resume", "./auto"]).run == Path("auto")
+    assert Words.read(["--run-dir", str(tmp_path)]).run is None
 
 
 def test_as_many_ranks_as_the_run_has_environments(tmp_path):
@@ -77,6 +76,6 @@ def test_as_many_ranks_as_the_run_has_environments(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     argv = ["--nprocs", "41", *AUTO, "--run-dir", str(tmp_path)]
     with pytest.raises(ValueError, match="--num-envs"):
-        cli._launch_options(Words.read(argv))
+        Words.read(argv).launch_options(tmp_path)
     (tmp_path / "checkpoints" / "00000000.pt").touch()
-    assert cli._launch_options(Words.read(argv)).nprocs == 41
+    assert Words.read(argv).launch_options(tmp_path).nprocs == 41

@@ -9,9 +9,7 @@ import pytest
 from helpers.ranks import HERE
 from helpers.runs import SMALL, train
 
-from rank0rl.run import agents, checkpoint, plan, trust
-from rank0rl.run import settings as config
-from rank0rl.run import settings as resumed
+from rank0rl.run import agents, checkpoint, plan, settings, trust
 from rank0rl.run.launch_options import Words
 from rank0rl.tools import evaluate, export, play, replay
 
@@ -254,7 +252,7 @@ def test_a_run_of_ones_own_asks_nothing_and_one_of_others_does(mine, key, monkey
     assert plan.prepare(Words.read(argv), None, 1).options.algo == agent
     assert imported.exists()
     toml = run / "config.toml"
-    assert trust.trusted(config.load(toml), str(toml))["algo"] == agent  # for --config
+    assert trust.trusted(settings.load(toml), str(toml))["algo"] == agent  # for --config
     imported.unlink()
     key.unlink()
     agents.load_agent.cache_clear()
@@ -308,6 +306,6 @@ def test_the_file_of_ones_own_agent_may_move_with_the_run(mine, key, monkeypatch
 @pytest.mark.parametrize(("trained", "is_same"), [("", True), (":Mine", True), (":Other", False)])
 def test_an_agent_that_moved_may_be_named_with_its_class_or_without(tmp_path, trained, is_same):
     now = f"{tmp_path / 'mine.py'}:Mine"
-    settings = {"algo": f"{tmp_path / 'gone' / 'mine.py'}{trained}"}
-    found = resumed.with_moved_agent(settings, Words.read(["--resume", "r", "--algo", now]))
+    saved = {"algo": f"{tmp_path / 'gone' / 'mine.py'}{trained}"}
+    found = settings._with_moved_agent(saved, Words.read(["--resume", "r", "--algo", now]))
     assert (found["algo"] == now) == is_same

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from helpers.speedups import row
 
-from rank0rl.run.timing import PHASES
+from rank0rl.run.usage import PHASES
 from rank0rl.tools.speedup import outputs, speedup
 from rank0rl.tools.speedup.measured import Work, compare
 

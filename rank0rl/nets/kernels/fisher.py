@@ -10,17 +10,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rank0rl.nets.kernels.compiler import kernel, part
-from rank0rl.nets.kernels.descent import SLICE, block_rows, kernel_block_rows
+from rank0rl.nets.kernels.compiler import Team, kernel, meet, part
 from rank0rl.nets.kernels.losses import log_softmax
 from rank0rl.nets.kernels.mlp import backward, forward, layer
-from rank0rl.nets.kernels.threads import Team, meet
+from rank0rl.nets.kernels.steps import SLICE, block_rows, kernel_block_rows
 
 Array = npt.NDArray[Any]
 
 
 @kernel
-def fisher_forward(
+def _forward(
     thread: int,
     threads: int,
     barrier: Array,
@@ -31,19 +30,7 @@ def fisher_forward(
     mask: Array,
     work: Array,
 ) -> None:
-    """Compute what all products with the Fisher matrix need: the outputs of all layers.
-
-    Args:
-        thread: number of this thread.
-        threads: number of threads.
-        barrier: see `Team`.
-        theta: the parameters.
-        layers: the policy.
-        starts: of a policy that chooses, see `choice_slopes`; else None.
-        obs: inputs (N, inputs).
-        mask: see `choice_slopes`, (N, ...).
-        work: gets the outputs, (blocks, numbers); logits become log-probabilities.
-    """
+    """Write the outputs of all layers to work, (blocks, numbers); logits become log-probabilities."""
     size = kernel_block_rows(len(obs))
     for block in range(thread, len(work), threads):
         a, b = block * size, min(block * size + size, len(obs))
@@ -55,7 +42,7 @@ def fisher_forward(
 
 
 @kernel
-def fisher_product(
+def _product(
     thread: int,
     threads: int,
     barrier: Array,
@@ -76,21 +63,9 @@ def fisher_product(
     For outputs y of the network, F is the mean of J' M J, where J = dy / d theta and M is the Hessian
     of the KL divergence by y. A first pass computes J v, a second one J' M J v.
 
-    Args:
-        thread: number of this thread.
-        threads: number of threads.
-        barrier: see `Team`.
-        theta: the parameters.
-        layers: the policy.
-        std_place: as for `ppo_steps`; or None.
-        starts: as for `fisher_forward`; or None.
-        obs: inputs (N, inputs).
-        work: what `fisher_forward` left there.
-        vector: v, a vector like theta.
-        damping: number added to the diagonal.
-        grads: room, (blocks, parameters).
-        spare: room for 5 numbers for each unit of the widest layer and row of a block, (blocks, ...).
-        product: gets the result.
+    `work` is what `_forward` left there, `vector` is v, and `product` gets the result. There is room in
+    `grads`, (blocks, parameters), and in `spare`, 5 numbers for each unit of the widest layer and row of
+    a block. The other arguments are those of `steps._make_steps`.
 
     Source: Martens 2020, arXiv:1412.1193, section 6 (the Fisher matrix as a Gauss-Newton matrix).
     """
@@ -213,11 +188,11 @@ class CompiledFisher:
         grads = np.zeros((blocks, len(theta)), number)
         spare = np.empty((blocks, 5 * rows * layers[:, 3].max()), number)
         result = np.empty(len(theta), number)
-        self._team.run(fisher_forward, blocks, theta, layers, self._starts, x, allowed, work)
+        self._team.run(_forward, blocks, theta, layers, self._starts, x, allowed, work)
 
         def product(v: Tensor) -> Tensor:
             given = self._std_place, self._starts, x, work, v.numpy(), self._damping
-            self._team.run(fisher_product, blocks, theta, layers, *given, grads, spare, result)
+            self._team.run(_product, blocks, theta, layers, *given, grads, spare, result)
             return torch.from_numpy(result.copy())
 
         return product

@@ -15,17 +15,10 @@ Array = npt.NDArray[Any]
 
 
 @part
-def clipped_slopes(log_ratio: Array, adv: Array, clip_ratio: float, n: int, slopes: Array) -> None:
+def _clipped_slopes(log_ratio: Array, adv: Array, clip_ratio: float, n: int, slopes: Array) -> None:
     """Write the derivatives of -E[min(r A, clip(r) A)] by log r into slopes, (m,).
 
     Where the clipped term is the smaller one, it is 0; elsewhere it is that of -E[r A].
-
-    Args:
-        log_ratio: log r, (m,).
-        adv: advantages A, (m,).
-        clip_ratio: clip(r) limits r to 1 - clip_ratio .. 1 + clip_ratio; inf does not.
-        n: rows of the minibatch, of which these m are a part.
-        slopes: written over.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     """
@@ -86,7 +79,7 @@ def normal_slopes(
             z = (act[row, j] - out[row, j]) * inverse[j]
             squares += z * z
         log_ratio[row] = -half * squares - const - logp[row]
-    clipped_slopes(log_ratio, adv, clip_ratio, n, slopes)
+    _clipped_slopes(log_ratio, adv, clip_ratio, n, slopes)
     by_total = by_log_std[0]
     for j in range(k):
         by_total[j] = number(-entropy_coef * m / n)
@@ -117,18 +110,10 @@ def choice_slopes(
 ) -> Any:
     """Turn logits into derivatives of the policy's loss by them, for one choice or several at once.
 
-    Args:
-        starts: the columns at which each choice begins, and their number, int64.
-        mask: the choices that could be taken, (m, all choices), bool; (m, 0) if all could be.
-        out: logits (m, all choices); written over.
-        act: choices, (m, number of choices at once), int64.
-        logp: their log-probabilities under the acting policy, (m,).
-        adv: advantages, (m,).
-        clip_ratio: of the objective; inf does not clip.
-        entropy_coef: weight of the entropy bonus.
-        n: rows of the minibatch, of which these m are a part.
-        log_ratio: gets the log of the ratio of new to old probability, (m,).
-        spare: room for m numbers, and one for each choice of each row.
+    `starts` has the columns at which each choice begins, and their number, int64. `mask` has the choices
+    that could be taken, (m, all choices), bool; it is (m, 0) if all could be. `out` are logits, (m, all
+    choices), `act` choices, (m, choices at once), int64. There is room in `spare` for m numbers, and one
+    for each choice of each row. The other arguments are those of `normal_slopes`.
 
     Returns:
         The sum of the rows' entropies.
@@ -144,7 +129,7 @@ def choice_slopes(
             entropies[row * choices + i] = entropy
             total += entropy
             log_ratio[row] += out[row, starts[i] + act[row, i]]
-    clipped_slopes(log_ratio, adv, clip_ratio, n, slopes)
+    _clipped_slopes(log_ratio, adv, clip_ratio, n, slopes)
     for row in range(m):
         for i in range(choices):
             entropy = entropies[row * choices + i]
@@ -179,15 +164,7 @@ def log_softmax(out: Array, mask: Array, start: int, end: int) -> Any:
 
 @part
 def value_slopes(out: Array, ret: Array, coef: float, n: int, error: Array) -> None:
-    """Turn values (m, 1) into the derivatives of coef E[(V - R)^2] by them.
-
-    Args:
-        out: values; written over.
-        ret: returns R, (m,).
-        coef: weight of the loss.
-        n: rows of the minibatch, of which these m are a part.
-        error: gets V - R, (m,).
-    """
+    """Turn values (m, 1) into the derivatives of coef E[(V - R)^2] by them; error, (m,), gets V - R."""
     factor = out.dtype.type(2 * coef / n)
     for row in range(len(out)):
         error[row] = out[row, 0] - ret[row]

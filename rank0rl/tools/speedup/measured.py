@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rank0rl.run.timing import PHASES
+from rank0rl.run.usage import PHASES
 
 _SHARED = ("collect", "process")  # phases that are spread over all ranks
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rank0rl.run.timing import PHASES
+from rank0rl.run.usage import PHASES
 from rank0rl.tools import figures
 from rank0rl.tools.speedup.measured import Row
 from rank0rl.tools.speedup.prediction import (

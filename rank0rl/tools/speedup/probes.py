@@ -188,14 +188,14 @@ def _collect(argument: str) -> None:
     from rank0rl.mpi.threads import set_threads
     from rank0rl.mpi.weights import named_tensors
     from rank0rl.rollout import FixedSteps, WholeEpisodes
-    from rank0rl.run import plan, settings, trust
+    from rank0rl.run import settings, trust
     from rank0rl.run.agents import make_agent
-    from rank0rl.run.timing import Phases
+    from rank0rl.run.usage import Phases
 
     set_threads(1)
     folder = Path(argument)
     given = trust.without_seal(settings.load(folder / "config.toml"))  # the study made this run
-    options, agent_options = plan.of_settings(given, argument)
+    options, agent_options = settings.of_file(given, argument)
     per_step = {}
     for num_envs in sorted({1, max(2, options.num_envs)}):
         numbers = range(num_envs)

@@ -25,7 +25,7 @@ from rank0rl.envs.block import envs_of
 from rank0rl.options import option
 from rank0rl.run.logger import read_rows
 from rank0rl.run.machine import available_cores
-from rank0rl.run.timing import PHASES
+from rank0rl.run.usage import PHASES
 from rank0rl.tools.speedup import outputs, prediction, probes
 from rank0rl.tools.speedup.cost_model import Machines
 from rank0rl.tools.speedup.measured import Row, Work, advice, compare, ranks, step_fractions

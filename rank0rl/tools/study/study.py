@@ -26,7 +26,7 @@ import tyro
 
 from rank0rl.launch.failures import exit_code_after
 from rank0rl.launch.hosts import SSH, Host, read_hosts
-from rank0rl.options import check
+from rank0rl.options import apply, check
 from rank0rl.run import files, settings
 from rank0rl.run.agents import short_name
 from rank0rl.run.machine import available_cores
@@ -108,7 +108,7 @@ def _read(argv: Sequence[str]) -> tuple[Options, list[str]]:
         elif (path / report_study.FILE).exists():
             file = path / report_study.FILE
     if file:
-        (of_file,) = settings.apply(settings.load(file), Options(), source=str(file))
+        (of_file,) = apply(settings.load(file), Options(), source=str(file))
         default = dataclasses.replace(of_file, trust=False)  # only the command line says that
         if file.name == report_study.FILE:  # a study goes on in its folder, wherever that is now
             default = dataclasses.replace(default, out=str(file.parent))

@@ -1,0 +1,89 @@
+"""The environments and rollouts of a run, as its options say."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from rank0rl.envs import make
+from rank0rl.envs.block import envs_of, make_block
+from rank0rl.envs.process import EnvProcess
+from rank0rl.envs.retry import RetriedEnv
+from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod, label
+from rank0rl.mpi import comm
+from rank0rl.mpi.comm import Counter
+from rank0rl.rollout import FixedSteps, Rollout, WholeEpisodes
+from rank0rl.run.agents import load_function
+from rank0rl.run.options import RunOptions
+
+_TURNS = 2  # in which a rank collects its episodes, for an even end; more give act too few rows
+
+
+def env_maker(options: RunOptions) -> Callable[..., Any]:
+    """Return the function that makes one environment of a run, given arguments of this one alone."""
+
+    def make_one(**kwargs: Any) -> Any:
+        around = functools.partial  # each makes what it is around
+        kwargs = {**options.env_kwargs, **kwargs}
+        one: Callable[[], Any] = around(make.make, options.env_id, options.wrappers, **kwargs)
+        if options.info:
+            one = around(EpisodeInfo, one, options.info)
+        if options.curriculum_method:
+            one = around(ResetMethod, one, options.curriculum_method)
+        if options.env_processes:
+            preload = make.own_module(options.env_id)
+            one = around(EnvProcess, one, options.step_timeout, options.start_timeout, preload)
+        if options.survives_env_errors:
+            truncate, limit = options.on_env_error == "truncate", options.max_replay_steps
+            one = around(RetriedEnv, one, options.env_retries, truncate, limit)
+        return one()
+
+    return make_one
+
+
+def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None = None) -> Rollout:
+    """Return the rollouts of one rank; or, with `only`, of that fragment id and its game alone.
+
+    Collective: every rank calls this.
+    """
+    indices = _groups_of(options, rank, nworkers)
+    groups = (options.episodes_per_batch or 0) // options.agents
+    episodes = at_once = None
+    fragments = (options.episodes_per_batch or 0) // nworkers or len(indices)
+    if only is not None:
+        number = only // options.agents
+        indices = range(number, number + 1)
+        episodes = (lambda: iter([number])) if groups else None
+    elif groups:
+        counter = Counter(groups)
+        most = None
+        if nworkers > 1:
+            at_once = max(1, groups // (nworkers * _TURNS))
+            if rank == 0 and options.rank0_envs is not None:
+                most = groups * options.rank0_envs // options.num_envs
+        episodes = functools.partial(counter.round, most)
+    nparts = 1 if only is not None else _nparts(options, nworkers)
+    kwargs_of = load_function(options.env_kwargs_of) if options.env_kwargs_of else None
+    block = make_block(env_maker(options), indices, options.seed, kwargs_of)
+    cuts = [fragments * part // nparts for part in range(1, nparts)]
+    info = [label(name) for name in options.info]
+    if episodes is None:
+        return FixedSteps(block, options.steps_per_env, cuts, info)
+    return WholeEpisodes(block, episodes, at_once, cuts, info)
+
+
+def _groups_of(options: RunOptions, rank: int, nworkers: int) -> range:
+    """Return the indices of a rank's envs, or of its games: no game is on two ranks."""
+    of_rank0 = None if options.rank0_envs is None else options.rank0_envs // options.agents
+    return envs_of(rank, nworkers, options.num_envs // options.agents, of_rank0)
+
+
+def _nparts(options: RunOptions, nworkers: int) -> int:
+    """Return the number of parts of a rank's rows: no more than the fragments of the largest share."""
+    if nworkers == 1 or not comm.has_threads():
+        return 1
+    ranks = range(nworkers)
+    blocks = [_groups_of(options, rank, nworkers) for rank in ranks]
+    episodes = (options.episodes_per_batch or 0) // nworkers
+    return min(options.gather_parts, episodes or max(map(len, blocks)))

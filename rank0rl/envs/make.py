@@ -120,17 +120,7 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
 
 
 def _wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
-    """Return an environment in a wrapper.
-
-    Args:
-        env: the environment to wrap.
-        wrapper: name of one of `gymnasium.wrappers`, or "module:Class"; with arguments, if it has
-            any, such as "FrameStackObservation(stack_size=4)".
-
-    Raises:
-        ValueError: if there is no such wrapper, or it does not take these arguments or this
-            environment.
-    """
+    """Return an environment in a wrapper, such as "FrameStackObservation(stack_size=4)" or "module:Class"."""
     where, _, arguments = wrapper.partition("(")
     module, _, name = where.strip().rpartition(":")
     try:

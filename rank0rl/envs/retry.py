@@ -21,10 +21,6 @@ FAILURES = ("env_mended", "env_truncated")
 """Columns of the record: failures after which the episode went on, and those that cut it off."""
 
 
-class NotRepeatedError(RuntimeError):
-    """An environment does not repeat an episode from its seed and actions."""
-
-
 class RetriedEnv(Around):
     """A gymnasium environment that is made anew when it raises, and whose episode is then repeated.
 
@@ -97,12 +93,7 @@ class RetriedEnv(Around):
         return self._env.reset(**self._reset)
 
     def _again(self, error: Exception, action: Any) -> Any:
-        """Return the answer to a step that has failed, or to a reset if there is no action.
-
-        Raises:
-            NotRepeatedError: if the repeated episode is another one.
-            Exception: what the environment has raised, if it goes on failing.
-        """
+        """Return the answer to a step that has failed, or to a reset if there is no action; or raise."""
         self._failed_at = self._steps + (action is not None)
         failures = 0
         while True:
@@ -121,7 +112,7 @@ class RetriedEnv(Around):
                 if action is not None:
                     self._failed_at = self._steps + 1
                     answer = self._env.step(action)
-            except NotRepeatedError:
+            except _NotRepeatedError:
                 raise
             except Exception as another:
                 error = another
@@ -143,7 +134,7 @@ class RetriedEnv(Around):
         else:
             if np.array(obs).tobytes() == self._seen.tobytes():
                 return begun
-        raise NotRepeatedError(
+        raise _NotRepeatedError(
             f"{name_of(self)} does not repeat an episode from its seed and actions, so after a "
             f"failure in step {self._steps + 1} the curve would be another one; leave --env-retries "
             f"out, or find out why with python -m rank0rl check"
@@ -162,6 +153,10 @@ class RetriedEnv(Around):
                 else f"The episode is longer than --max-replay-steps {self._max_steps}, so it is not repeated."
             )
         raise error
+
+
+class _NotRepeatedError(RuntimeError):
+    """An environment does not repeat an episode from its seed and actions."""
 
 
 def take_failures(envs: Iterable[Any]) -> dict[str, int]:

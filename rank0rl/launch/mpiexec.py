@@ -272,14 +272,9 @@ _SHELLS_OWN = {"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"} 
 
 
 def _passed_variables(more: str | None, env: Mapping[str, str]) -> set[str]:
-    """Return the names of the variables that ranks on every host get.
+    """Return the names of those of these variables that ranks on every host get.
 
-    Args:
-        more: names that the user adds to the list, such as "A,B_*".
-        env: the variables among which the names are looked for.
-
-    Raises:
-        ValueError: if there is no variable with one of these names.
+    The user adds more, such as "A,B_*", to the list. Each of them must be there.
     """
     added = [word.strip() for word in (more or "").split(",") if word.strip()]
     for pattern in added:

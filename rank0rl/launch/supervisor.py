@@ -196,12 +196,7 @@ class Supervisor:
 class _FailureDetector:
     """Finds out why a job has to end, and reports it unless a rank does.
 
-    Args:
-        folder: folder of the job.
-        nprocs: number of ranks.
-        ssh: sessions with the other hosts.
-        listen: passes on the ranks' stderr, for so many seconds. A full pipe would stop the ranks.
-        start_timeout_s: seconds that a rank may take to start after others have.
+    Meanwhile it calls `listen(seconds)`, which passes on the ranks' stderr: a full pipe would stop them.
     """
 
     def __init__(
@@ -223,8 +218,7 @@ class _FailureDetector:
     def find(self, launcher: int | None) -> bool:
         """Return True if the job has to end: keep its exit code, and report why unless a rank has.
 
-        Args:
-            launcher: exit code of the launcher, None while it runs.
+        `launcher` is the exit code of the launcher, None while it runs.
         """
         failed = self._folder / "failed"
         if failed.exists():
@@ -233,11 +227,7 @@ class _FailureDetector:
         return self._find_ended(launcher) or (launcher is None and self._find_lasting())
 
     def report(self, code: int, why: str) -> bool:
-        """Print why the job ends and keep the exit code; if a rank reports, its code counts.
-
-        Returns:
-            True: the job has to end.
-        """
+        """Print why the job ends and keep the exit code; if a rank reports, its code counts. Return True."""
         return self._keep(code, why, self._claim())
 
     def _find_ended(self, launcher: int | None) -> bool:

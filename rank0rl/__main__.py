@@ -9,7 +9,7 @@ from typing import Any
 
 from rank0rl import cli
 from rank0rl.launch.streams import outlast_readers
-from rank0rl.run import cpu
+from rank0rl.run.launch_options import limit_cpu_as
 
 TOOLS = {
     "train": "train an agent on N ranks",
@@ -42,7 +42,7 @@ def main() -> int:
         cli.main(argv)
         return 0
     if name in TOOLS:
-        cpu.limit_as(argv)
+        limit_cpu_as(argv)
         return int(module_of(name).main(argv))
     is_help = name in ("-h", "--help")
     out = sys.stdout if is_help else sys.stderr

@@ -12,8 +12,7 @@ from rank0rl import algos
 from rank0rl.launch import fork, job
 from rank0rl.launch.failures import WRONG_USE, exit_code_after
 from rank0rl.launch.streams import outlast_readers
-from rank0rl.run import cpu
-from rank0rl.run.launch_options import Words
+from rank0rl.run.launch_options import Words, limit_cpu
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         words = Words.read(argv)
         given = words.launch_options(algos.CONFIGS)
-        cpu.limit(given.cpu)
+        limit_cpu(given.cpu)
         if fork.mpi_fork(given.nprocs, **given.how()) == "parent":
             return
     except ValueError as error:

@@ -11,8 +11,9 @@ import argparse
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -31,7 +32,7 @@ def value_at(number: Scheduled, progress: float) -> float:
     """
     if not isinstance(number, str):
         return number
-    shape, start, end = parse_schedule(number)
+    shape, start, end = _parse_schedule(number)
     done = progress if shape == "linear" else (1 - math.cos(math.pi * progress)) / 2
     return start * (1 - done) + end * done
 
@@ -41,12 +42,8 @@ def changing(progress: float, **numbers: Scheduled) -> dict[str, float]:
     return {name: value_at(x, progress) for name, x in numbers.items() if isinstance(x, str)}
 
 
-def parse_schedule(schedule: str) -> tuple[str, float, float]:
-    """Return the shape of a schedule, its first and its last number.
-
-    Raises:
-        ValueError: if it is none.
-    """
+def _parse_schedule(schedule: str) -> tuple[str, float, float]:
+    """Return the shape of a schedule, its first and its last number; raise ValueError if it is none."""
     shape, *ends = schedule.split(":")
     try:
         start, end = map(float, ends)
@@ -84,9 +81,9 @@ def option(default: Any, interval: str = "") -> Any:
     Args:
         default: its value if the user gives none. A dict is copied.
         interval: range of its numbers, such as "[0, 1]" or "(0, inf)". Every number of a tuple must
-            lie in it; None always may stand.
+            lie in it. None is always allowed.
     """
-    return _field(default, Facts(interval))
+    return setting(default, interval, changes_curve=True, resume=False)
 
 
 def setting(
@@ -99,21 +96,8 @@ def setting(
     launch: bool = False,
     prefix: str = "",
 ) -> Any:
-    """Return the field of an option of a run, which has to say more than one of an agent.
-
-    Args:
-        default: its value if the user gives none. A dict is copied.
-        interval: range of its numbers, as in `option`.
-        changes_curve: see `Facts`.
-        resume: see `Facts`.
-        in_file: see `Facts`.
-        launch: see `Facts`.
-        prefix: see `Facts`.
-    """
-    return _field(default, Facts(interval, changes_curve, resume, in_file, launch, prefix))
-
-
-def _field(default: Any, known: Facts) -> Any:
+    """Return the field of an option of a run. Its author must say more than for an `option`: see `Facts`."""
+    known = Facts(interval, changes_curve, resume, in_file, launch, prefix)
     metadata = {"facts": known}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: {**default}, metadata=metadata)
@@ -136,7 +120,7 @@ def check(options: Any) -> None:
     """Check that the numbers of a dataclass of options lie in their ranges.
 
     Raises:
-        ValueError: naming the option, what was expected and what came.
+        ValueError: naming the option, its range and its value.
     """
     for name, known in facts(type(options)).items():
         if known.interval:
@@ -147,7 +131,6 @@ def check(options: Any) -> None:
 
 
 def _after(prefix: str, name: str, text: str) -> int:
-    """Return the number after a prefix."""
     start, _, number = text.partition(prefix)
     if start or not number.isdecimal():
         raise ValueError(
@@ -171,12 +154,12 @@ def _check_number(name: str, value: Any, interval: str) -> None:
 
 
 def _check_schedule(name: str, schedule: str, interval: str) -> None:
-    """Check both numbers of a schedule. The last may lie on the end of an open range: the run never gets there."""
     try:
-        _, start, end = parse_schedule(schedule)
+        _, start, end = _parse_schedule(schedule)
     except ValueError as error:
         raise ValueError(f"{name}: {error}; set {flag(name)}") from None
     _check_number(name, start, interval)
+    # a run never quite gets to the last number, which may be the end of an open range
     _check_number(name, end, f"[{interval[1:-1]}]" if math.isfinite(end) else interval)
 
 
@@ -185,17 +168,12 @@ def facts(kind: type) -> Mapping[str, Facts]:
     return {f.name: f.metadata.get("facts", Facts()) for f in dataclasses.fields(kind)}
 
 
-def names(kind: type, **values: bool) -> set[str]:
-    """Return the names of the options of which some facts hold, such as in_file=False.
-
-    Args:
-        kind: a dataclass of options.
-        values: what these fields of `Facts` must be.
-    """
+def names(kind: type, **wanted: bool) -> set[str]:
+    """Return the names of the options whose `Facts` have these values, such as in_file=False."""
     return {
         name
         for name, known in facts(kind).items()
-        if all(getattr(known, fact) is value for fact, value in values.items())
+        if all(getattr(known, fact) is value for fact, value in wanted.items())
     }
 
 
@@ -211,10 +189,15 @@ def apply(settings: Mapping[str, Any], *options: Any, source: str) -> tuple[Any,
         ValueError: for an option that a file may not set, or that does not exist (naming the nearest
             one), and for a value of another type.
     """
-    known = _names_of(*options, in_file=True)
+    known = _names_of(options, in_file=True)
     for key in settings:
-        if key not in known:
-            _refuse(key, known, _names_of(*options, in_file=False), source)
+        if key in known:
+            continue
+        on_line = key in _names_of(options, in_file=False)
+        why = "is given on the command line only" if on_line else "does not exist"
+        close = difflib.get_close_matches(str(key), known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"{source}: setting {key!r} {why}{hint}")
     changed = []
     for one in options:
         kinds = get_type_hints(type(one))
@@ -227,29 +210,23 @@ def apply(settings: Mapping[str, Any], *options: Any, source: str) -> tuple[Any,
     return tuple(changed)
 
 
-def _refuse(key: str, known: set[str], not_in_file: set[str], source: str) -> None:
-    why = "is given on the command line only" if key in not_in_file else "does not exist"
-    close = difflib.get_close_matches(str(key), known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"{source}: setting {key!r} {why}{hint}")
-
-
-def _names_of(*options: Any, in_file: bool) -> set[str]:
-    """Return the options of some dataclasses that a file may set, or those that it may not."""
+def _names_of(options: Iterable[Any], in_file: bool) -> set[str]:
     return set().union(*(names(type(one), in_file=in_file) for one in options))
 
 
 def as_settings(*options: Any) -> dict[str, Any]:
-    """Return the options that belong to a run, and not to one start of it, with their values."""
-    kept = _names_of(*options, in_file=True)
-    values: dict[str, Any] = {}
-    for one in options:
-        values |= dataclasses.asdict(one)
-    return {name: value for name, value in values.items() if name in kept}
+    """Return the options that a file may set, with their values: those of a run, not of one start of it."""
+    kept = _names_of(options, in_file=True)
+    return {
+        name: value
+        for one in options
+        for name, value in dataclasses.asdict(one).items()
+        if name in kept
+    }
 
 
 def _converted(name: str, value: Any, kind: Any, source: str) -> Any:
-    """Return a value of a TOML file as its option has it: 1e6 is a whole number, too."""
+    """Return a value of a TOML file with the type of its option: 1e6 may be an int, a list is a tuple."""
     kinds = get_args(kind) or (kind,)
     if type(value) is float and value.is_integer() and int in kinds and float not in kinds:
         return int(value)
@@ -286,13 +263,13 @@ def flag(name: str) -> str:
 def read_some(argv: Sequence[str], kind: type, names: Iterable[str]) -> dict[str, Any]:
     """Return the values of a few options, as far as a command line gives them.
 
-    tyro reads the whole command line. This is for what has to be known before, or in a process that
-    does not load tyro. All other words are skipped.
+    tyro reads the whole command line. This is for options that must be known before tyro is loaded.
+    All other words are skipped.
 
     Args:
         argv: the command line, without the program's name.
         kind: the dataclass that has the options, each a bool, a str or a number, or None.
-        names: which options.
+        names: names of the options to read.
 
     Raises:
         ValueError: if a value is missing, or is not of the option's type.
@@ -304,7 +281,8 @@ def read_some(argv: Sequence[str], kind: type, names: Iterable[str]) -> dict[str
         if types[name] is bool:
             parser.add_argument(*spellings, dest=name, action=argparse.BooleanOptionalAction)
         else:
-            parser.add_argument(*spellings, dest=name, type=_converter(types[name]))
+            read = partial(_of_word, get_args(types[name]) or (types[name],))
+            parser.add_argument(*spellings, dest=name, type=read)
     return vars(parser.parse_known_args(argv)[0])
 
 
@@ -313,11 +291,23 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message}; --help lists the options")
 
 
+def _of_word(kinds: Sequence[type], word: str) -> Any:
+    """Return the value of a word of the command line, which is of a type, or None if that is another."""
+    if word == "None" and NoneType in kinds:
+        return None
+    (kind,) = {*kinds} - {NoneType}
+    try:
+        return whole_number(word) if kind is int else kind(word)
+    except ValueError as error:
+        why = error if kind is int else f"expected {kind.__name__}; got {word!r}"
+        raise argparse.ArgumentTypeError(str(why)) from None
+
+
 def whole_number(word: str) -> int:
     """Return the number that a word such as 1000000, 1_000_000 or 1e6 means.
 
     Raises:
-        ValueError: if it is none, or not a whole one.
+        ValueError: if it is no number, or not a whole one.
     """
     try:
         return int(word)
@@ -330,20 +320,3 @@ def whole_number(word: str) -> int:
     if not number.is_integer():
         raise ValueError(f"expected a whole number, such as 1000000 or 1e6; got {word!r}")
     return int(number)
-
-
-def _converter(kind: Any) -> Callable[[str], Any]:
-    """Return what makes a value of a type, such as int or int | None, of a word."""
-    kinds = get_args(kind) or (kind,)
-    (plain,) = (k for k in kinds if k is not NoneType)
-
-    def convert(word: str) -> Any:
-        if word == "None" and NoneType in kinds:
-            return None
-        try:
-            return whole_number(word) if plain is int else plain(word)
-        except ValueError as error:
-            why = error if plain is int else f"expected {plain.__name__}; got {word!r}"
-            raise argparse.ArgumentTypeError(str(why)) from None
-
-    return convert

@@ -28,7 +28,7 @@ from rank0rl.run.agents import make_agent
 from rank0rl.run.options import RunOptions
 from rank0rl.run.rollouts import env_maker
 from rank0rl.run.settings import of_file, read_saved
-from rank0rl.run.state import load_weights
+from rank0rl.run.state import restore_agent
 
 Array = npt.NDArray[Any]
 
@@ -179,5 +179,5 @@ def load(run: str | Path, trust: bool = False) -> Policy:
     env = env_maker(options)()
     agent = make_agent(options, agent_options, describe(env))
     env.close()
-    load_weights(agent, saved)
+    restore_agent(agent, saved)
     return Policy(agent, options)

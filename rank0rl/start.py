@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rank0rl import seeding
+from rank0rl.agent import Agent
 from rank0rl.collector import Collector
 from rank0rl.envs.spaces import refuse_other_spaces
 from rank0rl.evaluation import Evaluation
@@ -25,17 +26,16 @@ from rank0rl.launch.failures import WRONG_USE
 from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import comm
-from rank0rl.mpi.threads import blas, set_threads
+from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.networks import cost_notes
 from rank0rl.options import OptionError, as_settings, flag, names
 from rank0rl.run import checkpoint, machine, settings
 from rank0rl.run.agents import load_agent, make_agent
-from rank0rl.run.folder import discard
 from rank0rl.run.hooks import Hook, TensorBoard, WandB, make_hooks
-from rank0rl.run.launch_options import Words
+from rank0rl.run.launch_options import Words, program
 from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
-from rank0rl.run.plan import Plan, prepare
+from rank0rl.run.plan import Plan, discard, prepare
 from rank0rl.run.record import Recorder
 from rank0rl.run.rollouts import make_rollout
 from rank0rl.run.run import Run
@@ -87,8 +87,8 @@ def start(
         try:
             seeding.seed_globals(options.seed, "init", 1)
             agent = make_agent(options, agent_options, rollout.spaces)
-            if told["init"]:
-                checkpoint.check_init(agent, told["init"], str(options.init_from))
+            if options.init_from and not options.resume:
+                _load_init(agent, plan)
         except OptionError as error:  # the same on every rank
             if isinstance(plan, Plan):
                 discard(folder)
@@ -120,7 +120,7 @@ def start(
 def _plan(words: Words, configs: Path | None, check: Callable[[RunOptions], None]) -> Plan | int:
     """Return the plan of rank 0, or the exit code after saying what is wrong."""
     try:
-        return prepare(words, configs, comm.get_nworkers(), os.environ.get(job.RESUME), [check])
+        return prepare(words, configs, comm.get_nworkers(), os.environ.get(job.RESUME), check)
     except SystemExit as done:  # tyro has printed help or what is wrong with an argument
         return int(done.code or 0)
     except ValueError as error:
@@ -137,13 +137,26 @@ def _refuse(error: ValueError) -> int:
 def _plain(plan: Plan) -> dict[str, Any]:
     """Return the settings as dicts: the other ranks have not imported the agent's file yet."""
     fields = {f.name: getattr(plan.agent, f.name) for f in dataclasses.fields(plan.agent)}
-    init = checkpoint.init_shapes(plan.init)
-    return {
-        "options": vars(plan.options),
-        "agent": fields,
-        "folder": str(plan.folder),
-        "init": init,
-    }
+    return {"options": vars(plan.options), "agent": fields, "folder": str(plan.folder)}
+
+
+def _load_init(agent: Agent, plan: Plan | int | None) -> None:
+    """Load the weights of --init-from on rank 0.
+
+    Collective: every rank calls this.
+
+    Raises:
+        OptionError: on every rank, if they do not fit the agent.
+    """
+    refusal = ""
+    if isinstance(plan, Plan):
+        try:
+            checkpoint.load_weights(agent, plan.init, f"--init-from {plan.options.init_from}")
+            agent.modules_loaded()
+        except OptionError as error:
+            refusal = str(error)
+    if refusal := comm.bcast_obj(refusal):
+        raise OptionError(refusal)
 
 
 def _replay(options: RunOptions, folder: Path, iteration: int, fragment_id: int) -> str:
@@ -186,12 +199,10 @@ def _open_record(
         hook.folder, hook.settings = folder, state.settings
     if options.resume:
         state.load(checkpoint.read(checkpoint.latest(folder)))
-    if plan.init:
-        checkpoint.load_init(state.agent, plan.init)
     if plan.notes:
         state.progress.same_schedule_since = state.progress.iteration
     state.settings = sealed(state.settings)
-    start = machine.provenance(machines, comm.mpi_version(), blas())
+    start = machine.provenance(machines)
     may_change = names(RunOptions, changes_curve=True, resume=True)
     its_own = {k: v for k, v in vars(options).items() if k in may_change and v is not None}
     start |= {"iteration": state.progress.iteration, "settings": its_own}
@@ -227,7 +238,7 @@ def _open_record(
 
 def _resume_command(plan: Plan, nworkers: int, code: str) -> str:
     where = _where(plan.options, nworkers)
-    resume = shlex.join([*machine.program(), "--resume", str(plan.folder)])
+    resume = shlex.join([*program(), "--resume", str(plan.folder)])
     return f"{resume}{code}{where}"
 
 
@@ -248,9 +259,4 @@ def _loggers(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterat
     if options.tensorboard:
         yield TensorBoard(folder, state.progress.steps)
     if options.wandb:
-        yield WandB(
-            options.wandb,
-            folder,
-            without_seal(state.settings),
-            machine.key(folder, first_start),
-        )
+        yield WandB(options.wandb, folder, without_seal(state.settings), first_start)

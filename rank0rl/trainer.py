@@ -15,7 +15,7 @@ def train(agent: Agent, collector: Collector, learner: Learner | Overlap, run: R
     Collective: every rank calls this. Rank 0's weights count.
     """
     with run:  # saves the last boundary on the way out
-        iteration = run.restore(collector)
+        iteration = run.restore(collector.restore)
         rank0_bcast_wts(agent.modules())  # equal before the first rollout
         while run.goes_on():  # rank 0 decides for all
             iteration += 1

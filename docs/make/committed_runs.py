@@ -10,7 +10,7 @@ import numpy as np
 from theme import DOCS
 
 from rank0rl.run import folder as run_data
-from rank0rl.tools.results import ending
+from rank0rl.tools.study.results import ending
 
 RESULTS = DOCS.parent / "benchmarks" / "results"
 STUDIES = {  # folder of benchmarks/results/v5 -> column

@@ -10,7 +10,7 @@ from theme import DOCS, save_plot
 
 from rank0rl.run.usage import PHASES
 from rank0rl.tools import figures
-from rank0rl.tools.speedup.prediction import LARGER_BATCH, SAME, SAME_BATCH
+from rank0rl.tools.speedup.cost_model import LARGER_BATCH, SAME, SAME_BATCH
 
 RESULTS = DOCS.parent / "benchmarks" / "results"
 SIZE = (5.8, 3.8)  # inches; with text of 9 points, a phone still shows it

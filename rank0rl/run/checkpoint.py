@@ -185,7 +185,7 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file cannot be read, or is not a complete checkpoint of this format.
     """
-    most = machine.of_machine()
+    most = machine.memory_bytes()
     head = files.read(path, "checkpoint", most, first=100).partition(b"\n")[0]
     name, _, version = head.decode(errors="replace").rpartition(" ")
     if name != _FORMAT or not version.isdecimal():
@@ -213,10 +213,7 @@ def read(path: Path) -> dict[str, Any]:
         ) from None
 
 
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-def read_init(run: Path) -> dict[str, Tensor]:
+def read_weights(run: Path) -> dict[str, Tensor]:
     """Return the weights of a run's last checkpoint, by name.
 
     Args:
@@ -233,33 +230,28 @@ def read_init(run: Path) -> dict[str, Tensor]:
     return found
 
 
-def init_shapes(named: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each tensor."""
-    return {name: tuple(tensor.shape) for name, tensor in named.items()}
+def load_weights(agent: Agent, saved: Mapping[str, Tensor], source: str) -> None:
+    """Copy weights into an agent. Rank 0 only: its weights are broadcast.
 
-
-def check_init(agent: Agent, found: Shapes, source: str) -> None:
-    """Check that an agent can take these weights.
+    Args:
+        agent: the agent.
+        saved: the weights by name, as `read_weights` returns them.
+        source: where they come from, for messages.
 
     Raises:
-        OptionError: naming the first that differs.
+        OptionError: naming the first that the agent does not have, or has in another shape.
     """
-    mine = init_shapes(weights.named_tensors(agent.modules()))
-    for name in {**mine, **found}:
-        if mine.get(name) != found.get(name):
-            here, there = (_in_words(of.get(name)) for of in (mine, found))
+    mine = weights.named_tensors(agent.modules())
+    for name in {**mine, **saved}:
+        here, there = (_shape(tensors.get(name)) for tensors in (mine, saved))
+        if here != there:
             raise OptionError(
-                f"--init-from {source}: {name!r} is {there} there and {here} here; give this run the "
-                f"network sizes and the kind of actions of that one"
+                f"{source}: {name!r} is {there} there and {here} here; give this run the network "
+                f"sizes and the kind of actions of that one"
             )
+    for name, tensor in mine.items():
+        tensor.copy_(saved[name])
 
 
-def load_init(agent: Agent, named: Mapping[str, Tensor]) -> None:
-    """Give an agent weights that it can take. Rank 0 only: its weights are broadcast."""
-    for name, tensor in weights.named_tensors(agent.modules()).items():
-        tensor.copy_(named[name])
-    agent.modules_loaded()
-
-
-def _in_words(shape: tuple[int, ...] | None) -> str:
-    return "absent" if shape is None else f"of shape {shape}"
+def _shape(tensor: Tensor | None) -> str:
+    return "absent" if tensor is None else f"of shape {tuple(tensor.shape)}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import hashlib
 import inspect
 import json
 import math
@@ -378,16 +378,6 @@ class Goal(Hook):
         self.ended = self._reached()
 
 
-def check(**wanted: bool) -> None:
-    """Raise ValueError if the package of a wanted logger, such as tensorboard=True, is missing."""
-    for package, is_wanted in wanted.items():
-        if is_wanted and importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f"--{package} needs the package {package}, which is not installed: "
-                f"pip install {package}, or leave --{package} out"
-            )
-
-
 class TensorBoard(Hook):
     """Writes an events file into the run's folder.
 
@@ -421,18 +411,26 @@ class WandB(Hook):
         project: the project's name.
         folder: the run's folder.
         settings: the run's settings.
-        key: id of the W&B run. It is the same for every start of this run, and no other run has it.
+        first_start: `machine.provenance` of the run's first start. It gives the W&B run its id, which is
+            the same for every start of this run, and which no other run has.
     """
 
     name = "wandb"
 
-    def __init__(self, project: str, folder: Path, settings: Mapping[str, Any], key: str) -> None:
+    def __init__(
+        self,
+        project: str,
+        folder: Path,
+        settings: Mapping[str, Any],
+        first_start: Mapping[str, Any],
+    ) -> None:
         import wandb
 
+        unique = f"{first_start['host']} {folder.resolve()} {first_start['started']}"
         self._run = wandb.init(
             project=project,
             name=folder.name,
-            id=key,
+            id=hashlib.sha256(unique.encode()).hexdigest()[:16],
             dir=str(folder),
             config=dict(settings),
             resume="allow",

@@ -1,13 +1,15 @@
-"""The command line before tyro reads it: launch options, agent, and the source of the settings.
+"""The command line before tyro reads it: how ranks are started, which run goes on, what --cpu allows.
 
 The process that starts ranks reads it with the standard library alone.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,21 @@ from rank0rl.options import CheckedOptions, flag, names, read_some, setting
 from rank0rl.run.files import read_text
 
 AUTO = "auto"  # in place of the folder of --resume
+
+# NumPy's names before and after 2.4; it passes over those that it does not know.
+_NUMPY = "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL"
+_CPUS = {
+    "avx2": {
+        "OPENBLAS_CORETYPE": "Haswell",
+        "NPY_DISABLE_CPU_FEATURES": _NUMPY,
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_CBWR": "AVX2",
+        "NUMBA_CPU_NAME": "haswell",
+        "NUMBA_CPU_FEATURES": "",
+    }
+}
+"""Name of --cpu -> environment variables, which libraries read when they are loaded."""
 
 # How ranks are started is part of one start of a run. It never changes the curve.
 _launch = partial(setting, changes_curve=False, resume=True, in_file=False, launch=True)
@@ -206,3 +223,55 @@ def _setting(file: str | Path, name: str) -> Any:
         return tomllib.loads(read_text(Path(file), "config")).get(name)
     except (ValueError, RecursionError):
         return None
+
+
+def limit_cpu(name: str | None) -> None:
+    """Limit the instructions that libraries use in this process, and in those that it starts.
+
+    NumPy, OpenBLAS, torch and compiled updates choose their code by the type of CPU. Sums in another
+    order and other approximations have other last bits.
+
+    Args:
+        name: the value of --cpu. None: do not limit them.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    if name is None:
+        return
+    if name not in _CPUS:
+        raise ValueError(f"cpu must be one of {', '.join(_CPUS)}: got {name!r}; set --cpu")
+    if "numpy" not in sys.modules:
+        os.environ.update(_CPUS[name])
+
+
+def limit_cpu_as(words: Iterable[str]) -> None:
+    """Limit the instructions as the first run did that these words name, by its folder or a file in it."""
+    for word in words:
+        for folder in (Path(word), *Path(word).parents[:2]):
+            if (file := folder / "config.toml").is_file():
+                name = _setting(file, "cpu")
+                if isinstance(name, str) and name in _CPUS:  # others are refused when it is read
+                    limit_cpu(name)
+                return
+
+
+def check_cpu(name: str | None) -> None:
+    """Check that the instructions are limited as the value of --cpu says.
+
+    Raises:
+        ValueError: if the libraries were loaded before the value was known.
+    """
+    if name is not None and any(os.environ.get(k) != v for k, v in _CPUS[name].items()):
+        raise ValueError(
+            f"cpu {name} must be known before NumPy is loaded: give --cpu {name} on the command line of "
+            f"train, or the file that sets it by --config"
+        )
+
+
+def program() -> list[str]:
+    """Return the words with which training is called here: a script, or rank0rl's own command."""
+    script = Path(sys.argv[0])
+    if script.name in ("__main__.py", "rank0rl"):
+        return ["python", "-m", "rank0rl", "train"]
+    return ["python", str(script)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -11,16 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from rank0rl.agent import Space
-from rank0rl.nets.normalize import is_image
-from rank0rl.options import flag
-from rank0rl.run.options import RunOptions
+from rank0rl.mpi import comm
+from rank0rl.mpi.threads import blas
 
 
 def available_cores() -> list[tuple[int, ...]]:
@@ -49,48 +43,11 @@ def available_cores() -> list[tuple[int, ...]]:
     return each[: max(1, int(limit))]
 
 
-def of_machine() -> int:
-    """Return the size of this machine's memory, in bytes."""
+def memory_bytes() -> int:
+    """Return the size of this machine's memory."""
     if not hasattr(os, "sysconf"):  # Windows
         return sys.maxsize
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def check_memory(options: RunOptions, agent: Any, obs: Space) -> None:
-    """Refuse what this machine's memory surely cannot hold, before it is built.
-
-    This is a lower bound: of one batch's observations, and of one network for each of the agent's
-    options `hidden`, `value_hidden` and the like, the sizes of each hidden layer.
-
-    Args:
-        options: options of the run.
-        agent: options of the agent.
-        obs: space of the observations.
-
-    Raises:
-        ValueError: naming the option.
-    """
-    steps = options.steps_per_batch or options.steps_per_env * options.num_envs
-    needed = {
-        f"a batch of {steps} steps": steps * obs.size * np.dtype(obs.dtype).itemsize,
-        **{
-            f"a network with {flag(name)} {' '.join(map(str, sizes))}": _bytes(sizes, obs)
-            for name, sizes in vars(agent).items()
-            if name.endswith("hidden") and isinstance(sizes, tuple)
-        },
-    }
-    for what, size in needed.items():
-        if size > of_machine():
-            raise ValueError(
-                f"{what} needs more memory than there is: at least {size / 2**30:,.1f} GB of "
-                f"{of_machine() / 2**30:,.1f} GB; make it smaller"
-            )
-
-
-def _bytes(sizes: tuple[int, ...], obs: Space) -> int:
-    """Return the size of weights and biases, their gradients, and Adam's two moments, in float32."""
-    inputs = 1 if is_image(obs.shape, obs.dtype) else obs.size  # convolutions make an image small
-    return 4 * 4 * sum((n + 1) * m for n, m in pairwise((inputs, *sizes, 1)))
 
 
 _PACKAGES = ("rank0rl", "numpy", "torch", "gymnasium", "mujoco", "mpi4py", "numba", "scipy", "cma")
@@ -105,13 +62,11 @@ def describe() -> dict[str, Any]:
     }
 
 
-def provenance(machines: Sequence[Mapping[str, Any]], mpi: str, blas: str) -> dict[str, Any]:
-    """Return the record of one start of a run, for its config.toml.
+def provenance(machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the record of one start of a run, for its config.toml. Rank 0 only.
 
     Args:
-        machines: what `machine` returned on every rank, rank 0 first.
-        mpi: name and version of the MPI library.
-        blas: what `threads.blas` returned on rank 0.
+        machines: `describe` of every rank, rank 0 first.
     """
     return {
         "nprocs": len(machines),
@@ -120,26 +75,20 @@ def provenance(machines: Sequence[Mapping[str, Any]], mpi: str, blas: str) -> di
         **machines[0],
         "hosts": list({each["host"]: None for each in machines}),
         "machine": platform.machine(),
-        "mpi": mpi,
-        "blas": blas,
+        "mpi": comm.mpi_version(),
+        "blas": blas(),
         "commit": _commit(),
     }
-
-
-def key(folder: Path, first_start: Mapping[str, Any]) -> str:
-    """Return a unique id of a run, made from its folder and the record of its first start."""
-    what = f"{first_start['host']} {folder.resolve()} {first_start['started']}"
-    return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
 def differences(
     before: Mapping[str, Any], now: Mapping[str, Any], how: str = "{name} {before} is now {now}"
 ) -> list[str]:
-    """List the differences of two records, or machines, that can change the last bits of a result.
+    """List the differences of two machines that can change the last bits of a result.
 
     Args:
-        before: what `record` or `machine` returned earlier, or on the first host.
-        now: the same for now, or for another host.
+        before: `describe` of the first host, or `provenance` of an earlier start.
+        now: the same of another host, or of this start.
         how: format of a line, with {name}, {before} and {now}.
     """
     first, second = (
@@ -166,33 +115,13 @@ def host_differences(machines: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def program() -> list[str]:
-    """Return the words with which training is called here: a script, or rank0rl's own command."""
-    script = Path(sys.argv[0])
-    if script.name in ("__main__.py", "rank0rl"):
-        return ["python", "-m", "rank0rl", "train"]
-    return ["python", str(script)]
-
-
 def _commit() -> str:
     """Return the commit of the running script, "-dirty" with uncommitted changes, "unknown" outside git."""
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     where = Path(sys.argv[0]).resolve().parent
     try:
         done = subprocess.run(
-            [
-                "git",
-                "-C",
-                str(where),
-                "describe",
-                "--always",
-                "--dirty",
-                "--abbrev=40",
-                "--exclude=*",
-            ],
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
+            describe, cwd=where, capture_output=True, text=True, timeout=5, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return "unknown"

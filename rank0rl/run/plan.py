@@ -1,106 +1,36 @@
-"""The plan of a run, made by rank 0 from the command line and files: agent, options and folder."""
+"""The plan of a run: its options, checked, and its folder, made and locked. Rank 0 makes it."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rank0rl.agent import Spaces
+import numpy as np
+
+from rank0rl.agent import Space, Spaces
 from rank0rl.envs.games import agents_of
 from rank0rl.envs.make import make
 from rank0rl.envs.spaces import describe
 from rank0rl.envs.wrappers import ResetMethod, refuse_running_statistics
+from rank0rl.nets.normalize import is_image
 from rank0rl.nets.update import check_device
 from rank0rl.options import flag
-from rank0rl.run import checkpoint, cpu, hooks, settings
-from rank0rl.run.agents import load_agent, load_function
-from rank0rl.run.folder import lock, new_folder
-from rank0rl.run.launch_options import Words
-from rank0rl.run.machine import check_memory
+from rank0rl.run import checkpoint, hooks, machine, settings
+from rank0rl.run.agents import load_agent, load_function, short_name
+from rank0rl.run.launch_options import Words, check_cpu
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
-
-
-def check_environment(options: RunOptions) -> tuple[Spaces, int]:
-    """Make an environment as a run makes its own, and close it.
-
-    Returns:
-        Its spaces; and the number of agents, if it is a game, else 1.
-
-    Raises:
-        ValueError: if there can be no such environment, curriculum or arguments by index.
-    """
-    kwargs = options.env_kwargs
-    if options.env_kwargs_of:
-        own = load_function(options.env_kwargs_of)(0)
-        if not isinstance(own, Mapping):
-            raise ValueError(f"{options.env_kwargs_of}(0) must return a dict: got {own!r:.100}")
-        kwargs = {**kwargs, **own}
-    env = make(options.env_id, options.wrappers, **kwargs)
-    if options.curriculum:
-        _check_curriculum(options, env)
-    spaces = describe(env)
-    refuse_running_statistics(env)
-    env.close()
-    return spaces, len(agents_of(env))
-
-
-def _check_games(options: RunOptions, nworkers: int) -> None:
-    """Check that whole games fit into a run, and whole numbers of them into a rank.
-
-    Raises:
-        ValueError: if they do not, or an option knows no games.
-    """
-    agents = options.agents
-    if agents == 1:
-        return
-    for name in ("num_envs", "rank0_envs", "episodes_per_batch"):
-        if (value := getattr(options, name) or 0) % agents:
-            less = value // agents * agents
-            nearest = [f"{flag(name)} {n}" for n in (less, less + agents) if n]
-            raise ValueError(
-                f"{name} must be a multiple of {agents}, because each of the {agents} agents of a game "
-                f"of {options.env_id} counts: got {value}; set {' or '.join(nearest)}"
-            )
-    for name in ("num_envs", "episodes_per_batch"):
-        games = (getattr(options, name) or options.num_envs) // agents
-        if games < nworkers:
-            raise ValueError(
-                f"every rank needs a whole game: got {games} games of {agents} agents, and nprocs="
-                f"{nworkers}; set {flag(name)} {nworkers * agents} or --nprocs {games}"
-            )
-    for name in ("env_processes", "env_retries", "on_env_error"):
-        if (value := getattr(options, name)) not in (False, 0, "stop"):
-            raise ValueError(
-                f"{name} is for environments that are stepped by themselves, and {options.env_id} is a "
-                f"game of {agents} agents: got {value}; leave {flag(name)} out"
-            )
-
-
-def _check_curriculum(options: RunOptions, env: Any) -> None:
-    """Choose the first settings, and reset an environment with them."""
-    choose = load_function(str(options.curriculum))
-    try:
-        chosen = json.loads(hooks.chosen(choose, 0.0, {}))
-    except Exception as error:  # whatever the user's function raises
-        raise ValueError(
-            f"--curriculum {options.curriculum}, called with progress 0.0 and an empty record: "
-            f"{type(error).__name__}: {error}"
-        ) from error
-    if options.curriculum_method:
-        env = ResetMethod(partial(lambda same: same, env), options.curriculum_method)
-    try:
-        env.reset(seed=0, options=chosen)
-    except Exception as error:  # whatever the environment raises
-        raise ValueError(
-            f"{options.env_id} cannot be reset with options={chosen}: {type(error).__name__}: "
-            f"{error}; it must take what --curriculum returns"
-        ) from error
 
 
 @dataclass(frozen=True)
@@ -128,7 +58,7 @@ def prepare(
     configs: Path | None,
     nworkers: int,
     restart: str | None = None,
-    checks: Iterable[Callable[[RunOptions], None]] = (),
+    check: Callable[[RunOptions], None] | None = None,
 ) -> Plan:
     """Read and check the options; make the run's folder.
 
@@ -136,8 +66,8 @@ def prepare(
         words: the command line.
         configs: folder of TOML files, one of which may be loaded by itself.
         nworkers: number of ranks.
-        restart: folder of the run that this command line has started, if a rank of it has failed.
-        checks: more checks of the options. Each raises ValueError for what cannot be.
+        restart: folder of the run to go on with, after a rank of it has failed. None: no rank has.
+        check: one more check of the options, which raises ValueError.
 
     Raises:
         ValueError: for a wrong use, saying what was expected, what came and what to do.
@@ -146,9 +76,9 @@ def prepare(
     if restart:
         words = words.of_restart(Path(restart))
     found = settings.read(words, configs)
-    cpu.check(found.options.cpu)
+    check_cpu(found.options.cpu)
     agent, run = found.agent, found.run
-    options = _check_all(found.options, agent, nworkers, found.made, checks)
+    options = _check_all(found.options, agent, nworkers, found.made, check)
     notes: list[str] = []
     if found.before:
         settings.check_unchanged((options, agent), found.before)
@@ -156,14 +86,12 @@ def prepare(
     init = {}
     if options.init_from and not run:
         file = checkpoint.latest(Path(options.init_from)).resolve()  # the run may go on meanwhile
-        options, init = (
-            dataclasses.replace(options, init_from=str(file)),
-            checkpoint.read_init(file),
-        )
+        options = dataclasses.replace(options, init_from=str(file))
+        init = checkpoint.read_weights(file)
     if options.keep_batches:
         _make_folder(Path(options.keep_batches), is_new=not run)
     folder = run or new_folder(options)
-    patience_s = 10 if restart or words.is_auto else 0  # what ended may take its time to save
+    patience_s = 10 if restart or words.is_auto else 0  # the process that ends may be saving
     unlock = lock(folder, patience_s)
     return Plan(options, agent, folder, str(found.file or "defaults"), tuple(notes), init, unlock)
 
@@ -173,22 +101,35 @@ def _check_all(
     agent: Any,
     nworkers: int,
     made: int,
-    checks: Iterable[Callable[[RunOptions], None]],
+    check: Callable[[RunOptions], None] | None = None,
 ) -> RunOptions:
-    """Check everything about the options that a run would find out too late; return them complete."""
+    """Check the options in every way that a run would find out too late; return them complete.
+
+    Args:
+        options: options of the run.
+        agent: options of the agent.
+        nworkers: number of ranks.
+        made: number of iterations that the run has made.
+        check: see `prepare`.
+    """
     options.check(nworkers)
     for name in FUNCTIONS:
         for function in functions_of(options, name):
             (hooks.load_hook if name == "hook" else load_function)(function)
-    spaces, agents = check_environment(options)
+    spaces, agents = _check_environment(options)
     options = dataclasses.replace(options, agents=agents)
     _check_games(options, nworkers)
-    check_memory(options, agent, spaces.obs)
+    _check_memory(options, agent, spaces.obs)
     load_agent(options.algo).check(spaces, agent, options)
     _check_device(options)
-    for check in checks:
+    if check:
         check(options)
-    hooks.check(tensorboard=options.tensorboard, wandb=bool(options.wandb))
+    for package in ("tensorboard", "wandb"):
+        if getattr(options, package) and find_spec(package) is None:
+            raise ValueError(
+                f"--{package} needs the package {package}, which is not installed: "
+                f"pip install {package}, or leave --{package} out"
+            )
     last = options.stop_after_iterations
     if last is not None and last < made:
         raise ValueError(
@@ -198,16 +139,99 @@ def _check_all(
     return options
 
 
-def _make_folder(path: Path, is_new: bool) -> None:
-    """Make the folder of --keep-batches. That of a new run holds no other one's."""
-    if is_new and any(path.glob("*.npz")):
-        raise ValueError(
-            f"--keep-batches {path}: there are batches in it already; name another one"
-        )
+def _check_environment(options: RunOptions) -> tuple[Spaces, int]:
+    """Make an environment of the run and close it; return its spaces and the number of agents of a game, else 1."""
+    kwargs = options.env_kwargs
+    if options.env_kwargs_of:
+        own = load_function(options.env_kwargs_of)(0)
+        if not isinstance(own, Mapping):
+            raise ValueError(f"{options.env_kwargs_of}(0) must return a dict: got {own!r:.100}")
+        kwargs = {**kwargs, **own}
+    env = make(options.env_id, options.wrappers, **kwargs)
+    if options.curriculum:
+        _check_curriculum(options, env)
+    spaces = describe(env)
+    refuse_running_statistics(env)
+    env.close()
+    return spaces, len(agents_of(env))
+
+
+def _check_curriculum(options: RunOptions, env: Any) -> None:
+    """Choose the first reset options, and reset an environment with them."""
+    choose = load_function(str(options.curriculum))
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--keep-batches {path}: cannot be a folder: {error.strerror}") from None
+        chosen = json.loads(hooks.chosen(choose, 0.0, {}))
+    except Exception as error:  # whatever the user's function raises
+        raise ValueError(
+            f"--curriculum {options.curriculum}, called with progress 0.0 and an empty record: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if options.curriculum_method:
+        env = ResetMethod(partial(lambda same: same, env), options.curriculum_method)
+    try:
+        env.reset(seed=0, options=chosen)
+    except Exception as error:  # whatever the environment raises
+        raise ValueError(
+            f"{options.env_id} cannot be reset with options={chosen}: {type(error).__name__}: "
+            f"{error}; it must take what --curriculum returns"
+        ) from error
+
+
+def _check_games(options: RunOptions, nworkers: int) -> None:
+    """Check that every rank has whole games, and that no option is set that games do not have."""
+    agents = options.agents
+    if agents == 1:
+        return
+    for name in ("num_envs", "rank0_envs", "episodes_per_batch"):
+        if (value := getattr(options, name) or 0) % agents:
+            less = value // agents * agents
+            nearest = [f"{flag(name)} {n}" for n in (less, less + agents) if n]
+            raise ValueError(
+                f"{name} must be a multiple of {agents}, because each of the {agents} agents of a game "
+                f"of {options.env_id} counts: got {value}; set {' or '.join(nearest)}"
+            )
+    for name in ("num_envs", "episodes_per_batch"):
+        games = (getattr(options, name) or options.num_envs) // agents
+        if games < nworkers:
+            raise ValueError(
+                f"every rank needs a whole game: got {games} games of {agents} agents, and nprocs="
+                f"{nworkers}; set {flag(name)} {nworkers * agents} or --nprocs {games}"
+            )
+    for name in ("env_processes", "env_retries", "on_env_error"):
+        if (value := getattr(options, name)) not in (False, 0, "stop"):
+            raise ValueError(
+                f"{name} is for environments that are stepped by themselves, and {options.env_id} is a "
+                f"game of {agents} agents: got {value}; leave {flag(name)} out"
+            )
+
+
+def _check_memory(options: RunOptions, agent: Any, obs: Space) -> None:
+    """Refuse a batch or a network that this machine's memory surely cannot hold, before it is made.
+
+    The size is a lower bound: only the observations of the batch count, and one network for each of
+    the agent's options `hidden`, `value_hidden` and the like.
+    """
+    steps = options.steps_per_batch or options.steps_per_env * options.num_envs
+    needed = {
+        f"a batch of {steps} steps": steps * obs.size * np.dtype(obs.dtype).itemsize,
+        **{
+            f"a network with {flag(name)} {' '.join(map(str, sizes))}": _bytes(sizes, obs)
+            for name, sizes in vars(agent).items()
+            if name.endswith("hidden") and isinstance(sizes, tuple)
+        },
+    }
+    for what, size in needed.items():
+        if size > machine.memory_bytes():
+            raise ValueError(
+                f"{what} needs more memory than there is: at least {size / 2**30:,.1f} GB of "
+                f"{machine.memory_bytes() / 2**30:,.1f} GB; make it smaller"
+            )
+
+
+def _bytes(sizes: tuple[int, ...], obs: Space) -> int:
+    """Return the size of weights and biases, their gradients, and Adam's two moments, in float32."""
+    inputs = 1 if is_image(obs.shape, obs.dtype) else obs.size  # convolutions make an image small
+    return 4 * 4 * sum((n + 1) * m for n, m in pairwise((inputs, *sizes, 1)))
 
 
 def _check_device(options: RunOptions) -> None:
@@ -220,25 +244,122 @@ def _check_device(options: RunOptions) -> None:
         )
 
 
-def options_of(argv: Sequence[str], configs: Path | None) -> tuple[RunOptions, Any]:
-    """Return the options of a new run and of its agent, as a command line and its TOML file give them, checked.
+def _make_folder(path: Path, is_new: bool) -> None:
+    """Make the folder of --keep-batches. A new run needs one without batches of another run."""
+    if is_new and any(path.glob("*.npz")):
+        raise ValueError(
+            f"--keep-batches {path}: there are batches in it already; name another one"
+        )
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--keep-batches {path}: cannot be a folder: {error.strerror}") from None
+
+
+def new_folder(options: RunOptions) -> Path:
+    """Make the folder of a new run.
 
     Raises:
-        ValueError: for what a run would refuse.
+        ValueError: if it cannot be made, or holds a run already.
+    """
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{options.env_id.rpartition(':')[2].replace('/', '-')}-{short_name(options.algo)}"
+    try:
+        if options.run_dir:
+            folder = Path(options.run_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.tmp").touch()  # it can be written to; config.toml replaces it
+        else:
+            Path("runs").mkdir(exist_ok=True)
+            folder = _first_free(f"runs/{name}-seed{options.seed}-{stamp}")
+    except OSError as error:
+        raise ValueError(
+            f"cannot make the run's folder: {error}; choose another --run-dir"
+        ) from None
+    if list(folder.glob("checkpoints/*.pt")):
+        raise ValueError(f"{folder} holds a run already: choose another --run-dir, or --resume it")
+    return folder
+
+
+def _first_free(name: str) -> Path:
+    """Make a folder of this name, with a number after it if there is one already."""
+    for number in itertools.count(1):
+        folder = Path(name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
+    return folder
+
+
+def discard(folder: Path) -> None:
+    """Remove the folder of a run that has written nothing yet. One that holds anything stays."""
+    with contextlib.suppress(OSError):
+        (folder / "config.tmp").unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def lock(folder: Path, patience_s: float) -> Callable[[], None]:
+    """Keep other processes from training in a run's folder, at most while this process lives.
+
+    Args:
+        folder: the run's folder.
+        patience_s: seconds to wait for another process that trains there.
+
+    Returns:
+        A function that lets other processes train there.
+
+    Raises:
+        ValueError: if another process still trains there after the wait.
+    """
+    held: list[int] = []
+
+    def unlock() -> None:
+        while held:
+            os.close(held.pop())
+
+    if os.name != "posix":
+        return unlock
+    import fcntl
+
+    held.append(os.open(folder, os.O_RDONLY))
+    os.register_at_fork(after_in_child=unlock)  # a child may outlive this process
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < end:
+                time.sleep(0.1)
+                continue
+            unlock()
+            raise ValueError(
+                f"another process is training in {folder}: wait until it ends, or choose another "
+                f"--run-dir"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        return unlock
+
+
+def options_of(argv: Sequence[str], configs: Path | None) -> tuple[RunOptions, Any]:
+    """Return the options of a new run and of its agent, read from a command line, and checked.
+
+    Raises:
+        ValueError: for a command line that a run would refuse.
         SystemExit: for a wrong argument, after tyro has said what is wrong.
     """
     found = settings.read(Words.read(argv), configs)
-    return _check_all(found.options, found.agent, 1, 0, ()), found.agent
+    return _check_all(found.options, found.agent, 1, 0), found.agent
 
 
 def check_same(options: RunOptions, agent: Any, run: Path, argv: Sequence[str]) -> None:
-    """Check that the run in a folder has these options, but for those that change no curve.
+    """Check that the run in a folder has these options, except for those that do not change the curve.
 
     Args:
         options: options of a run.
         agent: options of its agent.
         run: the folder.
-        argv: the command line that they come from.
+        argv: the command line of these options.
 
     Raises:
         ValueError: listing what differs, or if code that the run names is not trusted.
@@ -250,7 +371,7 @@ def check_same(options: RunOptions, agent: Any, run: Path, argv: Sequence[str]) 
     for name in (
         "total_steps",
         "num_episodes",
-    ):  # a resume may change these: schedules then end elsewhere
+    ):  # which a resume may change, and schedules with them
         before, now = getattr(old, name), getattr(options, name)
         if before != now:
             raise ValueError(f"{name} was {before}, and is now {now}")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Protocol
 
 from rank0rl.agent import Agent
 from rank0rl.batch import Gathered
@@ -15,13 +14,6 @@ from rank0rl.run.hooks import Hook, Record
 from rank0rl.run.record import Recorder
 from rank0rl.run.signals import Interrupts
 from rank0rl.run.usage import Phases
-
-
-class Restorable(Protocol):
-    """The part of a run that is restored on every rank: a `Collector`."""
-
-    def restore(self) -> Mapping[int, str]:
-        """Bring every rank to where rank 0 is; return the envs that cannot go on, and why."""
 
 
 class Run:
@@ -72,16 +64,20 @@ class Run:
         """Save the last boundary, give the signals back, and say how to go on."""
         return self._stack.__exit__(kind, error, trace)
 
-    def restore(self, collector: Restorable) -> int:
+    def restore(self, restore_envs: Callable[[], Mapping[int, str]]) -> int:
         """Bring all ranks to where rank 0 is; return the number of iterations made.
 
         Collective: every rank calls this.
+
+        Args:
+            restore_envs: brings the environments of every rank to where rank 0 is; returns, by their
+                indices, why some cannot go on.
         """
         with self._interrupts.held():
             if self._recorder:
                 self._recorder.begin()
             iteration = comm.bcast_obj(self._recorder.iteration if self._recorder else None)
-            for env, why in collector.restore().items():
+            for env, why in restore_envs().items():
                 print(f"env {env}: {why}; a new episode begins there, so the curve is another one")
             comm.barrier()  # so that the first iteration's times are not those of starting
         self._last = time.perf_counter()

@@ -16,9 +16,9 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from rank0rl.envs.make import base, resolve
 from rank0rl.options import apply, names, whole_number
-from rank0rl.run import checkpoint, files, machine
+from rank0rl.run import checkpoint, files
 from rank0rl.run.agents import absolute, load_agent, short_name
-from rank0rl.run.launch_options import Words
+from rank0rl.run.launch_options import Words, program
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
@@ -63,7 +63,7 @@ def read(words: Words, configs: Path | None) -> Found:
         named, (options, agent) = file, read_line(words, saved, str(file))
     if not options.env_id:
         raise ValueError(
-            f"name an environment, such as: {' '.join(machine.program())} Walker2d (--help for more)"
+            f"name an environment, such as: {' '.join(program())} Walker2d (--help for more)"
         )
     if before and words.is_auto:
         options = without_beginning(options, before[0])
@@ -194,7 +194,7 @@ def read_line(words: Words, settings: Mapping[str, Any], source: str) -> tuple[R
         both,
         args=words.argv,
         default=both(*defaults),
-        prog=" ".join(machine.program()),
+        prog=" ".join(program()),
         description="Train an agent on N ranks. The values shown are those that this run would have.",
         registry=_WHOLE_NUMBERS,
     )

@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,6 @@ class Unfinished:
     """
 
     def __init__(self, max_steps: int) -> None:
-        """Begin before the first iteration."""
         self._max_steps = max_steps
         self._envs: Batch = {}
         self._act: list[Array] = []  # one array per env, never changed in place
@@ -117,22 +116,13 @@ class Progress:
             values.extend(state["infos"][name])
 
 
-class Resumable(Protocol):
-    """A part of the run that has a state of its own, such as a `Collector`."""
-
-    def state(self) -> dict[str, Any]:
-        """Return the state, a nested dict of arrays, tensors, numbers and strings."""
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
-
-
 class State:
     """Agent, collector and progress. Random streams are keyed: they have no state.
 
     Args:
         agent: the agent, with its weights.
-        collector: knows the episodes under way and a batch that waits for its update.
+        collector: a `Collector`, whose state has the episodes under way, and with overlap a batch
+            that waits for its update.
         options: options of the run.
         settings: all settings of the run and the agent, name -> value, to resume with.
     """
@@ -140,11 +130,10 @@ class State:
     def __init__(
         self,
         agent: Agent,
-        collector: Resumable,
+        collector: Any,
         options: RunOptions,
         settings: Mapping[str, Any],
     ) -> None:
-        """Begin before the first iteration."""
         self.agent, self._collector, self._options = agent, collector, options
         self.settings = settings
         self.hooks: list[Hook] = []
@@ -185,7 +174,7 @@ class State:
         Raises:
             ValueError: if it is not of this agent and collector.
         """
-        load_weights(self.agent, saved)
+        restore_agent(self.agent, saved)
         with _fitting():
             envs = saved["collector"]["envs"]
             counts = {len(array) for name, array in envs.items() if name != "act"}
@@ -209,14 +198,23 @@ class State:
             yield hook.name if number == 1 else f"{hook.name} {number}", hook
 
 
-def load_weights(agent: Agent, saved: Mapping[str, Any]) -> None:
+def restore_agent(agent: Agent, saved: Mapping[str, Any]) -> None:
     """Give an agent the weights and the state of a checkpoint.
 
     Raises:
         ValueError: if they are not those of this agent.
     """
     with _fitting():
-        _load_weights(agent, saved)
+        checkpoint.load_weights(agent, saved["weights"], "the checkpoint")
+        agent.load(saved["agent"])
+        differs = checkpoint.first_difference(
+            checkpoint.snapshot(agent.state()), checkpoint.snapshot(saved["agent"])
+        )
+        if differs is not None:
+            raise ValueError(
+                f"load() must take back all that the agent's state() returned: {differs!r} differs "
+                f"after it, so the resumed run would not be the one that was stopped; complete load()"
+            )
 
 
 @contextmanager
@@ -233,23 +231,3 @@ def _fitting() -> Iterator[None]:
             f"the checkpoint does not fit this agent and its options: {type(error).__name__}: {why} "
             f"({place.filename}, line {place.lineno})"
         ) from error
-
-
-def _load_weights(agent: Agent, saved: Mapping[str, Any]) -> None:
-    mine, others = weights.named_tensors(agent.modules()), saved["weights"]
-    if {n: t.shape for n, t in mine.items()} != {n: t.shape for n, t in others.items()}:
-        raise ValueError(
-            "the checkpoint's weights have other names or shapes than this agent's: resume with the "
-            "run's own --algo and network sizes"
-        )
-    for name, t in mine.items():
-        t.copy_(others[name])
-    agent.load(saved["agent"])
-    where = checkpoint.first_difference(
-        checkpoint.snapshot(agent.state()), checkpoint.snapshot(saved["agent"])
-    )
-    if where is not None:
-        raise ValueError(
-            f"load() must take back all that the agent's state() returned: {where!r} differs after "
-            f"it, so the resumed run would not be the one that was stopped; complete load()"
-        )

@@ -250,8 +250,10 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
         _refuse(collector.restore())
     elif options.init_from:
         try:
-            checkpoint.load_init(agent, checkpoint.read_init(Path(options.init_from)))
-        except (ValueError, KeyError) as error:
+            init = checkpoint.read_weights(Path(options.init_from))
+            checkpoint.load_weights(agent, init, options.init_from)
+            agent.modules_loaded()
+        except ValueError as error:
             raise _CannotReplayError(
                 f"this run began with another one's weights: {error}"
             ) from None

@@ -6,7 +6,7 @@ script.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,20 @@ from rank0rl.launch.failures import usage_error
 from rank0rl.run import files
 from rank0rl.run.folder import Array, RunData, differing, read_run
 from rank0rl.run.usage import PHASES
-from rank0rl.tools import figures, report_speedup, report_study
-from rank0rl.tools.page import Series, chart, html, small_chart
-from rank0rl.tools.readable import duration, label, number, percent, texts
+from rank0rl.tools.figures import (
+    Finish,
+    Series,
+    by_steps,
+    chart,
+    duration,
+    html,
+    label,
+    number,
+    small_chart,
+    texts,
+)
+from rank0rl.tools.speedup import outputs
+from rank0rl.tools.study import results
 
 _POINTS = 400  # most points of a curve; in longer runs, a point is the mean of several iterations
 _LEAST_SHARE = 0.005  # of the time: a smaller phase would be invisible in the figure
@@ -53,18 +64,16 @@ def main(argv: list[str]) -> int:
 
 
 def _page(folder: Path, others: Sequence[Path]) -> str:
-    kinds: dict[str, Callable[[Path], str]] = {
-        report_speedup.FILE: report_speedup.of_speedup,
-        report_study.FILE: report_study.of_study,
-    }
-    studies = [
-        (one, of) for one in (folder, *others) for n, of in kinds.items() if (one / n).exists()
-    ]
-    if studies and others:
-        raise ValueError(
-            f"only runs can be laid over each other, and {studies[0][0]} is a study: name it alone"
-        )
-    return studies[0][1](folder) if studies else of_run(folder, others)
+    for one in (folder, *others):
+        for file, page in ((outputs.FILE, outputs.page), (results.FILE, results.page)):
+            if not (one / file).exists():
+                continue
+            if others:
+                raise ValueError(
+                    f"only runs can be laid over each other, and {one} is a study: name it alone"
+                )
+            return page(folder)
+    return of_run(folder, others)
 
 
 @dataclass(frozen=True)
@@ -237,7 +246,7 @@ def _spread(columns: Mapping[str, Array]) -> Iterator[Series]:
 
 def _phases(shown: _Shown) -> Markup:
     """Draw each phase's share of the time of an iteration, stacked; the rest belongs to no phase."""
-    run, columns = shown.run, shown.columns
+    run, columns, percent = shown.run, shown.columns, "{:.0%}".format
     total = _seconds(run).sum()
     series, top = [], np.zeros(len(columns["steps"]))
     for color, phase in enumerate(PHASES):
@@ -293,18 +302,8 @@ def _ranks(shown: _Shown) -> Iterator[Markup]:
         yield small_chart("slowest and fastest (dashed) rank, s", alt, series, _by_steps([shown]))
 
 
-def _by_steps(each: Sequence[_Shown], y: str = "") -> Callable[[Any], None]:
-    """Return a function that gives an axis the steps of these runs, and labels if y has one."""
-    last = max(one.columns["steps"][-1] for one in each)
-
-    def finish(axis: Any) -> None:
-        axis.xaxis.set_major_formatter(figures.short_numbers())
-        axis.set_xlim(0, last)
-        if y:
-            axis.set_xlabel("steps")
-            axis.set_title(y, loc="left")
-
-    return finish
+def _by_steps(each: Sequence[_Shown], y: str = "") -> Finish:
+    return by_steps(max(one.columns["steps"][-1] for one in each), y)
 
 
 def _course(values: Array) -> str:

@@ -8,8 +8,7 @@ import pytest
 from helpers.ranks import HERE
 from helpers.runs import SMALL, sha
 
-from rank0rl.run import cpu as instructions
-from rank0rl.run import settings
+from rank0rl.run import launch_options, settings
 
 MORE = ["--total-steps", "256", "--hidden", "64", "64"]
 
@@ -85,5 +84,5 @@ def test_a_resume_keeps_the_limit_also_from_a_file(tmp_path):
 )
 def test_a_wrong_limit(cpu, said, monkeypatch):
     with pytest.raises(ValueError, match=said):
-        instructions.limit(cpu)  # NumPy is loaded here
-        instructions.check(cpu)
+        launch_options.limit_cpu(cpu)  # NumPy is loaded here
+        launch_options.check_cpu(cpu)

@@ -35,7 +35,7 @@ def test_the_kind_of_batch_on_the_command_line_replaces_that_of_the_file(argv):
     ],
 )
 def test_what_memory_cannot_hold_is_refused(argv, facts, tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "of_machine", lambda: 1 << 29)
+    monkeypatch.setattr(machine, "memory_bytes", lambda: 1 << 29)
     argv = ["CartPole", *argv.split(), "--run-dir", str(tmp_path / "r")]
     if not facts:
         plan.prepare(Words.read(argv), None, 1)
@@ -55,7 +55,7 @@ def test_further_checks_are_made_before_there_is_a_folder(tmp_path):
 
     argv = ["CartPole", "--run-dir", str(tmp_path / "r")]
     with pytest.raises(ValueError, match="not here"):
-        plan.prepare(Words.read(argv), None, 1, checks=[refuse])
+        plan.prepare(Words.read(argv), None, 1, check=refuse)
     assert seen[0].startswith("CartPole-v")
     assert not (tmp_path / "r").exists()
 

@@ -1,13 +1,12 @@
 """The sinks of a run: one events file and one W&B run, from rank 0 only."""
 
 import json
-import sys
 
 import pytest
 from helpers.ranks import HERE
 from helpers.runs import SMALL, resume, table, train, train_on_ranks
 
-from rank0rl.run import hooks
+from rank0rl.run import hooks, plan
 
 WANDB = """
 import json, os, pathlib
@@ -86,8 +85,7 @@ def test_one_run_of_wandb_goes_on_in_a_resume(tmp_path, monkeypatch):
 
 
 def test_a_missing_package_is_found_before_any_work(monkeypatch):
-    monkeypatch.setattr(sys, "path", [])
-    monkeypatch.delitem(sys.modules, "tensorboard", raising=False)
+    monkeypatch.setattr(plan, "find_spec", lambda package: None)
     with pytest.raises(ValueError, match="pip install tensorboard"):
-        hooks.check(tensorboard=True)
-    hooks.check(tensorboard=False)
+        plan.options_of(["CartPole", "--tensorboard"], None)
+    plan.options_of(["CartPole"], None)

@@ -7,15 +7,16 @@ from dataclasses import replace
 import pytest
 from helpers.speedups import FREE, PLAIN, row
 
-from rank0rl.tools.speedup import cost_model, outputs, prediction, probes, speedup
-from rank0rl.tools.speedup.cost_model import iteration, rate
-from rank0rl.tools.speedup.prediction import (
+from rank0rl.tools.speedup import cost_model, outputs, probes, speedup
+from rank0rl.tools.speedup.cost_model import (
     LARGER_BATCH,
     SAME,
     SAME_BATCH,
     _changes_that_help,
-    _crossing,
     _grown,
+    _limited,
+    _rate,
+    iteration,
 )
 
 FOUND = {
@@ -34,7 +35,7 @@ def nobody_sleeps(monkeypatch):
 
 def test_costs_follow_from_what_was_measured(nobody_sleeps):
     first = row(1, 200.0, collect=0.7, process=0.1, update=0.2, hash=0.1, record=0.1)  # of 1.2 s
-    costs = prediction.costs_of(first, SETTINGS, FOUND)
+    costs = cost_model.costs_of(first, SETTINGS, FOUND)
     # CPU of a step: 5 ms for act and 1 ms an env; it waits for the rest of the time. 60 times
     # 64 ms would be 3.84 s, and 0.8 s were measured.
     times = 0.8 / 3.84
@@ -48,7 +49,7 @@ def test_rows_notes_and_files(tmp_path, nobody_sleeps):
     (tmp_path / "speedup.md").write_text("measured\n")
     rows = [row(1, 800.0, collect=0.8, update=0.2), row(2, 1300.0, collect=0.4, update=0.2)]
     machines = replace(FREE, nodes=2, link_bandwidth=1e9 / 8)
-    found = prediction.predict([40, 4096, 400], PLAIN, machines, rows)
+    found = cost_model.predict([40, 4096, 400], PLAIN, machines, rows)
     assert [(each.nprocs, each.experiment) for each in found.rows] == [
         (40, SAME),
         (400, SAME_BATCH),
@@ -58,7 +59,7 @@ def test_rows_notes_and_files(tmp_path, nobody_sleeps):
     assert [each.iteration.largest for each in found.rows] == ["update"] * 4
     crossing, link, update, assumed = found.notes
     assert "from 4 ranks" in crossing
-    assert "its update" in crossing
+    assert "rank 0's update" in crossing
     assert all(number in link for number in ("1,250,000 steps/s", "1 Gbit/s", "100 bytes"))
     assert "4,000 steps/s" in update
     assert all(option in assumed for option in ("--latency-us", "--link-gbit"))
@@ -66,7 +67,7 @@ def test_rows_notes_and_files(tmp_path, nobody_sleeps):
     text = (tmp_path / "speedup.md").read_text()
     assert text.startswith("measured\n")
     lines = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
-    assert [line[1].strip() for line in lines[1:]] == ["40", "400", "400", "4096"]
+    assert [line[1].strip() for line in lines[1:]] == ["40", "400", "400", "4,096"]
     assert all(note in text for note in found.notes)
     with (tmp_path / "predicted.csv").open(newline="") as file:
         table = list(csv.DictReader(file))
@@ -76,7 +77,7 @@ def test_rows_notes_and_files(tmp_path, nobody_sleeps):
     assert [each["nodes"] for each in table[:3]] == ["1", "1", "2"]  # 1 and 2 were measured on one
     assert (tmp_path / "predicted.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "predicted.json").read_text())["notes"] == found.notes
-    few = prediction.predict([2], PLAIN, FREE, rows)
+    few = cost_model.predict([2], PLAIN, FREE, rows)
     assert "up to 2 ranks" in few.notes[0]
 
 
@@ -116,10 +117,10 @@ def test_parts_help_where_the_link_is_slow(nobody_sleeps):
 
 
 def test_the_number_of_ranks_from_which_rank_0_is_the_bottleneck(nobody_sleeps):
-    assert _crossing(lambda n: PLAIN, 80, FREE)[0] == 5  # 16 envs of 10 ms, and 0.2 s
-    assert _crossing(lambda n: PLAIN, 4, FREE) is None
+    assert "from 5 ranks on," in _limited(PLAIN, FREE, 80)  # 16 envs of 10 ms, and 0.2 s
+    assert "up to 4 ranks, collecting takes longer" in _limited(PLAIN, FREE, 4)
     slow = replace(FREE, bandwidth=80_000 / 0.39)
-    assert _crossing(lambda n: PLAIN, 80, slow)[0] == 3  # a gather of 0.26 s besides
+    assert "from 3 ranks on," in _limited(PLAIN, slow, 80)  # a gather of 0.26 s besides
 
 
 def test_more_envs(nobody_sleeps):
@@ -132,8 +133,8 @@ def test_more_envs(nobody_sleeps):
 
 def test_an_update_limits_the_rate_of_any_number_of_ranks(nobody_sleeps):
     costs = replace(PLAIN, env_s=0.0)
-    assert rate(80, costs, FREE) == pytest.approx(800 / 0.2)
-    assert rate(4096, _grown(costs, 4096, LARGER_BATCH), FREE) == pytest.approx(800 / 0.2)
+    assert _rate(80, costs, FREE) == pytest.approx(800 / 0.2)
+    assert _rate(4096, _grown(costs, 4096, LARGER_BATCH), FREE) == pytest.approx(800 / 0.2)
 
 
 def test_ranks_exchange(monkeypatch):
@@ -142,18 +143,18 @@ def test_ranks_exchange(monkeypatch):
     assert found.keys() == {"bandwidth"} | seconds
     assert found["least_exchange_s"] <= found["exchange_s"]
     monkeypatch.setattr(probes, "exchange_costs", lambda n: found)
-    machines = prediction.measure_machines(FREE, [row(1, bare=100.0), row(2, bare=160.0)], 64)
+    machines = cost_model.measure_machines(FREE, [row(1, bare=100.0), row(2, bare=160.0)], 64)
     assert machines.bandwidth == found["bandwidth"]
     assert machines.slower == pytest.approx(1.25)
     assert machines.crowd_s == 0
 
 
 def test_ranks_that_share_cores_are_measured_where_they_will(monkeypatch):
-    monkeypatch.setattr(prediction, "available_cores", lambda: [(0,), (1,)])
+    monkeypatch.setattr(cost_model, "available_cores", lambda: [(0,), (1,)])
     monkeypatch.setattr(cost_model, "POLL_S", 0.0)
     least = {"latency_s": 1e-4, "message_s": 0.0, "bandwidth": 1.0, "least_exchange_s": 0.02}
     monkeypatch.setattr(probes, "exchange_costs", lambda n: {**least, "exchange_s": n / 100})
-    machines = prediction.measure_machines(replace(FREE, cores=2), [row(1)], 8)
+    machines = cost_model.measure_machines(replace(FREE, cores=2), [row(1)], 8)
     assert machines.crowd_s == pytest.approx(0.02)
     assert machines.latency_s == pytest.approx(0.02 / cost_model.COLLECTIVES)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from rank0rl.tools.study.planned import Options, _combined, planned, seeds
-from rank0rl.tools.study.schedule import _spread
+from rank0rl.tools.study.training import _spread
 
 SMALL = ["--total-steps", "1000", "--num-envs", "4", "--steps-per-batch", "64"]
 

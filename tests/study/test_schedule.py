@@ -5,9 +5,9 @@ from typing import ClassVar
 import pytest
 
 from rank0rl.run.options import RunOptions
-from rank0rl.tools.study import schedule
+from rank0rl.tools.study import training
 from rank0rl.tools.study.planned import Planned
-from rank0rl.tools.study.schedule import Schedule
+from rank0rl.tools.study.training import Schedule
 
 NEVER = 10**9
 
@@ -73,8 +73,8 @@ class Some:
 
 @pytest.fixture(autouse=True)
 def pretend(monkeypatch):
-    monkeypatch.setattr(schedule, "Training", Pretended)
-    monkeypatch.setattr(schedule, "_TURN_S", 0.0)
+    monkeypatch.setattr(training, "Training", Pretended)
+    monkeypatch.setattr(training, "_TURN_S", 0.0)
     monkeypatch.setattr(Pretended, "made", [])
     monkeypatch.setattr(Pretended, "codes", {})
     monkeypatch.setattr(Pretended, "startup_s", 1.0)
@@ -176,7 +176,7 @@ def test_a_run_that_is_given_up_gets_no_more_cores(monkeypatch):
                 return 143 if Slow.turns <= 0 else None
             return super().poll()
 
-    monkeypatch.setattr(schedule, "Training", Slow)
+    monkeypatch.setattr(training, "Training", Slow)
     ended, made = scheduled({"a": 2, "b": 1000}, cores=2, stopped=("b",))
     assert sorted(ended) == [("a", 0), ("b", 0)]
     assert len(made) == 2

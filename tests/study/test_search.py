@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from helpers.runs import write_run
 
-from rank0rl.tools.report_study import TRIALS
 from rank0rl.tools.study import search
 from rank0rl.tools.study.planned import Options
+from rank0rl.tools.study.results import TRIALS
 from rank0rl.tools.study.search import Search, _score, check
 
 REST = ["--total-steps", "9000"]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rank0rl.tools.study.planned import Options, planned
-from rank0rl.tools.study.training import complaint, ended, last_row
+from rank0rl.tools.study.training import _complaint, _last_row, ended
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_the_last_complete_row(text, expected, tmp_path):
     path = tmp_path / "progress.csv"
     if text is not None:
         path.write_text(text)
-    assert last_row(tmp_path) == expected
+    assert _last_row(tmp_path) == expected
 
 
 @pytest.mark.parametrize(
@@ -52,8 +52,8 @@ def test_a_run_is_over_once_it_has_ended_by_itself(by, over, tmp_path):
 
 def test_a_complaint_is_the_last_error(tmp_path):
     (tmp_path / "output.txt").write_text("1: ...\na.b.OddError: no\nTo repeat it: ...\n\n")
-    assert complaint(tmp_path) == "a.b.OddError: no"
+    assert _complaint(tmp_path) == "a.b.OddError: no"
     (tmp_path / "output.txt").write_text("1: ...\nkilled\n")
-    assert complaint(tmp_path) == "killed"
+    assert _complaint(tmp_path) == "killed"
     (tmp_path / "output.txt").write_text("")
-    assert complaint(tmp_path) == "it has printed nothing"
+    assert _complaint(tmp_path) == "it has printed nothing"

@@ -6,13 +6,13 @@ import re
 import numpy as np
 import pytest
 
-from rank0rl.tools import figures, page
-from rank0rl.tools.page import Series
+from rank0rl.tools import figures
+from rank0rl.tools.figures import Series
 
 
 def places(*series, finish=lambda axis: None):
     """Return, for each place of a small chart, its left and right end in percent and its text."""
-    html = page.small_chart("t", "", series, finish)
+    html = figures.small_chart("t", "", series, finish)
     pattern = r'<span style="left:(.*?)%;width:(.*?)%"></span>.*?<p [^>]*>(.*?)</p>'
     each = re.findall(pattern, html, re.DOTALL)
     return [(float(x), float(x) + float(w), re.sub("<.*?>", "", text)) for x, w, text in each]
@@ -39,7 +39,7 @@ def test_each_series_shows_only_its_own_points():
 
 def test_a_dot_is_on_its_point():
     one = line("a", [0, 5, 10], [0, 1, 4])
-    html = page.small_chart("t", "", [one], lambda axis: axis.set(xlim=(0, 10), ylim=(0, 4)))
+    html = figures.small_chart("t", "", [one], lambda axis: axis.set(xlim=(0, 10), ylim=(0, 4)))
     dots = re.findall(r'<span class="dot c0" style="left:(.*?)%;top:(.*?)%"', html)
     assert [[*map(float, dot)] for dot in dots] == [[0, 100], [50, 75], [100, 0]]
     # The area that these are shares of is that of the curve in the SVG.
@@ -58,7 +58,7 @@ def test_a_dot_is_on_its_point():
 def test_a_logarithmic_axis_of_less_than_a_decade_has_more_labels():
     texts = []
     for most in (23_000, 900_000):
-        html = page.small_chart("t", "", [line("a", [1, 2], [9500, most])], logarithmic)
+        html = figures.small_chart("t", "", [line("a", [1, 2], [9500, most])], logarithmic)
         texts.append(re.findall(r">([\d.]+[kM])<", html))
     assert texts == [["10k", "15k", "20k"], ["10k", "20k", "50k", "100k", "200k", "500k", "1M"]]
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from helpers.runs import write_run
 
-from rank0rl.tools import plot, report_study, results
+from rank0rl.tools import plot
+from rank0rl.tools.study import results
 
 
 @pytest.fixture
@@ -14,19 +15,15 @@ def study(tmp_path):
     for seed, end in enumerate((300.0, 500.0, 700.0)):
         write_run(tmp_path / f"a{seed}", [100.0] * 9 + [end], seconds=24.0, seed=seed)
     write_run(tmp_path / "b", [100.0] * 9 + [50.0], seed=0, algo="trpo")
-    (tmp_path / report_study.FILE).write_text(
+    (tmp_path / results.FILE).write_text(
         'envs = ["Walker2d"]\nminutes_to = [400.0]\nseeds = "0:3"\n'
         'search_seeds = "100:101"\nobjective = "final"\n'
     )
     return tmp_path
 
 
-def agents(study):
-    return results.of_study(study)
-
-
 def test_a_row_for_each_agent(study):
-    ppo, trpo = results.of_agents(agents(study), [400.0])
+    ppo, trpo = results._of_agents(results.read(study), [400.0])
     assert (ppo["environment"], ppo["agent"], ppo["seeds"]) == ("Walker2d-v5", "ppo", 3)
     assert ppo["return"] == ppo["iqm"] == 500.0
     assert (ppo["min"], ppo["max"]) == (300.0, 700.0)
@@ -39,7 +36,7 @@ def test_a_row_for_each_agent(study):
 
 
 def test_files(study):
-    text = results.write(study, agents(study), [400.0])
+    text = results.write(study, [400.0])
     assert (study / "table.md").read_text() == text
     assert "| Walker2d-v5 | ppo | 3 | 500 |" in text
     assert "never" in text.splitlines()[-1]
@@ -53,25 +50,25 @@ def test_files(study):
 def test_runs_that_have_not_ended_do_not_count_once_others_have(study):
     (study / "a1" / "summary.json").write_text('{"ended": "total_steps 10000"}')
     (study / "b" / "summary.json").write_text('{"ended": ""}')
-    ((_, (run,)),) = results.of_study(study).items()
+    ((_, (run,)),) = results.read(study).items()
     assert run.folder.name == "a1"
 
 
 def test_a_run_that_ended_early_keeps_its_last_return(study):
     write_run(study / "a3", [400.0], seed=3)
-    (curves, _) = plot.curves_of(results.of_study(study), to_longest=True).values()
+    (curves, _) = plot.curves_of(results.read(study), to_longest=True).values()
     assert curves.x[-1] == 10000
     assert curves.ret[3, -1] == 400.0
 
 
 def test_the_page(study):
-    html = report_study.of_study(study)
+    html = results.page(study)
     assert "Walker2d-v5" in html
     assert "lowest to highest" not in html  # of several agents, each band has a name of its own
     assert "ppo, seeds" in html
     assert "Search" not in html
     (study / "search.csv").write_text("trial,lr,value,state\n0,0.1,5,complete\n1,0.2,9,pruned\n")
-    html = report_study.of_study(study)
+    html = results.page(study)
     assert html.index("<td>0.2</td>") < html.index("<td>0.1</td>")
     assert "Trials have the seeds 100:101" in html
 

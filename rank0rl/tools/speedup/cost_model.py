@@ -1,6 +1,6 @@
-"""Cost model of a cluster: the seconds of one iteration on n ranks, from what a step, an update and the network cost.
+"""Cost model of a cluster, and what it predicts: the seconds of one iteration on n ranks.
 
-It predicts how fast training is. It is no model in the sense of reinforcement learning. An iteration takes
+It is no model in the sense of reinforcement learning. Its costs come from measurements. An iteration takes
 
     collect + exchange + messages + gather + update + broadcast + record
 
@@ -20,14 +20,23 @@ takes place while ranks collect.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+from rank0rl.run.machine import available_cores
+from rank0rl.tools.speedup import probes
+from rank0rl.tools.speedup.measured import Row, ranks, slowdown, within_cores
+
+SAME = "same experiment"
+SAME_BATCH = "same batch, one env a rank"
+LARGER_BATCH = "batch grows with ranks"
+
+# Collectives of an iteration besides the broadcast of the weights: layout of the weights, go on (2),
+# times of the ranks, and layout and end of the gather (2).
 COLLECTIVES = 6
-"""Collectives of an iteration besides the broadcast of the weights: layout of the weights, go on (2), times of
-the ranks, and layout and end of the gather (2)."""
+# Longest sleep of a waiting rank, in seconds. A rank that forwards a message wakes up half of it late.
 POLL_S = 1e-3
-"""Longest sleep of a waiting rank, in seconds. A rank that forwards a message wakes up half of it late, on average."""
-
 # Collectives that wait for other nodes: times of the ranks, and layout of the gather. Rank 0 sends the
 # others one after another, with the weights.
 _TRIPS = 2
@@ -88,21 +97,16 @@ class Iteration:
 
     @property
     def largest(self) -> str:
-        """Name of the field that takes the most seconds."""
-        return max(_BOUNDS, key=lambda name: getattr(self, name))
-
-    @property
-    def bound(self) -> str:
-        """Words for what takes the most seconds."""
-        return _BOUNDS[self.largest]
+        """Name of the field that takes the most seconds, a key of `BOUNDS`."""
+        return max(BOUNDS, key=lambda name: getattr(self, name))
 
     @property
     def rank0_alone(self) -> float:
         """Seconds for which the other ranks wait for rank 0, or would without overlap."""
-        return self.messages + self.gather + self.update + self.record
+        return sum(getattr(self, name) for name in ALONE)
 
 
-_BOUNDS = {
+BOUNDS = {
     "collect": "collecting",
     "exchange": "latency",
     "messages": "messages to rank 0",
@@ -111,15 +115,11 @@ _BOUNDS = {
     "broadcast": "broadcast of weights",
     "record": "rank 0's hash and record",
 }
+ALONE = ("messages", "gather", "update", "record")  # those that rank 0 does alone
 
 
 def iteration(nprocs: int, costs: Costs, machines: Machines) -> Iteration:
     """Return the seconds of an iteration on so many ranks.
-
-    Args:
-        nprocs: number of ranks, from the number of nodes to the number of envs.
-        costs: size and costs of the experiment.
-        machines: nodes and network.
 
     Raises:
         ValueError: if a rank would have no env, or a node no rank.
@@ -152,7 +152,7 @@ def iteration(nprocs: int, costs: Costs, machines: Machines) -> Iteration:
     )
 
 
-def rate(nprocs: int, costs: Costs, machines: Machines) -> float:
+def _rate(nprocs: int, costs: Costs, machines: Machines) -> float:
     """Return the steps per second of all ranks."""
     return costs.steps / iteration(nprocs, costs, machines).seconds
 
@@ -173,17 +173,13 @@ def _turns(nprocs: int, envs: int, costs: Costs) -> float:
 
 
 def _turn(nprocs: int, envs: int, costs: Costs) -> float:
-    """Return the CPU seconds of one step of all envs of a rank. Each of its parts calls act.
-
-    One rank has no parts. In whole-episode batches all envs of a rank step together, and a part is
-    what has ended.
-    """
+    """Return the CPU seconds of one step of all envs of a rank. Each of its parts calls act."""
+    # One rank has no parts. A part of a whole-episode batch is what has ended: all envs step together.
     calls = 1 if nprocs == 1 or costs.longest else min(costs.parts, envs)
     return calls * costs.act_s + envs * costs.env_s
 
 
 def _cpu(nprocs: int, envs: int, costs: Costs) -> float:
-    """Return the CPU seconds of a rank with so many envs in an iteration."""
     return _turns(nprocs, envs, costs) * _turn(nprocs, envs, costs) if envs else 0.0
 
 
@@ -202,12 +198,6 @@ def _crowded(busy_s: float, idle_s: float, ranks: int, cores: int) -> float:
     This is the machine repairman's problem with processor sharing: k ranks that want a core get
     min(k, cores) of them, and p(k) / p(k-1) = (ranks - k + 1) busy / (idle min(k, cores)). Only means
     count, not how times are distributed.
-
-    Args:
-        busy_s: CPU seconds of a turn.
-        idle_s: the other seconds of a turn.
-        ranks: number of ranks on the node.
-        cores: number of cores of the node.
 
     Source: Baskett, Chandy, Muntz and Palacios 1975, "Open, closed, and mixed networks of queues
         with different classes of customers", J. ACM 22(2), stations of types 2 and 3.
@@ -233,7 +223,7 @@ def _hops(nprocs: int, machines: Machines) -> tuple[int, int]:
 
 
 def _tree(nprocs: int, size: float, machines: Machines) -> float:
-    """Return the seconds to bring so many bytes to all ranks. Each hop forwards all of them."""
+    """Return the seconds to bring so many bytes to all ranks: each hop forwards all of them."""
     within, between = _hops(nprocs, machines)
     hop = machines.latency_s + size / machines.bandwidth
     return within * hop + between * (machines.link_latency_s + size / machines.link_bandwidth)
@@ -259,3 +249,210 @@ def _gather(nprocs: int, envs: int, collect_s: float, costs: Costs, machines: Ma
     last = -(-envs // costs.parts) / max(1, envs)  # an env is not cut in two
     asked = _ASKED * machines.link_latency_s if machines.nodes > 1 else 0.0
     return within + asked + max(between * last, between - collect_s * (1 - last))
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """Predicted figures of one number of ranks."""
+
+    nprocs: int
+    nodes: int
+    experiment: str  # SAME, SAME_BATCH or LARGER_BATCH: what it keeps of the measured experiment
+    costs: Costs
+    iteration: Iteration
+    speedup: float  # over the first measured row
+    helps: dict[str, float]  # change -> factor by which it would raise the steps per second
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """All predicted rows, and what they follow from."""
+
+    costs: Costs
+    rows: list[Predicted]  # of the numbers of ranks that the user asked for
+    curve: list[Predicted]  # of 1, 2, 4 ... ranks, and of these
+    notes: list[str]
+
+
+def costs_of(row: Row, settings: Mapping[str, Any], found: Mapping[str, Any]) -> Costs:
+    """Return the costs of an iteration of a measured row, given what `probes.collect_costs` found for its run.
+
+    A step of one env takes act + env, and a step of B envs takes act + B env. The time that the row
+    took with all envs in training is kept: these figures only divide it.
+    """
+    (one, (_, cpu)), (envs, (wall, all_cpu)) = sorted(
+        (int(envs), times) for envs, times in found["per_step"].items()
+    )
+    env = max(0.0, (all_cpu - cpu) / (envs - one))
+    act = max(0.0, cpu - env)
+    wait = max(0.0, wall - act - envs * env) / envs
+    if row.nprocs == 1:  # its gather is a sort
+        record = max(0.0, row.seconds - row.slowest_s - row.phases["update"])
+    else:
+        record = sum(row.phases[phase] for phase in ("hash", "evaluate", "record"))
+    shared = "episodes_per_batch" in settings and row.nprocs > 1
+    costs = Costs(
+        num_envs=settings["num_envs"],
+        steps=round(row.steps_per_s * row.seconds),
+        act_s=act,
+        env_s=env,
+        wait_s=wait,
+        update_s=row.phases["update"],
+        record_s=record,
+        row_bytes=found["row_bytes"],
+        arrays=found["arrays"],
+        weights_bytes=found["weights_bytes"],
+        longest=max(row.step_fractions) if shared else 0.0,
+        rank0_envs=settings.get("rank0_envs"),
+        overlap=bool(settings.get("overlap")),
+        parts=settings.get("gather_parts", 1),
+    )
+    times = row.slowest_s / iteration(row.nprocs, costs, Machines()).collect
+    return replace(costs, act_s=act * times, env_s=env * times, wait_s=wait * times)
+
+
+def measure_machines(machines: Machines, rows: Sequence[Row], most: int) -> Machines:
+    """Return the machines that a user describes, with what ranks need for an exchange here.
+
+    Measured rows tell how much processes slow each other down; `most` ranks are to be predicted.
+
+    Raises:
+        FailedError: if ranks do not start.
+    """
+    two, cores = probes.exchange_costs(2), machines.cores
+    # An iteration's own exchange, averaged over its collectives, with ranks of one node.
+    sent = two["least_exchange_s"] - probes.EXCHANGED * two["message_s"] - POLL_S / 2
+    machines = replace(
+        machines,
+        latency_s=max(two["latency_s"], sent / COLLECTIVES),
+        message_s=two["message_s"],
+        bandwidth=two["bandwidth"],
+        slower=slowdown(rows[0], within_cores(rows)),
+    )
+    if cores is None or machines.ranks(most) <= cores:
+        return machines
+    here = len(available_cores())
+    crowd = probes.exchange_costs(2 * max(2, here))
+    further = 2 * max(2, here) / here - max(1, 2 / here)
+    return replace(machines, crowd_s=max(0.0, crowd["exchange_s"] - two["exchange_s"]) / further)
+
+
+def predict(
+    counts: Sequence[int], costs: Costs, machines: Machines, rows: Sequence[Row]
+) -> Prediction:
+    """Predict the steps per second of these numbers of ranks, given the costs of the first measured row.
+
+    In the curve, numbers of ranks up to the largest measured one are on one node, as they were run.
+    """
+    most, first = max(counts), rows[0].steps_per_s
+    here = replace(machines, nodes=1)
+    measured = [row.nprocs for row in rows]
+    one_node = max(measured)
+    powers = [2**i for i in range(math.ceil(math.log2(most)) + 1)]
+    drawn = {n for n in (*powers, *counts, *measured, min(costs.num_envs, most)) if n <= most}
+    asked, curve = [], []
+    for n in sorted({*counts}):
+        asked += _each(n, costs, machines, first)
+    for n in sorted(drawn):
+        curve += _each(n, costs, here if n <= one_node else machines, first)
+    return Prediction(costs, asked, curve, _notes(costs, machines, most))
+
+
+def _each(nprocs: int, costs: Costs, machines: Machines, first: float) -> Iterable[Predicted]:
+    """Yield a row for each experiment that so many ranks can make."""
+    machines = replace(machines, nodes=min(machines.nodes, nprocs))
+    names = [SAME]
+    if nprocs > costs.num_envs:
+        # In the same batch, every env makes at least one step.
+        names = [SAME_BATCH, LARGER_BATCH] if nprocs <= costs.steps else [LARGER_BATCH]
+    for name in names:
+        these = costs if name == SAME else _grown(costs, nprocs, name)
+        took = iteration(nprocs, these, machines)
+        speedup = these.steps / took.seconds / first
+        helps = _changes_that_help(nprocs, these, machines)
+        yield Predicted(nprocs, machines.nodes, name, these, took, speedup, helps)
+
+
+def _grown(costs: Costs, num_envs: int, experiment: str) -> Costs:
+    """Return the costs with more envs: the batch stays (`SAME_BATCH`) or grows with them (`LARGER_BATCH`)."""
+    times = num_envs / costs.num_envs if experiment == LARGER_BATCH else 1.0
+    return replace(_larger(costs, times), num_envs=num_envs)
+
+
+def _larger(costs: Costs, times: float) -> Costs:
+    return replace(
+        costs,
+        steps=costs.steps * times,
+        update_s=costs.update_s * times,
+        record_s=costs.record_s * times,
+        longest=costs.longest / times,
+    )
+
+
+def _changes_that_help(nprocs: int, costs: Costs, machines: Machines) -> dict[str, float]:
+    """Return the changes that would raise the steps per second, the best first: change -> factor, if 1.05 or more.
+
+    A batch four times as large takes an update four times as long: it gains only on what is fixed.
+    Overlap comes with the number of envs for rank 0 that makes the most of it.
+    """
+    changes: dict[str, list[Costs]] = {
+        "batches of 4 times the steps": [_larger(costs, 4.0)],
+        "--gather-parts 4": [replace(costs, parts=4)],
+    }
+    if nprocs > 1:
+        changes["other --rank0-envs" if costs.overlap else "overlap"] = _overlapped(nprocs, costs)
+    now = _rate(nprocs, costs, machines)
+    gains = {
+        name: max(_rate(nprocs, changed, machines) / now for changed in these)
+        for name, these in changes.items()
+    }
+    best = sorted(gains, key=lambda name: -gains[name])
+    return {name: gains[name] for name in best if gains[name] >= 1.05}
+
+
+def _overlapped(nprocs: int, costs: Costs) -> list[Costs]:
+    """Return costs with overlap: an equal number of envs for rank 0, none, and as many as it has time for."""
+    env = costs.steps / costs.num_envs * (costs.env_s + costs.wait_s)
+    less = costs.update_s * (nprocs - 1) / env if env else 0.0
+    fair = max(0, int((costs.num_envs - less) / nprocs))
+    return [replace(costs, overlap=True, rank0_envs=envs) for envs in (None, 0, fair)]
+
+
+def _notes(costs: Costs, machines: Machines, most: int) -> list[str]:
+    """Return sentences on where rank 0 becomes the limit, on the limits, and on what is assumed."""
+    gbit = f"{8e-9 * machines.link_bandwidth:g} Gbit/s"
+    notes, between = [_limited(costs, machines, most)], ""
+    if machines.nodes > 1:
+        notes.append(
+            f"rank 0's link can receive at most {machines.link_bandwidth / costs.row_bytes:,.0f} steps/s "
+            f"({gbit}, {costs.row_bytes:.0f} bytes a step)"
+        )
+        between = (
+            f". Given by --latency-us and --link-gbit: {1e6 * machines.link_latency_s:g} us and "
+            f"{gbit} between nodes"
+        )
+    if costs.update_s:
+        rate = costs.steps / costs.update_s
+        notes.append(f"rank 0's update can process at most {rate:,.0f} steps/s")
+    cores = "a core for each of its ranks" if machines.cores is None else f"{machines.cores} cores"
+    notes.append(
+        f"assumed: every node is this machine, with {cores}, each as fast as here. Measured here: "
+        f"{1e6 * machines.latency_s:.0f} us a collective, {1e6 * machines.message_s:.1f} us a "
+        f"message, {machines.bandwidth / 1e9:.2f} GB/s into rank 0{between}"
+    )
+    return notes
+
+
+def _limited(costs: Costs, machines: Machines, most: int) -> str:
+    """Return a sentence that names the least number of ranks, up to `most`, from which rank 0 is the limit."""
+    for nprocs in range(1, most + 1):
+        these = costs if nprocs <= costs.num_envs else _grown(costs, nprocs, LARGER_BATCH)
+        took = iteration(nprocs, these, replace(machines, nodes=min(machines.nodes, nprocs)))
+        if took.rank0_alone > took.collect:
+            alone = max(ALONE, key=lambda name: getattr(took, name))
+            which = f" ({LARGER_BATCH})" if nprocs > costs.num_envs else ""
+            return (
+                f"from {ranks(nprocs)} on{which}, what rank 0 does alone takes longer than "
+                f"collecting; most of it is {BOUNDS[alone]}"
+            )
+    return f"up to {most:,} ranks, collecting takes longer than what rank 0 does alone"

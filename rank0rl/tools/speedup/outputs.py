@@ -1,36 +1,61 @@
-"""Files of a speedup study: speedup.md, .csv, .json and .png, and predicted.csv, .json and .png."""
+"""Files of a speedup study: speedup.md, .csv, .json and .png, predicted.csv, .json and .png, and its page.
+
+Pictures are drawn from the rows of the .csv files: a study under way, and one of long ago, have a page too.
+"""
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from markupsafe import Markup
+
+from rank0rl.run import files
+from rank0rl.run.folder import Array
 from rank0rl.run.usage import PHASES
 from rank0rl.tools import figures
-from rank0rl.tools.speedup.measured import Row
-from rank0rl.tools.speedup.prediction import (
-    LARGER_BATCH,
-    SAME,
-    SAME_BATCH,
-    Predicted,
-    Prediction,
-)
+from rank0rl.tools.figures import Finish, Series, chart, html, label, markdown, number, texts
+from rank0rl.tools.speedup.cost_model import ALONE, BOUNDS, SAME, Predicted, Prediction
+from rank0rl.tools.speedup.measured import Row, ranks
+
+FILE = "speedup.csv"
+"""The file of a speedup study, a row for each number of ranks."""
 
 # Ranks -> steps per second. From mpi_util's README: one run each of 2000 episodes of Walker2d-v1, 20 a
 # batch, on a machine of 6 cores and 12 threads, 2017.
 _PUBLISHED = dict(
     enumerate((546, 1040, 1712, 2014, 1950, 2100, 2300, 2400, 2484, 2339, 2384, 2169), start=1)
 )
-_LABELS = {
-    SAME: "predicted, the same experiment",
-    SAME_BATCH: "more envs, the same batch",
-    LARGER_BATCH: "more envs, batch grows with the ranks",
+_PHASES = [f"{phase}_s" for phase in PHASES]
+_SECONDS = ("seconds", *_PHASES, "slowest_s", "fastest_s")
+_TITLES = {
+    "nprocs": "ranks",
+    "seconds": "iteration",
+    "slowest_s": "slowest rank",
+    "fastest_s": "fastest rank",
 }
+_PREDICTED = {
+    "nprocs": "ranks",
+    "nodes": "nodes",
+    "num_envs": "envs",
+    "steps": "batch",
+    "predicted": "steps / s",
+    "measured": "measured",
+    "speedup": "speedup",
+    "experiment": "experiment",
+    "bound": "limited by",
+    "helps": "what helps",
+}  # the last three are words
+
+_Rows = Sequence[Mapping[str, Any]]
+"""Rows of a .csv file, column -> text or number."""
+_Chart = tuple[str, Sequence[Series], Finish]
+"""Text for a screen reader, what to draw, and how the axis looks."""
 
 
 def write(out: Path, rows: Sequence[Row], about: dict[str, Any]) -> None:
@@ -41,11 +66,12 @@ def write(out: Path, rows: Sequence[Row], about: dict[str, Any]) -> None:
         rows: its rows, from `compare`.
         about: its "command", "machine", "notes" and "settings".
     """
-    _write_csv(out / "speedup.csv", [_columns(row) for row in rows])
+    table = [_columns(row) for row in rows]
+    figures.write_csv(out / FILE, table)
     (out / "speedup.json").write_text(json.dumps(about, indent=1, default=str) + "\n")
     (out / "speedup.md").write_text("\n".join(_markdown(rows, about)) + "\n")
     title = f"{about['settings']['env_id']}, {about['settings']['algo']}"
-    _draw(out / "speedup.png", (9, 3.6), lambda figure: _speedup(figure, rows, title))
+    _draw(out / "speedup.png", title, _speedup(table), _times(table))
 
 
 def write_prediction(out: Path, prediction: Prediction, rows: Sequence[Row], title: str) -> None:
@@ -57,48 +83,86 @@ def write_prediction(out: Path, prediction: Prediction, rows: Sequence[Row], tit
         rows: the measured rows.
         title: title of the picture.
     """
-    with (out / "speedup.md").open("a") as file:
-        file.write("\n" + "\n".join(_predicted_markdown(prediction)) + "\n")
+    asked = [_predicted_columns(each, rows) for each in prediction.rows]
     table = [_predicted_columns(each, rows) for each in prediction.curve]
-    _write_csv(out / "predicted.csv", table)
+    with (out / "speedup.md").open("a") as file:
+        file.write("\n" + "\n".join(_predicted_markdown(prediction, asked)) + "\n")
+    figures.write_csv(out / "predicted.csv", table)
     notes = {"title": title, "notes": prediction.notes}
     (out / "predicted.json").write_text(json.dumps(notes, indent=1) + "\n")
-    _draw(
-        out / "predicted.png",
-        (7, 4.2),
-        lambda figure: _curves(figure.subplots(), prediction, rows, title),
+    _draw(out / "predicted.png", title, _prediction(table))
+
+
+def page(folder: Path) -> str:
+    """Return the page of a speedup study, from its .csv and .json files. Only speedup.csv has to exist.
+
+    Raises:
+        ValueError: if the study has no row yet, or no matplotlib.
+    """
+    rows = files.read_table(folder / FILE, "study")
+    if not rows:
+        raise ValueError(f"{folder / FILE} has no rows: nothing has been measured yet")
+    if not {"nprocs", "speedup"} <= rows[0].keys():
+        raise ValueError(f"{folder / FILE} was not written by rank0rl")
+    known, assumed = (
+        files.read_json(path, "study") if path.exists() else {}
+        for path in (folder / "speedup.json", folder / "predicted.json")
     )
-
-
-def _write_csv(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(table[0]))
-        writer.writeheader()
-        writer.writerows(table)
-
-
-def _draw(path: Path, size: tuple[float, float], draw: Callable[[Any], None]) -> None:
-    """Save what is drawn on a figure of this size, in inches; print a line without matplotlib."""
-    try:
-        with figures.style() as figure_class:
-            figure = figure_class(figsize=size, layout="constrained")
-            draw(figure)
-            figure.savefig(path, dpi=120)
-    except ValueError as error:
-        print(f"no picture: {error}", file=sys.stderr)
+    path = folder / "predicted.csv"
+    predicted = files.read_table(path, "prediction") if path.exists() else []
+    settings = known.get("settings", {})
+    about = ", ".join(str(settings[n]) for n in ("env_id", "algo") if n in settings)
+    seconds = [name for name in _SECONDS if name in rows[0]]
+    others = [name for name in rows[0] if name not in ("nprocs", *seconds)]
+    n = _column(rows, "nprocs")
+    speedup = chart("speedup", *_speedup(rows), _ranks)
+    times: Markup | str = ""
+    if any(np.nansum(_column(rows, name)) for name in _PHASES):
+        caption = "Each phase of an iteration, on rank 0."
+        times = chart("times", *_times(rows), lambda i: _ranks(n[round(i)]), caption)
+    return html.document(
+        "Speedup by number of ranks" + (f": {about}" if about else ""),
+        folder.resolve().name,
+        html.section("Advice", html.items(known.get("notes", []))),
+        html.section("Speedup", speedup, _across(rows, others)),
+        html.section("Milliseconds of an iteration", times, _across(rows, seconds, 1000)),
+        html.section(
+            "Prediction",
+            chart("prediction", *_prediction(predicted), _ranks) if predicted else "",
+            html.table(*_down(predicted), "words"),
+            html.items(assumed.get("notes", [])),
+        ),
+        html.section("Machine", html.pairs(texts(known.get("machine", {})))),
+        html.section("Command", html.code(known.get("command", ""))),
+    )
 
 
 def _columns(row: Row) -> dict[str, Any]:
     every = vars(row) | {f"{phase}_s": row.phases[phase] for phase in PHASES}
     del every["phases"], every["step_fractions"]
-    return {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in every.items()}
+    return every
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table in Markdown."""
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    yield from (f"| {' | '.join(cells)} |" for cells in rows)
+def _predicted_columns(each: Predicted, rows: Sequence[Row]) -> dict[str, Any]:
+    same = each.experiment == SAME
+    measured = [row.steps_per_s for row in rows if same and row.nprocs == each.nprocs]
+    took = asdict(each.iteration)
+    bound, seconds = each.iteration.largest, took.pop("seconds")
+    helps = ", ".join(f"{name} ({times:.2g})" for name, times in [*each.helps.items()][:3])
+    return {
+        "nprocs": each.nprocs,
+        "nodes": each.nodes,
+        "experiment": each.experiment,
+        "num_envs": each.costs.num_envs,
+        "steps": each.costs.steps,
+        "predicted": each.costs.steps / seconds,
+        "measured": measured[0] if measured else "",
+        "speedup": each.speedup,
+        "bound": f"{BOUNDS[bound]} ({took[bound] / seconds:.0%})",
+        "helps": helps or ("more ranks" if bound == "collect" else ""),
+        "seconds": seconds,
+        **{f"{name}_s": value for name, value in took.items()},
+    }
 
 
 def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
@@ -109,7 +173,7 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
     head = ["ranks", "steps/s (min to max)", "speedup", "efficiency", "ceiling", "expected"]
     head += ["bare env.step", "return", "memory"]
     head += ["published 2017: steps/s", "speedup"] if same_batches else []
-    yield from _table(head, [_cells(row, same_batches) for row in rows])
+    yield from markdown(head, [_cells(row, same_batches) for row in rows])
     yield (
         "\nEfficiency is speedup per rank. The ceiling is the speedup that the first row's phases allow if "
         "every rank has a core to itself. Expected also accounts for processes that slow each other down "
@@ -117,13 +181,13 @@ def _markdown(rows: Sequence[Row], about: dict[str, Any]) -> Iterator[str]:
         "summed. Return is the mean of the last 100 episodes. Memory is the peak of all ranks together.\n"
     )
     yield "Milliseconds of an iteration on rank 0, and fractions of it:\n"
-    phases = _phases(rows)
+    phases = [phase for phase in PHASES if any(row.phases[phase] for row in rows)]
     times = []
     for row in rows:
         each = [f"{1000 * row.phases[p]:.1f} ({row.fraction(p):.0%})" for p in phases]
         iteration = f"{1000 * row.seconds:.1f}"
         times.append([str(row.nprocs), iteration, *each, f"{row.unaccounted:.1%}"])
-    yield from _table(["ranks", "iteration", *phases, "in no phase"], times)
+    yield from markdown(["ranks", "iteration", *phases, "in no phase"], times)
     yield ""
     yield from (f"- {note}" for note in about["notes"])
 
@@ -145,61 +209,9 @@ def _cells(row: Row, published: bool) -> list[str]:
     return cells
 
 
-def _phases(rows: Sequence[Row]) -> list[str]:
-    """Return the phases that took any time."""
-    return [phase for phase in PHASES if any(row.phases[phase] for row in rows)]
-
-
-def _speedup(figure: Any, rows: Sequence[Row], title: str) -> None:
-    """Draw speedup beside the ideal and the ceilings, and the phases of an iteration."""
-    left, right = figure.subplots(1, 2)
-    n = [row.nprocs for row in rows]
-    left.plot(n, [x / n[0] for x in n], color="0.7", linestyle=":", label="ideal")
-    for name, style in (("ceiling", "--"), ("expected", "-.")):
-        left.plot(n, [getattr(row, name) for row in rows], color="0.4", linestyle=style, label=name)
-    first = rows[0].steps_per_s
-    spread = [
-        [(row.steps_per_s - row.steps_per_s_min) / first for row in rows],
-        [(row.steps_per_s_max - row.steps_per_s) / first for row in rows],
-    ]
-    y = [row.speedup for row in rows]
-    left.errorbar(n, y, spread, color="C0", marker="o", capsize=3, label="measured")
-    left.set(xlabel="ranks", ylabel="speedup", title=title, xticks=n)
-    left.legend()
-    bottom = [0.0] * len(rows)
-    for i, phase in enumerate(_phases(rows)):
-        seconds = [row.phases[phase] for row in rows]
-        right.bar([str(x) for x in n], seconds, bottom=bottom, color=f"C{i}", label=phase)
-        bottom = [a + b for a, b in zip(bottom, seconds, strict=True)]
-    right.set(xlabel="ranks", ylabel="seconds of an iteration, rank 0")
-    right.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-
-
-def _predicted_columns(each: Predicted, rows: Sequence[Row]) -> dict[str, str | int]:
-    same = each.experiment == SAME
-    measured = [row.steps_per_s for row in rows if same and row.nprocs == each.nprocs]
-    seconds = asdict(each.iteration)
-    return {
-        "nprocs": each.nprocs,
-        "nodes": each.nodes,
-        "experiment": each.experiment,
-        "num_envs": each.costs.num_envs,
-        "steps": f"{each.costs.steps:.6g}",
-        "predicted": f"{each.steps_per_s:.6g}",
-        "measured": f"{measured[0]:.6g}" if measured else "",
-        "speedup": f"{each.speedup:.6g}",
-        "bound": each.iteration.bound,
-        "helps": _helps(each),
-        "seconds": f"{seconds.pop('seconds'):.6g}",
-        **{f"{name}_s": f"{value:.6g}" for name, value in seconds.items()},
-    }
-
-
-def _predicted_markdown(prediction: Prediction) -> Iterator[str]:
+def _predicted_markdown(prediction: Prediction, rows: _Rows) -> Iterator[str]:
     yield "Predicted from the measurements above:\n"
-    head = ["ranks", "nodes", "experiment", "envs", "batch", "steps/s", "speedup"]
-    head += ["limited by", "what helps"]
-    yield from _table(head, [_predicted_cells(each) for each in prediction.rows])
+    yield from markdown(*_down(rows), [*_PREDICTED.values()][-3:])
     yield (
         f"\nThe measured experiment has {prediction.costs.num_envs} envs. More ranks than that need more envs, "
         f"which is another experiment: with the same batch in shorter fragments, or with a batch that grows. "
@@ -209,52 +221,134 @@ def _predicted_markdown(prediction: Prediction) -> Iterator[str]:
     yield from (f"- {note}" for note in prediction.notes)
 
 
-def _predicted_cells(each: Predicted) -> list[str]:
-    took = each.iteration
-    return [
-        str(each.nprocs),
-        str(each.nodes),
-        each.experiment,
-        f"{each.costs.num_envs:,}",
-        f"{each.costs.steps:,.0f}",
-        f"{each.steps_per_s:,.0f}",
-        f"{each.speedup:.2f}",
-        f"{took.bound} ({getattr(took, took.largest) / took.seconds:.0%})",
-        _helps(each) or ("more ranks" if took.largest == "collect" else ""),
-    ]
+def _across(rows: _Rows, names: Sequence[str], scale: float | None = None) -> Markup:
+    """Return a table with a column for each number of ranks, which is narrow for few of them.
+
+    Args:
+        rows: rows of the study.
+        names: columns of the study that are the table's rows.
+        scale: factor of the numbers. None: text is shown as it is.
+    """
+    cells = {
+        name: [row[name] for row in rows] if scale is None else scale * _column(rows, name)
+        for name in names
+    }
+    body = [[_TITLES.get(name, label(name)), *map(number, cells[name])] for name in names]
+    return html.table(["ranks", *(row["nprocs"] for row in rows)], body)
 
 
-def _helps(each: Predicted) -> str:
-    return ", ".join(f"{name} ({times:.2g})" for name, times in [*each.helps.items()][:3])
+def _down(rows: _Rows) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the cells of predictions, a row for each number of ranks and experiment."""
+    names = [name for name in _PREDICTED if rows and name in rows[0]]
+    return [_PREDICTED[name] for name in names], [[number(row[n]) for n in names] for row in rows]
 
 
-def _curves(axes: Any, prediction: Prediction, rows: Sequence[Row], title: str) -> None:
-    """Draw steps per second by number of ranks, predicted and measured."""
-    first, curve = rows[0], prediction.curve
-    ranks = sorted({each.nprocs for each in curve})
-    ideal = [n * first.steps_per_s / first.nprocs for n in ranks]
-    axes.plot(ranks, ideal, color="0.7", linestyle=":", label="ideal")
-    joint = [each for each in curve if each.experiment == SAME][-1:]
-    for i, (name, label) in enumerate(_LABELS.items()):
-        these = [each for each in curve if each.experiment == name]
-        if these:
-            these = these if name == SAME else [*joint, *these]
-            x, y = [each.nprocs for each in these], [each.steps_per_s for each in these]
-            axes.plot(x, y, color=f"C{i}", linestyle=("-", "--", "-.")[i], label=label)
-    crowd = prediction.machines.cores is not None
-    measured = [row for row in rows if crowd or not row.oversubscribed]
-    x, y = [row.nprocs for row in measured], [row.steps_per_s for row in measured]
-    axes.plot(x, y, "ko", markersize=4, label="measured here")
-    rates = [each.steps_per_s for each in curve]
-    crossed = [each for each in curve if each.iteration.rank0_alone > each.iteration.collect]
-    if crossed:
-        n = crossed[0].nprocs
-        axes.axvline(n, color="0.5", linewidth=0.8)
-        said = " what rank 0 does alone\n takes longer than\n collecting"
-        axes.text(n, min(rates), said, fontsize="small", color="0.3", va="bottom")
-    axes.set(xlabel="ranks", ylabel="steps per second", title=title, yscale="log")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ranks, [f"{n:,}" for n in ranks], fontsize="small")
-    figures.label_decades(axes.yaxis)
-    axes.set_ylim(0.7 * min(rates), 5 * max(rates))
-    axes.legend(fontsize="small", loc="upper left")
+def _column(rows: _Rows, name: str) -> Array:
+    """Return the numbers of a column; NaN where there is none.
+
+    Raises:
+        ValueError: if it holds text.
+    """
+    try:
+        return np.array([float(row.get(name) or "nan") for row in rows])
+    except ValueError as error:
+        raise ValueError(f"the column {name} of the study must hold numbers: {error}") from None
+
+
+def _ranks(value: float) -> str:
+    return ranks(round(value))
+
+
+def _draw(path: Path, title: str, *charts: _Chart) -> None:
+    """Save charts side by side as a picture; print a line without matplotlib."""
+    try:
+        with figures.style() as figure_class:
+            figure = figure_class(figsize=(1.5 + 4 * len(charts), 4), layout="constrained")
+            figure.suptitle(title)
+            axes = figure.subplots(1, len(charts), squeeze=False)[0]
+            for axis, (_, series, finish) in zip(axes, charts, strict=True):
+                for one in series:
+                    one.draw(axis)
+                finish(axis)
+                axis.legend(fontsize="small")
+            figure.savefig(path, dpi=120)
+    except ValueError as error:
+        print(f"no picture: {error}", file=sys.stderr)
+
+
+def _speedup(rows: _Rows) -> _Chart:
+    """Draw the speedup beside the ideal and the ceilings."""
+    n, speedup = _column(rows, "nprocs"), _column(rows, "speedup")
+    rates = {name: _column(rows, f"steps_per_s{name}") for name in ("", "_min", "_max")}
+    low, high = (speedup * rates[end] / rates[""] for end in ("_min", "_max"))
+    series = [Series("ideal", n, n / n[0], 7, "dotted")]
+    for name, color in (("ceiling", 4), ("expected", 2)):
+        if name in rows[0]:
+            series.append(Series(name, n, _column(rows, name), color, "dashed"))
+    if np.isfinite(low).all() and (low < high).any():
+        series.append(Series("slowest to fastest repeat", n, high, 0, "band", low))
+    series.append(Series("measured", n, speedup, 0, "dots"))
+
+    def finish(axis: Any) -> None:
+        axis.set(xlabel="ranks", xticks=n)
+        axis.set_title("speedup", loc="left")
+        axis.set_ylim(bottom=0)
+
+    return f"Speedup by number of ranks: {_course(n, speedup)}", series, finish
+
+
+def _times(rows: _Rows) -> _Chart:
+    """Draw the milliseconds of each phase of an iteration, stacked."""
+    n = _column(rows, "nprocs")
+    at = np.arange(len(n), dtype=float)
+    series, top = [], np.zeros(len(rows))
+    for color, name in enumerate(_PHASES):
+        took = 1000 * np.nan_to_num(_column(rows, name))
+        if took.any():
+            low, top = top, top + took
+            series.append(Series(label(name), at, top, color, "bar", low))
+
+    def finish(axis: Any) -> None:
+        axis.set(xlabel="ranks", xlim=(-0.6, len(n) - 0.4))
+        axis.set_xticks(at, [f"{x:,.0f}" for x in n])
+        axis.set_title("milliseconds", loc="left")
+        axis.grid(visible=False, axis="x")
+
+    return f"Milliseconds of an iteration by number of ranks: {_course(n, top)}", series, finish
+
+
+def _course(n: Array, values: Array) -> str:
+    return ", ".join(f"{number(y)} with {x:,.0f}" for x, y in zip(n, values, strict=True))
+
+
+def _prediction(rows: _Rows) -> _Chart:
+    """Draw the predicted steps per second, by experiment, and the measured and the ideal ones."""
+    n, measured = _column(rows, "nprocs"), _column(rows, "measured")
+    ranks = np.unique(n)
+    alone = sum(_column(rows, f"{name}_s") for name in ALONE)
+    crossed = n[alone > _column(rows, "collect_s")][:1]
+    series = []
+    for color, name in enumerate(dict.fromkeys(row["experiment"] for row in rows)):
+        these = [row for row in rows if row["experiment"] == name]
+        x, predicted = _column(these, "nprocs"), _column(these, "predicted")
+        series.append(Series(f"predicted, {name}", x, predicted, color, "dots"))
+    series.append(Series("measured", n, measured, 3, "dots"))
+    for i in np.flatnonzero(np.isfinite(measured))[:1]:
+        series.append(Series("ideal", ranks, measured[i] / n[i] * ranks, 7, "dotted"))
+
+    def finish(axis: Any) -> None:
+        axis.set(xlabel="ranks", yscale="log")
+        axis.set_title("steps / s", loc="left")
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(ranks, [f"{n:,.0f}" for n in ranks])
+        axis.xaxis.minorticks_off()
+        figures.label_decades(axis.yaxis)
+        for x in crossed:
+            axis.axvline(x, color="C7", linewidth=0.8)
+            said = " what rank 0 does alone\n takes longer than\n collecting"
+            axis.text(x, axis.get_ylim()[0], said, fontsize="small", color="C7", va="bottom")
+
+    alt = "Predicted steps per second by number of ranks: " + ", ".join(
+        f"{number(row['predicted'])} with {row['nprocs']} ({row['experiment']})" for row in rows
+    )
+    return alt, series, finish

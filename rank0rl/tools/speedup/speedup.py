@@ -26,8 +26,7 @@ from rank0rl.options import option
 from rank0rl.run.logger import read_rows
 from rank0rl.run.machine import available_cores
 from rank0rl.run.usage import PHASES
-from rank0rl.tools.speedup import outputs, prediction, probes
-from rank0rl.tools.speedup.cost_model import Machines
+from rank0rl.tools.speedup import cost_model, outputs, probes
 from rank0rl.tools.speedup.measured import Row, Work, advice, compare, ranks, step_fractions
 from rank0rl.tools.speedup.probes import FailedError
 
@@ -118,7 +117,7 @@ def _check(given: Options, rest: Sequence[str]) -> None:
 
 def _predict(given: Options, rows: Sequence[Row], about: _About, out: Path) -> None:
     """Append a prediction to the study. All costs follow from its first row."""
-    machines = Machines(
+    machines = cost_model.Machines(
         nodes=given.nodes,
         link_latency_s=1e-6 * given.latency_us,
         link_bandwidth=1e9 / 8 * given.link_gbit,
@@ -126,9 +125,9 @@ def _predict(given: Options, rows: Sequence[Row], about: _About, out: Path) -> N
     )
     settings = about["settings"]
     found = probes.collect_costs(out / "runs" / f"{rows[0].nprocs}-1", given.folder)
-    machines = prediction.measure_machines(machines, rows, max(given.predict))
-    costs = prediction.costs_of(rows[0], settings, found)
-    predicted = prediction.predict(given.predict, costs, machines, rows)
+    machines = cost_model.measure_machines(machines, rows, max(given.predict))
+    costs = cost_model.costs_of(rows[0], settings, found)
+    predicted = cost_model.predict(given.predict, costs, machines, rows)
     nodes = f"{given.nodes} node{'' if given.nodes == 1 else 's'}"
     title = f"{settings['env_id']}, {settings['algo']}, {nodes}"
     outputs.write_prediction(out, predicted, rows, title)

@@ -142,8 +142,10 @@ class Planned:
         options = dataclasses.replace(self.options, seed=seed)
         return Planned(name, (*self.words[:-1], str(seed)), options, self.agent)
 
-    def part(self, row: Mapping[str, str]) -> float:
+    def part(self, row: Mapping[str, str] | None) -> float:
         """Return the share of the run that is over after a row of its progress.csv."""
+        if row is None:
+            return 0.0
         if self.options.num_episodes is not None:
             return int(row["episodes"]) / self.options.num_episodes
         return int(row["steps"]) / self.options.total_steps

@@ -6,11 +6,9 @@ goes on where it was. Optuna does not say whether the process of a trial under w
 
 from __future__ import annotations
 
-import csv
 import shlex
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.run import folder as run_data
-from rank0rl.tools.report_study import TRIALS
+from rank0rl.run.folder import read_run
+from rank0rl.tools import figures
 from rank0rl.tools.study.planned import Options, Planned, plan_run, seeds
-from rank0rl.tools.study.training import Training, claim, ended
+from rank0rl.tools.study.results import TRIALS
+from rank0rl.tools.study.training import Runs, Training, claim, ended
 
 _REPORTS = 20  # times in a run that it is compared with the trials before
 _LOOK_S = 2.0  # between looks at the trials of other machines
@@ -81,14 +80,12 @@ def _as_word(value: Any) -> str:
 
 
 def _score(folder: Path, objective: str) -> float:
-    """Return the value of a run.
+    """Return the value of a run: the mean return of its last 100 episodes if the objective is "final".
 
-    Args:
-        folder: the run's folder.
-        objective: "final" for the mean return of its last 100 episodes; "mean" for the mean of its
-            learning curve over all of its steps, where a run that ended early keeps its last return.
+    Else it is the mean of its learning curve over all of its steps, where a run that ended early keeps
+    its last return.
     """
-    run = run_data.read_run(folder)
+    run = read_run(folder)
     ret, steps = run.column("return_mean"), run.column("steps")
     there = np.isfinite(ret)
     if not there.any():
@@ -114,13 +111,8 @@ class _Trial:
     verdict: str = "COMPLETE"  # "PRUNED" or "FAIL" once it is given up
 
 
-class Search:
-    """The runs of a search.
-
-    Args:
-        given: options of the study.
-        rest: options of every run.
-        out: folder of the study.
+class Search(Runs):
+    """The runs of a search in the folder of a study; `rest` are options of every run.
 
     Raises:
         ValueError: if the folder holds another search, or Optuna is not installed.
@@ -128,7 +120,8 @@ class Search:
 
     def __init__(self, given: Options, rest: Sequence[str], out: Path) -> None:
         optuna = _optuna()
-        self._given, self._rest, self._out = given, rest, out
+        super().__init__([], out)
+        self._given, self._rest = given, rest
         self._seeds = seeds(given.search_seeds)
         self._suggest = {name: _suggester(name, text) for name, text in _ranges(given).items()}
         (out / "search").mkdir(parents=True, exist_ok=True)
@@ -152,8 +145,6 @@ class Search:
         )
         over = [trial for trial in self._study.trials if trial.state.is_finished()]
         self.over = len(self._seeds) * len(over)
-        """Number of runs that are over."""
-        self._waiting: deque[Planned] = deque()
         self._mine: dict[str, _Trial] = {}  # by run
         self._elsewhere = False
         self._looked = -_LOOK_S
@@ -161,13 +152,12 @@ class Search:
 
     def take(self) -> Planned | None:
         """Return the next run, of a new trial if need be; None after the last trial."""
-        while (
-            not self._waiting and len(self._study.get_trials(deepcopy=False)) < self._given.trials
-        ):
+        trials = self._study.get_trials
+        while not self._waiting and len(trials(deepcopy=False)) < self._given.trials:
             self._plan(self._study.ask())
         if not self._waiting:
             self._adopt()
-        return self._waiting.popleft() if self._waiting else None
+        return self._waiting.pop(0) if self._waiting else None
 
     def waits(self) -> bool:
         """Return True if other machines train, whose trials may have to be taken over."""
@@ -219,14 +209,16 @@ class Search:
 
     def write(self) -> None:
         """Write the trials to search.csv."""
-        names = [*self._suggest]
-        with (self._out / TRIALS).open("w", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(["trial", *names, "value", "state"])
-            for trial in self._study.trials:
-                settings = [_as_word(trial.params.get(name, "")) for name in names]
-                value = "" if trial.value is None else f"{trial.value:.6g}"
-                writer.writerow([trial.number, *settings, value, trial.state.name.lower()])
+        rows = [
+            {
+                "trial": trial.number,
+                **{name: trial.params.get(name, "") for name in self._suggest},
+                "value": "" if trial.value is None else trial.value,
+                "state": trial.state.name.lower(),
+            }
+            for trial in self._study.trials
+        ]
+        figures.write_csv(self._out / TRIALS, rows)
 
     def _refuse_another(self, what: dict[str, str]) -> None:
         """Raise ValueError if the trials in the journal are those of another search."""
@@ -267,25 +259,19 @@ class Search:
         self._study.sampler = self._sampler(seed=number)
         settings = {name: _as_word(of(of_optuna)) for name, of in self._suggest.items()}
         (env_id,), (algo,) = self._given.envs, self._given.algo
-        runs: list[Planned] = []
         verdict = "COMPLETE"
         try:
-            for seed in self._seeds:
-                name = f"{folder}/seed{seed}"
-                runs.append(plan_run(env_id, algo, settings, seed, self._rest, name))
+            runs = [
+                plan_run(env_id, algo, settings, seed, self._rest, f"{folder}/seed{seed}")
+                for seed in self._seeds
+            ]
         except ValueError as error:  # settings that do not fit together
             print(f"trial {number} cannot be: {error}", file=sys.stderr)
             runs, verdict = [], "FAIL"
         left = [run for run in runs if not ended(run, self._out)]
-        trial = _Trial(
-            of_optuna,
-            release,
-            {*frozen.intermediate_values},
-            [run.name for run in runs],
-            {run.name for run in left},
-            verdict,
-        )
-        self._mine |= dict.fromkeys(trial.runs, trial)
+        every, reported = [run.name for run in runs], {*frozen.intermediate_values}
+        trial = _Trial(of_optuna, release, reported, every, {run.name for run in left}, verdict)
+        self._mine |= dict.fromkeys(every, trial)
         self._waiting += left
         if not left:
             self._tell(trial)

@@ -30,11 +30,10 @@ from rank0rl.options import apply, check
 from rank0rl.run import files, settings
 from rank0rl.run.agents import short_name
 from rank0rl.run.machine import available_cores
-from rank0rl.tools import figures, report_study, results
-from rank0rl.tools.study import search
+from rank0rl.tools import figures
+from rank0rl.tools.study import results, search
 from rank0rl.tools.study.planned import Options, Planned, check_file, planned, seeds
-from rank0rl.tools.study.schedule import Progress, Schedule
-from rank0rl.tools.study.training import Training, claim, complaint, ended
+from rank0rl.tools.study.training import Progress, Runs, Schedule, claim
 
 _MACHINES = "machines"  # folder of their claims and of what they print
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
@@ -50,8 +49,8 @@ class _Stop(BaseException):
 def main(argv: list[str]) -> int:
     """Run the tool; return its exit code: 0, 1 if a run has failed, 2 for a wrong use, 128 + s after signal s."""
     try:
-        figures.check()  # now, and not after all runs
-        given, rest = _read(argv)
+        with figures.style():  # without matplotlib, now, and not after all runs
+            given, rest = _read(argv)
         if given.search:
             search.check(given, rest)
         runs = planned(given, rest)
@@ -60,7 +59,7 @@ def main(argv: list[str]) -> int:
             run.check(out)
         hosts = read_hosts(given.hosts, None)
         leave = _enter(out)
-        _keep(tomli_w.dumps(_settings(given, rest, out)).encode(), out / report_study.FILE)
+        _keep(tomli_w.dumps(_settings(given, rest, out)).encode(), out / results.FILE)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -83,8 +82,7 @@ def main(argv: list[str]) -> int:
     if len(failed) == len(runs):
         return 1
     try:
-        print(results.write(out, results.of_study(out), given.minutes_to))
-        (out / "report.html").write_text(report_study.of_study(out), encoding="utf-8")
+        print(results.write(out, given.minutes_to))
     except (ValueError, OSError) as error:
         print(f"error: all is trained, but there are no results: {error}", file=sys.stderr)
         return 1
@@ -105,12 +103,12 @@ def _read(argv: Sequence[str]) -> tuple[Options, list[str]]:
         path = Path(names[0])
         if path.suffix == ".toml":
             file = path
-        elif (path / report_study.FILE).exists():
-            file = path / report_study.FILE
+        elif (path / results.FILE).exists():
+            file = path / results.FILE
     if file:
         (of_file,) = apply(settings.load(file), Options(), source=str(file))
         default = dataclasses.replace(of_file, trust=False)  # only the command line says that
-        if file.name == report_study.FILE:  # a study goes on in its folder, wherever that is now
+        if file.name == results.FILE:  # a study goes on in its folder, wherever that is now
             default = dataclasses.replace(default, out=str(file.parent))
     given, rest = tyro.cli(
         Options,
@@ -239,54 +237,7 @@ def _train(runs: Sequence[Planned], out: Path, number: int | None) -> dict[str, 
     """Train the runs that are not over yet; return run -> why it has failed."""
     cores = available_cores()[:number]
     print(f"runs: {len(runs)}, cores: {len(cores)}, folder: {out}", flush=True)
-    listed = _Listed(runs, out)
-    with Progress(listed, len(runs), "study", out) as progress:
-        Schedule(listed, out, cores, progress).run()
-    return listed.failed
-
-
-class _Listed:
-    """The runs of a study that are not over yet.
-
-    Args:
-        runs: all runs.
-        out: folder of the study.
-    """
-
-    def __init__(self, runs: Sequence[Planned], out: Path) -> None:
-        self._out = out
-        self._waiting = [run for run in runs if not ended(run, out)]
-        self._claims: dict[str, Callable[[], None]] = {}
-        self.over = len(runs) - len(self._waiting)
-        """Number of runs that are over."""
-        self.failed: dict[str, str] = {}
-        """Run -> why it has failed."""
-
-    def take(self) -> Planned | None:
-        """Claim the next run and return it; None if there is none, or other machines have claimed them."""
-        for run in [*self._waiting]:
-            release = claim(self._out / run.name)
-            if release is None:
-                continue
-            self._waiting.remove(run)
-            if not ended(run, self._out):
-                self._claims[run.name] = release
-                return run
-            self.over += 1  # another machine has trained it
-            release()
-        return None
-
-    def waits(self) -> bool:
-        """Return True if other machines train, whose runs may have to be taken over."""
-        return bool(self._waiting)
-
-    def stops(self, training: Training) -> bool:
-        """Return False: every run is trained to its end."""
-        return False
-
-    def done(self, run: Planned, code: int) -> None:
-        """Give up the claim of a run that has ended, and keep why, if it has failed."""
-        self.over += 1
-        if code:
-            self.failed[run.name] = complaint(self._out / run.name)
-        self._claims.pop(run.name)()
+    left = Runs(runs, out)
+    with Progress(left, len(runs), "study", out) as progress:
+        Schedule(left, out, cores, progress).run()
+    return left.failed

@@ -1,4 +1,8 @@
-"""One run of a study: its claim by one machine, the processes that train it, and what they have written."""
+"""Training of a study's runs: one run and its processes, the runs that wait, and the cores that they share.
+
+When fewer runs are left, those with the most work left are stopped at a boundary, and go on with the
+cores that have become free. That changes no curve.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +18,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from rich.console import Console
+from rich.live import Live
+from rich.table import Column, Table
+
 from rank0rl.launch.failures import exit_code_after
 from rank0rl.launch.supervisor import end_with_parent
+from rank0rl.run.logger import short
+from rank0rl.tools.figures import duration
 from rank0rl.tools.study.planned import Planned
 
 Core = tuple[int, ...]
 """The CPUs of a core."""
-SAVED = (exit_code_after(signal.SIGTERM), -signal.SIGTERM)
-"""Exit codes of training that was told to end: it has saved, or not begun yet."""
 
+# Exit codes of training that was told to end: it has saved, or not begun yet.
+_SAVED = (exit_code_after(signal.SIGTERM), -signal.SIGTERM)
+_TURN_S = 0.2
+_SHOW_S = 0.5  # between two tables
+_WORTH = 2.0  # times the seconds of a start that more cores must save
 _OUTPUT = "output.txt"
 _ERROR = re.compile(r"error: |(\w+\.)*\w*(Error|Exception)\b")
 _TAIL = 1 << 16  # bytes of a file that hold its last line
@@ -100,15 +113,12 @@ class Training:
 
     def row(self) -> dict[str, str] | None:
         """Return the last complete row of its progress.csv, None if there is none yet."""
-        return last_row(self.folder)
+        return _last_row(self.folder)
 
     @property
     def part(self) -> float:
         """The share of the run that is over."""
-        return self._part(self.row())
-
-    def _part(self, row: dict[str, str] | None) -> float:
-        return self.planned.part(row) if row else 0.0
+        return self.planned.part(self.row())
 
     def times(self) -> tuple[float, float] | None:
         """Return the seconds that this start took until its first row, and those that are left.
@@ -121,14 +131,225 @@ class Training:
         spent = time.monotonic() - self._begun
         if self._startup_s is None:
             self._startup_s = spent
-        part = self._part(row)
-        done = part - self._part(self._first)
+        part = self.planned.part(row)
+        done = part - self.planned.part(self._first)
         if done <= 0:  # no episode has ended yet, or what was lost is made again
             return None
         return self._startup_s, max(0.0, 1 - part) * spent / done
 
 
-def complaint(folder: Path) -> str:
+class Runs:
+    """The runs of a study that are not over yet.
+
+    Args:
+        runs: all runs.
+        out: folder of the study.
+    """
+
+    def __init__(self, runs: Sequence[Planned], out: Path) -> None:
+        self._out = out
+        self._waiting = [run for run in runs if not ended(run, out)]
+        self._claims: dict[str, Callable[[], None]] = {}
+        self.over = len(runs) - len(self._waiting)
+        """Number of runs that are over."""
+        self.failed: dict[str, str] = {}
+        """Run -> why it has failed."""
+
+    def take(self) -> Planned | None:
+        """Claim the next run and return it; None if there is none, or other machines have claimed them."""
+        for run in [*self._waiting]:
+            release = claim(self._out / run.name)
+            if release is None:
+                continue
+            self._waiting.remove(run)
+            if not ended(run, self._out):
+                self._claims[run.name] = release
+                return run
+            self.over += 1  # another machine has trained it
+            release()
+        return None
+
+    def waits(self) -> bool:
+        """Return True if other machines train, whose runs may have to be taken over."""
+        return bool(self._waiting)
+
+    def stops(self, training: Training) -> bool:
+        """Return True if a run need not be trained to its end."""
+        return False
+
+    def done(self, planned: Planned, code: int) -> None:
+        """Record the end of a run, with the exit code of its training; 0 if it was stopped early."""
+        self.over += 1
+        if code:
+            self.failed[planned.name] = _complaint(self._out / planned.name)
+        self._claims.pop(planned.name)()
+
+
+class Progress:
+    """The console of a study: a table of the runs in training on a terminal, else a line for each run that ends.
+
+    Args:
+        runs: the runs.
+        total: number of runs, at most.
+        name: what they are part of.
+        folder: folder of the study.
+    """
+
+    def __init__(self, runs: Runs, total: int, name: str, folder: Path) -> None:
+        self._runs, self._total, self._name, self._folder = runs, total, name, folder
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._shown = 0.0
+
+    def __enter__(self) -> Progress:
+        """Show the table, if there is a terminal."""
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the table."""
+        self._live.stop()
+
+    def show(self, trainings: Sequence[Training]) -> None:
+        """Show how far the runs in training have come."""
+        if not self._live.is_started or time.monotonic() < self._shown + _SHOW_S:
+            return
+        self._shown = time.monotonic()
+        numbers = ("cores", "done", "return", "time left")
+        table = Table("run", *(Column(name, justify="right") for name in numbers), box=None)
+        for training in trainings:
+            times = training.times()
+            table.add_row(
+                training.planned.name,
+                str(len(training.cores)),
+                f"{min(training.part, 1.0):.0%}",
+                _return(training.row()),
+                duration(times[1]) if times else "",
+            )
+        table.caption = f"{self._name}: {self._runs.over} of {self._total} runs are over"
+        self._live.update(table, refresh=True)
+
+    def over(self, planned: Planned, code: int) -> None:
+        """Print that a run has ended, and its return, or why it has failed."""
+        folder = self._folder / planned.name
+        said = f"failed: {_complaint(folder)}" if code else f"return {_return(_last_row(folder))}"
+        self._console.print(
+            f"{self._name}, {self._runs.over} of {self._total}: {planned.name}  {said}",
+            soft_wrap=True,
+            markup=False,
+        )
+
+
+def _return(row: dict[str, str] | None) -> str:
+    return short(float(row["return_mean"] or "nan")) if row else ""
+
+
+class Schedule:
+    """Trains runs until there are no more.
+
+    Args:
+        runs: the runs.
+        folder: folder of the study.
+        cores: the cores.
+        progress: is told of the runs in training, and of each that has ended.
+    """
+
+    def __init__(self, runs: Runs, folder: Path, cores: Sequence[Core], progress: Progress) -> None:
+        self._runs, self._folder, self._progress = runs, folder, progress
+        self._free = [*cores]
+        self._training: list[Training] = []
+
+    def run(self) -> None:
+        """Train. However this is left, all training has saved and ended then."""
+        try:
+            self._fill()
+            while self._training or self._runs.waits():
+                time.sleep(_TURN_S)
+                for training in [*self._training]:
+                    self._look_at(training)
+                self._fill()
+                self._progress.show(self._training)
+        finally:
+            for training in self._training:
+                training.stop()
+            for training in self._training:
+                training.wait()
+
+    def _look_at(self, training: Training) -> None:
+        """Take back the cores of training that has ended, or start it again if it was stopped for more cores."""
+        code = training.poll()
+        if code is None:
+            if not training.given_up and self._runs.stops(training):
+                training.given_up = True
+                training.stop()
+            return
+        self._training.remove(training)
+        if code in _SAVED and training.next_cores and not training.given_up:
+            self._training.append(Training(training.planned, self._folder, training.next_cores))
+            return
+        self._free += training.next_cores or training.cores
+        if code in _SAVED and training.given_up:
+            code = 0
+        self._runs.done(training.planned, code)
+        self._progress.over(training.planned, code)
+
+    def _fill(self) -> None:
+        """Give free cores to runs that wait; if none waits, to those that have the most work left."""
+        starting: list[Planned] = []
+        while len(starting) < len(self._free) and (planned := self._runs.take()):
+            starting.append(planned)
+        each = _spread(len(self._free), [1.0] * len(starting), [p.most for p in starting])
+        for planned, number in zip(starting, each, strict=True):
+            self._training.append(Training(planned, self._folder, self._taken(number)))
+        if self._free and not any(training.next_cores for training in self._training):
+            self._widen()
+
+    def _widen(self) -> None:
+        """Stop the runs for which more cores are worth a new start."""
+        known = [(training, times) for training in self._training if (times := training.times())]
+        if len(known) < len(self._training):
+            return  # it is too early to tell
+        each = _spread(
+            len(self._free) + sum(len(training.cores) for training, _ in known),
+            [left_s * len(training.cores) for training, (_, left_s) in known],
+            [training.planned.most for training, _ in known],
+        )
+        for (training, (startup_s, left_s)), number in zip(known, each, strict=True):
+            more = min(number - len(training.cores), len(self._free))
+            if training.given_up or more <= 0:
+                continue
+            if left_s * more / number > _WORTH * startup_s:
+                training.next_cores = [*training.cores, *self._taken(more)]
+                training.stop()
+
+    def _taken(self, number: int) -> list[Core]:
+        """Take so many of the free cores."""
+        taken, self._free = self._free[:number], self._free[number:]
+        return taken
+
+
+def _spread(cores: int, left_s: Sequence[float], most: Sequence[int]) -> list[int]:
+    """Give each core to the run that would end last with the cores that it has so far.
+
+    Args:
+        cores: number of cores, at least one for each run.
+        left_s: seconds that each run would take on one core.
+        most: most cores that each run can use.
+
+    Returns:
+        The number of cores of each run, at least 1.
+    """
+    each = [1] * len(left_s)
+    for _ in range(cores - len(each)):
+        may = [i for i in range(len(each)) if each[i] < most[i]]
+        if not may:
+            break
+        each[max(may, key=lambda i: left_s[i] / each[i])] += 1
+    return each
+
+
+def _complaint(folder: Path) -> str:
     """Return the last line that names an error in the output.txt of a run, else its last line."""
     with (folder / _OUTPUT).open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
@@ -146,7 +367,7 @@ def ended(planned: Planned, study: Path) -> bool:
     return bool(by) and planned.ends(by)
 
 
-def last_row(folder: Path) -> dict[str, str] | None:
+def _last_row(folder: Path) -> dict[str, str] | None:
     """Return the last complete row of a run's progress.csv, column -> text; None if there is none yet."""
     try:
         with (folder / "progress.csv").open("rb") as file:

@@ -1,0 +1,234 @@
+"""The results of a study: tables of its agents and runs, learning curves, and a page with all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from rank0rl.run import files, settings
+from rank0rl.run.folder import RunData
+from rank0rl.tools import figures, plot
+from rank0rl.tools.figures import Series, html, number
+
+FILE = "study.toml"
+"""The file of a study's options, in its folder."""
+TRIALS = "search.csv"
+"""The trials of its search, a row for each, if it has one."""
+
+Agents = Mapping[tuple[str, str], Sequence[RunData]]
+"""Runs by environment and agent; those of an agent differ in their seeds."""
+
+
+def read(study: Path) -> Agents:
+    """Return the runs in a study's folder that have ended; before the first has, those that have a return.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    runs = plot.read_runs(sorted(path.parent for path in study.glob("*/progress.csv")))
+    with_return = [run for run in runs if np.isfinite(run.column("return_mean")).any()]
+    over = [run for run in with_return if ending(run)]
+    if not with_return:
+        raise ValueError(f"no run in {study} has a return yet: none of their episodes has ended")
+    return plot.by_agent(over or with_return)
+
+
+def ending(run: RunData) -> str:
+    """Return the option by which a run has ended, "" if it has not come to its end."""
+    path = run.folder / "summary.json"
+    return str(files.read_json(path, "summary").get("ended", "")) if path.exists() else ""
+
+
+def write(out: Path, minutes_to: Sequence[float] = ()) -> str:
+    """Write table.md, table.csv, runs.csv, learning.png and report.html of a study; return the table.
+
+    Raises:
+        ValueError: if no run has a return, or no matplotlib.
+    """
+    agents = read(out)
+    rows = _of_agents(agents, minutes_to)
+    figures.write_csv(out / "table.csv", rows)
+    figures.write_csv(out / "runs.csv", _of_runs(agents, minutes_to))
+    groups = plot.curves_of(agents, to_longest=True)
+    means = plot.interquartile_means(groups)
+    with figures.style():
+        plot.draw(groups, "steps", means).savefig(out / "learning.png", dpi=120)
+    cells = [[*map(_shown, row.values())] for row in rows]
+    lines = figures.markdown([*rows[0]], cells, ("environment", "agent"))
+    if means:
+        lines += ["", "Interquartile mean of normalized returns over environments:", ""]
+    for agent, (mean, low, high) in means.items():
+        lines.append(f"- {agent}: {mean:.3f} (95 % interval {low:.3f} to {high:.3f})")
+    text = "\n".join(lines) + "\n"
+    (out / "table.md").write_text(text, encoding="utf-8")
+    (out / "report.html").write_text(page(out), encoding="utf-8")
+    return text
+
+
+def page(study: Path) -> str:
+    """Return the page of a study, as far as it has come.
+
+    Raises:
+        ValueError: if no run has a row yet, or no matplotlib.
+    """
+    given = settings.load(study / FILE)
+    agents = read(study)
+    minutes_to = given.get("minutes_to", ())
+    groups = plot.curves_of(agents, to_longest=True)
+    means = [
+        [agent, f"{mean:.3f}", f"{low:.3f}", f"{high:.3f}"]
+        for agent, (mean, low, high) in plot.interquartile_means(groups).items()
+    ]
+    env_ids = [*dict.fromkeys(env_id for env_id, _ in agents)]
+    runs = [run for these in agents.values() for run in these]
+    overview = {
+        "runs": number(len(runs)),
+        "agents": number(len({agent for _, agent in agents})),
+        "environments": number(len(env_ids)),
+        "time of all runs": figures.duration(sum(run.column("seconds")[-1] for run in runs)),
+    }
+    return html.document(
+        ", ".join(env_ids),
+        f"{study.resolve().name}: {len(runs)} runs",
+        html.pairs(overview, "tiles"),
+        html.section(
+            "Mean return of the last 100 episodes",
+            _table(_of_agents(agents, minutes_to)),
+            html.paragraph(
+                "return: mean over seeds. iqm: interquartile mean, with its 95 % interval from "
+                "low to high."
+            ),
+        ),
+        html.section(
+            "Interquartile mean over environments",
+            html.table(["agent", "normalized return", "low", "high"], means),
+        ),
+        *(html.section(env_id, _curves(env_id, groups, i)) for i, env_id in enumerate(env_ids)),
+        html.section("Runs", _table(_of_runs(agents, minutes_to), but=("environment", "agent"))),
+        html.section("Search", *_search(study, given)),
+        html.section("Settings of the study", html.pairs(figures.texts(given))),
+    )
+
+
+def _of_agents(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str, Any]]:
+    """Return a row for each agent in each environment.
+
+    "return" is the mean, over seeds, of the mean return of the last 100 episodes, "iqm" its
+    interquartile mean, which lies between "low" and "high" with 95 %. "minutes" are those of training,
+    the mean over seeds. "to 1000" is the median of minutes until a mean return of 1000, inf if most
+    seeds have not reached it.
+    """
+    rows = []
+    for (env_id, agent), runs in agents.items():
+        returns = np.array([_final(run) for run in runs])
+        there = returns[np.isfinite(returns)]
+        iqm, low, high = plot.interquartile_mean([there]) if len(there) > 1 else (np.nan,) * 3
+        rows.append(
+            {
+                "environment": env_id,
+                "agent": agent,
+                "seeds": len(runs),
+                "return": float(there.mean()) if len(there) else np.nan,
+                "iqm": iqm,
+                "low": low,
+                "high": high,
+                "min": min(there, default=np.nan),
+                "max": max(there, default=np.nan),
+                "steps": float(np.mean([run.column("steps")[-1] for run in runs])),
+                "minutes": float(np.mean([run.column("seconds")[-1] / 60 for run in runs])),
+                **{
+                    f"to {at:g}": float(np.median([_minutes_until(run, at) for run in runs]))
+                    for at in minutes_to
+                },
+            }
+        )
+    return rows
+
+
+def _of_runs(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str, Any]]:
+    """Return a row for each run, with the hash of its last weights."""
+    rows = [
+        {
+            "run": run.folder.name,
+            "environment": env_id,
+            "agent": agent,
+            "seed": run.settings["seed"],
+            "return": _final(run),
+            **({"evaluated": _last(run, "eval_return")} if "eval_every" in run.settings else {}),
+            "ended": ending(run),
+            "steps": int(run.rows[-1]["steps"]),
+            "seconds": float(run.rows[-1]["seconds"]),
+            **{f"minutes to {at:g}": _minutes_until(run, at) for at in minutes_to},
+            "weights_sha256": run.rows[-1]["weights_sha256"],
+        }
+        for (env_id, agent), runs in agents.items()
+        for run in runs
+    ]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [{name: row.get(name, np.nan) for name in names} for row in rows]
+
+
+def _final(run: RunData) -> float:
+    """Return the mean return of a run's last 100 episodes."""
+    return float(run.column("return_mean")[-1])
+
+
+def _minutes_until(run: RunData, ret: float) -> float:
+    """Return the minutes of training until a mean return of 100 episodes; inf if the run has not reached it."""
+    reached = (run.column("return_mean") >= ret) & (run.column("episodes") >= 100)
+    return float(run.column("seconds")[reached.argmax()] / 60) if reached.any() else np.inf
+
+
+def _last(run: RunData, name: str) -> float:
+    """Return the last number of a column that has gaps; nan without one."""
+    values = run.column(name) if name in run.rows[0] else np.zeros(0)
+    known = values[np.isfinite(values)]
+    return float(known[-1]) if len(known) else np.nan
+
+
+def _shown(value: Any) -> str:
+    """Return a value of a row as text."""
+    if value == np.inf:
+        return "never"
+    return "" if value != value else number(value)  # noqa: PLR0124 - nan
+
+
+def _table(rows: Sequence[Mapping[str, Any]], but: Sequence[str] = ()) -> Markup:
+    names = [name for name in rows[0] if name not in but]
+    exact = ("seed", "weights_sha256")
+    cells = [[str(r[n]) if n in exact else _shown(r[n]) for n in names] for r in rows]
+    return html.table(names, cells)
+
+
+def _curves(env_id: str, groups: plot.Groups, number_of_chart: int) -> Markup:
+    """Draw the curves of all agents in an environment: their means, and bands from the lowest to the highest seed."""
+    series = []
+    these = {agent: curves for (env, agent), curves in groups.items() if env == env_id}
+    for i, (agent, curves) in enumerate(these.items()):
+        if len(curves.ret) > 1:
+            low, high = curves.ret.min(0), curves.ret.max(0)
+            name = "lowest to highest seed" if len(these) == 1 else f"{agent}, seeds"
+            series.append(Series(name, curves.x, high, i % 10, "band", low))
+        series.append(Series(agent, curves.x, curves.ret.mean(0), i % 10))
+    ends = ", ".join(f"{agent} {number(c.ret[:, -1].mean())}" for agent, c in these.items())
+    alt = f"Mean return by steps in {env_id}, at the end: {ends}"
+    finish = figures.by_steps(max(np.max(curves.x) for curves in these.values()), "return")
+    return figures.chart(f"returns-{number_of_chart}", alt, series, finish)
+
+
+def _search(study: Path, given: Mapping[str, Any]) -> Sequence[Markup]:
+    """Return the trials of a search, the best first; nothing without one."""
+    if not (study / TRIALS).exists():
+        return ()
+    rows = files.read_table(study / TRIALS, "search")
+    rows.sort(key=lambda row: -float(row["value"] or "-inf"))
+    about = (
+        f"Trials have the seeds {given['search_seeds']}. The results above have other ones: "
+        f"{given['seeds']}. A trial's value is its {given['objective']} return."
+    )
+    cells = [[*map(number, row.values())] for row in rows]
+    return html.paragraph(about), html.table([*rows[0]], cells)

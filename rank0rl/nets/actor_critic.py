@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Fragment, Spaces, Step
+from rank0rl.agent import Fragment, Space, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.mlp import MLP, Activation
-from rank0rl.nets.networks import Columns, Hidden, columns_of, network
-from rank0rl.nets.normalize import Moments, ObsNormalizer, PixelScale, normalizer
+from rank0rl.nets.networks import Hidden, network
+from rank0rl.nets.normalize import Moments, Normalizer, normalizer
 from rank0rl.nets.policies import Actions, Mode, Policy, make_policy
-from rank0rl.options import CheckedOptions, OptionError, option
+from rank0rl.options import CheckedOptions, OptionError, flag, option
 from rank0rl.returns import advantages
 
 Array = npt.NDArray[Any]
@@ -136,17 +136,9 @@ class ValueFunction(nn.Module):
 
 
 class ActorCritic:
-    """A policy and a value function over normalized observations.
+    """A policy and a value function over observations that `norm` has normalized."""
 
-    Args:
-        norm: scales observations.
-        policy: takes normalized observations.
-        value: takes normalized observations.
-    """
-
-    def __init__(
-        self, norm: ObsNormalizer | PixelScale, policy: Policy, value: ValueFunction
-    ) -> None:
+    def __init__(self, norm: Normalizer, policy: Policy, value: ValueFunction) -> None:
         self.norm, self.policy, self.value = norm, policy, value
         self.noise = policy.noise
         self.memory = 0
@@ -157,7 +149,7 @@ class ActorCritic:
 
     def trained(self) -> nn.ModuleDict:
         """Return the networks that an objective takes, by name."""
-        return nn.ModuleDict({"policy": self.policy, "value": self.value})
+        return nn.ModuleDict({n: net for n, net in self.modules().items() if n != "norm"})
 
     def objective(self, **settings: Any) -> Objective:
         """Return the loss of a minibatch of rows."""
@@ -166,7 +158,7 @@ class ActorCritic:
     def mode(self) -> nn.Module:
         """Return a module that gives the most probable actions, for an agent's `mode`."""
         mlp: Any = self.policy.mlp
-        if not isinstance(mlp, Columns):
+        if not hasattr(mlp, "columns"):
             return Mode(self.policy, self.norm)
         norm: Any = self.norm
         policy, norm = copy.deepcopy(self.policy), norm.part(mlp.columns)
@@ -192,10 +184,9 @@ class ActorCritic:
             and "draw", (T, k), where the policy does; "logp" is then that of the draws.
         """
         rows = {"obs": fragment.obs, "act": fragment.act}
-        if "draw" in fragment.extras:
-            rows["draw"] = fragment.extras["draw"]
-        if "action_mask" in fragment.extras:
-            rows["mask"] = fragment.extras["action_mask"]
+        for name, extra in (("draw", "draw"), ("mask", "action_mask")):
+            if extra in fragment.extras:
+                rows[name] = fragment.extras[extra]
         x = self._features(fragment.obs, fragment.extras.get("memory"))
         # All steps at once, which spares `act` the work.
         logp = self.policy.log_prob(x, rows.get("draw", fragment.act), rows.get("mask"))
@@ -308,10 +299,10 @@ class NetworkOptions(CheckedOptions):
             log_std=self.log_std,
             actions=self.actions,
             state_std=self.state_std,
-            columns=columns_of(spaces.obs, self.policy_obs, "policy_obs"),
+            columns=_columns_of(spaces.obs, self.policy_obs, "policy_obs"),
             **layers,
         )
-        columns = columns_of(spaces.obs, self.critic_obs, "critic_obs")
+        columns = _columns_of(spaces.obs, self.critic_obs, "critic_obs")
         hidden = own.get("value", value_hidden)
         return policy, ValueFunction(inputs, hidden, rng, columns=columns, **layers)
 
@@ -333,3 +324,17 @@ def _own(
             f"make_networks must return a dict of torch modules with the names {sorted(names)}: got {got}"
         )
     return own
+
+
+def _columns_of(space: Space, names: Sequence[str], option: str) -> tuple[slice, ...] | None:
+    """Return the columns of the keys of a Dict observation that an option names; None if it names none."""
+    wrong = [name for name in names if name not in space.parts]
+    if wrong:
+        has = f"the keys {', '.join(space.parts)}" if space.parts else "no keys: it is no Dict"
+        raise OptionError(
+            f"{flag(option)} must name keys of the observation: got {wrong[0]!r}; this environment's "
+            f"observation has {has}"
+        )
+    if len({*names}) < len(names):
+        raise OptionError(f"{flag(option)} must name each key once: got {', '.join(names)}")
+    return tuple(space.parts[name] for name in names) or None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -134,15 +134,13 @@ class ObsNormalizer(nn.Module):
             self.scale.copy_(1 / torch.sqrt(self.moments.var + 1e-8))  # 1e-8: some never change
 
 
-class PixelScale(nn.Module):
+class _PixelScale(nn.Module):
     """Flattened images, with bytes scaled to 0..1: the counterpart of `ObsNormalizer`."""
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Scale observations (N, *shape) to (N, size), float32."""
         return obs.reshape(obs.shape[0], -1) * (1 / 255)
 
     def numpy(self, obs: Array) -> Array:
-        """Scale observations as `forward` does, in NumPy."""
         return obs.reshape(len(obs), -1) * np.float32(1 / 255)
 
     def merge(self, obs: Array) -> None:
@@ -152,6 +150,9 @@ class PixelScale(nn.Module):
         """Do nothing: the scale is fixed."""
 
 
+Normalizer: TypeAlias = ObsNormalizer | _PixelScale
+
+
 def is_image(shape: Sequence[int], dtype: str) -> bool:
     """Return True if observations are images: bytes with two sides and channels or frames."""
     return dtype == "uint8" and len(shape) == 3 and sorted(shape)[1] >= 8
@@ -159,7 +160,7 @@ def is_image(shape: Sequence[int], dtype: str) -> bool:
 
 def normalizer(
     shape: Sequence[int], dtype: str, coarse: bool = False
-) -> tuple[ObsNormalizer | PixelScale, tuple[int, ...]]:
+) -> tuple[Normalizer, tuple[int, ...]]:
     """Return a normalizer for observations, and the shape of a network's inputs behind it.
 
     Args:
@@ -168,5 +169,5 @@ def normalizer(
         coarse: see `ObsNormalizer`; images ignore it.
     """
     if is_image(shape, dtype):
-        return PixelScale(), tuple(shape)
+        return _PixelScale(), tuple(shape)
     return ObsNormalizer(shape, coarse), (math.prod(shape),)

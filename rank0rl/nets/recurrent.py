@@ -24,7 +24,7 @@ from rank0rl.nets.actor_critic import (
     normalized,
 )
 from rank0rl.nets.flat import Views
-from rank0rl.nets.normalize import ObsNormalizer, PixelScale, normalizer
+from rank0rl.nets.normalize import Normalizer, normalizer
 from rank0rl.nets.policies import Policy
 from rank0rl.options import OptionError
 
@@ -138,7 +138,7 @@ def _sigmoid(x: Array) -> Array:
 
 def recurrent_networks(
     options: Any, spaces: Spaces, rng: np.random.Generator, make: MakeNetworks | None = None
-) -> RecurrentActorCritic:
+) -> ActorCritic:
     """Return new networks with a memory. Networks of your own take the features of its layer.
 
     Args:
@@ -163,25 +163,15 @@ def recurrent_networks(
         )
     layer = Recurrent(options.recurrent, inputs[0], options.memory_size, rng)
     policy, value = options.policy_and_value((options.memory_size,), spaces, rng, make)
-    return RecurrentActorCritic(norm, layer, policy, value, options.chunk_steps)
+    return _RecurrentActorCritic(norm, layer, policy, value, options.chunk_steps)
 
 
-class RecurrentActorCritic(ActorCritic):
-    """A policy and a value function over the features of a recurrent layer.
-
-    Rows of a batch are chunks: see `process`.
-
-    Args:
-        norm: scales observations.
-        layer: takes normalized observations and a memory.
-        policy: takes the layer's features.
-        value: takes the layer's features.
-        chunk_steps: L, steps of a chunk at most.
-    """
+class _RecurrentActorCritic(ActorCritic):
+    """A policy and a value function over the features of a recurrent layer. Rows of a batch are chunks."""
 
     def __init__(
         self,
-        norm: ObsNormalizer | PixelScale,
+        norm: Normalizer,
         layer: Recurrent,
         policy: Policy,
         value: ValueFunction,
@@ -192,23 +182,15 @@ class RecurrentActorCritic(ActorCritic):
         self.memory = layer.memory
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return the modules, for an agent's `modules`."""
         return {**super().modules(), "recurrent": self.layer}
 
-    def trained(self) -> nn.ModuleDict:
-        """Return the networks that an objective takes, by name."""
-        return nn.ModuleDict({**super().trained(), "recurrent": self.layer})
-
     def objective(self, **settings: Any) -> Objective:
-        """Return the loss of a minibatch of chunks."""
         return _ChunkObjective(**settings)
 
     def mode(self) -> nn.Module:
-        """Return a module from observations and memory to actions and memory, for an agent's `mode`."""
         return _RecurrentMode(self.policy, self.norm, self.layer)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
-        """Return actions, and the next memory among the extras, for an agent's `act`."""
         assert step.memory is not None
         now = self.layer.numpy(self.norm.numpy(step.obs), step.memory)
         features = np.ascontiguousarray(now[:, : self.layer.size])
@@ -216,12 +198,10 @@ class RecurrentActorCritic(ActorCritic):
         return act, {**extras, "memory": now}
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
-        """Turn a fragment into chunks, for an agent's `process`.
+        """Return the rows of `ActorCritic.process` in chunks of at most L steps of one episode.
 
-        Returns:
-            What `ActorCritic.process` returns, but in chunks of at most L steps of one episode: "obs",
-            (chunks, L, *obs), and so on, with zeros behind the last step; "steps", the number of
-            steps in each chunk; and "memory", that before its first step, (chunks, m).
+        "obs" is (chunks, L, *obs), and so on, with zeros behind the last step; "steps" is the number of
+        steps in each chunk, and "memory" that before its first step, (chunks, m).
         """
         steps, episodes = super().process(fragment, gamma, lam), fragment.episodes()
         memory = firsts(fragment.extras["memory"], episodes, self._length)
@@ -242,12 +222,10 @@ class RecurrentActorCritic(ActorCritic):
         return {**rows, "mask": batch["mask"]} if "mask" in batch else rows
 
     def each_step(self, batch: Batch) -> Batch:
-        """Return "obs", "val" and "ret" of a batch by step, (N, ...) each."""
         there = filled(batch["steps"], self._length)
         return {name: batch[name][there] for name in ("obs", "val", "ret")}
 
     def rows_of(self, steps: int) -> int:
-        """Return the number of rows that hold so many steps: of chunks, at least one."""
         return max(1, steps // self._length)
 
     def _features(self, obs: Array, memory: Array) -> Array:

@@ -86,13 +86,8 @@ class ValueFunction(nn.Module):
     The loss then has the same size whatever the rewards are. Rank 0 alone learns the scale. It is a
     scale without a shift: returns that hardly vary around a large number are learned slowly.
 
-    To learn returns, call `merge(ret)` first. The targets of `forward` are then `ret / scale`.
-
-    Args:
-        shape: (inputs,), or the shape of an image.
-        hidden: units of each hidden layer, or a network of your own.
-        rng: draws the weights.
-        layers: "activation", "layer_norm" and "columns" of the network, see `networks.network`.
+    To learn returns, call `merge(ret)` first. The targets of `forward` are then `ret / scale`. The
+    arguments of the constructor are those of `networks.network`.
     """
 
     scale: Tensor
@@ -106,7 +101,7 @@ class ValueFunction(nn.Module):
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Predict values (N,) in units of the scale, from inputs (N, inputs)."""
+        """Predict values (N,) in units of the scale."""
         return self.mlp(x)[:, 0]
 
     def predict(self, x: Array) -> Array:
@@ -170,12 +165,7 @@ class ActorCritic:
         return self.policy.act(self.norm.numpy(step.obs), step.noise, step.mask, step.explore)
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
-        """Turn a fragment into rows, for an agent's `process`.
-
-        Args:
-            fragment: T steps.
-            gamma: discount in [0, 1].
-            lam: GAE mixing in [0, 1].
+        """Turn a fragment of T steps into rows, for an agent's `process`. See `returns.gae`.
 
         Returns:
             Rows by name: "obs", (T, *obs); "act", (T, *act); and in float32, (T,) each, "logp",
@@ -196,12 +186,7 @@ class ActorCritic:
         return {**rows, "logp": logp, "adv": adv, "val": val, "ret": adv + val}
 
     def training_rows(self, batch: Batch) -> Batch:
-        """Return the rows that a policy's objective takes, (N, ...) each, from a batch of `process`.
-
-        Returns:
-            "obs", normalized; "act", or the draws behind it; "logp", log-probabilities under the acting policy; "adv",
-            normalized; "ret"; and "mask", where the environment gives it.
-        """
+        """Return the rows of a batch that an objective takes, (N, ...) each, with "obs" and "adv" normalized."""
         rows = {
             "obs": self.norm.numpy(batch["obs"]),
             "act": batch.get("draw", batch["act"]),
@@ -266,12 +251,7 @@ class NetworkOptions(CheckedOptions):
     def networks(
         self, spaces: Spaces, rng: np.random.Generator, make: MakeNetworks | None = None
     ) -> ActorCritic:
-        """Return new networks for these spaces.
-
-        Args:
-            spaces: of the environment.
-            rng: draws the weights.
-            make: returns networks of your own, see `MakeNetworks`.
+        """Return new networks for these spaces, or those of your own that `make` returns.
 
         Raises:
             OptionError: if there are no such networks for these spaces.

@@ -106,13 +106,7 @@ class AutogradSteps:
     def epoch(
         self, rows: dict[str, Any], minibatch_size: int, rng: np.random.Generator, lr: float
     ) -> tuple[Array, ...]:
-        """Make the gradient steps of one epoch.
-
-        Args:
-            rows: what `begin` returned, N rows.
-            minibatch_size: rows of a gradient step; the last one takes what is left.
-            rng: draws the order of rows.
-            lr: step size.
+        """Make the gradient steps of one epoch over what `begin` returned, in random order.
 
         Returns:
             What the loss gives to record, of all minibatches.
@@ -196,15 +190,9 @@ def fisher_products(
 ) -> Callable[[Tensor, Tensor | None], Product]:
     """Return a function of observations (N, inputs) and masks that returns v -> F v + damping v.
 
-    F is the Fisher matrix of the policy at these observations: the mean Hessian of KL(pi || pi') at
-    pi' = pi. The observations are normalized. The masks are the choices that could be taken, (N, all
-    choices), bool, or None.
-
-    Args:
-        policy: the policy, flat.
-        flat: its vector.
-        damping: number added to the diagonal.
-        threads: number of threads; the results do not depend on it.
+    F is the Fisher matrix of the policy at these observations, which are normalized: the mean Hessian of
+    KL(pi || pi') at pi' = pi. The masks are the choices that could be taken, (N, all choices), bool, or
+    None. The results do not depend on the threads.
     """
     if has_kernels(policy):
         from rank0rl.nets.kernels.fisher import CompiledFisher

@@ -76,10 +76,9 @@ def test_the_file_of_a_run_gives_its_settings_again(tmp_path):
 def test_the_file_for_agent_and_environment_is_found(tmp_path):
     for name in ("ppo.toml", "ppo-Walker2d.toml"):
         (tmp_path / name).touch()
-    assert settings.find(tmp_path, "ppo", "Walker2d") == tmp_path / "ppo-Walker2d.toml"
-    assert settings.find(tmp_path, "ppo", "ALE/Pong") == tmp_path / "ppo.toml"
-    assert settings.find(tmp_path, "reinforce", "Hopper") is None
-    assert settings.find(None, "ppo", "Hopper") is None
+    assert launch_options.find_config(tmp_path, "ppo", "Walker2d") == tmp_path / "ppo-Walker2d.toml"
+    assert launch_options.find_config(tmp_path, "ppo", "ALE/Pong") == tmp_path / "ppo.toml"
+    assert launch_options.find_config(tmp_path, "reinforce", "Hopper") is None
 
 
 FACTS = options.facts(RunOptions)

@@ -18,7 +18,7 @@ def test_the_command_line_is_over_the_file_and_the_file_over_the_defaults(tmp_pa
 
 @pytest.mark.parametrize("argv", [["--episodes-per-batch", "4"], ["--episodes_per_batch=4"]])
 def test_the_kind_of_batch_on_the_command_line_replaces_that_of_the_file(argv):
-    options, _ = settings.read_line(Words.read(argv), {"steps_per_batch": 64}, "file")
+    options, _ = settings._read_line(Words.read(argv), {"steps_per_batch": 64}, "file")
     assert (options.steps_per_batch, options.episodes_per_batch) == (None, 4)
 
 

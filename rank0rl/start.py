@@ -209,13 +209,25 @@ def _open_record(
     if options.gather_parts > 1 and not comm.has_threads():
         logger.print("note: --gather-parts has no effect: this MPI does not support threads")
     changes = machine.differences(starts[-2], starts[-1]) if len(starts) > 1 else []
-    differences = [*changes, *machine.host_differences(machines)]
+    differences = [*changes, *_host_differences(machines)]
     modules = state.agent.modules().values()
     notes = [*plan.notes, *cost_notes(modules, getattr(plan.agent, "epochs", 1), options.device)]
     notes += [f"{each}: the last bits of the curve may differ" for each in differences]
     for note in notes:
         logger.print(f"note: {note}")
     return recorder
+
+
+def _host_differences(machines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List how each host differs from the first one."""
+    hosts = {each["host"]: each for each in reversed(machines)}
+    return [
+        line
+        for host, each in reversed(hosts.items())
+        for line in machine.differences(
+            machines[0], each, f"{{name}} {{before}} is {{now}} on {host}"
+        )
+    ]
 
 
 def _resume_command(plan: Plan, nworkers: int, code: str) -> str:

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 _TEXT = 1 << 24  # bytes
-_TABLE = 1 << 30  # bytes: a record of about two million iterations
+TABLE = 1 << 30
+"""Largest CSV file that is read, in bytes: a record of about two million iterations."""
 
 
 def read(path: Path, what: str, most: int, first: int | None = None) -> bytes:
@@ -65,15 +66,6 @@ def read_text(path: Path, what: str, most: int = _TEXT) -> str:
         raise ValueError(f"cannot read {what} {path}: it is not UTF-8 text ({error})") from None
 
 
-def read_lines(path: Path, what: str) -> list[str]:
-    """Return the lines of a CSV file.
-
-    Raises:
-        ValueError: if it cannot be read, or is not UTF-8.
-    """
-    return read_text(path, what, _TABLE).splitlines(keepends=True)
-
-
 def read_table(path: Path, what: str) -> list[dict[str, str]]:
     """Return the complete rows of a CSV file, column -> text.
 
@@ -81,7 +73,7 @@ def read_table(path: Path, what: str) -> list[dict[str, str]]:
         ValueError: if it cannot be read.
     """
     try:
-        rows = list(csv.DictReader(read_lines(path, what)))
+        rows = list(csv.DictReader(read_text(path, what, TABLE).splitlines(keepends=True)))
     except csv.Error as error:
         raise ValueError(f"cannot read {what} {path}: {error}") from None
     return [row for row in rows if None not in row and None not in row.values()]

@@ -20,7 +20,7 @@ from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.options import CheckedOptions, flag, names, read_some, setting
 from rank0rl.run.files import read_text
 
-AUTO = "auto"  # in place of the folder of --resume
+_AUTO = "auto"  # in place of the folder of --resume
 
 # NumPy's names before and after 2.4; it passes over those that it does not know.
 _NUMPY = "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL"
@@ -124,7 +124,7 @@ class Words:
             raise ValueError("name all hooks after one --hook: --hook a.py:A b.py:B")
         given = read_some(argv, LaunchOptions, names(LaunchOptions))
         run = given.get("resume")
-        if run == AUTO:
+        if run == _AUTO:
             if not (run := given.get("run_dir")):
                 raise ValueError(
                     "--resume auto goes on with the run in --run-dir, or begins one there: got no "
@@ -142,12 +142,7 @@ class Words:
     @property
     def is_auto(self) -> bool:
         """True if the command line may begin a run or resume one."""
-        return self.given.get("resume") == AUTO
-
-    @property
-    def trusts(self) -> bool:
-        """True if the command line says --trust."""
-        return bool(self.given.get("trust"))
+        return self.given.get("resume") == _AUTO
 
     def launch_options(self, configs: Path) -> LaunchOptions:
         """Return the options by which the ranks are started; one rank for --help.

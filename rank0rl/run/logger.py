@@ -153,7 +153,8 @@ def check_rows(folder: Path, iteration: int, sha256: str) -> None:
 def _rows_until(folder: Path, iteration: int) -> list[list[str]]:
     """Return the header and the rows up to an iteration. A row that a kill has cut short does not count."""
     path = folder / "progress.csv"
-    lines = [line for line in files.read_lines(path, "record") if line.endswith("\n")]
+    text = files.read_text(path, "record", files.TABLE)
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
     with contextlib.suppress(csv.Error):
         rows = list(csv.reader(lines[: iteration + 1]))
         if len(rows) == iteration + 1:

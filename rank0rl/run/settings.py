@@ -1,4 +1,4 @@
-"""Read the settings of a run from the command line, a TOML file or a checkpoint; compare and write them."""
+"""Read the settings of a run from the command line, a TOML file or a checkpoint; write them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from rank0rl.envs.make import base, resolve
-from rank0rl.options import apply, names, whole_number
+from rank0rl.options import apply, whole_number
 from rank0rl.run import checkpoint, files
 from rank0rl.run.agents import absolute, load_agent, short_name
 from rank0rl.run.launch_options import Words, find_config, program
@@ -65,8 +65,6 @@ def read(words: Words, configs: Path | None) -> Found:
         raise ValueError(
             f"name an environment, such as: {' '.join(program())} Walker2d (--help for more)"
         )
-    if before and words.is_auto:
-        options = without_beginning(options, before[0])
     options = dataclasses.replace(
         options, env_id=resolve(options.env_id), resume=str(run) if run else None
     )
@@ -305,50 +303,3 @@ def write(
     records = [*starts(path), record]
     files.write(path, tomli_w.dumps({**kept, "record": records}).encode())
     return records
-
-
-def without_beginning(options: RunOptions, old: RunOptions) -> RunOptions:
-    """Return options without those that only begin a run, to compare them with the run's own.
-
-    Args:
-        options: options of a command line that could begin this run.
-        old: options that the run began with.
-    """
-    begin = options.init_from
-    if begin and old.init_from and Path(old.init_from).is_relative_to(Path(begin).resolve()):
-        begin = old.init_from  # a checkpoint of the same run, its last one at that time
-    return dataclasses.replace(options, run_dir=None, config=None, init_from=begin)
-
-
-def check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) -> None:
-    """Refuse to resume a run with other settings than its own.
-
-    Raises:
-        ValueError: listing the changed settings.
-    """
-    after, before = ({**vars(options), **vars(agent)} for options, agent in (new, old))
-    may_change = names(RunOptions, resume=True)
-    changed = [
-        f"{name} {value} in place of {before.get(name)}"
-        for name, value in after.items()
-        if name not in may_change and value != before.get(name)
-    ]
-    if changed:
-        raise ValueError(
-            f"a resumed run keeps its own settings: got {', '.join(sorted(changed))}; keep to its "
-            f"own, or start a new run"
-        )
-
-
-def schedule_notes(new: RunOptions, old: RunOptions) -> list[str]:
-    """Return notes on the curve of a resumed run that has another length or device."""
-    notes = [
-        f"the schedule changes: {name} was {getattr(old, name)} and is now {getattr(new, name)}, so "
-        f"from here on the curve may differ from that of a run that began with it"
-        for name in ("total_steps", "num_episodes")
-        if getattr(new, name) != getattr(old, name)
-    ]
-    if new.device != old.device:
-        moved = f"updates now compute on {new.device} and no longer on {old.device}"
-        notes.insert(0, f"{moved}: the last bits differ")
-    return notes

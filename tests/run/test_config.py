@@ -9,7 +9,7 @@ import tomli_w
 
 from rank0rl import options
 from rank0rl.algos.ppo import PPOOptions
-from rank0rl.run import launch_options, settings
+from rank0rl.run import launch_options, plan, settings
 from rank0rl.run import options as run_options
 from rank0rl.run.options import RunOptions
 
@@ -176,17 +176,17 @@ def test_a_file_sets_what_it_may(name):
 def test_a_resume_changes_what_it_may(name):
     new, old = (RunOptions(**{name: other(name)}), PPOOptions()), (RunOptions(), PPOOptions())
     if FACTS[name].resume:
-        settings.check_unchanged(new, old)
+        plan._check_unchanged(new, old)
     else:
         with pytest.raises(ValueError, match="settings") as error:
-            settings.check_unchanged(new, old)
+            plan._check_unchanged(new, old)
         assert f"{name} {other(name)}" in str(error.value)
 
 
 def test_a_resume_changes_nothing_of_an_agent():
     new, old = PPOOptions(gamma=0.5), PPOOptions()
     with pytest.raises(ValueError, match=f"gamma 0.5 in place of {old.gamma}"):
-        settings.check_unchanged((RunOptions(), new), (RunOptions(), old))
+        plan._check_unchanged((RunOptions(), new), (RunOptions(), old))
 
 
 @pytest.mark.parametrize(

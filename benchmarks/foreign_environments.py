@@ -151,7 +151,7 @@ def spaces(case: Case) -> str:
 
 SPACES = """
 import ast, re, sys
-from rank0rl import envs
+from rank0rl.envs import make as envs, spaces
 def words(space):
     name = type(space).__name__
     inner = getattr(space, "spaces", None)
@@ -164,8 +164,8 @@ def words(space):
     return f"{name} {n}" + f" {space.dtype}" * (name == "Box")
 env_id, kwargs, wrappers = sys.argv[1], *map(ast.literal_eval, sys.argv[2:])
 env = envs.make(envs.resolve(env_id), wrappers, **kwargs)
-obs = env.env.observation_space if envs.is_flattened(env) else env.observation_space
-nested = envs.nested_actions(env)
+obs = env.env.observation_space if spaces.is_flattened(env) else env.observation_space
+nested = spaces.nested_actions(env)
 act = nested.__self__.env.action_space if nested else env.action_space
 print(f"spaces: {words(obs)}; {words(act)}")
 """

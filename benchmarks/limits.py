@@ -16,7 +16,7 @@ FOLDERS = [str(folder) for folder in Path(__file__).resolve().parents[:2]]
 STEP = """
 import gymnasium as gym, sys, time
 sys.path[:0] = {folders}
-from rank0rl import envs
+from rank0rl.envs import make as envs
 from rollout import draw
 env = envs.make(envs.resolve("{env}"))
 actions = draw(env.action_space, {count})

@@ -11,6 +11,7 @@ import numpy as np
 from rank0rl import batch as batches
 from rank0rl.agent import Agent, Fragment
 from rank0rl.batch import Batch, Gathered
+from rank0rl.envs.block import Settings
 from rank0rl.envs.retry import take_failures
 from rank0rl.mpi import comm, weights
 from rank0rl.mpi.agreement import check_layout
@@ -67,7 +68,7 @@ class Collector:
 
     def begin_with(self, version: int, settings: str) -> None:
         """Let episodes begin with these settings of a curriculum, as JSON, from now on."""
-        self.rollout.block.settings = version, settings
+        self.rollout.block.settings = Settings(version, settings)
         if not comm.get_rank():
             self._settings[version] = settings
 
@@ -138,12 +139,12 @@ class Collector:
             ranks |= {name: ranks[name] / 1e6 for name in ("took_s", "peak_mb")}
         if not comm.get_rank():
             self._unfinished.add(envs)
-            used = {*envs.get("settings", []), self.rollout.block.settings[0]}
+            used = {*envs.get("settings", []), self.rollout.block.settings.version}
             self._settings = {n: text for n, text in self._settings.items() if n in used}
         self.rolled = {}
         with self._phases("hash"):
             sha256 = weights.sha256_arrays(rows) if rows else ""
-            settings = self.rollout.block.settings[1]
+            settings = self.rollout.block.settings.json
             self._ready = Gathered(rows, ended, steps, sha256, settings, ranks)
 
     def state(self) -> dict[str, Any]:

@@ -12,9 +12,15 @@ import numpy.typing as npt
 from rank0rl import evaluation
 from rank0rl.agent import Agent, Step
 from rank0rl.batch import Batch
-from rank0rl.envs.answers import mask_of
-from rank0rl.envs.make import is_flattened, make, nested_actions
-from rank0rl.envs.spaces import describe, first_choice, to_env
+from rank0rl.envs.make import make
+from rank0rl.envs.spaces import (
+    describe,
+    first_choice,
+    is_flattened,
+    mask_of,
+    nested_actions,
+    to_env,
+)
 from rank0rl.mpi.threads import one_thread
 from rank0rl.rollout import draws
 from rank0rl.run import checkpoint

@@ -201,7 +201,7 @@ class FixedSteps(Rollout):
         new = np.minimum(steps, T)
         act = self._buffer.rows["act"]
         more = {"memory": block.memory.copy()} if block.memory.size else {}
-        if block.settings[1]:
+        if block.settings.json:
             more["settings"] = np.array([env.settings for env in self.envs], np.int64)
         return {
             **more,

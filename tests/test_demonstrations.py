@@ -13,7 +13,7 @@ from helpers.runs import SMALL, curve, mean_return, replay, resume, sha, table, 
 from rank0rl.agent import Space, Spaces
 from rank0rl.algos.bc import BC, BCOptions
 from rank0rl.envs import demonstrations
-from rank0rl.envs.spaces import describe, flatten_actions
+from rank0rl.envs.spaces import describe, flatten
 from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
 
@@ -224,9 +224,9 @@ def test_a_clone_of_normal_actions_has_their_spread():
     agent.options = BCOptions(data="x")
     agent.nets = agent.options.networks(BOX, rng)
     agent.norm, agent.policy = agent.nets.norm, agent.nets.policy
-    from rank0rl.nets.flat import Adam, flatten_
+    from rank0rl.nets.flat import Adam, Flat
 
-    agent.flat = flatten_(agent.policy)
+    agent.flat = Flat(agent.policy)
     agent.adam = Adam(agent.flat)
     for step in range(600):
         few = rng.integers(4000, size=256)
@@ -263,5 +263,5 @@ def test_a_dataset_of_integers_is_one_of_choices(monkeypatch):
     dataset = type("Dataset", (), {"__iter__": lambda self: iter([episode])})()
     dataset.action_space = env.action_space
     monkeypatch.setattr(minari, "load_dataset", lambda name: dataset)
-    rows = demonstrations.read("some/data-v0", describe(flatten_actions(env)))
+    rows = demonstrations.read("some/data-v0", describe(flatten(env)))
     assert rows["act"].tolist() == [[0], [2]]

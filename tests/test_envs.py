@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from helpers import envs  # noqa: F401 - registers
 
-from rank0rl.envs.make import base, make, nested_actions, resolve
-from rank0rl.envs.spaces import _flat_space, describe, flatten_actions
+from rank0rl.envs.make import base, make, resolve
+from rank0rl.envs.spaces import _flat_space, describe, flatten, nested_actions
 from rank0rl.envs.wrappers import refuse_running_statistics
 
 MIXED = gym.spaces.Discrete(2)
@@ -68,7 +68,7 @@ def test_a_space_that_no_agent_can_use_is_named(obs, act, message):
     env = gym.Env()
     env.observation_space, env.action_space = obs, act
     with pytest.raises(ValueError, match=message):
-        describe(flatten_actions(env))
+        describe(flatten(env))
 
 
 def test_what_cannot_be_made_gives_the_reason():

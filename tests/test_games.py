@@ -11,7 +11,7 @@ from helpers.runs import curve, replay, resume, resume_on_ranks, sha, table, tra
 
 from rank0rl import seeding
 from rank0rl.agent import NoOptions
-from rank0rl.envs.block import make_block
+from rank0rl.envs.block import Settings, make_block
 from rank0rl.envs.games import agents_of
 from rank0rl.envs.make import make, watched
 from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod
@@ -253,7 +253,7 @@ def test_settings_reach_a_game_once():
         return env
 
     rollout = WholeEpisodes(make_block(made, range(1), SEED), lambda: iter([0]))
-    rollout.block.settings = 1, '{"limit": 2}'
+    rollout.block.settings = Settings(1, '{"limit": 2}')
     rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
     assert called == [{"limit": 2}]
 

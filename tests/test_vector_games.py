@@ -8,7 +8,8 @@ from helpers.runs import curve, replay, resume_on_ranks, sha, train, train_on_ra
 from rank0rl import seeding
 from rank0rl.agent import NoOptions
 from rank0rl.envs.block import make_block
-from rank0rl.envs.make import _flattened, make, resolve
+from rank0rl.envs.make import make, resolve
+from rank0rl.envs.spaces import flatten
 from rank0rl.envs.wrappers import EpisodeInfo
 from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.tools.check import RandomAgent, check
@@ -42,7 +43,7 @@ def test_episodes_are_those_of_single_environments(made):
     places = dict(zip(ended["fragment_id"].tolist(), ended["place"], strict=True))
     for fragment in fragments:
         number, i = divmod(fragment.fragment_id, 3)
-        env = _flattened(games.Walk())
+        env = flatten(games.Walk())
         obs, _ = env.reset(seed=seeding.integer(SEED, "reset", 1, number) + i)
         for t, action in enumerate(fragment.act):
             assert fragment.obs[t].tolist() == obs.tolist()

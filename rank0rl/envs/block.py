@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,19 +13,23 @@ import numpy.typing as npt
 from rank0rl import seeding
 from rank0rl.agent import Spaces
 from rank0rl.batch import Batch
-from rank0rl.envs.answers import FLAGS, check_reset, check_step, mask_of, some_allowed
 from rank0rl.envs.games import AgentEnv, Game, agents_of
-from rank0rl.envs.make import nested_actions
 from rank0rl.envs.spaces import (
+    check_reset,
+    check_step,
     describe,
     first_choice,
+    mask_of,
     name_of,
+    nested_actions,
     refuse_other_spaces,
     spaces_in_words,
     to_env,
 )
 
 Array = npt.NDArray[Any]
+
+_FLAGS = (bool, np.bool_)  # flags of these types need no further check
 
 
 def envs_of(rank: int, nworkers: int, num_envs: int, of_rank0: int | None = None) -> range:
@@ -67,6 +71,14 @@ class Env:
     """Version of the curriculum's settings with which the episode has begun."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """Info of the last step of the episode that has ended last."""
+
+
+class Settings(NamedTuple):
+    """Settings of a curriculum."""
+
+    version: int = 0
+    json: str = ""
+    """The settings as JSON; "" without a curriculum."""
 
 
 @dataclass(eq=False)
@@ -126,8 +138,8 @@ class EnvBlock:
         """Sum of rewards of each env's episode, (envs,)."""
         self.length = np.zeros(envs, np.int64)
         """Steps of each env's episode, (envs,)."""
-        self.settings = 0, ""
-        """Version of the curriculum's settings, and these as JSON; "" without a curriculum."""
+        self.settings = Settings()
+        """Settings with which episodes begin from now on."""
         self.doing: Doing | None = None
         """The operation under way, or the last one."""
 
@@ -137,8 +149,8 @@ class EnvBlock:
         env.seed, env.over = seed, False
         self.ret[env.row], self.length[env.row] = 0.0, 0
         self.memory[env.row] = 0
-        env.settings, settings = self.settings
-        options = {"options": json.loads(settings)} if settings else {}
+        env.settings = self.settings.version
+        options = {"options": json.loads(self.settings.json)} if self.settings.json else {}
         answer = env.gym.reset(seed=seed, **options)
         check_reset(answer, self.obs[env.row])
         self.obs[env.row], info = answer
@@ -195,7 +207,7 @@ class EnvBlock:
                 terminated.append(over)
                 truncated.append(cut_off)
                 if over or cut_off:
-                    if type(over) not in FLAGS or type(cut_off) not in FLAGS:
+                    if type(over) not in _FLAGS or type(cut_off) not in _FLAGS:
                         check_step(answer, self.obs[env.row])
                     env.over, env.info = True, info
                     ended.append((env, self.obs[env.row].copy()))
@@ -217,7 +229,9 @@ class EnvBlock:
         """
         assert self.mask is not None
         mask: Array = self.mask[rows].copy()
-        some = some_allowed(mask, self._choice_starts)
+        some = np.logical_or.reduceat(mask, self._choice_starts, axis=1).all(
+            axis=1
+        )  # of each choice
         if not some.all():
             none = int(some.argmin())
             self.doing = Doing(envs[none], "act")
@@ -227,7 +241,7 @@ class EnvBlock:
             )
         return mask
 
-    def repeat(self, group: Sequence[Env], act: Array) -> bool:
+    def _repeat(self, group: Sequence[Env], act: Array) -> bool:
         """Take a group through these actions, (n, envs, *act); return True if its episode goes on."""
         for actions in act:
             *_, ended = self.step(group, _rows(group), actions)
@@ -261,13 +275,13 @@ class EnvBlock:
             env.episode = int(unfinished["episode"][env.index]) - 1
             if settings:
                 version = int(unfinished["settings"][env.index])
-                self.settings = version, settings[version]
+                self.settings = Settings(version, settings[version])
             self.begin_next(env)
             steps, kept = unfinished["steps"][env.index], unfinished["kept"][env.index]
             if kept < steps:
                 why = f"its episode of {steps} steps is longer than max_replay_steps"
             elif not (
-                self.repeat(group, np.stack(acts[of], axis=1))
+                self._repeat(group, np.stack(acts[of], axis=1))
                 and self.obs[rows].tobytes() == unfinished["obs"][of].tobytes()
                 and (self.ret[rows] == unfinished["ret"][of]).all()
             ):
@@ -313,7 +327,7 @@ def _rows(group: Sequence[Env]) -> slice:
     return slice(group[0].row, group[-1].row + 1)
 
 
-class GameBlock(EnvBlock):
+class _GameBlock(EnvBlock):
     """The envs of one rank, where each is an agent of a game. A group is a game, with all its agents.
 
     An agent that is gone waits for the end of its game: its env is over, and its steps count 0. It
@@ -325,13 +339,11 @@ class GameBlock(EnvBlock):
         self._nested = nested_actions(made[0][0])
 
     def begin(self, env: Env, seed: int) -> None:
-        """Reset an env's game with this seed."""
         for each in self.group_of(env):
             each.episode = env.episode
             super().begin(each, seed)
 
     def go_on(self, envs: Iterable[Env]) -> None:
-        """Begin the next game of these envs, if it has ended. Else they wait."""
         for env in envs:
             group = self.group_of(env)
             if all(each.over for each in group):
@@ -341,7 +353,6 @@ class GameBlock(EnvBlock):
                 env.gym.unwrapped.game.idle(env.gym.unwrapped.agent)
 
     def since_reset(self) -> Array:
-        """Return the steps of each env's game, (envs,)."""
         of_games: Array = np.array([self.length[_rows(group)].max() for group in self.groups])
         return np.repeat(of_games, len(self.groups[0]))
 
@@ -358,7 +369,6 @@ class GameBlock(EnvBlock):
         return answer
 
     def _play(self, envs: Sequence[Env], env_act: Any) -> None:
-        """Hand the actions of all agents to their games."""
         acts: dict[Game, dict[Any, Any]] = {}
         firsts: dict[Game, Env] = {}
         for env, action in zip(envs, env_act, strict=True):
@@ -389,18 +399,13 @@ def make_block(
         seed: the run's seed, which keys the seed of every episode.
         kwargs_of: returns the arguments with which the environment, or the game, of an index is made.
     """
-    made = [agents_of(_make(make_env, index, kwargs_of)) for index in indices or [indices.start]]
+    made = []
+    for index in indices or [indices.start]:
+        try:
+            env = make_env(**kwargs_of(index)) if kwargs_of else make_env()
+        except Exception as error:
+            error.add_note(f"While making the environment of env {index}.")
+            raise
+        made.append(agents_of(env))
     is_game = isinstance(getattr(made[0][0], "unwrapped", None), AgentEnv)
-    return (GameBlock if is_game else EnvBlock)(made, indices, seed)
-
-
-def _make(
-    make_env: Callable[..., Any],
-    index: int,
-    kwargs_of: Callable[[int], Mapping[str, Any]] | None,
-) -> Any:
-    try:
-        return make_env(**kwargs_of(index)) if kwargs_of else make_env()
-    except Exception as error:
-        error.add_note(f"While making the environment of env {index}.")
-        raise
+    return (_GameBlock if is_game else EnvBlock)(made, indices, seed)

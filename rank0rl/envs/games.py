@@ -1,6 +1,6 @@
 """Games: PettingZoo parallel environments and vector environments, whose agents step together.
 
-Each agent is used as a `gymnasium.Env`. `GameBlock` first passes the actions of all agents to the game; then
+Each agent is used as a `gymnasium.Env`. An `EnvBlock` of games first passes the actions of all agents to the game; then
 the step of each agent returns the game's answer to it.
 
 In a vector environment, an environment whose episode has ended waits until all episodes have ended, as an
@@ -22,19 +22,14 @@ from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
-from rank0rl.envs.spaces import spaces_in_words
+from rank0rl.envs.spaces import flatten, in_one_line, spaces_in_words
 from rank0rl.envs.wrappers import Around
 
 Env: TypeAlias = "gym.Env[Any, Any]"
 
 
 class Game:
-    """A parallel environment, and the latest answers to each of its agents.
-
-    Args:
-        parallel: the parallel environment.
-        name: name of the environment, for messages.
-    """
+    """A parallel environment with a name for messages, and its latest answer to each of its agents."""
 
     def __init__(self, parallel: Any, name: str) -> None:
         self.parallel, self.name = parallel, name
@@ -59,7 +54,7 @@ class Game:
         except (AttributeError, KeyError, TypeError, ValueError):
             raise ValueError(
                 f"reset of {self.name} must return observations and infos, a dict each, with a key for "
-                f"each of possible_agents {names}: got {_short(answer)}; an agent may leave a game, but "
+                f"each of possible_agents {names}: got {in_one_line(answer)}; an agent may leave a game, but "
                 f"not come later"
             ) from None
         self.look()
@@ -80,7 +75,7 @@ class Game:
             raise ValueError(
                 f"step of {self.name} must return observations, rewards, terminated, truncated and "
                 f"infos, a dict each, with a key for each agent that acted, here {[*actions]}: got "
-                f"{_short(answer)}; an agent leaves by terminated or truncated"
+                f"{in_one_line(answer)}; an agent leaves by terminated or truncated"
             ) from None
         self.look()
 
@@ -91,12 +86,7 @@ class Game:
 
 
 class AgentEnv(gym.Env[Any, Any]):
-    """One agent of a game. The reset of the first agent resets the game.
-
-    Args:
-        game: the game.
-        agent: the agent's name in it.
-    """
+    """One agent of a game, by its name there. The reset of the first agent resets the game."""
 
     def __init__(self, game: Game, agent: Any) -> None:
         self.game, self.agent = game, agent
@@ -138,25 +128,22 @@ class AgentEnv(gym.Env[Any, Any]):
             self.game.parallel.close()
 
 
-def as_parallel(env: Any, name: str) -> Any:
-    """Return a parallel environment of PettingZoo, or a vector environment as one; None for other environments."""
-    if isinstance(env, gym.vector.VectorEnv):
-        return _VectorGame(env, name)
-    has_agents = hasattr(env, "possible_agents") and not hasattr(env, "agent_iter")
-    return env if has_agents and not isinstance(env, gym.Env) else None
-
-
-def first_agent(parallel: Any, name: str, flatten: Callable[[Env], Env]) -> Env:
-    """Return the environment of the first agent of a game, which stands for the game.
+def first_agent(env: Any, name: str) -> Env | None:
+    """Return the environment of the first agent of a game, flattened, which stands for the game.
 
     Args:
-        parallel: the parallel environment.
+        env: a PettingZoo parallel environment or a vector environment. None is returned for others.
         name: name of the environment, for messages.
-        flatten: wraps an environment so that its observations and actions are rows of numbers.
 
     Raises:
-        ValueError: if there are no agents, or they have not all the same spaces.
+        ValueError: if there are no agents, or they have not all the same spaces; or if a vector
+            environment does not reset by itself, or ignores the seed of a reset.
     """
+    is_vector = isinstance(env, gym.vector.VectorEnv)
+    has_agents = hasattr(env, "possible_agents") and not hasattr(env, "agent_iter")
+    if not is_vector and (isinstance(env, gym.Env) or not has_agents):
+        return None
+    parallel = _VectorGame(env, name) if is_vector else env
     if not parallel.possible_agents:
         raise ValueError(f"{name} must name its agents in possible_agents: got none")
     game = Game(parallel, name)
@@ -174,11 +161,9 @@ def first_agent(parallel: Any, name: str, flatten: Callable[[Env], Env]) -> Env:
 
 
 def agents_of(env: Any) -> list[Any]:
-    """Return the environments of all agents of a game, in order.
+    """Return the environments of all agents of a game, in order, given that of the first agent.
 
-    Args:
-        env: the environment of the first agent. An environment that is not part of a game is returned
-            alone.
+    An environment that is not part of a game is returned alone.
     """
     own = getattr(env, "unwrapped", env)
     if not isinstance(own, AgentEnv):
@@ -187,20 +172,8 @@ def agents_of(env: Any) -> list[Any]:
     return [env, *(map(env.beside, others) if isinstance(env, Around) else others)]
 
 
-def _short(value: Any) -> str:
-    return " ".join(f"{value!r:.200}".split())
-
-
 class _VectorGame:
-    """A vector environment with the methods of a PettingZoo parallel environment.
-
-    Args:
-        env: the vector environment.
-        name: its name, for messages.
-
-    Raises:
-        ValueError: if the environment does not reset by itself, or takes no seed.
-    """
+    """A vector environment with the methods of a PettingZoo parallel environment."""
 
     def __init__(self, env: Any, name: str) -> None:
         mode = env.metadata.get("autoreset_mode")
@@ -222,15 +195,12 @@ class _VectorGame:
         self._actions: dict[int, Any] = {}
 
     def observation_space(self, agent: int) -> Any:
-        """Return the space of the observations of each environment."""
         return self._env.single_observation_space
 
     def action_space(self, agent: int) -> Any:
-        """Return the space of the actions of each environment."""
         return self._env.single_action_space
 
     def reset(self, **kwargs: Any) -> Any:
-        """Begin an episode of every environment."""
         obs, infos = self._env.reset(**kwargs)
         of = self.possible_agents
         return dict(zip(of, self._each(obs), strict=True)), {i: _info(infos, i) for i in of}
@@ -254,11 +224,9 @@ class _VectorGame:
         return obs, rew, terminated, truncated, infos
 
     def render(self) -> Any:
-        """Return the picture of the first environment."""
         return self._env.render()[0]
 
     def close(self) -> None:
-        """Close all environments."""
         self._env.close()
 
     def _each(self, obs: Any) -> list[Any]:

@@ -15,8 +15,8 @@ from typing import Any
 
 import gymnasium as gym
 
-from rank0rl.envs.games import AgentEnv, as_parallel, first_agent
-from rank0rl.envs.spaces import FlatActions, flatten_actions, leaves, name_of, parts
+from rank0rl.envs.games import AgentEnv, first_agent
+from rank0rl.envs.spaces import flatten, name_of
 from rank0rl.envs.wrappers import RawReward
 
 
@@ -105,45 +105,22 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
         env = _maker(env_id)(**kwargs)
     except Exception as error:  # whatever the environment's constructor raises
         raise ValueError(f"cannot make environment {env_id!r}: {_reason(error)}") from error
-    parallel = as_parallel(env, env_id)
-    if parallel is not None and wrappers:
+    agent = first_agent(env, env_id)
+    if agent is not None and wrappers:
         raise ValueError(
             f"{env_id} makes environments that step together: wrap them in the function that makes "
             f"them, and leave --wrappers {' '.join(wrappers)} out"
         )
-    if parallel is not None:
-        return first_agent(parallel, env_id, _flattened)
+    if agent is not None:
+        return agent
     _check_single(env_id, env)
     for wrapper in wrappers:
         env = _wrap(env, wrapper)
-    return _flattened(env)
-
-
-def _flattened(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Wrap an environment so that its observations and actions are rows of numbers, if they can be."""
-    env = flatten_actions(env)
-    space = env.observation_space
-    spaces = gym.spaces
-    numbers = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    if isinstance(space, spaces.Box) or not all(isinstance(x, numbers) for x in leaves(space)):
-        return env
-    flat: Any = gym.wrappers.FlattenObservation(env)
-    flat.rank0rl_parts = parts(space)
-    return flat
+    return flatten(env)
 
 
 def _wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
-    """Return an environment in a wrapper.
-
-    Args:
-        env: the environment to wrap.
-        wrapper: name of one of `gymnasium.wrappers`, or "module:Class"; with arguments, if it has
-            any, such as "FrameStackObservation(stack_size=4)".
-
-    Raises:
-        ValueError: if there is no such wrapper, or it does not take these arguments or this
-            environment.
-    """
+    """Return an environment in a wrapper, such as "FrameStackObservation(stack_size=4)" or "module:Class"."""
     where, _, arguments = wrapper.partition("(")
     module, _, name = where.strip().rpartition(":")
     try:
@@ -161,25 +138,18 @@ def _wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
 
 
 class _Watched(gym.Wrapper[Any, Any, Any, Any]):
-    """A wrapper that calls a function with the environment after every reset and every step.
-
-    Args:
-        env: the environment to watch.
-        look: the function.
-    """
+    """A wrapper that calls a function with the environment after every reset and every step."""
 
     def __init__(self, env: gym.Env[Any, Any], look: Callable[[gym.Env[Any, Any]], None]) -> None:
         super().__init__(env)
         self._look = look
 
     def reset(self, **kwargs: Any) -> Any:
-        """Reset the environment, then call the function."""
         result = self.env.reset(**kwargs)
         self._look(self.env)
         return result
 
     def step(self, action: Any) -> Any:
-        """Step the environment, then call the function."""
         result = self.env.step(action)
         self._look(self.env)
         return result
@@ -211,17 +181,6 @@ def _check_single(env_id: str, env: Any) -> None:
             f"pettingzoo.utils.aec_to_parallel of it, as docs/environments.md says"
         )
     raise ValueError(f"{env_id} must return a gymnasium.Env: got {env!r:.100}")
-
-
-def is_flattened(env: gym.Env[Any, Any]) -> bool:
-    """Return True if `make` has flattened the observations."""
-    return isinstance(env, gym.wrappers.FlattenObservation)
-
-
-def nested_actions(env: gym.Env[Any, Any]) -> Callable[[Any], Any] | None:
-    """Return the function that converts rows of numbers to the environment's actions, if `make` has flattened these."""
-    inner = env.env if isinstance(env, gym.wrappers.FlattenObservation) else env
-    return inner.action if isinstance(inner, FlatActions) else None
 
 
 def _factory(env_id: str) -> Any:

@@ -150,11 +150,7 @@ class _Server:
     _process: subprocess.Popen[bytes] | None = None
 
     def fork(self, limit_s: float, preload: str, *files: int) -> int:
-        """Return the id of a new process that has these files: its connection and a file for its stack.
-
-        Raises:
-            EnvProcessError: if the server cannot start one.
-        """
+        """Return the id of a new process that has these files: its connection and a file for its stack."""
         if self._process is None or self._process.poll() is not None:
             self._start()
         return int(self._ask(limit_s, preload, *files))
@@ -219,12 +215,7 @@ def _server() -> _Server:
 
 
 def _serve(control: int, rank: int) -> None:
-    """Fork and end processes as a rank asks, until the rank ends. The fork server does only this.
-
-    Args:
-        control: file of the connection to the rank.
-        rank: the rank's process id.
-    """
+    """Fork and end processes as the rank with this process id asks, until it ends."""
     _end_with_parent(rank)
     # A batch system may send these to all processes of a job: they are for ranks, which save first.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
@@ -267,10 +258,7 @@ def _kill(process_id: int) -> int:
 def _run(channel: int, stack: int, server: int) -> None:
     """Make an environment, then reset, step and close it as the rank asks, until the rank is gone.
 
-    Args:
-        channel: file of the connection to the rank.
-        stack: file that gets the stack if the process crashes.
-        server: the process id of the fork server.
+    If the process crashes, the file `stack` gets its stack.
     """
     os.setpgid(0, 0)  # what the environment starts is killed with it
     _end_with_parent(server)

@@ -14,16 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.envs.answers import has_length
-from rank0rl.envs.spaces import name_of
+from rank0rl.envs.spaces import has_length, name_of
 from rank0rl.envs.wrappers import Around, InfoError
 
 FAILURES = ("env_mended", "env_truncated")
 """Columns of the record: failures after which the episode went on, and those that cut it off."""
-
-
-class NotRepeatedError(RuntimeError):
-    """An environment does not repeat an episode from its seed and actions."""
 
 
 class RetriedEnv(Around):
@@ -98,12 +93,7 @@ class RetriedEnv(Around):
         return self._env.reset(**self._reset)
 
     def _again(self, error: Exception, action: Any) -> Any:
-        """Return the answer to a step that has failed, or to a reset if there is no action.
-
-        Raises:
-            NotRepeatedError: if the repeated episode is another one.
-            Exception: what the environment has raised, if it goes on failing.
-        """
+        """Return the answer to a step that has failed, or to a reset if there is no action; or raise."""
         self._failed_at = self._steps + (action is not None)
         failures = 0
         while True:
@@ -113,7 +103,7 @@ class RetriedEnv(Around):
             if self._failed[self._failed_at] > self._retries or len(self._done) < self._steps:
                 return self._give_up(error, action)
             warnings.warn(
-                f"{name_of(self)} raised {type(error).__name__}: {error}; its episode is repeated",  # type: ignore[arg-type]
+                f"{name_of(self)} raised {type(error).__name__}: {error}; its episode is repeated",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -122,7 +112,7 @@ class RetriedEnv(Around):
                 if action is not None:
                     self._failed_at = self._steps + 1
                     answer = self._env.step(action)
-            except NotRepeatedError:
+            except _NotRepeatedError:
                 raise
             except Exception as another:
                 error = another
@@ -144,8 +134,8 @@ class RetriedEnv(Around):
         else:
             if np.array(obs).tobytes() == self._seen.tobytes():
                 return begun
-        raise NotRepeatedError(
-            f"{name_of(self)} does not repeat an episode from its seed and actions, so after a "  # type: ignore[arg-type]
+        raise _NotRepeatedError(
+            f"{name_of(self)} does not repeat an episode from its seed and actions, so after a "
             f"failure in step {self._steps + 1} the curve would be another one; leave --env-retries "
             f"out, or find out why with python -m rank0rl check"
         ) from error
@@ -163,6 +153,10 @@ class RetriedEnv(Around):
                 else f"The episode is longer than --max-replay-steps {self._max_steps}, so it is not repeated."
             )
         raise error
+
+
+class _NotRepeatedError(RuntimeError):
+    """An environment does not repeat an episode from its seed and actions."""
 
 
 def take_failures(envs: Iterable[Any]) -> dict[str, int]:

@@ -1,10 +1,14 @@
-"""Spaces of environments: their description, and actions as one row of numbers."""
+"""Spaces of environments: their description, flattening, and whether what an environment returns fits them.
+
+A full check takes microseconds. So `EnvBlock` makes it only at every reset, at the first step of every env in
+an iteration, and where something that is not a bool ends an episode.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate, islice
 from typing import Any
 
@@ -16,6 +20,9 @@ from gymnasium import spaces
 from rank0rl.agent import Space, Spaces
 
 Array = npt.NDArray[Any]
+
+# Most values of an integer that is a choice: those of a byte. A policy has an output for each.
+_MAX_VALUES = 256
 
 
 def describe(env: gym.Env[Any, Any]) -> Spaces:
@@ -54,7 +61,7 @@ def _describe(space: gym.Space[Any]) -> Space:
     )
 
 
-def parts(space: gym.Space[Any]) -> dict[str, slice]:
+def _parts(space: gym.Space[Any]) -> dict[str, slice]:
     """Return key -> columns of its numbers in the flattened observation; {} if the space is not a Dict."""
     keys = space.spaces if isinstance(space, spaces.Dict) else {}
     sizes = [spaces.flatdim(one) for one in keys.values()]
@@ -107,22 +114,44 @@ def to_env(act: Any, space: Space, first: Any) -> Any:
     return np.minimum(np.maximum(act, space.low), space.high)  # half the time of np.clip
 
 
-def name_of(env: gym.Env[Any, Any]) -> str:
+def name_of(env: Any) -> str:
     """Return the id of an environment, or the name of its class if it has no id."""
-    return env.spec.id if env.spec else type(env.unwrapped).__name__
+    return str(env.spec.id) if env.spec else type(env.unwrapped).__name__
 
 
-# Most values of an integer that is a choice: those of a byte. A policy has an output for each.
-_MAX_VALUES = 256
+def flatten(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """Wrap an environment so that its observations and actions are rows of numbers, if they can be.
 
-
-class FlatActions(gym.ActionWrapper[Any, Any, Any]):
-    """An environment whose actions are one row of numbers: of choices, or of floats.
-
-    Args:
-        env: the environment.
-        flat: the space of the rows, as `_flat_space` returns it.
+    Choices become one-hot in observations. Actions that are a dict, a tuple or integers become choices or
+    floats.
     """
+    act = env.action_space
+    is_integer = isinstance(act, spaces.Box) and act.dtype.kind in "iu"
+    if is_integer or isinstance(act, spaces.Tuple | spaces.Dict):
+        flat_act = _flat_space(act)
+        env = env if flat_act is None else _FlatActions(env, flat_act)
+    obs = env.observation_space
+    numbers = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
+    if isinstance(obs, spaces.Box) or not all(isinstance(one, numbers) for one in _leaves(obs)):
+        return env
+    flat: Any = gym.wrappers.FlattenObservation(env)
+    flat.rank0rl_parts = _parts(obs)
+    return flat
+
+
+def is_flattened(env: gym.Env[Any, Any]) -> bool:
+    """Return True if `flatten` has flattened the observations."""
+    return isinstance(env, gym.wrappers.FlattenObservation)
+
+
+def nested_actions(env: gym.Env[Any, Any]) -> Callable[[Any], Any] | None:
+    """Return the function that converts rows to the environment's actions, if `flatten` has flattened these."""
+    inner = env.env if isinstance(env, gym.wrappers.FlattenObservation) else env
+    return inner.action if isinstance(inner, _FlatActions) else None
+
+
+class _FlatActions(gym.ActionWrapper[Any, Any, Any]):
+    """An environment whose actions are rows of a space that `_flat_space` has returned."""
 
     def __init__(self, env: gym.Env[Any, Any], flat: spaces.Space[Any]) -> None:
         super().__init__(env)
@@ -135,23 +164,13 @@ class FlatActions(gym.ActionWrapper[Any, Any, Any]):
         return _nested(self.env.action_space, iter(np.ravel(action)))
 
 
-def flatten_actions(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-    """Convert actions that are a dict, a tuple or integers to a row of numbers, if they can be."""
-    space = env.action_space
-    is_integer = isinstance(space, spaces.Box) and space.dtype.kind in "iu"
-    flat = None
-    if is_integer or isinstance(space, spaces.Tuple | spaces.Dict):
-        flat = _flat_space(space)
-    return env if flat is None else FlatActions(env, flat)
-
-
 def _flat_space(space: spaces.Space[Any]) -> spaces.Space[Any] | None:
     """Return the space of rows of numbers that stand for the actions of a space, part after part.
 
     Returns:
         A MultiDiscrete if all parts are choices, a Box if all are floats, None otherwise.
     """
-    parts = list(leaves(space))
+    parts = list(_leaves(space))
     choices = [found for part in parts if (found := _choices(part))]
     floats = [part for part in parts if isinstance(part, spaces.Box) and part.dtype.kind == "f"]
     if parts and len(choices) == len(parts):
@@ -164,12 +183,12 @@ def _flat_space(space: spaces.Space[Any]) -> spaces.Space[Any] | None:
     return None
 
 
-def leaves(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
+def _leaves(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
     """Yield the spaces of which a space consists, none of them a Tuple or a Dict."""
     if isinstance(space, spaces.Tuple | spaces.Dict):
         inner = space.spaces.values() if isinstance(space, spaces.Dict) else space.spaces
         for one in inner:
-            yield from leaves(one)
+            yield from _leaves(one)
     else:
         yield space
 
@@ -202,3 +221,85 @@ def _nested(space: spaces.Space[Any], numbers: Iterator[Any]) -> Any:
     assert space.shape is not None
     size = math.prod(space.shape)
     return np.array([*islice(numbers, size)], space.dtype).reshape(space.shape)
+
+
+def check_reset(answer: Any, like: Array) -> None:
+    """Raise ValueError unless a reset has returned an observation and an info.
+
+    `like` is an array of the shape and dtype that observations have here.
+    """
+    if not (has_length(answer, 2) and isinstance(answer[1], Mapping)):
+        raise ValueError(
+            f"reset must return an observation and an info, which is a dict, as gymnasium.Env "
+            f"defines it: got {in_one_line(answer)}"
+        ) from None
+    _check_value("the observation", answer[0], like.shape, like.dtype)
+
+
+def check_step(answer: Any, like: Array) -> None:
+    """Raise ValueError unless a step has returned an observation, a reward, two flags and an info.
+
+    `like` is an array of the shape and dtype that observations have here.
+    """
+    if not has_length(answer, 5):
+        raise ValueError(
+            f"step must return an observation, reward, terminated, truncated and info, as "
+            f"gymnasium.Env defines it: got {in_one_line(answer)}"
+        ) from None
+    _check_value("the observation", answer[0], like.shape, like.dtype)
+    _check_value("the reward", answer[1], (), np.dtype(np.float64))
+    _check_value("terminated", answer[2], (), np.dtype(np.bool_))
+    _check_value("truncated", answer[3], (), np.dtype(np.bool_))
+
+
+def mask_of(info: Any, size: int) -> Array:
+    """Return the action mask of an info, (size,). The masks of several choices are concatenated.
+
+    Raises:
+        ValueError: if the environment gave a mask before and does not now, or one of another size.
+    """
+    mask = info.get("action_mask") if isinstance(info, Mapping) else None
+    if mask is None:
+        raise ValueError(
+            f'info["action_mask"] must come with every reset and every step once it has come: this '
+            f"info is {in_one_line(info)}"
+        )
+    mask = np.concatenate([np.ravel(each) for each in mask]) if isinstance(mask, tuple) else mask
+    if np.size(mask) != size:
+        raise ValueError(
+            f'info["action_mask"] must have one entry for each of {size} choices: got shape '
+            f"{np.shape(mask)}"
+        )
+    return np.ravel(mask)
+
+
+def has_length(answer: Any, length: int) -> bool:
+    """Return True if an answer is a tuple or list of this length."""
+    return isinstance(answer, tuple | list) and len(answer) == length
+
+
+def _check_value(what: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    """Raise ValueError unless a value has this shape and fits into this dtype. Floats may be rounded."""
+    try:
+        array = np.asarray(value)
+        fits = array.dtype.kind == dtype.kind and dtype.kind in "bf"
+        if array.shape == shape and (fits or _is_equal(array, dtype)):
+            return
+    except (TypeError, ValueError, OverflowError):
+        pass  # no numbers, or of several shapes
+    kind = {"b": "True or False", "f": "real numbers"}.get(dtype.kind, f"numbers of {dtype}")
+    raise ValueError(
+        f"{what} must be {kind}, of shape {shape}: got {in_one_line(value)}; make the environment return "
+        f"what its spaces say"
+    ) from None  # one error, and not numpy's before it
+
+
+def _is_equal(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Return True if the numbers stay the same in another dtype, such as int64 numbers in uint8."""
+    return array.dtype.kind in "biufO" and bool((array.astype(dtype) == array).all())
+
+
+def in_one_line(value: Any) -> str:
+    """Return a value in one line of text, with its dtype and shape if it is an array."""
+    array = f"{value.dtype} {value.shape} " if isinstance(value, np.ndarray) else ""
+    return array + " ".join(f"{value!r:.100}".split())

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from rank0rl.envs.spaces import name_of
+from rank0rl.envs.spaces import has_length, name_of
 
 EPISODE = "rank0rl_episode"
 """Key of an episode's figures so far, label -> number, in the info of a step."""
@@ -26,11 +26,7 @@ _HOW: Mapping[str, Callable[[float, float], float]] = {
 
 
 class Around:
-    """An environment, used as if it were not wrapped. A subclass changes some of its methods.
-
-    Args:
-        make: makes the environment.
-    """
+    """The environment that `make` makes, used as if it were not wrapped. A subclass changes some methods."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._env = make()
@@ -67,34 +63,31 @@ class InfoError(ValueError):
 class EpisodeInfo(Around):
     """An environment that puts the figures of the episode so far into info["rank0rl_episode"] at each step.
 
-    A figure is nan if no step of the episode had it.
-
-    Args:
-        make: makes the environment.
-        names: the figures, as `parse` takes them.
+    `names` are figures as `parse` takes them. A figure is nan if no step of the episode had it.
     """
 
     def __init__(self, make: Callable[[], Any], names: Sequence[str]) -> None:
         super().__init__(make)
         self._names = names
-        self._figures = [(label(name), _HOW[parse(name)[0]], parse(name)[1]) for name in names]
+        self._figures = [(label(name), *parse(name)) for name in names]
         self._so_far: dict[str, float] = {}
 
     def reset(self, **kwargs: Any) -> Any:
-        """Reset the environment."""
+        """Reset the environment and the figures."""
         self._so_far = {}
         return self._env.reset(**kwargs)
 
     def step(self, action: Any) -> Any:
         """Step the environment."""
         answer = self._env.step(action)
-        if not (isinstance(answer, tuple) and len(answer) == 5 and isinstance(answer[4], Mapping)):
+        if not (has_length(answer, 5) and isinstance(answer[4], Mapping)):
             return answer  # it is wrong, and the block says how
         obs, rew, terminated, truncated, info = answer
         for name, how, item in self._figures:
             if item in info:
                 new = _number(item, info[item])
-                self._so_far[name] = how(self._so_far[name], new) if name in self._so_far else new
+                before = self._so_far.get(name)
+                self._so_far[name] = new if before is None else _HOW[how](before, new)
         found = {name: self._so_far.get(name, math.nan) for name, _, _ in self._figures}
         return obs, rew, terminated, truncated, {**info, EPISODE: found}
 
@@ -106,11 +99,8 @@ class EpisodeInfo(Around):
 class ResetMethod(Around):
     """An environment whose reset passes its options to a method of the environment first.
 
-    So a curriculum works with an environment that takes no reset options.
-
-    Args:
-        make: makes the environment.
-        method: name of the method, of the environment or of a wrapper. It takes the settings.
+    So a curriculum works with an environment that takes no reset options. The method is one of the
+    environment or of a wrapper, and takes the settings.
 
     Raises:
         ValueError: if the environment has no such method.

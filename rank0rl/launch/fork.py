@@ -13,35 +13,24 @@ import platform
 import shutil
 import signal
 import sys
+import time
 import traceback
-from collections.abc import Sequence, Set
-from dataclasses import dataclass
-from types import TracebackType
+from collections.abc import Sequence
+from types import FrameType, TracebackType
 
 from rank0rl.launch import job, processes
 from rank0rl.launch.failures import FAILURE, SUCCESS, WRONG_USE, exit_code_after, usage_error
-from rank0rl.launch.hosts import (
-    Host,
-    check_free_space,
-    count_ranks,
-    keep_variables_here,
-    listed,
-    passed_variables,
-    read_hosts,
-    switches,
-)
+from rank0rl.launch.hosts import Host, check_free_space, count_ranks, listed, read_hosts
 from rank0rl.launch.job import world_rank, world_size
 from rank0rl.launch.mpiexec import (
     DEFAULT_VARIABLES,
     OPEN_MPI_FILES,
-    launcher_command,
-    not_started,
-    rank_command,
+    Launcher,
+    keep_variables_here,
     stay_on_loopback,
-    vendor,
 )
 from rank0rl.launch.streams import outlast_readers
-from rank0rl.launch.supervisor import Signals, Supervisor
+from rank0rl.launch.supervisor import TURN_S, Supervisor
 
 
 def mpi_fork(
@@ -116,45 +105,31 @@ def mpi_fork(
     if is_rank or n <= 1:
         _become_rank()
         return "child"
-    passed = passed_variables(pass_env, os.environ)
-    launcher = launcher_command(bind_to_core, hwthreads, mpiexec, args)
+    launcher = Launcher.of(mpiexec, args, pass_env, bind_to_core, hwthreads)
     processes.remove_leftovers()
-    check_free_space(min(n, where[0].slots) if where else n, lambda: vendor(launcher[0]))
-    code = run_ranks(n, launcher, max_restarts, where, args, passed, start_timeout)
+    check_free_space(min(n, where[0].slots) if where else n, lambda: launcher.vendor)
+    code = _run_ranks(n, launcher, where, max_restarts, start_timeout)
     if code:
         raise SystemExit(code)
     return "parent"
 
 
-def run_ranks(
+def _run_ranks(
     n: int,
-    launcher: list[str],
-    max_restarts: int = 0,
+    launcher: Launcher,
     hosts: Sequence[Host] = (),
-    args: Sequence[str] | None = None,
-    passed: Set[str] = frozenset(),
+    max_restarts: int = 0,
     start_timeout_s: float = 300.0,
 ) -> int:
-    """Run a command line on n ranks under a launcher, and wait for them; run it again after a failure.
-
-    The arguments are those of `mpi_fork`, checked: the launcher's command line, the hosts of the ranks
-    (none if all are here), and the names of the variables that ranks on other hosts get.
-
-    Returns:
-        The job's exit code.
-
-    Raises:
-        ValueError: if the launcher's switches for hosts are not known.
-    """
+    """Run a command line on n ranks, again after a failure; return the job's exit code."""
     outlast_readers()
     env = {**DEFAULT_VARIABLES, **os.environ}
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else ""
     env[job.TERMINAL] = str(columns)  # Open MPI always gives its ranks a terminal of its own
-    start = _Start(launcher, rank_command(args), passed, start_timeout_s)
     code = SUCCESS
-    with Signals() as signals:
+    with _Signals() as signals:
         for restart in range(max(0, max_restarts) + 1):
-            lost, code = start.run(n, hosts, env, signals)
+            lost, code = _run_once(n, launcher, hosts, env, signals.received, start_timeout_s)
             if code in (SUCCESS, WRONG_USE) or signals.received or restart == max_restarts:
                 break
             if lost:
@@ -173,50 +148,70 @@ def run_ranks(
         return exit_code_after(signals.received[0]) if signals.received else code
 
 
-@dataclass(frozen=True)
-class _Start:
-    """The parts of a start that are the same in every restart."""
+def _run_once(
+    n: int,
+    launcher: Launcher,
+    hosts: Sequence[Host],
+    env: dict[str, str],
+    received: list[int],
+    start_timeout_s: float,
+) -> tuple[list[str], int]:
+    """Run a job in a folder of its own, and add to `env` the run with which a restart continues.
 
-    launcher: list[str]
-    command: list[str]
-    """Command of every rank."""
-    passed: Set[str]
-    start_timeout_s: float
+    Returns:
+        Names of the hosts that are gone, and the job's exit code. If no rank was started, that is 2,
+        or 1 on several hosts, one of which may be at fault.
+    """
+    with processes.new_job_folder() as folder:
+        job.create(folder, n)
+        env[job.FOLDER] = str(folder)
+        if OPEN_MPI_FILES not in os.environ:
+            env[OPEN_MPI_FILES] = str(folder)
+        launcher_env = env
+        if len(hosts) > 1:
+            launcher_env = keep_variables_here(env, launcher.passed, folder / "environment")
+        command = launcher.command(n, hosts, launcher_env)
+        supervisor = Supervisor(folder, n, hosts, received, start_timeout_s)
+        try:
+            code = supervisor.run(command, launcher_env)
+        except OSError as error:
+            return [], usage_error(
+                f"{error.filename or command[0]} cannot be run: {error.strerror}"
+            )
+        resume = folder / "resume"
+        if resume.exists():
+            env[job.RESUME] = resume.read_text()
+    if code is None:
+        code = usage_error(launcher.not_started(n, supervisor.output, supervisor.launcher))
+        return [], FAILURE if len(hosts) > 1 else code
+    return supervisor.lost, code
 
-    def run(
-        self, n: int, hosts: Sequence[Host], env: dict[str, str], signals: Signals
-    ) -> tuple[list[str], int]:
-        """Run a job in a folder of its own, and add to `env` the run with which a restart continues.
 
-        Returns:
-            Names of the hosts that are gone, and the job's exit code. If no rank was started, that is 2,
-            or 1 on several hosts, one of which may be at fault.
-        """
-        mpiexec = self.launcher[0]
-        with processes.new_job_folder() as folder:
-            job.create(folder, n)
-            env[job.FOLDER] = str(folder)
-            if OPEN_MPI_FILES not in os.environ:
-                env[OPEN_MPI_FILES] = str(folder)
-            launcher_env = env
-            if len(hosts) > 1:
-                launcher_env = keep_variables_here(env, self.passed, folder / "environment")
-            where = switches(vendor(mpiexec), hosts, launcher_env) if hosts else []
-            supervisor = Supervisor(folder, n, hosts, signals, self.start_timeout_s)
-            try:
-                code = supervisor.run(
-                    [*self.launcher, *where, "-n", str(n), *self.command], launcher_env
-                )
-            except OSError as error:
-                message = f"{error.filename or mpiexec} cannot be run: {error.strerror}"
-                return [], usage_error(message)
-            resume = folder / "resume"
-            if resume.exists():
-                env[job.RESUME] = resume.read_text()
-        if code is None:
-            code = usage_error(not_started(mpiexec, n, supervisor.output, supervisor.launcher))
-            return [], FAILURE if len(hosts) > 1 else code
-        return supervisor.lost, code
+class _Signals:
+    """The signals that ask a job to end, kept while entered."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def __enter__(self) -> _Signals:
+        signals = (signal.SIGINT, signal.SIGHUP, *job.END_SIGNALS)
+        kept = [s for s in signals if signal.getsignal(s) is not signal.SIG_IGN]  # as nohup does
+        self._before = {s: signal.signal(s, self._keep) for s in kept}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Handle signals as before; once one has come, ignore others, which would change the exit code."""
+        for signum, handler in self._before.items():
+            signal.signal(signum, signal.SIG_IGN if self.received else handler)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a signal, for so many seconds."""
+        end = time.monotonic() + seconds
+        while not self.received and time.monotonic() < end:
+            time.sleep(TURN_S)
+
+    def _keep(self, signum: int, _frame: FrameType | None) -> None:
+        self.received.append(signum)
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -1,4 +1,4 @@
-"""The hosts of a job: their names and slots, the variables that they get, ssh to them, and free space.
+"""The hosts of a job: their names and slots, ssh to them, and free space.
 
 The first host is this one: rank 0 and the job's files are here. The others are reached by ssh, with
 the user's own ssh settings.
@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shlex
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 # BatchMode asks no questions. A host that is silent for 3 intervals of 5 s is gone.
@@ -72,7 +70,7 @@ def read_hosts(hosts: str | None, hostfile: str | Path | None) -> tuple[Host, ..
     if not slots and (hosts is not None or hostfile):
         raise ValueError(f"expected at least one host: got none in {hostfile or '--hosts'}")
     first = next(iter(slots), None)
-    if first and not is_here(first):
+    if first and not _is_here(first):
         raise ValueError(
             f"the first host must be this one, {platform.node()!r}, because rank 0 and the job's "
             f"files are here: got {first!r}; name this host first"
@@ -97,7 +95,7 @@ def count_ranks(n: int | None, hosts: Sequence[Host]) -> int:
     return n
 
 
-def is_here(name: str) -> bool:
+def _is_here(name: str) -> bool:
     """Return True if this host has that name. It is found by binding to its address, which only works here."""
     if name == platform.node():
         return True
@@ -116,91 +114,6 @@ def listed(hosts: Sequence[Host]) -> str:
     return ",".join(f"{host.name}:{host.slots}" for host in hosts)
 
 
-def switches(vendor: str, hosts: Sequence[Host], env: Mapping[str, str]) -> list[str]:
-    """Return a launcher's switches to start ranks on these hosts, in order, with its environment.
-
-    MPICH's launcher passes its whole environment to the ranks on every host. Open MPI's passes only
-    its own variables and those that it is told to.
-
-    Raises:
-        ValueError: if the switches of this vendor (see `mpiexec.vendor`) are not known.
-    """
-    if vendor == "MPICH":
-        return ["-hosts", listed(hosts)]
-    if vendor == "Open MPI":
-        own = ("OMPI_", "PRTE_", "PMIX_")
-        names = [name for name in env if name.isidentifier() and not name.startswith(own)]
-        passed = [word for name in names for word in ("-x", name)]
-        return ["--host", listed(hosts), "--map-by", "slot:oversubscribe", *passed]
-    raise ValueError(
-        f"--hosts needs the launcher of MPICH or Open MPI: got "
-        f"{vendor or 'a launcher that does not tell which MPI it belongs to'}; give the hosts by its "
-        f"own switches, in --mpiexec"
-    )
-
-
-# Launchers send variables over the network in clear text, and some send all that they have. So the
-# launcher of a job on several hosts starts with these variables alone. The ranks of this host, where the
-# services are used that need keys, read all others from a file in the job's folder.
-PASSED_VARIABLES = (
-    *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "PATH", "TMPDIR", "TZ"),
-    *("LANG", "LANGUAGE", "LC_*", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
-    *("SSH_AUTH_SOCK", "KRB5CCNAME"),  # with which the launcher reaches the other hosts
-    *("LD_*", "DYLD_*", "MALLOC_*", "GLIBC_TUNABLES"),
-    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
-    *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "NUMEXPR_*", "VECLIB_*"),
-    *("NPY_*", "ATEN_*", "ONEDNN_*", "NUMBA_*"),
-    *("TORCH_*", "PYTORCH_*", "JAX_*", "XLA_*", "CUDA_*", "CUBLAS_*", "HIP_*", "ROCR_*"),
-    *("MUJOCO_*", "PYOPENGL_*", "EGL_*", "SDL_*"),
-    *("MPICH_*", "MPIR_*", "HYDRA_*", "I_MPI_*", "OMPI_*", "PRTE_*", "PMIX_*", "UCX_*", "FI_*"),
-    "RANK0RL_*",
-)
-"""Names of the variables that ranks on every host get; * stands for any letters."""
-
-_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_SHELLS_OWN = {"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"}  # bash refuses them
-
-
-def passed_variables(more: str | None, env: Mapping[str, str]) -> set[str]:
-    """Return the names of the variables that ranks on every host get.
-
-    Args:
-        more: names that the user adds to the list, such as "A,B_*".
-        env: the variables among which the names are looked for.
-
-    Raises:
-        ValueError: if there is no variable with one of these names.
-    """
-    added = [word.strip() for word in (more or "").split(",") if word.strip()]
-    for pattern in added:
-        if not _matching(env, [pattern]):
-            raise ValueError(
-                f"--pass-env must name environment variables that are set: got {pattern!r}; set it, "
-                f"or leave it out"
-            )
-    return _matching(env, (*PASSED_VARIABLES, *added))
-
-
-def keep_variables_here(env: Mapping[str, str], passed: Set[str], file: Path) -> dict[str, str]:
-    """Return the variables of a launcher that goes to other hosts; write all others to a file of this host.
-
-    Args:
-        env: variables of the ranks on this host.
-        passed: names of those that ranks on every host get, besides the ones that rank0rl has set.
-        file: file for the others, as commands of a shell, read before a rank starts.
-    """
-    passed = _matching(env, PASSED_VARIABLES) | passed
-    kept = [name for name in env if name not in passed | _SHELLS_OWN and _NAME.fullmatch(name)]
-    lines = "".join(f"export {name}={shlex.quote(env[name])}\n" for name in kept)
-    file.write_text(lines, errors="surrogateescape")
-    return {name: value for name, value in env.items() if name in passed}
-
-
-def _matching(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
-    patterns = tuple(patterns)
-    return {name for name in names if any(fnmatchcase(name, each) for each in patterns)}
-
-
 class SshSessions:
     """An ssh session with each host but the first while entered; it ends when the host dies or is silent for 15 s.
 
@@ -212,7 +125,6 @@ class SshSessions:
         self._sessions: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> SshSessions:
-        """Start the sessions in the background. They end with this process."""
         for name in [host.name for host in self._hosts[1:]]:
             with (self._folder / f"ssh.{name}").open("wb") as output:
                 self._sessions[name] = subprocess.Popen(
@@ -229,9 +141,7 @@ class SshSessions:
     ) -> dict[str, str]:
         """Return host -> last words of ssh, of the hosts that are gone or go within that time.
 
-        Args:
-            patience_s: seconds to wait for a host to go.
-            wait: called again and again in that time, with seconds to pass.
+        Meanwhile `wait` is called again and again, with seconds to pass.
         """
         end = time.monotonic() + patience_s
         while not (gone := [name for name, s in self._sessions.items() if s.poll() is not None]):
@@ -243,7 +153,6 @@ class SshSessions:
         return {name: self._last_line(name) for name in gone}
 
     def __exit__(self, *_: object) -> None:
-        """End the sessions."""
         for session in self._sessions.values():
             session.kill()
             session.communicate()
@@ -294,15 +203,11 @@ def shortages(free_mb: Mapping[str, float], vendor: str, ranks: int) -> list[str
 
 
 def check_free_space(ranks: int, vendor: Callable[[], str]) -> None:
-    """Refuse to start ranks that this host has too little free space for.
+    """Raise ValueError if this host has too little free space for ranks, in /dev/shm or a temporary folder.
 
     Args:
         ranks: number of ranks on this host.
-        vendor: returns the MPI of the launcher, see `mpiexec.vendor`. It is called only where space is
-            short, because it takes time.
-
-    Raises:
-        ValueError: if there is too little room in /dev/shm or in a temporary folder.
+        vendor: returns the launcher's `mpiexec.vendor`. It takes time, so it is called only if space is short.
     """
     try:
         free_mb = free_space()

@@ -6,7 +6,7 @@ begun     the supervisor's process id, the number of ranks that it requested, an
 launcher  the launcher's process id
 shell.R   the host of the shell around R, and the process ids of its parent, itself and R (see mpiexec.py)
 rank.R    R's process id, from the moment it knows its rank
-collectives.R  the collective that R waits in, and the last ones before (see CollectiveRecorder)
+collectives.R  the collective that R waits in, and the last ones before (see _CollectiveRecorder)
 reporter  the rank that says why the job fails, or "supervisor"
 failed    the exit code of the job that the reporter asks for
 interrupted  the signal after which rank 0 has saved, and ends
@@ -145,13 +145,6 @@ def mark_interrupted(signum: int) -> None:
         _say("interrupted", str(signum))
 
 
-def interruption(folder: Path) -> list[int]:
-    """Return the signal after which rank 0 of a job ends; [] if there is none."""
-    with contextlib.suppress(OSError):
-        return [int((folder / "interrupted").read_text())]
-    return []
-
-
 def resumable(run: Path) -> None:
     """Let a restarted job continue with this run from now on. Rank 0 only."""
     if TOLD in os.environ:
@@ -282,8 +275,31 @@ class RankCollectives:
     where: str
     """File and line of the user's code that called the last one."""
 
+    @property
+    def name(self) -> str:
+        """Name of the last one."""
+        return self.names.get(self.count, "?")
 
-class CollectiveRecorder:
+    @classmethod
+    def read(cls, folder: Path, rank: int) -> RankCollectives | None:
+        """Return the last collectives of a rank; None if it has recorded none."""
+        try:
+            data = (folder / f"collectives.{rank}").read_bytes()
+        except OSError:
+            return None
+        if len(data) != _HEAD.size + _SLOTS * _SLOT:
+            return None
+        count, waits = _HEAD.unpack_from(data)
+        names, where = {}, ""
+        for start in range(_HEAD.size, len(data), _SLOT):
+            number, name, caller, *_ = data[start : start + _SLOT].split(b"\0")
+            if number.isdigit():
+                names[int(number)] = name.decode(errors="replace")
+                where = caller.decode(errors="replace") if int(number) == count else where
+        return cls(count, bool(waits), names, where)
+
+
+class _CollectiveRecorder:
     """Records which collective this rank waits in: a write to the memory of a file, if there is a supervisor.
 
     Nothing is written for a collective that is over at once.
@@ -323,27 +339,9 @@ class CollectiveRecorder:
 
 
 @cache
-def collective_recorder() -> CollectiveRecorder:
+def collective_recorder() -> _CollectiveRecorder:
     """Return the recorder of this process."""
-    return CollectiveRecorder()
-
-
-def read_collectives(folder: Path, rank: int) -> RankCollectives | None:
-    """Return the last collectives of a rank; None if it has recorded none."""
-    try:
-        data = (folder / f"collectives.{rank}").read_bytes()
-    except OSError:
-        return None
-    if len(data) != _HEAD.size + _SLOTS * _SLOT:
-        return None
-    count, waits = _HEAD.unpack_from(data)
-    names, where = {}, ""
-    for start in range(_HEAD.size, len(data), _SLOT):
-        number, name, caller, *_ = data[start : start + _SLOT].split(b"\0")
-        if number.isdigit():
-            names[int(number)] = name.decode(errors="replace")
-            where = caller.decode(errors="replace") if int(number) == count else where
-    return RankCollectives(count, bool(waits), names, where)
+    return _CollectiveRecorder()
 
 
 def is_deadlock(ranks: list[RankCollectives | None]) -> bool:

@@ -1,4 +1,7 @@
-"""mpiexec: whose it is, the command line that starts ranks, and no network where all ranks are on one host."""
+"""mpiexec: whose it is, the command line that starts ranks, and the variables that ranks get.
+
+Where all ranks are on one host, they stay off the network.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,15 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence, Set
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 from rank0rl.launch.failures import usage_error
+from rank0rl.launch.hosts import Host, listed
 
 # Open MPI refuses root and more ranks than cores unless told. Like Intel MPI, it binds each rank to a
 # core, which would leave rank 0's update a single one. Each MPI reads its own variables only.
@@ -133,79 +140,169 @@ def vendor(mpiexec: str) -> str:
     return next((name for name, (prints, *_) in _VENDORS.items() if re.search(prints, output)), "")
 
 
-def launcher_command(
-    bind_to_core: bool, hwthreads: bool, own: str | None, args: Sequence[str] | None
-) -> list[str]:
-    """Return the launcher's command line, without the number of ranks, their hosts and their command.
+@dataclass(frozen=True)
+class Launcher:
+    """A command line that starts ranks."""
 
-    Args:
-        bind_to_core: True to bind each rank to a core.
-        hwthreads: True to count hardware threads as cores.
-        own: a command line to use instead of the mpiexec that is found.
-        args: arguments of the ranks' Python; None to repeat those of this one.
+    words: list[str]
+    """The launcher, such as mpiexec, with its own switches."""
+    rank: list[str]
+    """Command of every rank."""
+    passed: Set[str] = frozenset()
+    """Names of the variables that ranks on every host get."""
 
-    Raises:
-        SystemExit: with code 2, if there is no launcher or no command line to repeat.
-    """
-    if os.name != "posix":
-        sys.exit(usage_error("more than one rank needs Linux or macOS: use WSL on Windows"))
-    if args is None and (sys.argv[0] in ("", "-", "-c") or hasattr(builtins, "__IPYTHON__")):
-        sys.exit(
-            usage_error(
-                "ranks repeat a command line, and this Python has none: put it into a script"
-            )
-        )
-    launcher = shlex.split(own or "") or [find_mpiexec() or ""]
-    found = shutil.which(launcher[0])
-    if not found:
-        sys.exit(
-            usage_error(
-                f"there is no launcher {launcher[0]!r}: name one that can be run"
+    @classmethod
+    def of(
+        cls,
+        own: str | None,
+        args: Sequence[str] | None,
+        pass_env: str | None,
+        bind_to_core: bool,
+        hwthreads: bool,
+    ) -> Launcher:
+        """Return the launcher that `mpi_fork` describes.
+
+        Raises:
+            SystemExit: with code 2, if there is no launcher or no command line to repeat.
+            ValueError: if a variable in pass_env is not set.
+        """
+        passed = _passed_variables(pass_env, os.environ)
+        if os.name != "posix":
+            _refuse("more than one rank needs Linux or macOS: use WSL on Windows")
+        if args is None and (sys.argv[0] in ("", "-", "-c") or hasattr(builtins, "__IPYTHON__")):
+            _refuse("ranks repeat a command line, and this Python has none: put it into a script")
+        words = shlex.split(own or "") or [find_mpiexec() or ""]
+        found = shutil.which(words[0])
+        if not found:
+            _refuse(
+                f"there is no launcher {words[0]!r}: name one that can be run"
                 if own
-                else "more than one rank needs mpiexec, and none was found beside this Python or "
-                "on PATH: activate the virtual environment, or pip install mpi4py mpich"
+                else "more than one rank needs mpiexec, and none was found beside this Python or on "
+                "PATH: activate the virtual environment, or pip install mpi4py mpich"
             )
-        )
-    if bind_to_core or hwthreads:
-        known = vendor(found)
-        if known not in _VENDORS:
-            sys.exit(
-                usage_error(
+        if bind_to_core or hwthreads:
+            known = vendor(found)
+            if known not in _VENDORS:
+                _refuse(
                     f"{found} does not tell which MPI it belongs to: bind ranks with --mpiexec instead"
                 )
-            )
-        _, bind, threads = _VENDORS[known]
-        launcher += [*(bind if bind_to_core else []), *(threads if hwthreads else [])]
-    return launcher
+            _, bind, threads = _VENDORS[known]
+            words += [*(bind if bind_to_core else []), *(threads if hwthreads else [])]
+        return cls(words, _rank_command(args), passed)
+
+    @property
+    def vendor(self) -> str:
+        """Name of its MPI; "" if it does not tell."""
+        return vendor(self.words[0])
+
+    def command(self, n: int, hosts: Sequence[Host], env: Mapping[str, str]) -> list[str]:
+        """Return the command line for n ranks on these hosts, with this environment of the launcher.
+
+        Raises:
+            ValueError: if this launcher's switches for hosts are not known.
+        """
+        where = _switches(self.vendor, hosts, env) if hosts else []
+        return [*self.words, *where, "-n", str(n), *self.rank]
+
+    def not_started(self, n: int, output: str, code: int | None) -> str:
+        """Return one line that says why this output and exit code came in place of n ranks, and what to do."""
+        lines = [line.strip(" -=|*") for line in output.splitlines()]
+        telling = [line for line in lines if any(re.search(words, line) for words in _REMEDIES)]
+        said = [*telling, *(line for line in lines if line), f"it ended with code {code}"][0]
+        remedy = next(
+            (remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, said)),
+            "find out more with python -m rank0rl doctor",
+        )
+        return f"{self.words[0]} did not start {n} ranks: {said}; {remedy}"
 
 
-def rank_command(args: Sequence[str] | None) -> list[str]:
-    """Return the command of every rank: Python with these arguments, in a shell that keeps its exit status.
+def _refuse(message: str) -> NoReturn:
+    sys.exit(usage_error(message))
 
-    Args:
-        args: arguments of Python; None to repeat those of this process.
-    """
+
+def _rank_command(args: Sequence[str] | None) -> list[str]:
+    """Return the command of a rank: Python, with this process's arguments by default, in a shell."""
     command = [sys.executable, *(sys.orig_argv[1:] if args is None else args)]
     return ["sh", "-c", _SHELL, "sh", *command]
 
 
-def not_started(mpiexec: str, n: int, output: str, code: int | None) -> str:
-    """Return one line that says why there are no ranks, and what to do.
+def _switches(vendor: str, hosts: Sequence[Host], env: Mapping[str, str]) -> list[str]:
+    """Return a launcher's switches to start ranks on these hosts, in order, with its environment.
+
+    MPICH's launcher passes its whole environment to the ranks on every host. Open MPI's passes only
+    its own variables and those that it is told to.
+
+    Raises:
+        ValueError: if the switches of this vendor (see `vendor`) are not known.
+    """
+    if vendor == "MPICH":
+        return ["-hosts", listed(hosts)]
+    if vendor == "Open MPI":
+        own = ("OMPI_", "PRTE_", "PMIX_")
+        names = [name for name in env if name.isidentifier() and not name.startswith(own)]
+        passed = [word for name in names for word in ("-x", name)]
+        return ["--host", listed(hosts), "--map-by", "slot:oversubscribe", *passed]
+    raise ValueError(
+        f"--hosts needs the launcher of MPICH or Open MPI: got "
+        f"{vendor or 'a launcher that does not tell which MPI it belongs to'}; give the hosts by its "
+        f"own switches, in --mpiexec"
+    )
+
+
+# Launchers send variables over the network in clear text, and some send all that they have. So the
+# launcher of a job on several hosts starts with these variables alone. The ranks of this host, where the
+# services are used that need keys, read all others from a file in the job's folder.
+PASSED_VARIABLES = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "PWD", "PATH", "TMPDIR", "TZ"),
+    *("LANG", "LANGUAGE", "LC_*", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"),
+    *("SSH_AUTH_SOCK", "KRB5CCNAME"),  # with which the launcher reaches the other hosts
+    *("LD_*", "DYLD_*", "MALLOC_*", "GLIBC_TUNABLES"),
+    *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
+    *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "NUMEXPR_*", "VECLIB_*"),
+    *("NPY_*", "ATEN_*", "ONEDNN_*", "NUMBA_*"),
+    *("TORCH_*", "PYTORCH_*", "JAX_*", "XLA_*", "CUDA_*", "CUBLAS_*", "HIP_*", "ROCR_*"),
+    *("MUJOCO_*", "PYOPENGL_*", "EGL_*", "SDL_*"),
+    *("MPICH_*", "MPIR_*", "HYDRA_*", "I_MPI_*", "OMPI_*", "PRTE_*", "PMIX_*", "UCX_*", "FI_*"),
+    "RANK0RL_*",
+)
+"""Names of the variables that ranks on every host get; * stands for any letters."""
+
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_SHELLS_OWN = {"UID", "EUID", "PPID", "SHELLOPTS", "BASHOPTS", "BASH_VERSINFO"}  # bash refuses them
+
+
+def _passed_variables(more: str | None, env: Mapping[str, str]) -> set[str]:
+    """Return the names of those of these variables that ranks on every host get.
+
+    The user adds more, such as "A,B_*", to the list. Each of them must be there.
+    """
+    added = [word.strip() for word in (more or "").split(",") if word.strip()]
+    for pattern in added:
+        if not _matching(env, [pattern]):
+            raise ValueError(
+                f"--pass-env must name environment variables that are set: got {pattern!r}; set it, "
+                f"or leave it out"
+            )
+    return _matching(env, (*PASSED_VARIABLES, *added))
+
+
+def keep_variables_here(env: Mapping[str, str], passed: Set[str], file: Path) -> dict[str, str]:
+    """Return the variables of a launcher that goes to other hosts; write all others to a file of this host.
 
     Args:
-        mpiexec: the launcher.
-        n: number of ranks that it should have started.
-        output: its output.
-        code: its exit code.
+        env: variables of the ranks on this host.
+        passed: names of those that ranks on every host get, besides the ones that rank0rl has set.
+        file: file for the others, as commands of a shell, read before a rank starts.
     """
-    lines = [line.strip(" -=|*") for line in output.splitlines()]
-    telling = [line for line in lines if any(re.search(pattern, line) for pattern in _REMEDIES)]
-    line = next(iter([*telling, *(line for line in lines if line)]), f"it ended with code {code}")
-    remedy = next(
-        (remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, line)),
-        "find out more with python -m rank0rl doctor",
-    )
-    return f"{mpiexec} did not start {n} ranks: {line}; {remedy}"
+    passed = _matching(env, PASSED_VARIABLES) | passed
+    kept = [name for name in env if name not in passed | _SHELLS_OWN and _NAME.fullmatch(name)]
+    lines = "".join(f"export {name}={shlex.quote(env[name])}\n" for name in kept)
+    file.write_text(lines, errors="surrogateescape")
+    return {name: value for name, value in env.items() if name in passed}
+
+
+def _matching(names: Iterable[str], patterns: Sequence[str]) -> set[str]:
+    return {name for name in names if any(fnmatchcase(name, each) for each in patterns)}
 
 
 # The number of ranks on this host and of all ranks, as MPICH and Intel MPI, and as Open MPI say them.
@@ -235,15 +332,8 @@ def stay_on_loopback(env: MutableMapping[str, str] = os.environ) -> None:
     alone = any(env.get(here, "") == env.get(of_all) for here, of_all in _SIZES)
     for name, value in _SETTINGS.items() if alone else ():
         env.setdefault(name, value)
-    _close_launchers_ports(alone)
-
-
-def _close_launchers_ports(alone: bool) -> None:
-    """Close the ports that the launcher has left open in this rank; let them hear loopback only if alone.
-
-    Each rank inherits the port of MPICH's launcher. What a rank sets on it counts in the launcher too,
-    because they share one socket.
-    """
+    # Each rank inherits the open port of MPICH's launcher. What a rank sets on it counts in the launcher too,
+    # because they share one socket.
     inherited = _sockets("self").items() & _sockets(str(os.getppid())).items()
     for descriptor, _ in inherited:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as port:

@@ -1,6 +1,6 @@
 """The processes of a job on this host: found, signaled, ended, and cleaned up after.
 
-A supervisor locks the folder of its job for as long as it lives. So a folder that can be locked, of this user and this
+A supervisor locks the folder of its job for as long as it lives. So a folder that can be _locked, of this user and this
 host, is of a supervisor that is dead.
 """
 
@@ -15,10 +15,15 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rank0rl.launch import job
+
+try:
+    import fcntl
+except ImportError:  # Windows, where no ranks are started
+    fcntl = None  # type: ignore[assignment]
 
 # MPICH's process on each host, and the beginning of the name of a file that it leaves to its ranks. They
 # read it when they start; before that no process has it open.
@@ -31,90 +36,110 @@ _MPI_FILES = (
     _PROXY_FILE,
 )
 _PROC = Path("/proc")  # Linux only
+_PREFIX = "rank0rl-"  # of the name of a job's folder
+_BEGUN_BYTES = 1000  # more than two numbers and the longest name of a host
 _KILL_S = 2.0  # time for killed processes to disappear
 
 
-@dataclass(frozen=True)
-class Shell:
-    """The shell around a rank."""
+class _Shell(NamedTuple):
+    """The shell around a rank. Process ids are None on another host."""
 
     host: str
     parent_id: int | None = None
-    """Process id of its parent, such as the launcher; None on another host, as the others."""
+    """Process id of its parent, such as the launcher."""
     shell_id: int | None = None
     rank_id: int | None = None
     """Process id of the rank; None also if it has not begun."""
 
 
-def shell(folder: Path, rank: int) -> Shell | None:
-    """Return the shell around a rank; None before its first instruction."""
-    try:
-        host, *ids = (folder / f"shell.{rank}").read_text().split()
-    except (OSError, ValueError):
-        return None
-    return Shell(host, *map(int, ids))
+class Ranks:
+    """The ranks of a job, as the files in its folder and the processes of this host show them."""
 
+    def __init__(self, folder: Path, nprocs: int) -> None:
+        self._folder, self.all = folder, range(nprocs)
 
-def named(folder: Path, nprocs: int) -> Iterator[tuple[str, int]]:
-    """Yield name and id of each process on this host that the job needs: launcher, shells and ranks."""
-    shells = {rank: each for rank in range(nprocs) if (each := shell(folder, rank))}
-    known = {each.shell_id for each in shells.values()}
-    with contextlib.suppress(OSError, ValueError):
-        launcher = int((folder / "launcher").read_text())
-        yield f"the launcher, process {launcher},", launcher
-        for process_id in _below(launcher, known):
-            yield f"process {process_id} of the launcher, {_name(process_id)},", process_id
-    for rank, each in shells.items():
-        if each.shell_id:
-            yield f"the shell around rank {rank}", each.shell_id
-        if each.rank_id:
-            yield f"rank {rank}", each.rank_id
+    def has(self, name: str, rank: int) -> bool:
+        """Return True if a rank, or the shell around it, has written the file of this name."""
+        return (self._folder / f"{name}.{rank}").exists()
 
+    def ends(self) -> dict[int, int]:
+        """Return rank -> exit status, of the ranks that have ended."""
+        ends = {}
+        for file in self._folder.glob("status.[0-9]*"):
+            with contextlib.suppress(ValueError):  # it is being written
+                ends[int(file.suffix[1:])] = int(file.read_text())
+        return ends
 
-def orphans(folder: Path, nprocs: int) -> Iterator[tuple[int, str]]:
-    """Yield rank and reason of each rank on this host whose end nobody waits for."""
-    if not _has_proc():
-        return
-    for rank in range(nprocs):
-        each = shell(folder, rank)
-        if each is None or each.shell_id is None:
-            continue
-        if state(each.shell_id) in ("", "Z"):
-            yield rank, f"the shell around rank {rank} was ended"
-        elif _parent(each.shell_id) != each.parent_id:
-            yield rank, f"the launcher's process that started rank {rank} was ended"
+    def shell(self, rank: int) -> _Shell | None:
+        """Return the shell around a rank; None before its first instruction."""
+        try:
+            host, *ids = (self._folder / f"shell.{rank}").read_text().split()
+        except (OSError, ValueError):
+            return None
+        return _Shell(host, *map(int, ids))
 
+    def is_over(self, rank: int) -> bool:
+        """Return True if a rank has ended, and its process too if it is on this host."""
+        shell = self.shell(rank)
+        return self.has("ended", rank) and state(shell and shell.rank_id) in ("", "Z")
 
-def send(folder: Path, rank: int, signum: int) -> bool:
-    """Send a signal to a rank on this host; return False if it is not there."""
-    if (folder / f"status.{rank}").exists():
-        return False  # it has ended, and another process may have its id
-    try:
-        os.kill(int((folder / f"rank.{rank}").read_text()), signum)
-    except (OSError, ValueError):
+    def named(self) -> Iterator[tuple[str, int]]:
+        """Yield name and id of each process on this host that the job needs: launcher, shells and ranks."""
+        shells = {rank: shell for rank in self.all if (shell := self.shell(rank))}
+        known = {shell.shell_id for shell in shells.values()}
+        with contextlib.suppress(OSError, ValueError):
+            launcher = int((self._folder / "launcher").read_text())
+            yield f"the launcher, process {launcher},", launcher
+            for process_id in _below(launcher, known):
+                yield f"process {process_id} of the launcher, {_name(process_id)},", process_id
+        for rank, shell in shells.items():
+            if shell.shell_id:
+                yield f"the shell around rank {rank}", shell.shell_id
+            if shell.rank_id:
+                yield f"rank {rank}", shell.rank_id
+
+    def orphans(self) -> dict[int, str]:
+        """Return rank -> reason, of the ranks on this host whose end nobody waits for."""
+        found = {}
+        for rank in self.all if _has_proc() else ():
+            shell = self.shell(rank)
+            if shell is None or shell.shell_id is None:
+                continue
+            if state(shell.shell_id) in ("", "Z"):
+                found[rank] = f"the shell around rank {rank} was ended"
+            elif _stat(shell.shell_id)[1:2] != [str(shell.parent_id)]:
+                found[rank] = f"the launcher's process that started rank {rank} was ended"
+        return found
+
+    def send(self, rank: int, signum: int) -> bool:
+        """Send a signal to a rank on this host; return False if it is not there."""
+        if self.has("status", rank):
+            return False  # it has ended, and another process may have its id
+        try:
+            os.kill(int((self._folder / f"rank.{rank}").read_text()), signum)
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def words_under_way(self) -> bool:
+        """Return True if the last words of a failed rank on this host have not come through the launcher."""
+        for rank in self.all:
+            shell = self.shell(rank)
+            if shell is None or state(shell.shell_id) in ("", "Z"):
+                continue  # nothing says when they are there
+            try:
+                status = (self._folder / f"status.{rank}").read_text()
+                failed = status != "0\n" or not self.has("ended", rank)
+            except OSError:
+                failed = state(shell.rank_id) == "Z"  # its shell is about to write its status
+            if failed and not (self.has("out", rank) and self.has("err", rank)):
+                return True
         return False
-    return True
 
 
 def state(process_id: int | None) -> str:
     """Return the letter of a process's state in Linux's /proc; "" if there is no such process."""
     return next(iter(_stat(process_id)), "")
-
-
-def words_under_way(folder: Path, nprocs: int) -> bool:
-    """Return True if the last words of a failed rank on this host have not come through the launcher."""
-    for rank in range(nprocs):
-        each = shell(folder, rank)
-        if each is None or state(each.shell_id) in ("", "Z"):
-            continue  # nothing says when they are there
-        try:
-            status = (folder / f"status.{rank}").read_text()
-            failed = status != "0\n" or not (folder / f"ended.{rank}").exists()
-        except OSError:
-            failed = state(each.rank_id) == "Z"  # its shell is about to write its status
-        if failed and not all((folder / f"{stream}.{rank}").exists() for stream in ("out", "err")):
-            return True
-    return False
 
 
 def survivors(folder: Path) -> list[int]:
@@ -211,27 +236,14 @@ def _stat(process_id: int | None) -> list[str]:
     return []
 
 
-def _parent(process_id: int) -> int | None:
-    return next(map(int, _stat(process_id)[1:2]), None)
-
-
 def _name(process_id: int) -> str:
     with contextlib.suppress(OSError):
         return (_PROC / f"{process_id}/comm").read_text().strip()
     return "?"
 
 
-try:
-    import fcntl
-except ImportError:  # Windows, where no ranks are started
-    fcntl = None  # type: ignore[assignment]
-
-PREFIX = "rank0rl-"  # of the name of a job's folder
-_BEGUN_BYTES = 1000  # more than two numbers and the longest name of a host
-
-
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a job's folder. It ends with this process at the latest.
 
     Raises:
@@ -248,21 +260,21 @@ def locked(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def new_job_folder() -> Iterator[Path]:
     """Make a folder for a job; remove it at the end."""
-    with tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # no locks here: it will not be found if it is left
-                stack.enter_context(locked(folder))
+                stack.enter_context(_locked(folder))
             yield folder
 
 
 def remove_leftovers() -> None:
     """Remove what dead jobs of this user left on this host: their folders, and MPI's files."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{PREFIX}*"):
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         # It lives, another start removes it, or it is no folder of a job.
         with contextlib.suppress(OSError, LookupError, ValueError):
             if _is_ours(folder):
-                with locked(folder):
+                with _locked(folder):
                     if not survivors(folder):
                         remove_mpi_files(folder)
                         shutil.rmtree(folder, ignore_errors=True)
@@ -271,16 +283,10 @@ def remove_leftovers() -> None:
 def _is_ours(folder: Path) -> bool:
     """Return True if this user's supervisor on this host made the folder."""
     about = folder.lstat()  # first: nothing that another user put there is opened
-    return (
-        stat.S_ISDIR(about.st_mode)
-        and about.st_uid == os.getuid()
-        and _host(folder / "begun") == platform.node()
-    )
-
-
-def _host(begun: Path) -> str:
-    """Return the host of the supervisor that wrote this file; "" if it is no regular file."""
-    descriptor = os.open(begun, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for a writer
+    if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+        return False
+    descriptor = os.open(folder / "begun", os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait
     with open(descriptor, "rb") as file:
-        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        return file.read(_BEGUN_BYTES).decode().split()[-1] if regular else ""
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return False
+        return file.read(_BEGUN_BYTES).decode().split()[-1] == platform.node()

@@ -1,7 +1,8 @@
-"""Watch a job, and end it as a whole when something is wrong with it or a signal comes.
+"""Watch a job, find out why it has to end, and end it as a whole.
 
 The supervisor is a plain process beside the ranks. It goes on while a rank hangs, and no rank can
-take it down.
+take it down. It sees the exit status of every rank itself, because each launcher reports it in its own
+way: a shell around every rank writes it to the job's folder (see mpiexec.py).
 """
 
 from __future__ import annotations
@@ -14,56 +15,34 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from rank0rl.launch import job, processes
-from rank0rl.launch.failures import STUCK_S, SUCCESS, TURN_S, FailureDetector, exit_code_after
+from rank0rl.launch.failures import FAILURE, SUCCESS, WRONG_USE, exit_code_after
 from rank0rl.launch.hosts import Host, SshSessions
 from rank0rl.launch.streams import Relay
 
-GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
+TURN_S = 0.05  # between two looks at the job
+_GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
 _DELIVERY_S = 3.0  # for the launcher to pass on the last words of a rank
-
-
-class Signals:
-    """The signals that ask a job to end, kept while entered."""
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-
-    def __enter__(self) -> Signals:
-        """Keep signals from now on."""
-        kept = [
-            s
-            for s in (signal.SIGINT, signal.SIGHUP, *job.END_SIGNALS)
-            if signal.getsignal(s) is not signal.SIG_IGN  # nohup ignores SIGHUP
-        ]
-        self._before = {s: signal.signal(s, self._keep) for s in kept}
-        return self
-
-    def wait(self, seconds: float) -> None:
-        """Wait for a signal, for so many seconds."""
-        end = time.monotonic() + seconds
-        while not self.received and time.monotonic() < end:
-            time.sleep(TURN_S)
-
-    def __exit__(self, *_: object) -> None:
-        """Handle signals as before; once one has come, ignore others, which would change the exit code."""
-        for signum, handler in self._before.items():
-            signal.signal(signum, signal.SIG_IGN if self.received else handler)
-
-    def _keep(self, signum: int, _frame: FrameType | None) -> None:
-        self.received.append(signum)
+_STUCK_S = 5.0  # how long ranks that cannot go on, or a stopped rank, are given
+_LOST_S = 2.0  # a launcher may know that a host is gone, and end its ranks here, before ssh does
+_SILENT_S = 16.0  # patience after a launcher that ended well: ssh notices a silent host after 15 s
+_LOOK_S = 0.5  # between looks at what must last for seconds: they read a file of every rank
+_REPORT_S = 2.0  # time for a rank to finish its report or to write its exit status
 
 
 class Supervisor:
     """Watches the launcher of n ranks. A signal or a failure is passed to rank 0, then the job ends.
 
-    This host is the first one of `hosts`, which are none if all ranks are here. A rank may take
-    `start_timeout_s` to start after others have.
+    Args:
+        folder: folder of the job.
+        nprocs: number of ranks.
+        hosts: hosts of the ranks, this one first; none if all ranks are here.
+        received: the signals that ask the job to end. Others come while it runs.
+        start_timeout_s: seconds that a rank may take to start after others have.
     """
 
     def __init__(
@@ -71,33 +50,20 @@ class Supervisor:
         folder: Path,
         nprocs: int,
         hosts: Sequence[Host],
-        signals: Signals,
+        received: list[int],
         start_timeout_s: float,
     ) -> None:
-        self._folder, self._nprocs = folder, nprocs
-        self._received = signals.received
+        self._folder, self._nprocs, self._received = folder, nprocs, received
+        self._ranks = processes.Ranks(folder, nprocs)
         self._ssh = SshSessions(hosts, folder)
-        self._failures = FailureDetector(folder, nprocs, self._ssh, self._listen, start_timeout_s)
+        self._failures = _FailureDetector(folder, nprocs, self._ssh, self._listen, start_timeout_s)
         self._process: subprocess.Popen[bytes] | None = None
         self._deadline = float("inf")
         self._begin = time.monotonic()
         self._begun = 0  # number of ranks whose shell has begun
-        self._early = b""
-        self._held = self._rest = b""
+        self._early = self._held = self._rest = b""
         self.lost: list[str] = []
         """Names of the hosts that are gone."""
-
-    def run(self, command: list[str], env: dict[str, str]) -> int | None:
-        """Run the launcher's command.
-
-        Returns:
-            The job's exit code, 128 + s after signal s; None if the launcher ended without having
-            started a rank.
-        """
-        with self._ssh:
-            code = self._run(command, env)
-            self.lost = list(self._ssh.lost()) if code else []
-        return code
 
     @property
     def output(self) -> str:
@@ -109,27 +75,36 @@ class Supervisor:
         """Exit code of the launcher; None while it runs."""
         return self._process.poll() if self._process else None
 
-    def _run(self, command: list[str], env: dict[str, str]) -> int | None:
+    def run(self, command: list[str], env: dict[str, str]) -> int | None:
+        """Run the launcher's command.
+
+        Returns:
+            The job's exit code, 128 + s after signal s; None if the launcher ended without having
+            started a rank.
+        """
         relay = None
-        try:
-            self._process = subprocess.Popen(
-                command,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                preexec_fn=partial(_prepare_launcher, os.getpid()),  # noqa: PLW1509
-            )
-            (self._folder / "launcher").write_text(str(self._process.pid))
-            relay = Relay(self._process.stdout, self._folder)
-            while not self._is_over():
-                self._listen(TURN_S)
-        finally:
-            self._end()
-            if relay:
-                relay.close(GRACE_S if self._received else None)
-        return exit_code_after(self._received[0]) if self._received else self._failures.code
+        with self._ssh:
+            try:
+                self._process = subprocess.Popen(
+                    command,
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                    preexec_fn=partial(_prepare_launcher, os.getpid()),  # noqa: PLW1509
+                )
+                (self._folder / "launcher").write_text(str(self._process.pid))
+                relay = Relay(self._process.stdout, self._folder)
+                while not self._is_over():
+                    self._listen(TURN_S)
+            finally:
+                self._end()
+                if relay:
+                    relay.close(_GRACE_S if self._received else None)
+            code = exit_code_after(self._received[0]) if self._received else self._failures.code
+            self.lost = list(self._ssh.lost()) if code else []
+        return code
 
     def _listen(self, seconds: float) -> bool:
         """Pass the ranks' stderr on; keep back what the launcher writes at first, before there are ranks.
@@ -154,7 +129,7 @@ class Supervisor:
         self._held += words
         # While ranks are missing, the launcher may say why: that follows the supervisor's own words.
         known = self._begun == self._nprocs or self._received or self._failures.code is not None
-        if self._held and (known or time.monotonic() - self._begin > STUCK_S):
+        if self._held and (known or time.monotonic() - self._begin > _STUCK_S):
             sys.stderr.buffer.write(self._held)
             sys.stderr.flush()
             self._held = b""
@@ -162,30 +137,30 @@ class Supervisor:
 
     def _is_over(self) -> bool:
         """Return True if the job has ended, or has to end now. Rank 0 is told first, and given time to save."""
-        if self._deadline == float("inf"):
-            launcher = self.launcher
-            if launcher is not None:
-                self._drain()  # files from other hosts may be in it
-            if not self._received:
-                self._received += job.interruption(self._folder)
-            found = not self._received and self._failures.find(launcher)
-            if self._failures.code == SUCCESS:
-                return True
-            if self._received or found:
-                asked = [s for s in self._received[:1] if s != signal.SIGHUP]
-                signum = asked[0] if asked else signal.SIGTERM
-                sent = processes.send(self._folder, 0, signum)
-                self._deadline = time.monotonic() + (GRACE_S if sent else 0)
-                return False
+        if self._deadline < float("inf"):
+            is_late = time.monotonic() > self._deadline
+            return len(self._received) > 1 or is_late or not self._rank0_can_save()
+        launcher = self.launcher
+        if launcher is not None:
+            self._drain()  # files from other hosts may be in it
+        interrupted = self._folder / "interrupted"
+        if not self._received and interrupted.exists():
+            self._received.append(int(interrupted.read_text()))
+        found = not self._received and self._failures.find(launcher)
+        if self._failures.code == SUCCESS:
+            return True
+        if not self._received and not found:
             return launcher is not None
-        is_late = time.monotonic() > self._deadline
-        return len(self._received) > 1 or is_late or not self._rank0_can_save()
+        asked = [s for s in self._received[:1] if s != signal.SIGHUP]
+        sent = self._ranks.send(0, asked[0] if asked else signal.SIGTERM)
+        self._deadline = time.monotonic() + (_GRACE_S if sent else 0)
+        return False
 
     def _rank0_can_save(self) -> bool:
         """Return True if rank 0 is there, and is neither stopped nor a zombie."""
-        shell = processes.shell(self._folder, 0)
+        shell = self._ranks.shell(0)
         stays = shell is not None and processes.state(shell.rank_id) in ("T", "Z")
-        return processes.send(self._folder, 0, 0) and not stays
+        return self._ranks.send(0, 0) and not stays
 
     def _end(self) -> None:
         """End the launcher and every process of the job; remove MPI's files."""
@@ -193,13 +168,13 @@ class Supervisor:
         if process is None:
             return
         self._drain()
-        if process.poll() is None:
+        runs = process.poll() is None
+        if runs:
             # The launcher first: it would write much about the end of its ranks.
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            processes.kill_all(self._folder)
-        elif self._failures.code != SUCCESS:
+        if runs or self._failures.code != SUCCESS:
             processes.kill_all(self._folder)
         processes.remove_mpi_files(self._folder)
 
@@ -209,13 +184,209 @@ class Supervisor:
         while (
             self.launcher is None
             and len(self._received) < 2  # who asks twice is in a hurry
-            and processes.words_under_way(self._folder, self._nprocs)
+            and self._ranks.words_under_way()
             and time.monotonic() < begin + _DELIVERY_S
         ):
             self._listen(TURN_S)
         begin = time.monotonic()
         while self._listen(0.2) and time.monotonic() < begin + 1:
             pass
+
+
+class _FailureDetector:
+    """Finds out why a job has to end, and reports it unless a rank does.
+
+    Meanwhile it calls `listen(seconds)`, which passes on the ranks' stderr: a full pipe would stop them.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        nprocs: int,
+        ssh: SshSessions,
+        listen: Callable[[float], object],
+        start_timeout_s: float = float("inf"),
+    ) -> None:
+        self._folder, self._ssh, self._listen = folder, ssh, listen
+        self._ranks = processes.Ranks(folder, nprocs)
+        self._start_timeout_s = start_timeout_s
+        self._since: dict[str, tuple[object, float]] = {}
+        self._looked = 0.0
+        self.code: int | None = None
+        """Exit code of the job; None while it goes on, and if no rank has begun."""
+
+    def find(self, launcher: int | None) -> bool:
+        """Return True if the job has to end: keep its exit code, and report why unless a rank has.
+
+        `launcher` is the exit code of the launcher, None while it runs.
+        """
+        failed = self._folder / "failed"
+        if failed.exists():
+            self.code = int(failed.read_text() or FAILURE)
+            return True
+        return self._find_ended(launcher) or (launcher is None and self._find_lasting())
+
+    def report(self, code: int, why: str) -> bool:
+        """Print why the job ends and keep the exit code; if a rank reports, its code counts. Return True."""
+        return self._keep(code, why, self._claim())
+
+    def _find_ended(self, launcher: int | None) -> bool:
+        """Look for the end of a rank, of a host and of the launcher."""
+        ends, ranks = self._ranks.ends(), self._ranks
+        well = {rank for rank, status in ends.items() if status == 0 and ranks.has("ended", rank)}
+        if launcher is not None and len(well) == len(ranks.all):
+            self.code = SUCCESS  # whatever the launcher says: each rank has said so itself
+            return True
+        bad = sorted(ends.keys() - well)
+        patience_s = _SILENT_S if launcher == 0 else _LOST_S if bad or launcher else 0
+        lost = self._ssh.lost(patience_s, self._wait)
+        if lost:
+            lines = [f"no connection to host {name}: {why}" for name, why in lost.items()]
+            return self.report(FAILURE, "\n".join(lines))
+        if launcher is not None and launcher < 0:  # the ranks ended because it did
+            code = exit_code_after(-launcher)
+            return self.report(code, f"the launcher {_how_it_ended(code, True)}")
+        if bad:
+            rank, status = bad[0], ends[bad[0]]
+            together = ranks.has("ended", rank)
+            said = together and status == WRONG_USE  # rank 0 has reported it for all
+            why = "" if said else f"{self._name(rank)} {_how_it_ended(status, together)}"
+            return self.report(status or FAILURE, why)
+        return launcher is not None and self._report_launcher(launcher)
+
+    def _report_launcher(self, launcher: int) -> bool:
+        """Report a launcher that ended too early, if any rank began. Open MPI's also does if a host is lost."""
+        missing = [str(rank) for rank in self._ranks.all if not self._ranks.has("shell", rank)]
+        if len(missing) == len(self._ranks.all):
+            return False
+        late = f"rank {', '.join(missing)} began; python -m rank0rl doctor looks for the cause"
+        how = f"the launcher ended with exit code {launcher} before "
+        return self.report(FAILURE, how + (late if missing else "its ranks"))
+
+    def _find_lasting(self) -> bool:
+        """Look for what must last for some seconds to be wrong."""
+        since_s = time.monotonic() - self._looked
+        if since_s < _LOOK_S:
+            return False
+        if since_s > _STUCK_S:
+            self._since.clear()  # this process itself was stopped, perhaps with all others
+        self._looked = time.monotonic()
+        if self._find_missing():
+            return True
+        over = all(map(self._ranks.is_over, self._ranks.all))
+        if self._lasts("over", over):  # only launchers and shells are left, with nothing to do
+            self.code = SUCCESS
+            return True
+        return not over and (self._find_stopped() or self._find_stuck())
+
+    def _find_missing(self) -> bool:
+        """Look for ranks that do not start, and for ranks whose end nobody waits for."""
+        ranks = self._ranks
+        late = [rank for rank in ranks.all if not ranks.has("rank", rank)]
+        begun = [rank for rank in ranks.all if ranks.has("shell", rank)]
+        apart = bool(begun and late) and not (len(begun) == len(late) == len(ranks.all))
+        if self._lasts("late", apart, self._start_timeout_s):
+            shell = ranks.shell(late[0])
+            what = f"on {shell.host} did not come" if shell else "was not started by the launcher"
+            return self.report(
+                FAILURE,
+                f"rank {late[0]} {what} within {self._start_timeout_s:g} s; raise the start timeout "
+                f"if it was still importing",
+            )
+        orphans = ranks.orphans()
+        ends = ranks.ends()  # read later: a shell writes its rank's exit status first
+        lost = [why for rank, why in orphans.items() if rank not in ends]
+        # At once if the launcher was ended.
+        return self._lasts("lost", lost, 0) and self.report(FAILURE, lost[0])
+
+    def _find_stopped(self) -> bool:
+        """Look for processes that are stopped by a signal."""
+        elsewhere = [
+            int(f.suffix[1:]) for f in self._folder.glob("state.*") if f.read_text() == "T"
+        ]
+        stopped = [self._name(rank) for rank in elsewhere]
+        stopped += [name for name, pid in self._ranks.named() if processes.state(pid) == "T"]
+        return self._lasts("stopped", stopped) and self.report(
+            exit_code_after(signal.SIGSTOP), f"{stopped[0]} was stopped by a signal"
+        )
+
+    def _find_stuck(self) -> bool:
+        """Look for ranks that wait for others in vain."""
+        has, ranks = self._ranks.has, self._ranks.all
+        early = [rank for rank in ranks if has("ended", rank) and not has("meets", rank)]
+        left = [rank for rank in ranks if has("meets", rank) and not has("ended", rank)]
+        if self._lasts("early", (early, left) if early and left else None):
+            why = f"rank {early[0]} ended before the others, which wait for it"
+            return self.report(FAILURE, why)
+        now = [job.RankCollectives.read(self._folder, rank) for rank in ranks]
+        if self._lasts("deadlock", now if job.is_deadlock(now) else None):
+            return self._report_deadlock([each for each in now if each])
+        return False
+
+    def _report_deadlock(self, now: list[job.RankCollectives]) -> bool:
+        """Report where every rank waits. A rank that waits at its end goes on to its exit status."""
+        claimed = self._claim()
+        job.write_once(self._folder / "failed", str(FAILURE))
+        at_end = [rank for rank, each in enumerate(now) if each.name == job.SCRIPT_END]
+        codes = [self._status(rank) for rank in at_end]
+        why = "the ranks cannot go on:"
+        for rank, each in enumerate(now):
+            where = f", called at {each.where}" if each.where else ""
+            why += f"\n  rank {rank} waits in its collective {each.count}, {each.name}{where}"
+        return self._keep(max(codes, default=0) or FAILURE, why, claimed)
+
+    def _status(self, rank: int) -> int:
+        """Return the exit status of a rank that is about to end."""
+        end = time.monotonic() + _REPORT_S
+        while time.monotonic() < end:
+            if rank in (ends := self._ranks.ends()):
+                return ends[rank]
+            time.sleep(TURN_S)
+        return FAILURE
+
+    def _name(self, rank: int) -> str:
+        """Return a rank's name, with its host if that is another one."""
+        shell = self._ranks.shell(rank)
+        return f"rank {rank}, on {shell.host}," if shell and not shell.shell_id else f"rank {rank}"
+
+    def _wait(self, seconds: float) -> None:
+        self._listen(0.0)
+        time.sleep(seconds)
+
+    def _lasts(self, what: str, state: object, limit_s: float = _STUCK_S) -> bool:
+        """Return True if what is wrong has been the same for some seconds; a false state if nothing is."""
+        before, since = self._since.get(what, (None, 0.0))
+        now = time.monotonic()
+        if state != before:
+            self._since[what] = (state, now)
+            return False
+        return bool(state) and now - since > limit_s
+
+    def _keep(self, code: int, why: str, claimed: bool) -> bool:
+        job.write_once(self._folder / "failed", str(code))
+        self.code = code if claimed else int((self._folder / "failed").read_text() or code)
+        if claimed and why:
+            print(f"{why}\nthe job ends", file=sys.stderr, flush=True)
+        return True
+
+    def _claim(self) -> bool:
+        """Claim the failure report; return True unless a rank has claimed it and finishes it."""
+        if job.write_once(self._folder / "reporter", "supervisor"):
+            return True
+        end = time.monotonic() + _REPORT_S  # a rank that claimed it may have been ended before it
+        while not (self._folder / "failed").exists() and time.monotonic() < end:
+            self._listen(TURN_S)
+        reporter = (self._folder / "reporter").read_text()
+        return reporter == "supervisor" or not (self._folder / "failed").exists()
+
+
+def _how_it_ended(status: int, together: bool) -> str:
+    """Return how a process ended, from its exit status as a shell gives it, with all other ranks or alone."""
+    if status - 128 in list(signal.Signals):
+        name = signal.Signals(status - 128).name
+        why = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
+        return f"was ended by signal {status - 128}, {name}{why}"
+    return f"ended with exit code {status}" + ("" if together else " before the other ranks")
 
 
 def _prepare_launcher(parent: int) -> None:

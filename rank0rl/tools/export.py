@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Space, Spaces
 from rank0rl.envs import spaces as env_spaces
-from rank0rl.envs.make import is_flattened, make, nested_actions
+from rank0rl.envs.make import make
 from rank0rl.launch.failures import usage_error
 from rank0rl.mpi.threads import set_threads
 from rank0rl.policy import load
@@ -119,11 +119,11 @@ def _notes(agent: Agent, env: Any, wrappers: Sequence[str]) -> list[str]:
         notes.append(f"observations and actions are those of the wrappers {', '.join(wrappers)}")
     if agent.mode_obs:
         notes.append("flatten these keys of each observation, one behind the other, in this order")
-    elif is_flattened(env):
+    elif env_spaces.is_flattened(env):
         notes.append(
             "flatten each observation: gymnasium.spaces.flatten(env.observation_space, obs)"
         )
-    if nested_actions(env):
+    if env_spaces.nested_actions(env):
         notes.append(
             "each action is a row of numbers: those of all parts of env.action_space, one behind the "
             "other, in its order"

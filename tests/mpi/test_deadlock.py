@@ -35,26 +35,26 @@ def test_ranks_that_cannot_go_on_are_a_deadlock(ranks, expected):
 def recorder(tmp_path, monkeypatch):
     monkeypatch.setattr(job, "my_folder", lambda: tmp_path)
     monkeypatch.setattr(job, "world_rank", lambda: 1)
-    return job.CollectiveRecorder()
+    return job._CollectiveRecorder()
 
 
 def test_what_a_rank_records_is_what_the_supervisor_reads(recorder, tmp_path):
-    assert job.read_collectives(tmp_path, 0) is None
+    assert job.RankCollectives.read(tmp_path, 0) is None
     recorder.begin("first")
     recorder.end()
     recorder.begin("second" * 100)
     assert (
-        job.read_collectives(tmp_path, 1).count == 0
+        job.RankCollectives.read(tmp_path, 1).count == 0
     )  # a collective that is over at once costs no record
     recorder.wait()
-    read = job.read_collectives(tmp_path, 1)
+    read = job.RankCollectives.read(tmp_path, 1)
     assert (read.count, read.waits, read.names[1]) == (2, True, "first")
     assert read.names[2].startswith("secondsecond")
     recorder.end()
     for i in range(100):
         recorder.begin(str(i))
     recorder.wait()
-    read = job.read_collectives(tmp_path, 1)
+    read = job.RankCollectives.read(tmp_path, 1)
     assert (read.count, read.waits, len(read.names), read.names[102]) == (102, True, 32, "99")
 
 
@@ -72,5 +72,5 @@ def test_the_caller_is_the_nearest_one_outside_of_the_package(recorder, tmp_path
     recorder.begin("x")
     code = compile("recorder.wait()", file, "exec")
     exec(code, {"recorder": recorder})
-    where = job.read_collectives(tmp_path, 1).where
+    where = job.RankCollectives.read(tmp_path, 1).where
     assert where.partition(":")[0] == os.path.basename(__file__ if skipped else file)

@@ -7,8 +7,9 @@ import subprocess
 import pytest
 from helpers.jobs import wait_until
 
-from rank0rl.launch import failures, job, processes
-from rank0rl.launch.failures import FailureDetector, how_it_ended
+from rank0rl.launch import job, processes, supervisor
+from rank0rl.launch.processes import Ranks
+from rank0rl.launch.supervisor import _FailureDetector, _how_it_ended
 
 
 class Alone:
@@ -37,7 +38,7 @@ def test_a_report_is_made_once_and_has_the_code_of_who_makes_it(
     for name, text in (("reporter", reporter), ("failed", failed)):
         if text:
             assert job.write_once(tmp_path / name, text)
-    detector = FailureDetector(tmp_path, 2, Alone(), lambda _: False)
+    detector = _FailureDetector(tmp_path, 2, Alone(), lambda _: False)
     assert detector.report(137, "rank 1 was ended")
     assert (detector.code, capsys.readouterr().err) == (code, err)
     assert not job.write_once(tmp_path / "failed", "77")
@@ -63,7 +64,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(failures, "time", clock)
+    monkeypatch.setattr(supervisor, "time", clock)
     return clock
 
 
@@ -117,7 +118,7 @@ def look(found, clock, seconds, launcher=None):
 )
 def test_what_the_files_of_a_job_say(files, launcher, code, said, tmp_path, capsys, clock):
     write(tmp_path, **files)
-    found = FailureDetector(tmp_path, 2, Alone(), lambda _: False, start_timeout_s=9)
+    found = _FailureDetector(tmp_path, 2, Alone(), lambda _: False, start_timeout_s=9)
     assert look(found, clock, 12, launcher) is (code is not None)
     assert found.code == code
     assert said in capsys.readouterr().err
@@ -128,7 +129,7 @@ def test_a_lost_host_is_named(tmp_path, capsys):
         def lost(self, *_):
             return {"two": "timed out"}
 
-    detector = FailureDetector(tmp_path, 2, Lost(), lambda _: False)
+    detector = _FailureDetector(tmp_path, 2, Lost(), lambda _: False)
     assert detector.find(None)
     assert detector.code == 1
     assert "no connection to host two: timed out" in capsys.readouterr().err
@@ -141,14 +142,14 @@ def test_the_ranks_are_heard_while_a_host_may_be_lost(tmp_path, clock):
             return {"two": "timed out"}
 
     heard = []
-    assert FailureDetector(tmp_path, 2, Silent(), heard.append).find(0)
+    assert _FailureDetector(tmp_path, 2, Silent(), heard.append).find(0)
     assert heard
 
 
 def test_an_exit_status_in_words():
-    assert how_it_ended(128 + signal.SIGTERM, False) == "was ended by signal 15, SIGTERM"
-    assert "memory" in how_it_ended(128 + signal.SIGKILL, False)
-    assert how_it_ended(3, True) == "ended with exit code 3"
+    assert _how_it_ended(128 + signal.SIGTERM, False) == "was ended by signal 15, SIGTERM"
+    assert "memory" in _how_it_ended(128 + signal.SIGKILL, False)
+    assert _how_it_ended(3, True) == "ended with exit code 3"
 
 
 @pytest.fixture
@@ -162,9 +163,9 @@ def tree(tmp_path):
         ["sh", "-c", f"sh -c '{code}' & wait; sleep 600"], start_new_session=True
     )
     try:
-        wait_until(lambda: (each := processes.shell(tmp_path, 0)) and each.rank_id)
+        wait_until(lambda: (each := Ranks(tmp_path, 1).shell(0)) and each.rank_id)
         write(tmp_path, launcher=str(launcher.pid), rank_0="1", rank_1="1")
-        each = processes.shell(tmp_path, 0)
+        each = Ranks(tmp_path, 1).shell(0)
         yield {
             "launcher": launcher.pid,
             "between": each.parent_id,
@@ -189,7 +190,7 @@ def test_whatever_is_stopped_between_supervisor_and_rank_ends_the_job(
 ):
     """Before Python has said a word, too: there is no file of the rank's own."""
     for which, said in STOPPED.items():
-        found = FailureDetector(tmp_path, 2, Alone(), lambda _: False)
+        found = _FailureDetector(tmp_path, 2, Alone(), lambda _: False)
         os.kill(tree[which], signal.SIGSTOP)
         wait_until(lambda: processes.state(tree[which]) == "T")
         assert not look(found, clock, 5)  # it may go on
@@ -212,10 +213,10 @@ def test_whatever_is_stopped_between_supervisor_and_rank_ends_the_job(
     ],
 )
 def test_a_rank_whose_end_nobody_waits_for_ends_the_job(which, said, tree, tmp_path, clock, capsys):
-    found = FailureDetector(tmp_path, 2, Alone(), lambda _: False)
+    found = _FailureDetector(tmp_path, 2, Alone(), lambda _: False)
     assert not look(found, clock, 3)
     os.kill(tree[which], signal.SIGKILL)
-    wait_until(lambda: [*processes.orphans(tmp_path, 2)])
+    wait_until(lambda: Ranks(tmp_path, 2).orphans())
     assert not look(found, clock, 1)  # if the launcher was ended, that comes to light first
     assert look(found, clock, 1)
     assert found.code == 1
@@ -224,12 +225,12 @@ def test_a_rank_whose_end_nobody_waits_for_ends_the_job(which, said, tree, tmp_p
 
 def test_a_rank_that_has_ended_has_the_time_to_close_what_is_its_own(tree, tmp_path, clock):
     write(tmp_path, ended_0="", shell_1="b", ended_1="")
-    assert not look(FailureDetector(tmp_path, 2, Alone(), lambda _: False), clock, 9)
+    assert not look(_FailureDetector(tmp_path, 2, Alone(), lambda _: False), clock, 9)
     os.kill(tree["shell"], signal.SIGSTOP)  # it leaves the rank a zombie
     wait_until(lambda: processes.state(tree["shell"]) == "T")
     os.kill(tree["rank"], signal.SIGKILL)
     wait_until(lambda: processes.state(tree["rank"]) == "Z")
-    found = FailureDetector(tmp_path, 2, Alone(), lambda _: False)
+    found = _FailureDetector(tmp_path, 2, Alone(), lambda _: False)
     assert look(found, clock, 9)
     assert found.code == 0
 
@@ -237,5 +238,5 @@ def test_a_rank_that_has_ended_has_the_time_to_close_what_is_its_own(tree, tmp_p
 def test_a_shell_that_has_said_how_its_rank_ended_may_go(tree, tmp_path, clock):
     write(tmp_path, status_0="0", ended_0="")
     os.kill(tree["shell"], signal.SIGKILL)
-    wait_until(lambda: [*processes.orphans(tmp_path, 2)])
-    assert not look(FailureDetector(tmp_path, 2, Alone(), lambda _: False), clock, 9)
+    wait_until(lambda: Ranks(tmp_path, 2).orphans())
+    assert not look(_FailureDetector(tmp_path, 2, Alone(), lambda _: False), clock, 9)

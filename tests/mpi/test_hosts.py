@@ -16,7 +16,8 @@ from helpers.runs import SMALL, curve, sha, table, train, wait_for_rows
 
 from benchmarks import hosts as namespaces
 from rank0rl.launch import hosts, job
-from rank0rl.launch.hosts import Host, SshSessions, count_ranks, is_here, read_hosts, switches
+from rank0rl.launch.hosts import Host, SshSessions, count_ranks, read_hosts
+from rank0rl.launch.mpiexec import _switches
 from rank0rl.run import run as run_module
 from rank0rl.run.options import RunOptions
 
@@ -86,19 +87,20 @@ def test_ranks_are_as_many_as_slots_or_fewer():
 
 
 def test_this_host_is_known_by_any_of_its_addresses():
-    assert is_here("localhost")
-    assert is_here("127.0.0.1")
-    assert not is_here("192.0.2.1")  # kept for documentation
+    assert read_hosts("localhost", None) == (Host("localhost", 1),)
+    assert read_hosts("127.0.0.1", None) == (Host("127.0.0.1", 1),)
+    with pytest.raises(ValueError, match="the first host must be this one"):
+        read_hosts("192.0.2.1", None)  # kept for documentation
 
 
 def test_each_launcher_is_told_in_its_own_words():
     listed = (Host("a", 8), Host("b", 2))
     env = {"PATH": "x", "BASH_FUNC_f%%": "x", "OMPI_MCA_btl": "x", "RANK0RL_JOB": "x"}
-    assert switches("MPICH", listed, env) == ["-hosts", "a:8,b:2"]
-    words = " ".join(switches("Open MPI", listed, env))
+    assert _switches("MPICH", listed, env) == ["-hosts", "a:8,b:2"]
+    words = " ".join(_switches("Open MPI", listed, env))
     assert words == "--host a:8,b:2 --map-by slot:oversubscribe -x PATH -x RANK0RL_JOB"
     with pytest.raises(ValueError, match="MPICH or Open MPI: got Intel MPI"):
-        switches("Intel MPI", listed, env)
+        _switches("Intel MPI", listed, env)
 
 
 def fake_ssh(folder, monkeypatch, ends):
@@ -124,7 +126,7 @@ def test_a_lost_host_is_left_out_when_the_run_goes_on(tmp_path, monkeypatch):
             assert where() == " --hosts one:1,two:2,three:3 --pass-env 'A,B_*' --nprocs 6"
             assert contact.lost(LIMIT_S) == {"two": "No route"}
             wait_until(lambda: len((tmp_path / "words").read_text().splitlines()) == 2)
-        monkeypatch.setattr(hosts, "is_here", lambda _: True)
+        monkeypatch.setattr(hosts, "_is_here", lambda _: True)
         assert where() == " --hosts one:1,three:3 --pass-env 'A,B_*' --nprocs 4"
         (tmp_path / "hosts").unlink()
         monkeypatch.setenv(

@@ -13,7 +13,7 @@ from helpers import jobs
 from helpers.ranks import HERE, mpiexec, run
 
 from rank0rl.launch import fork, job
-from rank0rl.launch.mpiexec import rank_command
+from rank0rl.launch.mpiexec import _rank_command
 
 RECIPE = [sys.executable, str(HERE / "helpers/recipe.py")]
 
@@ -287,7 +287,7 @@ def test_a_rank_on_another_host_ends_with_the_launcher_there(tmp_path):
     (tmp_path / "script.py").write_text(
         "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(99)\n"
     )
-    rank = rank_command([str(tmp_path / "script.py")])
+    rank = _rank_command([str(tmp_path / "script.py")])
     code = "import subprocess, sys; subprocess.call(sys.argv[1:])"
     there = {**os.environ, "RANK0RL_JOB": str(tmp_path / "not-here"), "PMI_RANK": "1"}
     process = subprocess.Popen(

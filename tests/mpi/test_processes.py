@@ -51,27 +51,28 @@ def test_without_proc_a_rank_is_killed_and_no_group(rank, tmp_path, monkeypatch)
 
 
 def test_the_words_of_a_failed_rank_are_under_way_until_both_streams_are_marked(tmp_path):
+    ranks = processes.Ranks(tmp_path, 2)
     with subprocess.Popen(["false"]) as rank:
         os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
         shell = f"host {os.getppid()} {os.getpid()}"
         (tmp_path / "shell.1").write_text(f"{shell} {rank.pid}")
-        assert processes.words_under_way(tmp_path, 2)
+        assert ranks.words_under_way()
         (tmp_path / "shell.1").write_text(f"{shell} {os.getpid()}")  # a rank that lives
-        assert not processes.words_under_way(tmp_path, 2)
+        assert not ranks.words_under_way()
         (tmp_path / "status.1").write_text("0\n")  # it ended before the others
-        assert processes.words_under_way(tmp_path, 2)
+        assert ranks.words_under_way()
         (tmp_path / "ended.1").touch()
-        assert not processes.words_under_way(tmp_path, 2)
+        assert not ranks.words_under_way()
         (tmp_path / "status.1").write_text("137\n")
-        assert processes.words_under_way(tmp_path, 2)
+        assert ranks.words_under_way()
         (tmp_path / "out.1").touch()
-        assert processes.words_under_way(tmp_path, 2)
+        assert ranks.words_under_way()
         for ended in (rank.pid, 99999999):  # the shell, which nobody or somebody has waited for
             (tmp_path / "shell.1").write_text(f"host 1 {ended} {rank.pid}")
-            assert not processes.words_under_way(tmp_path, 2)
+            assert not ranks.words_under_way()
         (tmp_path / "shell.1").write_text(f"{shell} {rank.pid}")
         (tmp_path / "err.1").touch()
-        assert not processes.words_under_way(tmp_path, 2)
+        assert not ranks.words_under_way()
 
 
 @pytest.mark.usefixtures("no_proc")
@@ -125,7 +126,8 @@ def test_a_proxy_that_nobody_waits_for_keeps_no_file(shm, tmp_path, monkeypatch)
 
 
 def test_no_signal_is_sent_to_a_rank_that_has_ended(rank, tmp_path):
-    assert processes.send(tmp_path, 0, 0)
+    ranks = processes.Ranks(tmp_path, 1)
+    assert ranks.send(0, 0)
     (tmp_path / "status.0").write_text("0")
-    assert not processes.send(tmp_path, 0, signal.SIGKILL)  # the id may be another process's
+    assert not ranks.send(0, signal.SIGKILL)  # the id may be another process's
     assert rank.poll() is None

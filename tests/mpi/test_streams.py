@@ -233,7 +233,7 @@ def watched(tmp_path):
         (tmp_path / "shell.0").write_text(f"host {os.getppid()} {os.getpid()} {process.pid}")
         (tmp_path / "status.0").write_text("1\n")
         select.select([process.stderr], [], [])
-        watching = supervisor.Supervisor(tmp_path, 1, [], supervisor.Signals(), 60.0)
+        watching = supervisor.Supervisor(tmp_path, 1, [], [], 60.0)
         watching._process = process
         yield watching
         process.kill()

@@ -8,27 +8,27 @@ import sys
 import pytest
 from helpers.ranks import HERE, run
 
-from rank0rl.launch import fork, hosts
+from rank0rl.launch import fork, mpiexec
 from rank0rl.launch.hosts import Host
 
 OF_USERS = {"OMP_NUM_THREADS": "1", "WANDB_API_KEY": "secret", "MY_1": "a b;'c'\n", "MY_2": "x"}
 
 
 def test_names_are_those_of_the_list_and_those_that_the_user_adds():
-    assert hosts.passed_variables(None, OF_USERS) == {"OMP_NUM_THREADS"}
-    assert hosts.passed_variables("MY_1", OF_USERS) == {"OMP_NUM_THREADS", "MY_1"}
-    assert hosts.passed_variables("MY_*, WANDB_API_KEY", OF_USERS) == {*OF_USERS}
+    assert mpiexec._passed_variables(None, OF_USERS) == {"OMP_NUM_THREADS"}
+    assert mpiexec._passed_variables("MY_1", OF_USERS) == {"OMP_NUM_THREADS", "MY_1"}
+    assert mpiexec._passed_variables("MY_*, WANDB_API_KEY", OF_USERS) == {*OF_USERS}
 
 
 def test_a_name_that_is_not_set_is_refused():
     with pytest.raises(ValueError, match=r"--pass-env.*'MY_3'"):
-        hosts.passed_variables("MY_1,MY_3", OF_USERS)
+        mpiexec._passed_variables("MY_1,MY_3", OF_USERS)
 
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_what_is_left_out_is_in_a_file_that_any_shell_reads(tmp_path, shell):
     env = {**OF_USERS, "PATH": os.environ["PATH"], "RANK0RL_JOB": "x", "UID": "0", "odd.name": "x"}
-    of_all = hosts.keep_variables_here(env, {"MY_2"}, tmp_path / "environment")
+    of_all = mpiexec.keep_variables_here(env, {"MY_2"}, tmp_path / "environment")
     assert of_all == {
         name: env[name] for name in ("OMP_NUM_THREADS", "MY_2", "PATH", "RANK0RL_JOB")
     }
@@ -40,7 +40,7 @@ def test_what_is_left_out_is_in_a_file_that_any_shell_reads(tmp_path, shell):
 
 def test_the_list_is_documented():
     page = (HERE.parent / "docs" / "several-machines.md").read_text()
-    assert [name for name in hosts.PASSED_VARIABLES if f"`{name}`" not in page] == []
+    assert [name for name in mpiexec.PASSED_VARIABLES if f"`{name}`" not in page] == []
 
 
 LAUNCHER = """#!/bin/sh
@@ -67,8 +67,8 @@ def test_a_launcher_that_starts_nothing_on_other_hosts_is_no_wrong_use(monkeypat
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     two = [Host("localhost", 1), Host("elsewhere", 1)]
-    command = [str(tmp_path / "mpiexec")]
-    assert [fork.run_ranks(2, command, hosts=two[:k], args=["-c", ""]) for k in (1, 2)] == [2, 1]
+    launcher = mpiexec.Launcher([str(tmp_path / "mpiexec")], [sys.executable, "-c", ""])
+    assert [fork._run_ranks(2, launcher, two[:k]) for k in (1, 2)] == [2, 1]
 
 
 def test_the_launcher_and_other_hosts_see_no_more_than_the_list(tmp_path):

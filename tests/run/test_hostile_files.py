@@ -134,7 +134,7 @@ CODE = [
     {"env_id": "subprocess:run", "env_kwargs": {"args": ["touch", "ran"]}},
     {"env_id": "evil:Evil-v0"},
     {
-        "env_id": "rank0rl.launch.fork:run_ranks",
+        "env_id": "rank0rl.launch.fork:mpi_fork",
         "env_kwargs": {"n": 1, "launcher": ["touch", "ran"]},
     },
     {"algo": "evil.py"},

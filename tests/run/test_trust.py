@@ -57,7 +57,7 @@ def test_what_gymnasium_and_rank0rl_bring_is_imported_for_anybody(settings):
     [
         {"env_id": "os:system"},
         {"env_id": "gymnasium.envs.registration:make"},
-        {"env_id": "rank0rl.launch.fork:run_ranks"},
+        {"env_id": "rank0rl.launch.fork:mpi_fork"},
         {"env_id": "Foreign-v0"},
         {"env_id": "Foreign"},
         {"algo": "evil"},

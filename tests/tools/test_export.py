@@ -203,7 +203,7 @@ def test_onnx_gives_the_actions_of_the_program(obs, act, options, masked, tmp_pa
     agent = untrained("ppo", env, **options)
     program = exported(agent, env, masked)
     more = ["memory"] * bool(agent.memory) + ["mask"] * masked
-    export_tool.save_onnx(program, tmp_path / "a.onnx", more)
+    export_tool._save_onnx(program, tmp_path / "a.onnx", more)
     graph = onnxruntime.InferenceSession(tmp_path / "a.onnx")
     assert [x.name for x in graph.get_inputs()] == ["obs", *more]
     assert {x.shape[0] for x in (*graph.get_inputs(), *graph.get_outputs())} == {"N"}
@@ -255,7 +255,7 @@ def test_what_onnx_cannot_hold(tmp_path):
     agent = untrained("ppo", env)
     agent.mode = lambda: Bessel(3, 2)
     with pytest.raises(RuntimeError, match="^ONNX cannot hold this policy: .*bessel_j0"):
-        export_tool.save_onnx(exported(agent, env), tmp_path / "a.onnx", [])
+        export_tool._save_onnx(exported(agent, env), tmp_path / "a.onnx", [])
 
 
 def test_onnx_needs_its_packages(tmp_path, monkeypatch, capsys):

@@ -32,9 +32,8 @@ SAME = "same experiment"
 SAME_BATCH = "same batch, one env a rank"
 LARGER_BATCH = "batch grows with ranks"
 
-# Collectives of an iteration besides the broadcast of the weights: layout of the weights, go on (2),
-# times of the ranks, and layout and end of the gather (2).
-COLLECTIVES = 6
+# Layout of the weights, go on (2), times of the ranks, and layout and end of the gather (2).
+COLLECTIVES = 6  # of an iteration, besides the broadcast of the weights
 # Longest sleep of a waiting rank, in seconds. A rank that forwards a message wakes up half of it late.
 POLL_S = 1e-3
 # Collectives that wait for other nodes: times of the ranks, and layout of the gather. Rank 0 sends the
@@ -119,20 +118,13 @@ ALONE = ("messages", "gather", "update", "record")  # those that rank 0 does alo
 
 
 def iteration(nprocs: int, costs: Costs, machines: Machines) -> Iteration:
-    """Return the seconds of an iteration on so many ranks.
-
-    Raises:
-        ValueError: if a rank would have no env, or a node no rank.
+    """Return the seconds of an iteration on so many ranks: every node has a rank, and every rank an env.
 
     Source: Amdahl 1967 for what ranks share; Thakur, Rabenseifner and Gropp 2005, "Optimization of
         collective communication operations in MPICH", for trees of messages, log2(n) (latency +
         bytes / bandwidth).
     """
-    if not machines.nodes <= nprocs <= costs.num_envs:
-        raise ValueError(
-            f"every node needs a rank and every rank needs an env: got {nprocs} ranks on "
-            f"{machines.nodes} nodes with {costs.num_envs} envs; choose a number of ranks in between"
-        )
+    assert machines.nodes <= nprocs <= costs.num_envs
     mine, most = _envs(nprocs, costs)
     collect = _collect(nprocs, max(most, 0 if costs.overlap else mine), costs, machines)
     exchange = _exchange(nprocs, machines)
@@ -147,9 +139,8 @@ def iteration(nprocs: int, costs: Costs, machines: Machines) -> Iteration:
         seconds += max(collect, rank0, busy / (machines.cores or near))
     else:
         seconds = seconds + collect + costs.update_s
-    return Iteration(
-        seconds, collect, exchange, messages, gather, costs.update_s, broadcast, costs.record_s
-    )
+    update, record = costs.update_s, costs.record_s
+    return Iteration(seconds, collect, exchange, messages, gather, update, broadcast, record)
 
 
 def _rate(nprocs: int, costs: Costs, machines: Machines) -> float:
@@ -350,7 +341,8 @@ def predict(
     one_node = max(measured)
     powers = [2**i for i in range(math.ceil(math.log2(most)) + 1)]
     drawn = {n for n in (*powers, *counts, *measured, min(costs.num_envs, most)) if n <= most}
-    asked, curve = [], []
+    asked: list[Predicted] = []
+    curve: list[Predicted] = []
     for n in sorted({*counts}):
         asked += _each(n, costs, machines, first)
     for n in sorted(drawn):

@@ -87,7 +87,7 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
         takes_masks = "mask" in inspect.signature(agent.mode().forward).parameters
         _, info = env.reset(seed=0)
         masked = takes_masks and bool(spaces.act.choices) and "action_mask" in info
-        program = exported(agent, env, masked)
+        program = _exported(agent, env, masked)
     finally:
         env.close()
     more = list(_more(agent, spaces.act, masked))
@@ -199,7 +199,7 @@ def _save_onnx(program: torch.export.ExportedProgram, out: Path, more: list[str]
     graph.save(out)
 
 
-def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.ExportedProgram:
+def _exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.ExportedProgram:
     """Export a program that returns an agent's most probable actions.
 
     Args:

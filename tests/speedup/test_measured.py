@@ -3,7 +3,8 @@
 import pytest
 from helpers.speedups import row
 
-from rank0rl.tools.speedup.measured import advice, compare, step_fractions
+from rank0rl.tools.speedup.measured import advice, compare
+from rank0rl.tools.speedup.speedup import _step_fractions
 
 
 def work(overlap=False, rank0_envs=False, episodes=False):
@@ -53,11 +54,11 @@ def test_with_overlap_rank_0_learns_while_the_others_collect():
 
 
 def test_fractions_of_the_steps():
-    assert step_fractions(4, [3, 3, 2, 2]) == (0.3, 0.3)
-    assert step_fractions(4, [2, 3, 3, 2]) == (0.2, 0.3)
-    assert step_fractions(1, [8]) == (1, 0)
-    assert step_fractions(4, [3, 3, 2, 2], longest_episode=0.1) == (0.25, 0.25)
-    assert step_fractions(4, [3, 3, 2, 2], longest_episode=0.5) == (0.5, 0.5)
+    assert _step_fractions(4, [3, 3, 2, 2]) == (0.3, 0.3)
+    assert _step_fractions(4, [2, 3, 3, 2]) == (0.2, 0.3)
+    assert _step_fractions(1, [8]) == (1, 0)
+    assert _step_fractions(4, [3, 3, 2, 2], longest_episode=0.1) == (0.25, 0.25)
+    assert _step_fractions(4, [3, 3, 2, 2], longest_episode=0.5) == (0.5, 0.5)
 
 
 SLOW = {"slowest": 0.9, "fastest": 0.3, "collect": 0.5, "wait": 0.5}

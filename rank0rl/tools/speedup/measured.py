@@ -52,38 +52,23 @@ class Row:
         """Fraction of the wall time that belongs to no phase."""
         return 1 - self.fraction(*PHASES)
 
+    def slowdown(self, first: Row) -> float:
+        """Return how many times as long a bare `env.step` takes in its processes as in the first row's.
+
+        At least 1, and 1 if it was not measured.
+        """
+        pace = self.bare_steps_per_s / first.bare_steps_per_s * first.nprocs / self.nprocs
+        return 1.0 if math.isnan(pace) else max(1.0, 1 / pace)
+
 
 def ranks(nprocs: float) -> str:
     """Return "1 rank", "2 ranks"."""
     return f"{nprocs:,.0f} rank{'' if nprocs == 1 else 's'}"
 
 
-def step_fractions(
-    nprocs: int, envs: Sequence[int], longest_episode: float | None = None
-) -> tuple[float, float]:
-    """Return rank 0's fraction of an iteration's steps, and the largest fraction of another rank.
-
-    Fixed-step batches spread as the `envs` of each rank. Ranks take whole episodes as they become free,
-    but one rank has to make all of the longest episode, which is a fraction of the batch's steps.
-    """
-    if longest_episode is not None:
-        least = max(1 / nprocs, min(1.0, longest_episode))
-        return least, least
-    return envs[0] / sum(envs), max(envs[1:], default=0) / sum(envs)
-
-
 def within_cores(rows: Sequence[Row]) -> Row:
     """Return the row with the most ranks that do not outnumber the cores; else the first row."""
     return ([row for row in rows if not row.oversubscribed] or rows[:1])[-1]
-
-
-def slowdown(first: Row, row: Row) -> float:
-    """Return how many times as long a bare `env.step` takes in the row's processes as in the first's.
-
-    At least 1, and 1 if it was not measured.
-    """
-    pace = row.bare_steps_per_s / first.bare_steps_per_s * first.nprocs / row.nprocs
-    return 1.0 if math.isnan(pace) else max(1.0, 1 / pace)
 
 
 def compare(rows: Sequence[Row], given: Settings) -> list[Row]:
@@ -98,7 +83,7 @@ def compare(rows: Sequence[Row], given: Settings) -> list[Row]:
             speedup=row.steps_per_s / first.steps_per_s,
             efficiency=row.steps_per_s / first.steps_per_s * first.nprocs / row.nprocs,
             ceiling=total / _seconds(row, alone, shared, given),
-            expected=total / _seconds(row, alone, shared * slowdown(first, row), given),
+            expected=total / _seconds(row, alone, shared * row.slowdown(first), given),
         )
         for row in rows
     ]

@@ -28,7 +28,7 @@ from rank0rl.run.logger import read_rows
 from rank0rl.run.machine import available_cores
 from rank0rl.run.timing import PHASES
 from rank0rl.tools.speedup import cost_model, outputs, probes
-from rank0rl.tools.speedup.measured import Row, advice, compare, ranks, step_fractions
+from rank0rl.tools.speedup.measured import Row, advice, compare, ranks
 from rank0rl.tools.speedup.probes import FailedError
 
 
@@ -121,9 +121,7 @@ def _predict(given: Options, rows: Sequence[Row], about: dict[str, Any], out: Pa
     )
     settings = about["settings"]
     found = probes.collect_costs(out / "runs" / f"{rows[0].nprocs}-1", given.folder)
-    machines = cost_model.measure_machines(machines, rows, max(given.predict))
-    costs = cost_model.costs_of(rows[0], settings, found)
-    predicted = cost_model.predict(given.predict, costs, machines, rows)
+    predicted = cost_model.predict(given.predict, machines, rows, settings, found)
     nodes = f"{given.nodes} node{'' if given.nodes == 1 else 's'}"
     title = f"{settings['env_id']}, {settings['algo']}, {nodes}"
     outputs.write_prediction(out, predicted, rows, title)
@@ -227,9 +225,23 @@ def _row(runs: Sequence[RunData], bare: Sequence[float], last: int) -> Row:
         bare_steps_per_s=statistics.median(bare),
         return_mean=float(run.rows[-1]["return_mean"]),
         memory_mb=float(run.column("memory_mb").max()),
-        step_fractions=step_fractions(nprocs, envs, longest),
+        step_fractions=_step_fractions(nprocs, envs, longest),
         oversubscribed=nprocs > len(available_cores()),
     )
+
+
+def _step_fractions(
+    nprocs: int, envs: Sequence[int], longest_episode: float | None = None
+) -> tuple[float, float]:
+    """Return rank 0's fraction of an iteration's steps, and the largest fraction of another rank.
+
+    Fixed-step batches spread as the `envs` of each rank. Ranks take whole episodes as they become free,
+    but one rank has to make all of the longest episode, which is a fraction of the batch's steps.
+    """
+    if longest_episode is not None:
+        least = max(1 / nprocs, min(1.0, longest_episode))
+        return least, least
+    return envs[0] / sum(envs), max(envs[1:], default=0) / sum(envs)
 
 
 def _same_curve(runs: Sequence[RunData], last: int) -> str:

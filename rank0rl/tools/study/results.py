@@ -23,7 +23,7 @@ Agents = Mapping[tuple[str, str], Sequence[RunData]]
 """Runs by environment and agent; those of an agent differ in their seeds."""
 
 
-def read(study: Path) -> Agents:
+def _read(study: Path) -> Agents:
     """Return the runs in a study's folder that have ended; before the first has, those that have a return.
 
     Raises:
@@ -49,7 +49,7 @@ def write(out: Path, minutes_to: Sequence[float] = ()) -> str:
     Raises:
         ValueError: if no run has a return, or no matplotlib.
     """
-    agents = read(out)
+    agents = _read(out)
     rows = _of_agents(agents, minutes_to)
     figures.write_csv(out / "table.csv", rows)
     figures.write_csv(out / "runs.csv", _of_runs(agents, minutes_to))
@@ -76,7 +76,7 @@ def page(study: Path) -> str:
         ValueError: if no run has a row yet, or no matplotlib.
     """
     given = settings.load(study / FILE)
-    agents = read(study)
+    agents = _read(study)
     minutes_to = given.get("minutes_to", ())
     groups = plot.curves_of(agents, to_longest=True)
     means = [

@@ -180,28 +180,25 @@ def train(runs: Runs, cores: Sequence[Core]) -> None:
 
     A table shows the runs in training on a terminal. Elsewhere each run that ends has a line.
     """
-    with _Console(runs) as console:
+    console = _Console(runs)
+    try:
         _Schedule(runs, cores, console).run()
+    finally:
+        console.live.stop()
 
 
 class _Console:
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
         self._console = Console(highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self.live = Live(console=self._console, auto_refresh=False, transient=True)
         self._shown = 0.0
-
-    def __enter__(self) -> _Console:
         if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
+            self.live.start()
 
     def show(self, trainings: Sequence[Training]) -> None:
         """Show how far the runs in training have come."""
-        if not self._live.is_started or time.monotonic() < self._shown + _SHOW_S:
+        if not self.live.is_started or time.monotonic() < self._shown + _SHOW_S:
             return
         self._shown = time.monotonic()
         numbers = ("cores", "done", "return", "time left")
@@ -216,7 +213,7 @@ class _Console:
                 duration(times[1]) if times else "",
             )
         table.caption = f"{self._runs.name}: {self._runs.over} of {self._runs.total} runs are over"
-        self._live.update(table, refresh=True)
+        self.live.update(table, refresh=True)
 
     def over(self, planned: Planned, code: int) -> None:
         """Print that a run has ended, and its return, or why it has failed."""

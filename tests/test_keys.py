@@ -12,7 +12,7 @@ from rank0rl.algos.trpo import TRPO, TRPOOptions
 from rank0rl.envs.make import make
 from rank0rl.envs.spaces import describe
 from rank0rl.options import OptionError
-from rank0rl.tools.export import export, exported
+from rank0rl.tools.export import _exported, export
 
 KEYS = {"policy_obs": ("seen",), "critic_obs": ("seen", "hidden")}
 FLAGS = ["--policy-obs", "seen", "--critic-obs", "seen", "hidden"]
@@ -57,7 +57,7 @@ def test_the_exported_policy_takes_only_its_own():
     agent.norm.merge(3 * obs + 1)
     with torch.no_grad():
         agent.policy.mlp.weights[-1].mul_(100)
-    program = exported(agent, env)
+    program = _exported(agent, env)
     got = program.module()(torch.from_numpy(obs[:, known.obs.parts["seen"]])).numpy()
     expected = agent.policy.mode(torch.from_numpy(agent.norm.numpy(obs))).numpy()
     np.testing.assert_array_equal(got, expected)

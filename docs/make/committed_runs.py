@@ -85,7 +85,7 @@ def ended(*folders: str) -> Iterator[tuple[str, Run]]:
     """Yield task and run of the runs of studies that have ended, by task and seed."""
     for path in sorted(RESULTS.glob("/".join([*folders, "*", "progress.csv"])), key=seed_of):
         run = read_run(path.parent)
-        if ending(run):
+        if ending(run.folder):
             columns = (run.column(name) for name in ("steps", "return_mean", "seconds"))
             yield (
                 run.settings["env_id"],

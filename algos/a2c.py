@@ -14,7 +14,7 @@ from torch import nn
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ValueFunction
-from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import Mode, make_policy
 from rank0rl.options import CheckedOptions, Scheduled, option, value_at
@@ -53,7 +53,7 @@ class A2C(Agent):
         self.policy = make_policy(shape, spaces.act, options.hidden, rng)
         self.value = ValueFunction(shape, options.hidden, rng)
         self.noise = self.policy.noise
-        self.flat = flatten_(nn.ModuleList(self.modules().values()))
+        self.flat = Flat(nn.ModuleList(self.modules().values()))
         self.adam = Adam(self.flat)
 
     def act(self, step: Step) -> tuple[Array, Batch]:

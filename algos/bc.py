@@ -17,7 +17,7 @@ from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch, minibatches
 from rank0rl.envs import demonstrations
 from rank0rl.nets.actor_critic import NetworkOptions
-from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.update import ValueFit
 from rank0rl.options import OptionError, Scheduled, option, value_at
 from rank0rl.returns import explained_variance
@@ -59,8 +59,8 @@ class BC(Agent):
         self.mode_obs = options.policy_obs
         self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise = self.nets.noise
-        self.flat = flatten_(self.policy)
-        self.value_flat = flatten_(nn.ModuleList([self.value, self.norm]))
+        self.flat = Flat(self.policy)
+        self.value_flat = Flat(nn.ModuleList([self.value, self.norm]))
         self.adam, self.value_adam = Adam(self.flat), Adam(self.value_flat)
         self.begun, self.sha256 = False, ""
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import ActorCritic, ValueFunction
-from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import Actions, make_policy
 from rank0rl.nets.update import ValueFit
@@ -88,8 +88,8 @@ class KLPPO(Agent):
         self.value = ValueFunction(inputs, value_hidden, rng)
         self.nets = ActorCritic(self.norm, self.policy, self.value)
         self.noise = self.policy.noise
-        self.flat = flatten_(self.policy)
-        self.value_flat = flatten_(nn.ModuleList([self.value, self.norm]))
+        self.flat = Flat(self.policy)
+        self.value_flat = Flat(nn.ModuleList([self.value, self.norm]))
         self.adam, self.value_adam = Adam(self.flat), Adam(self.value_flat)
         self.beta, self.multiplier = 1.0, 1.0  # weight of the KL penalty; factor of the step size
         self.previous: Batch = {}

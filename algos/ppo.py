@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import MakeNetworks, NetworkOptions, Objective
-from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.recurrent import Cell, recurrent_networks
 from rank0rl.nets.update import GradientSteps, gradient_steps
 from rank0rl.options import Scheduled, changing, option, value_at
@@ -80,7 +80,7 @@ class PPO(Agent):
             self.devices = ("cpu",)
         if opt.entropy_coef:  # else gradient steps are compiled without the bonus
             self.coefficients = (*self.coefficients, "entropy_coef")
-        self.flat = flatten_(nn.ModuleList(self.nets.modules().values()))
+        self.flat = Flat(nn.ModuleList(self.nets.modules().values()))
         self.adam = Adam(self.flat, eps=1e-5)
         self.objective = self.objective_at(0.0)
 

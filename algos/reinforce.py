@@ -9,7 +9,7 @@ from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.policies import Mode, make_policy
 from rank0rl.options import CheckedOptions, Scheduled, option, value_at
 from rank0rl.returns import discounted_sum
@@ -37,7 +37,7 @@ class Reinforce(Agent):
         self.options = options
         self.policy = make_policy((spaces.obs.size,), spaces.act, options.hidden, rng)
         self.noise = self.policy.noise
-        self.flat = flatten_(self.policy)
+        self.flat = Flat(self.policy)
         self.adam = Adam(self.flat)
 
     def act(self, step: Step) -> tuple[Array, Batch]:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import MakeNetworks, NetworkOptions
-from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.update import ValueFit, fisher_products
 from rank0rl.options import OptionError, Scheduled, changing, option, value_at
 from rank0rl.returns import explained_variance
@@ -67,8 +67,8 @@ class TRPO(Agent):
         self.noise = self.policy.noise
         if {*self.policy.parameters()} & {*self.value.parameters()}:
             raise OptionError("trpo steps policy and value function apart: they may share no layer")
-        self.flat = flatten_(self.policy)
-        self.value_flat = flatten_(nn.ModuleList([self.value, self.norm]))
+        self.flat = Flat(self.policy)
+        self.value_flat = Flat(nn.ModuleList([self.value, self.norm]))
         self.adam = Adam(self.value_flat)
 
     def act(self, step: Step) -> tuple[Array, Batch]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.policies import make_policy
 from rank0rl.nets.recurrent import Recurrent, chunked, filled, firsts
 from rank0rl.options import CheckedOptions, option
@@ -43,7 +43,7 @@ class Remember(Agent):
         self.layer = Recurrent("gru", spaces.obs.size, options.size, rng)
         self.policy = make_policy((options.size,), spaces.act, (), rng)
         self.noise, self.memory = self.policy.noise, self.layer.memory
-        self.flat = flatten_(nn.ModuleList([self.layer, self.policy]))
+        self.flat = Flat(nn.ModuleList([self.layer, self.policy]))
         self.adam = Adam(self.flat)
 
     def act(self, step: Step) -> tuple[Array, Batch]:

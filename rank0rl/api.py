@@ -25,22 +25,21 @@ from rank0rl.launch.failures import WRONG_USE, exit_code_after
 from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.options import flag
 from rank0rl.policy import Policy, load
-from rank0rl.run import files
-from rank0rl.run import folder as run_data
+from rank0rl.run.files import read_json
+from rank0rl.run.folder import read_run
 
 _BOX = "\u2500\u2502\u256d\u256e\u256f\u2570 \n"
 _WRONG_USE = ("error: ", "\u256d", "\u2502", "\u2570")  # tyro draws a box around what is wrong
 
 
 class Run:
-    """The folder of a run, and what is in it.
+    """The folder of a run, and its contents. Each property reads the files anew.
 
     Args:
         folder: the run's folder.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Keep the folder. It is read whenever something of it is asked for."""
         self.folder = Path(folder)
 
     def __repr__(self) -> str:
@@ -49,17 +48,17 @@ class Run:
     @property
     def settings(self) -> dict[str, Any]:
         """Settings of the run, by the names of its options."""
-        return run_data.read_run(self.folder).settings
+        return read_run(self.folder).settings
 
     @property
     def summary(self) -> dict[str, Any]:
         """The contents of summary.json: steps, seconds, mean return, hash of the weights, and so on."""
-        return dict(files.read_json(self.folder / "summary.json", "summary"))
+        return dict(read_json(self.folder / "summary.json", "summary"))
 
     @property
     def progress(self) -> Any:
-        """The rows of progress.csv: a pandas DataFrame if there is pandas, else column -> array."""
-        rows = run_data.read_run(self.folder).rows
+        """The rows of progress.csv: a pandas DataFrame if pandas is installed, else column -> array."""
+        rows = read_run(self.folder).rows
         try:
             import pandas as pd
         except ModuleNotFoundError:
@@ -71,7 +70,7 @@ class Run:
         return load(self.folder, trust)
 
     def plot(self, y: str = "return_mean", x: str = "steps") -> Any:
-        """Draw a column of the record; return the matplotlib figure, which a notebook shows.
+        """Draw a column of progress.csv; return the matplotlib figure, which a notebook shows.
 
         Args:
             y: a column of progress.csv.
@@ -95,33 +94,29 @@ class Run:
         return out
 
 
-def train(
-    env_id: str | Callable[..., Any] | None = None,
-    **options: Any,
-) -> Run:
-    """Train an agent on N ranks, which are started underneath, and wait for the end.
+def train(env_id: str | Callable[..., Any] | None = None, **options: Any) -> Run:
+    """Train an agent on N ranks, which this call starts, and wait for the end.
 
     The options are those of the command line, with the same names and checks: ``train("Walker2d",
-    algo="ppo", nprocs=2, total_steps=1_000_000)``. What a run prints is printed here. An interrupt
-    (Ctrl-C, or that of a notebook) saves the run first; ``train(resume=folder)`` goes on with it. With
-    ``run_dir=folder, resume="auto"`` the same call begins a run, and goes on with it.
+    algo="ppo", nprocs=2, total_steps=1_000_000)``. The output of the run is printed here. An interrupt
+    (Ctrl-C, or the stop button of a notebook) saves the run first; ``train(resume=folder)`` resumes it.
+    With ``run_dir=folder, resume="auto"`` the same call begins a run, and later resumes it.
 
     In a script, call this under ``if __name__ == "__main__":`` if the agent or the environment is in
-    the same file, because ranks import it.
+    the same file, because ranks import the file.
 
     Args:
-        env_id: the environment, if the run is not resumed: an id, or a function in a file that makes
-            one.
-        options: options of the run and of its agent. None means that one is not given. Classes and
-            functions may stand for their names, as in algo=MyAgent or hook=MyHook, if ranks can
-            import them from a file.
+        env_id: the environment: an id, or a function in a file that makes one. None for a resume.
+        options: options of the run and of its agent. An option that is None counts as not given. A
+            class or a function may stand for its name, as in algo=MyAgent or hook=MyHook, if ranks
+            can import it from a file.
 
     Returns:
         The run.
 
     Raises:
         ValueError: for a wrong use, with the message of the command line.
-        RuntimeError: if a rank has failed; its traceback has been printed.
+        RuntimeError: if a rank has failed. Its traceback is printed before.
         KeyboardInterrupt: after an interrupt, once the run is saved.
     """
     if job.world_rank() is not None or job.supervised():
@@ -159,19 +154,19 @@ def evaluate(
         run: a policy, or what `rank0rl.load` takes.
         episodes: number of episodes.
         seed: seed of the episodes. None: the run's seed.
-        deterministic: choose the most probable actions, and draw none at random.
+        deterministic: True to choose the most probable actions, and draw none at random.
         trust: as in `rank0rl.load`.
 
     Returns:
-        "return", "length" and what the run's `info` named, (episodes,) each.
+        "return", "length" and the figures of the run's `info`, (episodes,) each.
 
     Raises:
-        ValueError: as `rank0rl.load`, and for less than one episode.
+        ValueError: in the same cases as `rank0rl.load`, and for less than one episode.
     """
     if isinstance(run, Run):
         run = run.folder
-    of = run if isinstance(run, Policy) else load(run, trust)
-    return of.evaluate(episodes, seed, deterministic)
+    policy = run if isinstance(run, Policy) else load(run, trust)
+    return policy.evaluate(episodes, seed, deterministic)
 
 
 def _words(env_id: Any, options: Mapping[str, Any]) -> list[str]:
@@ -194,17 +189,17 @@ def _words(env_id: Any, options: Mapping[str, Any]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or an array of NumPy as JSON knows it."""
+    """Return a number or an array of NumPy as numbers and lists, for JSON."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise ValueError(f"options are numbers, texts and lists: got {value!r:.100}")
 
 
 def _name(option: str, value: Any) -> str:
-    """Return a value as a word of the command line: of a class or a function, where ranks find it.
+    """Return a value as a word of the command line. A class or a function becomes its file and name.
 
     Raises:
-        ValueError: if they cannot, because it is in no file.
+        ValueError: if ranks cannot import it, because it is in no file.
     """
     if isinstance(value, Run):
         return str(value.folder)
@@ -224,7 +219,7 @@ def _name(option: str, value: Any) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the ranks, which import what this process can."""
+    """Return the environment of the ranks. They can import every module that this process can."""
     python = (sys.prefix, sys.base_prefix)
     own = [path for path in sys.path if not any(map(Path(path).is_relative_to, python))]
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else ""
@@ -233,15 +228,15 @@ def _environment() -> dict[str, str]:
 
 
 def _relayed(command: list[str], env: Mapping[str, str], told: Path) -> tuple[int, str]:
-    """Run a command, print what it prints, and pass interrupts on to it.
+    """Run a command, print its output, and pass interrupts on to it.
 
     Args:
         command: the command.
-        env: its environment.
-        told: the file that the run's folder is written to, when the run has begun.
+        env: its environment variables.
+        told: file into which the command writes the run's folder, once the run has begun.
 
     Returns:
-        Its exit code; and what it has said to be wrong with its use, which is not printed.
+        The exit code; and the message about a wrong use, which is not printed.
     """
     lines: queue.Queue[tuple[str, str]] = queue.Queue()
     process = subprocess.Popen(
@@ -267,13 +262,13 @@ def _relayed(command: list[str], env: Mapping[str, str], told: Path) -> tuple[in
                 else:
                     print(text, end="", file=getattr(sys, name), flush=True)
             except queue.Empty:
-                if process.poll() is not None:  # what it has left behind may keep the pipes open
+                if process.poll() is not None:  # a child of the command may keep the pipes open
                     break
             except KeyboardInterrupt:
                 process.send_signal(signal.SIGINT)
     finally:
         if process.poll() is None:
-            process.terminate()  # it saves, and ends its ranks
+            process.terminate()  # it saves the run, and ends the ranks
             process.wait()
     if process.returncode != 2:
         print("".join(refused), end="", file=sys.stderr)
@@ -282,14 +277,14 @@ def _relayed(command: list[str], env: Mapping[str, str], told: Path) -> tuple[in
 
 
 def _read(pipe: IO[bytes], name: str, lines: queue.Queue[tuple[str, str]]) -> None:
-    """Put what comes out of a pipe into a queue, until its end."""
+    """Put the lines of a pipe into a queue, until the end of the pipe."""
     text = io.TextIOWrapper(pipe, errors="replace", newline="")
     for line in iter(text.readline, ""):
         lines.put((name, line))
 
 
 def _column(values: list[str]) -> Any:
-    """Return a column of progress.csv as numbers, nan where there is none; as text if it is no number."""
+    """Return a column of progress.csv as numbers, nan where it is empty; as texts if one is no number."""
     try:
         return np.array([float(value or "nan") for value in values])
     except ValueError:

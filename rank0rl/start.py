@@ -1,6 +1,6 @@
 """Start a run on this rank: rank 0's plan, the objects of the loop, then the loop.
 
-Rank 0 reads and checks everything, once. The other ranks are told what it found, or how it failed.
+Rank 0 reads and checks everything, once. It tells the other ranks the options, or the exit code.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def start(
     Args:
         words: the command line.
         configs: folder of TOML files, one of which may be loaded by itself.
-        check: raises ValueError for options that the hooks cannot serve. Called on rank 0.
-        more_hooks: returns hooks of the loop, from the options and the run's folder.
+        check: raises ValueError if the options do not suit `more_hooks`. Called on rank 0.
+        more_hooks: returns more hooks, given the options and the run's folder.
 
     Returns:
         The exit code: 0, or 2 for a wrong use.
@@ -77,12 +77,9 @@ def start(
     with ExitStack() as stack:
         if isinstance(plan, Plan):
             stack.callback(plan.unlock)
-        rollout = stack.enter_context(
-            closing(make_rollout(options, comm.get_rank(), comm.get_nworkers()))
-        )
-        described = comm.allgather_obj(
-            rollout.block.words, "the spaces of every rank's environments"
-        )
+        rank, nworkers = comm.get_rank(), comm.get_nworkers()
+        rollout = stack.enter_context(closing(make_rollout(options, rank, nworkers)))
+        described = comm.allgather_obj(rollout.block.words, "the spaces of every environment")
         refuse_other_spaces({env: its for rank in described for env, its in rank.items()})
         try:
             seeding.seed_globals(options.seed, "init", 1)
@@ -97,16 +94,21 @@ def start(
         machines = comm.allgather_obj(machine.describe(), "what every rank runs on")
         state = State(agent, collector, options, as_settings(options, agent_options))
         if options.eval_every:
-            state.hooks.append(Evaluation(options, comm.get_nworkers()))
+            state.hooks.append(Evaluation(options, nworkers))
         state.hooks += more_hooks(options, folder)
         state.hooks += make_hooks(options, agent, collector.begin_with, state.share_over)
-        recorder = _recorder(plan, state, phases, machines) if isinstance(plan, Plan) else None
+        try:
+            recorder = (
+                _open_record(plan, state, phases, machines) if isinstance(plan, Plan) else None
+            )
+        except ValueError as error:
+            job.fail(1, f"error: {error}")
+            comm.abort(1)
+            raise
         run = Run(phases, recorder, state.hooks)
         learner = Learner(agent, options, phases, state.share_over)
         overlap = Overlap(learner, collector, phases, state.share_over)
-        set_threads(
-            1
-        )  # again: the user's code may have loaded another BLAS, or set torch's threads
+        set_threads(1)  # again: the user's code may have loaded another BLAS or set torch's threads
         try:
             learner.prepare()
             train(agent, collector, overlap if options.overlap else learner, run)
@@ -118,17 +120,17 @@ def start(
 
 
 def _plan(words: Words, configs: Path | None, check: Callable[[RunOptions], None]) -> Plan | int:
-    """Return the plan of rank 0, or the exit code after saying what is wrong."""
+    """Return the plan of rank 0; or the exit code, once help or the mistake is printed."""
     try:
         return prepare(words, configs, comm.get_nworkers(), os.environ.get(job.RESUME), check)
-    except SystemExit as done:  # tyro has printed help or what is wrong with an argument
+    except SystemExit as done:  # raised by tyro
         return int(done.code or 0)
     except ValueError as error:
         return _refuse(error)
 
 
 def _refuse(error: ValueError) -> int:
-    """Say what is wrong with the command line, on rank 0; return the exit code."""
+    """Print the mistake in the command line, on rank 0; return the exit code."""
     if comm.get_rank() == 0:
         print(f"error: {error}", file=sys.stderr)
     return WRONG_USE
@@ -167,29 +169,16 @@ def _replay(options: RunOptions, folder: Path, iteration: int, fragment_id: int)
     )
 
 
-def _recorder(
+def _open_record(
     plan: Plan, state: State, phases: Phases, machines: Sequence[Mapping[str, Any]]
 ) -> Recorder:
-    """Return rank 0's recorder, or end the job with one line if the run cannot go on.
+    """Return rank 0's recorder. A resumed run first goes on from its last checkpoint.
 
     Args:
         plan: settings and folder of the run.
         state: state of a run that begins.
         phases: seconds of each phase.
         machines: `machine.describe` of every rank.
-    """
-    try:
-        return _open_record(plan, state, phases, machines)
-    except ValueError as error:
-        job.fail(1, f"error: {error}")
-        comm.abort(1)
-        raise
-
-
-def _open_record(
-    plan: Plan, state: State, phases: Phases, machines: Sequence[Mapping[str, Any]]
-) -> Recorder:
-    """Open a run's record; on a resume, load its last checkpoint first.
 
     Raises:
         ValueError: if the checkpoint does not fit the agent, or a file of the run is damaged.
@@ -209,13 +198,8 @@ def _open_record(
     starts = settings.write(folder / "config.toml", state.settings, start)
     state.hooks += _loggers(plan, state, starts[0])
     logger = Logger(folder, options.quiet)
-    about = {
-        "env_id": options.env_id,
-        "algo": options.algo,
-        "seed": options.seed,
-        "nprocs": nworkers,
-        "num_envs": options.num_envs,
-    }
+    about: dict[str, Any] = {name: getattr(options, name) for name in ("env_id", "algo", "seed")}
+    about |= {"nprocs": nworkers, "num_envs": options.num_envs}
     command = partial(_resume_command, plan, nworkers, words_to_go_on(state.settings))
     recorder = Recorder(state, options, phases, about, logger, command)
     logger.print(
@@ -227,7 +211,7 @@ def _open_record(
     if options.gather_parts > 1 and not comm.has_threads():
         logger.print("note: --gather-parts has no effect: this MPI does not support threads")
     changes = machine.differences(starts[-2], starts[-1]) if len(starts) > 1 else []
-    differences = [*changes, *machine.host_differences(machines)]
+    differences = [*changes, *_host_differences(machines)]
     modules = state.agent.modules().values()
     notes = [*plan.notes, *cost_notes(modules, getattr(plan.agent, "epochs", 1), options.device)]
     notes += [f"{each}: the last bits of the curve may differ" for each in differences]
@@ -236,14 +220,27 @@ def _open_record(
     return recorder
 
 
+def _host_differences(machines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List how each host differs from the first one."""
+    hosts = {each["host"]: each for each in reversed(machines)}
+    return [
+        line
+        for host, each in reversed(hosts.items())
+        for line in machine.differences(
+            machines[0], each, f"{{name}} {{before}} is {{now}} on {host}"
+        )
+    ]
+
+
 def _resume_command(plan: Plan, nworkers: int, code: str) -> str:
+    """Return the command line that resumes a run; `code` names code that must be named again."""
     where = _where(plan.options, nworkers)
     resume = shlex.join([*program(), "--resume", str(plan.folder)])
     return f"{resume}{code}{where}"
 
 
 def _where(given: RunOptions, nworkers: int) -> str:
-    """Return the options that start as many ranks again, on the same hosts but for lost ones."""
+    """Return the options that start as many ranks again, on the same hosts without lost ones."""
     where = {"--hosts": given.hosts, "--hostfile": given.hostfile, "--pass-env": given.pass_env}
     where["--keep-batches"] = given.keep_batches
     if left := job.hosts_left():
@@ -254,7 +251,7 @@ def _where(given: RunOptions, nworkers: int) -> str:
 
 
 def _loggers(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterator[Hook]:
-    """Yield where the record goes besides the run's folder."""
+    """Yield the hooks that send the record elsewhere."""
     options, folder = plan.options, plan.folder
     if options.tensorboard:
         yield TensorBoard(folder, state.progress.steps)

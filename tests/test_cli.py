@@ -107,7 +107,7 @@ def test_the_supervisor_and_the_ranks_read_the_same():
     argv = ["CartPole", "--nprocs", "2", "--num_envs=3", "--max-restarts", "1", "--bind-to-core"]
     argv += ["--hosts", "None", "--collective-timeout", "1.5", "--lr", "1", "--hidden", "8", "8"]
     given = launch_options(argv)
-    run, _ = settings.read_line(Words.read(argv), {}, "")
+    run, _ = settings._read_line(Words.read(argv), {}, "")
     assert given == LaunchOptions(**{name: getattr(run, name) for name in vars(given)})
     assert (given.nprocs, given.num_envs, given.max_restarts) == (2, 3, 1)
     assert (given.hosts, given.bind_to_core, given.collective_timeout) == (None, True, 1.5)

@@ -11,7 +11,7 @@ from helpers.runs import curve, replay, resume, sha, table, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rank0rl.envs.wrappers import EPISODE, EpisodeInfo, ResetMethod, label
-from rank0rl.run.hooks import Curriculum, Record, chosen
+from rank0rl.run.hooks import Curriculum, chosen
 
 CORRIDOR = ["examples.02_environment:corridor", "--curriculum", "examples.06_curriculum:farther"]
 STEPS = ["--steps-per-batch", "256", "--total-steps", "1536"]
@@ -104,7 +104,7 @@ def test_settings_are_plain_data():
     curriculum = Curriculum(choose, lambda *settings: began.append(settings), lambda: 0.5)
     for iteration in range(1, 4):
         curriculum.before(iteration)
-        record = Record({"settings": began[-1][1], "return_mean": iteration})
+        record = {"settings": began[-1][1], "return_mean": iteration}
         curriculum.after(None, iteration, record)
     assert began[0] == (1, '{"a": 0, "b": [0.0, 0.0]}')
     assert asked[1] == (0.5, {"return_mean": 1, "settings": {"a": 0, "b": [0.0, 0.0]}})

@@ -224,9 +224,9 @@ def test_a_clone_of_normal_actions_has_their_spread():
     agent.options = BCOptions(data="x")
     agent.nets = agent.options.networks(BOX, rng)
     agent.norm, agent.policy = agent.nets.norm, agent.nets.policy
-    from rank0rl.nets.flat import Adam, flatten_
+    from rank0rl.nets.flat import Adam, Flat
 
-    agent.flat = flatten_(agent.policy)
+    agent.flat = Flat(agent.policy)
     agent.adam = Adam(agent.flat)
     for step in range(600):
         few = rng.integers(4000, size=256)

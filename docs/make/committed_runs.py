@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from theme import DOCS
 
-from rank0rl.run import folder as run_data
+from rank0rl.run.folder import RunData, read_run
 from rank0rl.tools.study.results import ending
 
 RESULTS = DOCS.parent / "benchmarks" / "results"
@@ -84,8 +84,8 @@ def other_tasks() -> Runs:
 def ended(*folders: str) -> Iterator[tuple[str, Run]]:
     """Yield task and run of the runs of studies that have ended, by task and seed."""
     for path in sorted(RESULTS.glob("/".join([*folders, "*", "progress.csv"])), key=seed_of):
-        run = run_data.read_run(path.parent)
-        if ending(run):
+        run = read_run(path.parent)
+        if ending(run.folder):
             columns = (run.column(name) for name in ("steps", "return_mean", "seconds"))
             yield (
                 run.settings["env_id"],
@@ -100,7 +100,7 @@ def seed_of(path: Path) -> tuple[str, int]:
     return name, int(seed)
 
 
-def command(run: run_data.RunData) -> str:
+def command(run: RunData) -> str:
     """Return the command that trains this run again, with train.py on two ranks."""
     words = run.starts[0]["command"].removeprefix("python -m rank0rl train ").split()
     words[words.index("--nprocs") + 1] = "2"

@@ -31,11 +31,11 @@ from rank0rl.mpi.world import attempt
 
 AxisName: TypeAlias = str | list[str] | tuple[str, ...] | None
 
-DP_AXIS_NAME = "DP"
+DP = "DP"
 """Axis of the ranks that share the samples of one agent."""
-POP_AXIS_NAME = "POP"
+POP = "POP"
 """Axis of the ranks that share the agents of a population."""
-PMAP_AXIS_NAME = "P"
+P = "P"
 """Axis of all ranks, in versions of EvoRL that use jax.pmap."""
 
 
@@ -124,7 +124,7 @@ def current_mesh() -> Mesh:
 
 
 def _all_ranks() -> Mesh:
-    names = (DP_AXIS_NAME, POP_AXIS_NAME, PMAP_AXIS_NAME)
+    names = (DP, POP, P)
     sizes = dict.fromkeys(names, comm.get_nworkers())
     return Mesh(sizes, dict.fromkeys(_sets(names), comm.world()))
 

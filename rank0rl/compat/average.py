@@ -95,19 +95,12 @@ def average_grads_(
     comm: Comm | None = None,
     problem: str = "",
 ) -> dict[str, Tensor]:
-    """Average gradients that are not in the parameters' `grad`, as `all_avg_grads` does.
+    """Average gradients that are not in the parameters' `grad`, in place, as `all_avg_grads` does.
+
+    Return name -> gradient, where any rank has one, in the order of the parameters. A `problem` is what
+    else is wrong on this rank; "" if nothing is. Error messages begin with `what`.
 
     Collective: every rank calls this, in the same order.
-
-    Args:
-        params: name -> parameter, the same on every rank.
-        grads: name -> its gradient, to overwrite in place, where this rank has one.
-        what: name of the collective, for error messages.
-        comm: the ranks; all of the job by default.
-        problem: what else is wrong on this rank; "" if nothing is.
-
-    Returns:
-        Name -> gradient, where any rank has one, in the order of the parameters.
     """
     has = bytes([name in grads for name in params])
     _, wrong = attempt(lambda: check_data(params, grads), None)

@@ -18,53 +18,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rank0rl.compat._evorl_axes import (
-    DP_AXIS_NAME,
-    PMAP_AXIS_NAME,
-    POP_AXIS_NAME,
-    AxisName,
-    Mesh,
-    all_gather,
-    current_mesh,
-    laid,
-    named,
-    pmax,
-    pmean,
-    pmin,
-    psum,
-    rebuilt,
-    tree_map,
-    unpmap,
-    use_axes,
-)
+from rank0rl.compat import _evorl_axes
+from rank0rl.compat._evorl_axes import AxisName, Mesh, current_mesh, laid, named, rebuilt, tree_map
 from rank0rl.mpi import comm
 from rank0rl.mpi.gather import gather_many
 from rank0rl.mpi.values import as_value
 from rank0rl.mpi.world import alone, attempt
 
-__all__ = [
-    "DP_AXIS_NAME",
-    "PMAP_AXIS_NAME",
-    "POP_AXIS_NAME",
-    "Mesh",
-    "TorchOptimizer",
-    "agent_gradient_update",
-    "all_gather",
-    "get_global_ranks",
-    "get_process_id",
-    "gradient_update",
-    "is_dist_initialized",
-    "pmax",
-    "pmean",
-    "pmin",
-    "psum",
-    "shmap_map",
-    "shmap_vmap",
-    "split_key_to_devices",
-    "tree_device_put",
-    "unpmap",
-    "use_axes",
-]
+DP_AXIS_NAME, POP_AXIS_NAME, PMAP_AXIS_NAME = _evorl_axes.DP, _evorl_axes.POP, _evorl_axes.P
+use_axes, all_gather, unpmap = _evorl_axes.use_axes, _evorl_axes.all_gather, _evorl_axes.unpmap
+psum, pmean = _evorl_axes.psum, _evorl_axes.pmean
+pmax, pmin = _evorl_axes.pmax, _evorl_axes.pmin
 
 Update = Callable[..., tuple[Any, Any, Any]]
 

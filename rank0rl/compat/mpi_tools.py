@@ -10,25 +10,11 @@ import numpy as np
 from rank0rl.launch import fork
 from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.agreement import SMALL, exchange
-from rank0rl.mpi.comm import get_nworkers as num_procs
-from rank0rl.mpi.comm import get_rank as proc_id
-from rank0rl.mpi.reduce import all_mean as mpi_avg
-from rank0rl.mpi.reduce import all_sum as mpi_sum
 from rank0rl.mpi.values import Value, as_value, check_numbers, is_tensor
 from rank0rl.mpi.world import attempt
 
-__all__ = [
-    "allreduce",
-    "broadcast",
-    "mpi_avg",
-    "mpi_fork",
-    "mpi_op",
-    "mpi_statistics_scalar",
-    "mpi_sum",
-    "msg",
-    "num_procs",
-    "proc_id",
-]
+proc_id, num_procs = comm.get_rank, comm.get_nworkers
+mpi_sum, mpi_avg = reduce.all_sum, reduce.all_mean
 
 _OPS = ("sum", "prod", "max", "min")
 _TORCH = {"product": "prod", "avg": "mean"}  # names of torch.distributed.ReduceOp
@@ -38,11 +24,7 @@ def mpi_fork(n: int, bind_to_core: bool = False) -> None:
     """Run this command line again on n ranks, and end this process when they have ended.
 
     The call returns in every rank. With n <= 1, and in a job that a launcher started, it does
-    nothing.
-
-    Args:
-        n: number of ranks.
-        bind_to_core: True to bind every rank to one core.
+    nothing. With `bind_to_core` every rank is bound to one core.
 
     Raises:
         SystemExit: in the original process, with the job's exit code; 0 means success.

@@ -19,10 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rank0rl.compat import mpi_pytorch
 from rank0rl.compat.average import all_avg_wts
-from rank0rl.compat.mpi_pytorch import mpi_avg_grads as avg_grads
-from rank0rl.compat.mpi_pytorch import setup_pytorch_for_mpi as setup_distributed
-from rank0rl.compat.mpi_pytorch import sync_params
 from rank0rl.compat.mpi_tools import (
     _bcast_from,
     _not_a_rank,
@@ -34,34 +32,12 @@ from rank0rl.compat.mpi_tools import (
 from rank0rl.launch import fork as launch
 from rank0rl.mpi import comm
 from rank0rl.mpi.agreement import check_layout
-from rank0rl.mpi.comm import get_nworkers as world_size
-from rank0rl.mpi.comm import get_rank
 from rank0rl.mpi.gather import gather_many
 from rank0rl.mpi.world import attempt
 
-__all__ = [
-    "all_gather",
-    "all_reduce",
-    "avg_grads",
-    "avg_params",
-    "avg_tensor",
-    "broadcast",
-    "dist_avg",
-    "dist_max",
-    "dist_min",
-    "dist_op",
-    "dist_statistics_scalar",
-    "dist_sum",
-    "fork",
-    "gather",
-    "get_rank",
-    "is_master",
-    "reduce",
-    "scatter",
-    "setup_distributed",
-    "sync_params",
-    "world_size",
-]
+get_rank, world_size = comm.get_rank, comm.get_nworkers
+setup_distributed = mpi_pytorch.setup_pytorch_for_mpi
+avg_grads, sync_params = mpi_pytorch.mpi_avg_grads, mpi_pytorch.sync_params
 
 
 def is_master() -> bool:
@@ -90,8 +66,7 @@ def fork(
     Args:
         parallel: number of ranks. With 1 or less, nothing is started.
         bind_to_core: True to bind every rank to one core.
-        use_number_of_threads: True to count hardware threads as cores. It has an effect on Open MPI
-            only.
+        use_number_of_threads: True to count hardware threads as cores, on Open MPI.
         device: torch's name of a device. It is only checked: MPI sends the arrays of every device
             through main memory. `rank0rl.tf_config` is the GPU of each rank.
         manual_args: arguments of Python on the ranks, in place of those of this process: a script
@@ -222,13 +197,9 @@ def avg_params(module: nn.Module) -> None:
 
 
 def avg_tensor(value: Tensor) -> None:
-    """Overwrite a tensor of real or complex numbers, in place, with its mean over ranks.
+    """Overwrite a tensor of real or complex numbers with its mean over ranks. Wrong use is as in `all_reduce`.
 
-    Collective: every rank calls this, in the same order, with the same dtype and shape.
-
-    Raises:
-        ValueError: the same on every rank, if dtypes or shapes differ between ranks, or if the
-            value is anything else.
+    Collective: every rank calls this, in the same order.
     """
     _reduce_into(value, value, "mean", "avg_tensor", _unsupported(value))
 

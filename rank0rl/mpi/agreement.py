@@ -53,11 +53,10 @@ def check_layout(
     """
     sent = np.array(numbers, np.int64).tobytes()
     each = exchange(layout, what, sent, problem, same, comm, or_nothing)
-    size = max(map(len, each))
-    nothing = np.full(size // 8, -1).tobytes()
-    return np.frombuffer(b"".join(part or nothing for part in each), np.int64).reshape(
-        len(each), size // 8
-    )
+    count = max(map(len, each)) // 8
+    nothing = np.full(count, -1).tobytes()
+    told = b"".join(part or nothing for part in each)
+    return np.frombuffer(told, np.int64).reshape(len(each), count)
 
 
 @collective
@@ -72,8 +71,8 @@ def exchange(
 ) -> Sequence[bytes]:
     """Do what `check_layout` does with bytes in place of numbers: return the payloads of all ranks.
 
-    Up to `SMALL` bytes travel in the same message as the layout's hash. Every rank with this layout
-    passes equally many. The payload of a rank that passed an empty layout is b"".
+    Every rank with this layout passes equally many. Up to `SMALL` of them travel in the same message as
+    the layout's hash. The payload of a rank that passed an empty layout is b"".
 
     Collective: every rank calls this, in the same order.
     """
@@ -88,31 +87,21 @@ def exchange(
     messages = bytearray(comm.size * _SIZE)
     mine = head + payload[:SMALL] + _PADDING[len(payload) :]
     wait(comm, what, comm.Iallgather(mine, messages), spin_s=ARRIVE_S)
-    starts = range(_HEAD.size, len(messages), _SIZE)
-    if size <= SMALL and not problem:
-        end = max(size, 0)
-        payloads = [
-            bytes(messages[i : i + end])
-            for i in starts
-            if messages.startswith(head, i - _HEAD.size)
-        ]
-        if len(payloads) == comm.size:
-            return payloads
-    heads = [_HEAD.unpack_from(messages, start - _HEAD.size) for start in starts]
-    calls, layouts, problems, sizes = zip(*heads, strict=True)
+    each = [messages[start : start + _SIZE] for start in range(0, len(messages), _SIZE)]
+    calls, layouts, problems, sizes = zip(*map(_HEAD.unpack_from, each), strict=True)
     distinct = {layout for layout, n in zip(layouts, sizes, strict=True) if n >= 0}
     if len(set(calls)) > 1 or len(distinct) > 1 or any(problems):
         answer = _Answer(what, {k: str(v) for k, v in layout.items()}, problem, errors)
         answers = allgather_obj(answer, what, comm)
         raise agreed(ValueError(f"{what}: {_disagreement(answers, same, or_nothing)}"))
     longer = max(0, max(sizes) - SMALL)
-    rest, rests = payload[SMALL:] or bytes(longer), bytearray(comm.size * longer)
     if longer:
+        rests = bytearray(comm.size * longer)
+        rest = payload[SMALL:] or bytes(longer)
         wait(comm, what, comm.Iallgather(rest, rests), spin_s=MOVE_S)
-    return [
-        bytes(messages[start : start + SMALL] + rests[r * longer : (r + 1) * longer])[: max(0, n)]
-        for r, (start, n) in enumerate(zip(starts, sizes, strict=True))
-    ]
+        each = [part + rests[r * longer : (r + 1) * longer] for r, part in enumerate(each)]
+    ends = [_HEAD.size + max(0, n) for n in sizes]
+    return [bytes(part[_HEAD.size : end]) for part, end in zip(each, ends, strict=True)]
 
 
 @lru_cache(maxsize=128)
@@ -130,13 +119,12 @@ def _hash64(value: Any) -> int:
 
 
 class _Answer(NamedTuple):
-    """The layout of one rank, told to the others after a disagreement."""
+    """The layout of one rank, and its errors alone, told to the others after a disagreement."""
 
     what: str
     layout: dict[str, str]
     problem: str
     errors: list[str]
-    """Errors that it has raised alone."""
 
 
 def _disagreement(answers: list[_Answer], same: str, or_nothing: bool) -> str:

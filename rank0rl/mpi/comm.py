@@ -8,12 +8,10 @@ every dtype and shape works, and nothing is pickled. For errors on one rank alon
 
 from __future__ import annotations
 
-import io
 import itertools
 import pickle
 import platform
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -174,16 +172,11 @@ def bcast(array: Any, comm: Comm | None = None) -> Array:
         ValueError: the same on every rank, if rank 0 passes anything else.
     """
     comm = among(comm)
-    out: Array = np.empty(0)
-    header: Any = None
+    out, problem = np.empty(0), ""
     if get_rank(comm) == 0:
-        try:
-            out = np.array(array, order="C")
-            problem = "" if not out.dtype.hasobject else f"got {type(array).__name__}"
-        except (TypeError, ValueError, RuntimeError) as error:
-            problem = str(error)
-        header = out.shape, out.dtype, problem
-    shape, dtype, problem = bcast_obj(header, comm)
+        out, problem = attempt(lambda: np.array(array, order="C"), out)
+        problem = f"got {type(array).__name__}" if out.dtype.hasobject else problem
+    shape, dtype, problem = bcast_obj((out.shape, out.dtype, problem), comm)
     if problem:
         raise agreed(
             ValueError(
@@ -272,13 +265,13 @@ def pickled(value: Any) -> Array:
     Raises:
         ValueError: if it cannot be pickled.
     """
-    file = io.BytesIO()
     try:
-        pickle.dump(value, file)
+        raw = pickle.dumps(value)
     except Exception as error:  # an object's own pickling may raise anything
         raise ValueError(f"cannot be sent: {error}") from None
-    file.write(bytes(-file.tell() % ROW))
-    return np.frombuffer(file.getbuffer(), np.uint8).reshape(-1, ROW)
+    rows = np.zeros((-(-len(raw) // ROW), ROW), np.uint8)
+    rows.reshape(-1)[: len(raw)] = np.frombuffer(raw, np.uint8)
+    return rows
 
 
 def unpickled(rows: Array, name: str) -> Any:
@@ -298,8 +291,7 @@ def unpickled(rows: Array, name: str) -> Any:
         ) from error
 
 
-@dataclass(frozen=True)
-class Nodes:
+class Nodes(NamedTuple):
     """The ranks of a communicator by node. Ranks of a node share memory."""
 
     inner: Comm
@@ -311,9 +303,7 @@ class Nodes:
 
 
 def nodes(comm: Comm) -> Nodes | None:
-    """Return the nodes of these ranks; None where a distinction brings nothing.
-
-    That is on one node, with one rank per node, or where the ranks of a node are not consecutive.
+    """Return the nodes of these ranks; None if there is one, each has one rank, or their ranks are not consecutive.
 
     Collective: every rank calls this, in the same order. The first call for a communicator is a wait
     that does not sleep; later calls send nothing. With several nodes the communicator should last
@@ -353,8 +343,6 @@ def _nodes_key() -> int:
 class Counter:
     """Gives out the numbers 0 to n - 1 in every round, each one to the rank that asks first.
 
-    Rank 0 has two counters: one for this round, one for the next.
-
     Collective: every rank makes one, and calls `round` equally often, with a `barrier` (or anything
     else that makes all ranks wait for each other) between two rounds.
     """
@@ -370,7 +358,7 @@ class Counter:
             self._add, self._replace = MPI.SUM, MPI.REPLACE
             free_at_end(self._window)
             self._window.Lock_all()
-            for counter in range(2 * (self._comm.rank == 0)):
+            for counter in range(2 * (self._comm.rank == 0)):  # for this round, and for the next
                 self._fetch(counter, self._replace, 0)
             barrier(self._comm)
 

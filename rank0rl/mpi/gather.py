@@ -44,17 +44,14 @@ def gather_rows(batch: Mapping[str, Array], comm: Comm | None = None) -> dict[st
     Collective: every rank calls this, in the same order.
 
     Args:
-        batch: name -> array of one or more axes, rows first, of any dtype except object. The number
-            of rows may differ between ranks and between names, and may be zero. A rank that has
-            collected nothing, and so knows no names, passes {}.
+        batch: name -> array of one or more axes, rows first, as in `rank0_accum_batches`.
         comm: the ranks; all of the job by default.
 
     Returns:
         The same names on every rank. A single process gets its own arrays, not copies of them.
 
     Raises:
-        ValueError: the same on every rank, if the ranks disagree on names, dtypes or trailing shapes,
-            or if one of them passes anything else.
+        ValueError: in the same cases as `rank0_accum_batches`.
     """
     values, problem = attempt(
         lambda: {name: _array_as_rows(array, name) for name, array in batch.items()}, {}
@@ -111,12 +108,10 @@ def gather_many(
 ) -> dict[str, Any]:
     """Return the things of all ranks, stacked along a new first axis in rank order, on every rank.
 
-    With `to_all` false, only rank 0 gets them. The others then get stacks of no things.
+    With `to_all` false, only rank 0 gets them. The others then get stacks of no things. A `problem` is
+    what else is wrong on this rank.
 
-    Collective: every rank calls this, in the same order, as `reduce_many`.
-
-    Returns:
-        Name -> array, or tensor where one came in, of shape (ranks, *its shape).
+    Collective: every rank calls this, in the same order.
 
     Raises:
         ValueError: the same on every rank, if ranks pass different things, or something that cannot
@@ -216,12 +211,7 @@ def _gather_into(
 def _gather_values(
     values: dict[Any, Value], problem: str, what: str, comm: Comm | None, to_all: bool
 ) -> tuple[dict[Any, Value], dict[Any, Array]]:
-    """Gather rows, by name or path of names, after all ranks have agreed on their names and kinds.
-
-    Returns:
-        Rows of all ranks, with the same names on every rank, and the number of rows of each rank,
-        (ranks,), by name.
-    """
+    """Gather rows, by name or path of names; return them and how many each rank has, (ranks,), by name."""
     comm = among(comm)
     names = sorted(values)
     layout = {_readable(name): values[name].kind for name in names}
@@ -264,17 +254,13 @@ def _accumulate(
 
 
 def _flattened(batch: Mapping[str, Any], path: Path = ()) -> dict[Path, Value]:
-    """Return the values of a nested batch by path.
-
-    Raises:
-        ValueError: if anything in the batch cannot be sent.
-    """
+    """Return the values of a nested batch by path."""
     if not isinstance(batch, Mapping):
         raise ValueError(
             f"a batch must be a dict, name -> array, tensor, number, list or another such dict: got "
             f"{type(batch).__name__}; a rank that has nothing passes {{}}"
         )
-    values = {}
+    values: dict[Path, Value] = {}
     for key, value in batch.items():
         if not isinstance(key, str):
             raise ValueError(f"names must be strings: got {key!r}")
@@ -287,11 +273,7 @@ def _flattened(batch: Mapping[str, Any], path: Path = ()) -> dict[Path, Value]:
 
 
 def _as_rows(value: Any, name: str) -> Value:
-    """Return a value as rows.
-
-    Raises:
-        ValueError: if it is of no kind that can be sent.
-    """
+    """Return a value as rows; raise ValueError if it is of no kind that can be sent."""
     if is_tensor(value):
         try:
             array, restore, _ = as_value(value)
@@ -308,11 +290,7 @@ def _as_rows(value: Any, name: str) -> Value:
 
 
 def _array_as_rows(value: Array, name: str) -> Value:
-    """Return the rows of an array; an array without axes is one number.
-
-    Raises:
-        ValueError: if it is anything but an array of numbers, text or bytes. A mask would be lost.
-    """
+    """Return the rows of an array; one without axes is a number. Objects are refused, and masks, which would be lost."""
     is_array = isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray)
     if not is_array or value.dtype.hasobject:
         plain = type(value) is np.ndarray
@@ -368,7 +346,7 @@ class GatherThread:
         threading.Thread(target=self._work, daemon=True).start()  # ends with the process
 
     def begin(self, batch: Mapping[str, Array]) -> None:
-        """Start to gather a batch, which must not change until `take` has returned."""
+        """Start to gather a batch, which must not change until `take` has returned it."""
         self._begun.append(Future())
         self._todo.put((batch, self._begun[-1]))
 

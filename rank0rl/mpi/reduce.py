@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +20,8 @@ from rank0rl.mpi.values import SAME, as_value, as_values
 from rank0rl.mpi.world import agreed, attempt, collective
 
 Array = npt.NDArray[Any]
+Over = Callable[[Array, str], Array]
+"""Computes "sum", "prod", "max" or "min" over ranks, element by element."""
 
 X = TypeVar("X")
 
@@ -30,7 +32,6 @@ _NEAR = 1 - 1e-12  # a product so near a limit may be beyond it, because it is c
 OPS = ("sum", "mean", "prod", "max", "min")
 _UFUNC: dict[str, np.ufunc] = {
     "sum": np.add,
-    "mean": np.add,
     "prod": np.multiply,
     "max": np.maximum,
     "min": np.minimum,
@@ -60,19 +61,12 @@ def all_sum(x: X, comm: Comm | None = None) -> X:
 
 
 def all_mean(x: X, comm: Comm | None = None) -> Any:
-    """Return the mean over ranks, element by element, on every rank: the sum in float64 / nworkers.
+    """Return the mean over ranks, as `all_sum` returns the sum: the sum in float64 / nworkers.
 
-    Every rank has the same weight. If some ranks have more samples than others, divide the sum over
-    ranks by the sum of their counts.
+    The dtype stays; the mean of integers and bools is float64. Every rank has the same weight. If some
+    ranks have more samples than others, divide the sum over ranks by the sum of their counts.
 
     Collective: every rank calls this, in the same order, with the same kind, dtype and shape.
-
-    Args:
-        x: number, array, tensor, or list of numbers, which gives an array.
-        comm: the ranks; all of the job by default.
-
-    Returns:
-        The same kind of thing, of the same dtype; float64 for integers and bools.
     """
     return _reduce_one(x, "mean", "all_mean", comm)
 
@@ -117,9 +111,10 @@ def reduce_many(
         payload = b"".join([array.tobytes() for array in arrays]) if small else b""
         each = exchange(layout, what, payload, problem or wrong, SAME, comm)
         if small:
-            results = [_over_ranks(stacked, op, what) for stacked in _stacked(arrays, each)]
+            stacks = _stacked(arrays, each)
+            results = [_reduced(stack, op, len(each), what, _here) for stack in stacks]
         else:
-            results = _over_ranks_by_mpi(arrays, op, what, comm)
+            results = _reduced_by_mpi(arrays, op, what, comm)
     out = {
         name: value.restore(_narrow(result, value.array.dtype, op, what))
         for (name, value), result in zip(values.items(), results, strict=True)
@@ -156,8 +151,14 @@ def _wide(dtype: np.dtype[Any], op: str) -> np.dtype[Any]:
     return np.promote_types(dtype, least[kind])
 
 
+def _of_one(array: Array, op: str) -> Array:
+    """Return the result for a single rank: the array, in the dtype that results have."""
+    counted = array.dtype.kind == "b" or (op == "mean" and array.dtype.kind in "iu")
+    return array.astype(_wide(array.dtype, op) if counted else array.dtype)
+
+
 def _stacked(arrays: Sequence[Array], each: Sequence[bytes]) -> Iterator[Array]:
-    """Yield the arrays of all ranks, (ranks, *shape), from the bytes of each rank."""
+    """Yield the arrays of all ranks, (ranks, *shape), to compute in, from the bytes of each rank."""
     start = 0
     for array in arrays:
         end = start + array.nbytes
@@ -166,77 +167,78 @@ def _stacked(arrays: Sequence[Array], each: Sequence[bytes]) -> Iterator[Array]:
         start = end
 
 
-def _of_one(array: Array, op: str) -> Array:
-    """Return the result for a single rank: the array, in the dtype that results have."""
-    counted = array.dtype.kind == "b" or (op == "mean" and array.dtype.kind in "iu")
-    return array.astype(_wide(array.dtype, op) if counted else array.dtype)
-
-
-def _over_ranks(stacked: Array, op: str, what: str) -> Array:
+def _here(stacked: Array, op: str) -> Array:
     """Reduce along the first axis, in rank order."""
-    wide: Array = stacked.astype(_wide(stacked.dtype, op))
-    if len(wide) > 1 and wide.dtype.kind in "iu":
-        if op == "sum":
-            return _whole(_halves(wide).sum(axis=1), wide.dtype, what)
-        if op == "prod":
-            _check_products(np.multiply.reduce(wide.astype(np.float64)), wide.dtype, what)
-    result = wide[0]
-    for row in wide[1:]:  # in half the time of `reduce` if the rows are short
+    result: Any = stacked[0]
+    for row in stacked[1:]:  # in half the time of `reduce` if the rows are short
         result = _UFUNC[op](result, row)
-    return np.asarray(result / len(wide) if op == "mean" else result)
+    return np.asarray(result)
 
 
-def _over_ranks_by_mpi(
-    arrays: Sequence[Array], op: str, what: str, comm: Comm | None
-) -> list[Array]:
-    """Reduce arrays with one message for each dtype."""
+def _reduced_by_mpi(arrays: Sequence[Array], op: str, what: str, comm: Comm | None) -> list[Array]:
+    """Reduce arrays with one message for each dtype, or two."""
+
+    def by_mpi(flat: Array, op: str) -> Array:
+        total = np.array(flat, order="C")
+        reduce_([total], op, what, comm)
+        return total
+
     out: list[Any] = [None] * len(arrays)
     dtypes = [_wide(array.dtype, op) for array in arrays]
     for dtype in dict.fromkeys(dtypes):
         these = [i for i, wide in enumerate(dtypes) if wide == dtype]
         flat = np.concatenate([arrays[i].reshape(-1) for i in these], dtype=dtype)
-        if op in ("max", "min") and dtype.kind == "f":
-            _extreme_(flat, op, what, comm)
-        elif op in ("sum", "prod") and dtype.kind in "iu":
-            flat = _exact(flat, op, what, comm)
-        else:
-            reduce_([flat], "sum" if op == "mean" else op, what, comm)
-        if op == "mean":
-            flat /= get_nworkers(comm)
+        whole = _reduced(flat, op, get_nworkers(comm), what, by_mpi)
         ends = np.cumsum([arrays[i].size for i in these])
-        for i, part in zip(these, np.split(flat, ends[:-1]), strict=True):
+        for i, part in zip(these, np.split(whole, ends[:-1]), strict=True):
             out[i] = part.reshape(arrays[i].shape)
     return out
 
 
-def _extreme_(flat: Array, op: str, what: str, comm: Comm | None) -> None:
-    """Reduce in place; the result is nan where any rank has nan, which MPI does not guarantee."""
-    missing = np.isnan(flat)
-    least = -np.inf if op == "max" else np.inf
-    both = np.concatenate([np.where(missing, least, flat), np.where(missing, -least, least)])
-    both = both.astype(flat.dtype)
-    reduce_([both], op, what, comm)
-    flat[:] = np.where(both[flat.size :] == -least, np.nan, both[: flat.size])
+def _reduced(array: Array, op: str, nworkers: int, what: str, over: Over) -> Array:
+    """Reduce over ranks, in the dtype to compute in. Integers are exact.
+
+    Raises:
+        OverflowError: the same on every rank, if a result does not fit int64 or uint64.
+    """
+    wide: Array = array.astype(_wide(array.dtype, op), copy=False)
+    dtype = wide.dtype
+    if op == "mean":
+        return np.asarray(over(wide, "sum") / nworkers)
+    if (
+        op == "sum" and dtype.kind in "iu"
+    ):  # sums of either half over less than 2^31 ranks are exact
+        halves = over(np.stack([wide >> 32, wide & _LOW], axis=-1).astype(np.int64), "sum")
+        high, low = halves[..., 0] + (halves[..., 1] >> 32), halves[..., 1] & _LOW
+        limits = np.iinfo(dtype)
+        if high.size and (high.min() < limits.min >> 32 or high.max() > limits.max >> 32):
+            raise _overflow(high.astype(np.float64) * 2.0**32, what)
+        return np.asarray((high.astype(dtype) << 32) | low.astype(dtype))
+    if op == "prod" and dtype.kind in "iu":
+        rough, limits = over(wide.astype(np.float64), "prod"), np.iinfo(dtype)
+        least, most = _NEAR * limits.min, _NEAR * limits.max
+        if rough.size and ((rough.min() <= least < 0) or rough.max() >= most):
+            raise _overflow(rough, what)
+    if op in ("max", "min") and dtype.kind == "f":
+        # nan where any rank has nan, which MPI does not guarantee
+        missing, end = np.isnan(wide), -np.inf if op == "max" else np.inf
+        both = [np.where(missing, end, wide), np.where(missing, -end, end)]
+        result = over(np.stack(both, axis=-1).astype(dtype), op)
+        return np.where(result[..., 1] == -end, np.nan, result[..., 0]).astype(dtype)
+    return over(wide, op)
 
 
-def _exact(flat: Array, op: str, what: str, comm: Comm | None) -> Array:
-    """Reduce 64-bit integers."""
-    if op == "sum":
-        sums = _halves(flat)
-        reduce_([sums.reshape(-1)], "sum", what, comm)
-        return _whole(sums, flat.dtype, what)
-    rough = flat.astype(np.float64)
-    reduce_([rough], op, what, comm)
-    _check_products(rough, flat.dtype, what)
-    reduce_([flat], op, what, comm)
-    return flat
+def _overflow(rough: Array, what: str) -> OverflowError:
+    return agreed(
+        OverflowError(
+            f"{what}: a result does not fit 64 bits: {rough.min():g} to {rough.max():g}; pass floats"
+        )
+    )
 
 
 def _narrow(result: Array, dtype: np.dtype[Any], op: str, what: str) -> Array:
     """Return a result in the dtype that came in, where it can be."""
-    if dtype.kind == "b" and op in ("sum", "mean"):
-        return result
-    if op == "mean" and dtype.kind in "iu":
+    if (dtype.kind == "b" and op in ("sum", "mean")) or (op == "mean" and dtype.kind in "iu"):
         return result
     if dtype.kind in "iu" and result.size:
         limits = np.iinfo(dtype)
@@ -248,40 +250,3 @@ def _narrow(result: Array, dtype: np.dtype[Any], op: str, what: str) -> Array:
                 )
             )
     return result.astype(dtype, copy=False)
-
-
-def _halves(x: Array) -> Array:
-    """Return the upper and the lower 32 bits of 64-bit integers, (2, *shape), int64.
-
-    Sums of either half over less than 2^31 ranks are exact.
-    """
-    return np.stack([x >> 32, x & _LOW]).astype(np.int64)
-
-
-def _whole(sums: Array, dtype: np.dtype[Any], what: str) -> Array:
-    """Return the integers whose halves have these sums, (2, *shape).
-
-    Raises:
-        OverflowError: the same on every rank, if one does not fit the dtype, int64 or uint64.
-    """
-    high, low = sums[0] + (sums[1] >> 32), sums[1] & _LOW
-    limits = np.iinfo(dtype)
-    if high.size and (high.min() < limits.min >> 32 or high.max() > limits.max >> 32):
-        raise _overflow(high.astype(np.float64) * 2.0**32, what)
-    return np.asarray((high.astype(dtype) << 32) | low.astype(dtype))
-
-
-def _check_products(rough: Array, dtype: np.dtype[Any], what: str) -> None:
-    """Raise OverflowError if products, computed in float64, do not fit the dtype, or may not."""
-    limits = np.iinfo(dtype)
-    low, high = _NEAR * limits.min, _NEAR * limits.max
-    if rough.size and ((rough.min() <= low < 0) or rough.max() >= high):
-        raise _overflow(rough, what)
-
-
-def _overflow(rough: Array, what: str) -> OverflowError:
-    return agreed(
-        OverflowError(
-            f"{what}: a result does not fit 64 bits: {rough.min():g} to {rough.max():g}; pass floats"
-        )
-    )

@@ -10,7 +10,7 @@ from threadpoolctl import ThreadpoolController
 
 
 def set_threads(n: int) -> None:
-    """Let torch and NumPy's BLAS use n threads from now on, in this process."""
+    """Let torch and NumPy's BLAS use n threads from now on."""
     torch.set_num_threads(n)
     # A new controller each time, because imports of the user's code may have loaded another BLAS.
     ThreadpoolController().limit(limits=n)

@@ -117,7 +117,7 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
     check_layout(layout, f"rank0_bcast_wts {label}".strip(), problem, comm=comm)
     sizes = [t.nbytes for t in named.values()]
     sent = torch.empty(sum(sizes), dtype=torch.uint8)
-    parts = sent.split(sizes)
+    parts = torch.split_with_sizes(sent, sizes)
     if comm.rank == 0:
         for t, part in zip(named.values(), parts, strict=True):
             part.copy_(_bytes(t))

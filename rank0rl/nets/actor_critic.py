@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Fragment, Spaces, Step
+from rank0rl.agent import Fragment, Space, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.mlp import MLP, Activation
-from rank0rl.nets.networks import Columns, Hidden, columns_of, network
-from rank0rl.nets.normalize import Moments, ObsNormalizer, PixelScale, normalizer
+from rank0rl.nets.networks import Hidden, network
+from rank0rl.nets.normalize import Moments, Normalizer, normalizer
 from rank0rl.nets.policies import Actions, Mode, Policy, make_policy
-from rank0rl.options import CheckedOptions, OptionError, option
+from rank0rl.options import CheckedOptions, OptionError, flag, option
 from rank0rl.returns import advantages
 
 Array = npt.NDArray[Any]
@@ -86,13 +86,8 @@ class ValueFunction(nn.Module):
     The loss then has the same size whatever the rewards are. Rank 0 alone learns the scale. It is a
     scale without a shift: returns that hardly vary around a large number are learned slowly.
 
-    To learn returns, call `merge(ret)` first. The targets of `forward` are then `ret / scale`.
-
-    Args:
-        shape: (inputs,), or the shape of an image.
-        hidden: units of each hidden layer, or a network of your own.
-        rng: draws the weights.
-        layers: "activation", "layer_norm" and "columns" of the network, see `networks.network`.
+    To learn returns, call `merge(ret)` first. The targets of `forward` are then `ret / scale`. The
+    arguments of the constructor are those of `networks.network`.
     """
 
     scale: Tensor
@@ -106,7 +101,7 @@ class ValueFunction(nn.Module):
         self.register_buffer("scale", torch.ones(()))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Predict values (N,) in units of the scale, from inputs (N, inputs)."""
+        """Predict values (N,) in units of the scale."""
         return self.mlp(x)[:, 0]
 
     def predict(self, x: Array) -> Array:
@@ -136,17 +131,9 @@ class ValueFunction(nn.Module):
 
 
 class ActorCritic:
-    """A policy and a value function over normalized observations.
+    """A policy and a value function over observations that `norm` has normalized."""
 
-    Args:
-        norm: scales observations.
-        policy: takes normalized observations.
-        value: takes normalized observations.
-    """
-
-    def __init__(
-        self, norm: ObsNormalizer | PixelScale, policy: Policy, value: ValueFunction
-    ) -> None:
+    def __init__(self, norm: Normalizer, policy: Policy, value: ValueFunction) -> None:
         self.norm, self.policy, self.value = norm, policy, value
         self.noise = policy.noise
         self.memory = 0
@@ -157,7 +144,7 @@ class ActorCritic:
 
     def trained(self) -> nn.ModuleDict:
         """Return the networks that an objective takes, by name."""
-        return nn.ModuleDict({"policy": self.policy, "value": self.value})
+        return nn.ModuleDict({n: net for n, net in self.modules().items() if n != "norm"})
 
     def objective(self, **settings: Any) -> Objective:
         """Return the loss of a minibatch of rows."""
@@ -166,7 +153,7 @@ class ActorCritic:
     def mode(self) -> nn.Module:
         """Return a module that gives the most probable actions, for an agent's `mode`."""
         mlp: Any = self.policy.mlp
-        if not isinstance(mlp, Columns):
+        if not hasattr(mlp, "columns"):
             return Mode(self.policy, self.norm)
         norm: Any = self.norm
         policy, norm = copy.deepcopy(self.policy), norm.part(mlp.columns)
@@ -178,12 +165,7 @@ class ActorCritic:
         return self.policy.act(self.norm.numpy(step.obs), step.noise, step.mask, step.explore)
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
-        """Turn a fragment into rows, for an agent's `process`.
-
-        Args:
-            fragment: T steps.
-            gamma: discount in [0, 1].
-            lam: GAE mixing in [0, 1].
+        """Turn a fragment of T steps into rows, for an agent's `process`. See `returns.gae`.
 
         Returns:
             Rows by name: "obs", (T, *obs); "act", (T, *act); and in float32, (T,) each, "logp",
@@ -192,10 +174,9 @@ class ActorCritic:
             and "draw", (T, k), where the policy does; "logp" is then that of the draws.
         """
         rows = {"obs": fragment.obs, "act": fragment.act}
-        if "draw" in fragment.extras:
-            rows["draw"] = fragment.extras["draw"]
-        if "action_mask" in fragment.extras:
-            rows["mask"] = fragment.extras["action_mask"]
+        for name, extra in (("draw", "draw"), ("mask", "action_mask")):
+            if extra in fragment.extras:
+                rows[name] = fragment.extras[extra]
         x = self._features(fragment.obs, fragment.extras.get("memory"))
         # All steps at once, which spares `act` the work.
         logp = self.policy.log_prob(x, rows.get("draw", fragment.act), rows.get("mask"))
@@ -205,12 +186,7 @@ class ActorCritic:
         return {**rows, "logp": logp, "adv": adv, "val": val, "ret": adv + val}
 
     def training_rows(self, batch: Batch) -> Batch:
-        """Return the rows that a policy's objective takes, (N, ...) each, from a batch of `process`.
-
-        Returns:
-            "obs", normalized; "act", or the draws behind it; "logp", log-probabilities under the acting policy; "adv",
-            normalized; "ret"; and "mask", where the environment gives it.
-        """
+        """Return the rows of a batch that an objective takes, (N, ...) each, with "obs" and "adv" normalized."""
         rows = {
             "obs": self.norm.numpy(batch["obs"]),
             "act": batch.get("draw", batch["act"]),
@@ -275,12 +251,7 @@ class NetworkOptions(CheckedOptions):
     def networks(
         self, spaces: Spaces, rng: np.random.Generator, make: MakeNetworks | None = None
     ) -> ActorCritic:
-        """Return new networks for these spaces.
-
-        Args:
-            spaces: of the environment.
-            rng: draws the weights.
-            make: returns networks of your own, see `MakeNetworks`.
+        """Return new networks for these spaces, or those of your own that `make` returns.
 
         Raises:
             OptionError: if there are no such networks for these spaces.
@@ -308,10 +279,10 @@ class NetworkOptions(CheckedOptions):
             log_std=self.log_std,
             actions=self.actions,
             state_std=self.state_std,
-            columns=columns_of(spaces.obs, self.policy_obs, "policy_obs"),
+            columns=_columns_of(spaces.obs, self.policy_obs, "policy_obs"),
             **layers,
         )
-        columns = columns_of(spaces.obs, self.critic_obs, "critic_obs")
+        columns = _columns_of(spaces.obs, self.critic_obs, "critic_obs")
         hidden = own.get("value", value_hidden)
         return policy, ValueFunction(inputs, hidden, rng, columns=columns, **layers)
 
@@ -333,3 +304,17 @@ def _own(
             f"make_networks must return a dict of torch modules with the names {sorted(names)}: got {got}"
         )
     return own
+
+
+def _columns_of(space: Space, names: Sequence[str], option: str) -> tuple[slice, ...] | None:
+    """Return the columns of the keys of a Dict observation that an option names; None if it names none."""
+    wrong = [name for name in names if name not in space.parts]
+    if wrong:
+        has = f"the keys {', '.join(space.parts)}" if space.parts else "no keys: it is no Dict"
+        raise OptionError(
+            f"{flag(option)} must name keys of the observation: got {wrong[0]!r}; this environment's "
+            f"observation has {has}"
+        )
+    if len({*names}) < len(names):
+        raise OptionError(f"{flag(option)} must name each key once: got {', '.join(names)}")
+    return tuple(space.parts[name] for name in names) or None

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch import nn
 
 from rank0rl.agent import NEVER, Spaces, Step
-from rank0rl.nets.flat import flatten_
+from rank0rl.nets.flat import Flat
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.nets.policies import Mode, make_policy
 from rank0rl.options import OptionError
@@ -21,16 +21,7 @@ _CENTER = -1  # in place of a candidate's number
 
 
 def check_episodes(run: Any, algo: str, least: int) -> None:
-    """Check that the batches of a run compare candidates.
-
-    Args:
-        run: options of the run.
-        algo: name of the agent.
-        least: least number of episodes in a batch.
-
-    Raises:
-        OptionError: if they do not.
-    """
+    """Raise OptionError unless the batches of a run compare candidates, in `least` episodes or more."""
     if not run.episodes_per_batch or run.episodes_per_batch < least:
         raise OptionError(
             f"{algo} compares whole episodes, one of each candidate: got episodes_per_batch="
@@ -46,10 +37,7 @@ def check_episodes(run: Any, algo: str, least: int) -> None:
 class Candidates:
     """A network that acts for several candidates at once. Actions are means, or the best choices.
 
-    Args:
-        spaces: of observations and actions.
-        hidden: units of each hidden layer. None of them: a linear policy.
-        rng: draws the first weights.
+    Without hidden layers, it is a linear policy.
     """
 
     def __init__(self, spaces: Spaces, hidden: Sequence[int], rng: np.random.Generator) -> None:
@@ -58,7 +46,7 @@ class Candidates:
         self.policy = make_policy((spaces.obs.size,), spaces.act, tuple(hidden), rng)
         mlp: Any = self.policy.mlp
         self.mlp = mlp
-        self.flat = flatten_(mlp)
+        self.flat = Flat(mlp)
         [vector] = self.flat.vectors
         self.theta: Array = vector.detach().numpy()
         """The center: weights and biases, (n,), float32, in the memory of the network's own."""
@@ -66,12 +54,7 @@ class Candidates:
         self._of: tuple[Any, ...] = ()
         self._layers: list[tuple[Array, Array]] = []
 
-    def act(
-        self,
-        step: Step,
-        weights_of: Callable[[int], Array],
-        version: int,
-    ) -> Array:
+    def act(self, step: Step, weights_of: Callable[[int], Array], version: int) -> Array:
         """Return actions, (B, *act): each row's are those of its candidate, or of the center without `explore`.
 
         Args:

@@ -19,9 +19,9 @@ Array = npt.NDArray[Any]
 class Flat:
     """All parameters of a module as one vector per dtype, and all gradients as another.
 
-    Each parameter and its gradient become views. Buffers are moved in behind the parameters of
-    their dtype. Moving, casting or copying the module detaches the views: `check` finds that;
-    then flatten again.
+    Each parameter and its gradient become views, in place. Buffers are moved in behind the parameters
+    of their dtype. Moving, casting or copying the module detaches the views: `check` finds that; then
+    flatten again. `vectors` are for `Adam`, or any of torch's optimizers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -75,28 +75,16 @@ class Flat:
                 )
 
 
-def flatten_(module: nn.Module) -> Flat:
-    """Move all parameters and buffers of a module into contiguous memory, in place.
-
-    Returns:
-        The flat vectors, for `Adam` or any of torch's optimizers.
-    """
-    return Flat(module)
-
-
 def place(parameter: Tensor, vector: Tensor) -> int:
     """Return where a parameter begins in the flat vector that holds it."""
     return (parameter.data_ptr() - vector.data_ptr()) // vector.element_size()
 
 
 class Views:
-    """The tensors of a module as NumPy arrays of the same memory.
+    """The tensors of a module, its `_parameters` or `_buffers`, as NumPy arrays of the same memory.
 
     Flattening, moving or copying a module moves all of them. So the arrays are made anew only if the first
     tensor has moved: a call takes 0.1 us, not 2 for each array.
-
-    Args:
-        tensors: a module's `_parameters` or `_buffers`.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor | None]) -> None:
@@ -122,10 +110,6 @@ class Adam:
     """Adam over flat vectors: torch's kernel, without what `torch.optim.Adam` does around it.
 
     A step takes 14 us in place of 87 at 10,000 parameters. The results are the same bits.
-
-    Args:
-        flat: the vectors, with their gradients.
-        eps: keeps steps finite where gradients vanish.
 
     Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1.
     """

@@ -16,9 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Space
 from rank0rl.nets.mlp import MLP
-from rank0rl.options import OptionError, flag
+from rank0rl.options import OptionError
 
 Array = npt.NDArray[Any]
 
@@ -37,8 +36,8 @@ def network(
     last_gain: float,
     columns: Sequence[slice] | None = None,
     **layers: Any,
-) -> MLP | ConvNet | OwnNetwork | Columns:
-    """Return a network for flattened observations: a ConvNet if their shape has three axes, else an MLP.
+) -> MLP | _ConvNet | _OwnNetwork | _Columns:
+    """Return a network for flattened observations: convolutions if their shape has three axes, else an MLP.
 
     Args:
         shape: (inputs,), or the shape of an image.
@@ -54,7 +53,7 @@ def network(
     """
     if columns:
         size = sum(some.stop - some.start for some in columns)
-        return Columns(network((size,), hidden, outputs, rng, last_gain, **layers), columns)
+        return _Columns(network((size,), hidden, outputs, rng, last_gain, **layers), columns)
     inputs = math.prod(shape)
     if isinstance(hidden, MLP):
         got = hidden.weights[0].shape[0], hidden.weights[-1].shape[1]
@@ -64,23 +63,30 @@ def network(
             )
         return hidden
     if isinstance(hidden, nn.Module):
-        return OwnNetwork(hidden, inputs, outputs)
+        return _OwnNetwork(hidden, inputs, outputs)
     if len(shape) == 3:
-        return ConvNet(shape, hidden, outputs, rng, last_gain, **layers)
+        return _ConvNet(shape, hidden, outputs, rng, last_gain, **layers)
     return MLP([inputs, *hidden, outputs], rng, last_gain, **layers)
 
 
-class ConvNet(nn.Module):
+class _RowByRow(nn.Module):
+    """A network that torch computes, for acting too.
+
+    torch rounds several rows differently from one, so rows that must not depend on B go one at a time.
+    """
+
+    def numpy(self, x: Array) -> Array:
+        """Compute the outputs of NumPy arrays: of (N, inputs) at once, of (B, 1, inputs) row by row."""
+        with torch.no_grad():
+            if x.ndim == 2:
+                return self(torch.from_numpy(x)).numpy()
+            return np.stack([self(torch.from_numpy(row)).numpy() for row in x])
+
+
+class _ConvNet(_RowByRow):
     """Convolutions that halve each side of an image, then an MLP. No kernel computes its gradient.
 
-    Args:
-        shape: shape of an image: height and width, and channels (or frames) first or last. The
-            channels are the shortest axis.
-        hidden: units of each hidden layer of the MLP.
-        outputs: number of outputs.
-        rng: draws the weights.
-        last_gain: scale of the last layer's weights.
-        layers: "activation" and "layer_norm" of the MLP.
+    The channels (or frames) of an image are first or last, and its shortest axis.
     """
 
     channels = (16, 32, 32)
@@ -109,7 +115,6 @@ class ConvNet(nn.Module):
         self.weights, self.biases = self.mlp.weights, self.mlp.biases
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute outputs (N, outputs) from flattened images (N, inputs)."""
         x = x.reshape(-1, *self._shape)
         if self._channels_last:
             x = x.permute(0, 3, 1, 2)
@@ -117,22 +122,9 @@ class ConvNet(nn.Module):
             x = torch.relu(nn.functional.conv2d(x, kernel, shift, stride=2, padding=1))
         return self.mlp(x.flatten(1))
 
-    def numpy(self, x: Array) -> Array:
-        """Compute the outputs of NumPy arrays (N, inputs) or (B, 1, inputs)."""
-        return _row_by_row(self, x)
 
-
-class OwnNetwork(nn.Module):
-    """A torch module of your own. It stays in eval mode.
-
-    Args:
-        module: from normalized observations (N, inputs) to (N, outputs).
-        inputs: number of inputs.
-        outputs: number of outputs.
-
-    Raises:
-        OptionError: if the module has another shape, or acts otherwise than it learns.
-    """
+class _OwnNetwork(_RowByRow):
+    """A torch module of your own, from (N, inputs) to (N, outputs). It stays in eval mode."""
 
     def __init__(self, module: nn.Module, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -167,32 +159,11 @@ class OwnNetwork(nn.Module):
         self.biases = [part.bias for part in linear if part.bias is not None]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute outputs (N, outputs) from inputs (N, inputs)."""
         return self.module(x)
 
-    def numpy(self, x: Array) -> Array:
-        """Compute the outputs of NumPy arrays (N, inputs) or (B, 1, inputs)."""
-        return _row_by_row(self, x)
 
-
-def _row_by_row(module: nn.Module, x: Array) -> Array:
-    """Compute the outputs of NumPy arrays: of (N, inputs) at once, of (B, 1, inputs) row by row.
-
-    torch rounds several rows differently from one, so rows that must not depend on B go one at a time.
-    """
-    with torch.no_grad():
-        if x.ndim == 2:
-            return module(torch.from_numpy(x)).numpy()
-        return np.stack([module(torch.from_numpy(row)).numpy() for row in x])
-
-
-class Columns(nn.Module):
-    """A network over some of its inputs, so that an actor and a critic can see different things.
-
-    Args:
-        net: takes these columns.
-        columns: slices of the inputs, one behind the other.
-    """
+class _Columns(nn.Module):
+    """A network over some of its inputs, so that an actor and a critic can see different things."""
 
     def __init__(self, net: Any, columns: Sequence[slice]) -> None:
         super().__init__()
@@ -200,48 +171,17 @@ class Columns(nn.Module):
         self.weights, self.biases = net.weights, net.biases
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute outputs (N, outputs) from inputs (N, inputs)."""
         return self.net(torch.cat([x[:, some] for some in self.columns], dim=1))
 
     def numpy(self, x: Array) -> Array:
-        """Compute outputs (..., outputs) from inputs (..., inputs) in NumPy."""
         return self.net.numpy(np.concatenate([x[..., some] for some in self.columns], axis=-1))
 
 
-def columns_of(space: Space, names: Sequence[str], option: str) -> tuple[slice, ...] | None:
-    """Return the columns of some keys of a Dict observation; None if there are no names.
-
-    Args:
-        space: the space of observations, flattened.
-        names: the keys.
-        option: the option that has them, for the error.
-
-    Raises:
-        OptionError: if an observation has no such key, or one is named twice.
-    """
-    wrong = [name for name in names if name not in space.parts]
-    if wrong:
-        has = f"the keys {', '.join(space.parts)}" if space.parts else "no keys: it is no Dict"
-        raise OptionError(
-            f"{flag(option)} must name keys of the observation: got {wrong[0]!r}; this environment's "
-            f"observation has {has}"
-        )
-    if len({*names}) < len(names):
-        raise OptionError(f"{flag(option)} must name each key once: got {', '.join(names)}")
-    return tuple(space.parts[name] for name in names) or None
-
-
 def cost_notes(networks: Iterable[Any], epochs: int, device: str) -> list[str]:
-    """Return notes for the user about networks that are slow to act or to learn.
-
-    Args:
-        networks: the agent's networks, and what else it has.
-        epochs: passes over a batch.
-        device: where updates compute.
-    """
+    """Return notes for the user about networks that are slow to act, or to learn in so many epochs."""
     notes = []
     parts = [part for n in networks if isinstance(n, nn.Module) for part in n.modules()]
-    own = next((part for part in parts if isinstance(part, OwnNetwork)), None)
+    own = next((part for part in parts if isinstance(part, _OwnNetwork)), None)
     if own:
         x = np.zeros((16, 1, own.inputs), np.float32)
         own.numpy(x)
@@ -253,7 +193,7 @@ def cost_notes(networks: Iterable[Any], epochs: int, device: str) -> list[str]:
             f"several rows differently; rank0rl.nets.mlp.MLP takes less than 10 us"
         )
     slow = device == "cpu" and epochs > _CPU_EPOCHS
-    if slow and any(isinstance(part, ConvNet) for part in parts):
+    if slow and any(isinstance(part, _ConvNet) for part in parts):
         notes.append(
             f"updates on images are slow on a CPU: use --device cuda, or few epochs (now {epochs}; "
             f"--epochs {_CPU_EPOCHS} or less); for example, ALE/Pong with 10 epochs made 49 steps/s, with "

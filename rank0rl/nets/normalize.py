@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,7 @@ Array = npt.NDArray[Any]
 
 
 class Moments(nn.Module):
-    """Running mean and variance of rows, in float64. They are 0 and 1 before the first row.
-
-    Args:
-        shape: shape of one row.
-    """
+    """Running mean and variance of rows of a shape, in float64. They are 0 and 1 before the first row."""
 
     mean: Tensor
     var: Tensor
@@ -57,10 +53,8 @@ class ObsNormalizer(nn.Module):
     Rank 0 calls `merge` after the last gradient step: an iteration acts, evaluates and learns with
     the statistics that were broadcast before it.
 
-    Args:
-        shape: shape of an observation.
-        coarse: divide by 3 (std + 0.1) instead. That brings most numbers within +-1, and those that
-            hardly vary closer to 0.
+    A coarse one divides by 3 (std + 0.1) instead. That brings most numbers within +-1, and those that
+    hardly vary closer to 0.
     """
 
     shift: Tensor
@@ -113,13 +107,7 @@ class ObsNormalizer(nn.Module):
         self.moments.count.zero_()
 
     def merge_groups(self, count: Array, mean: Array, var: Array) -> None:
-        """Add groups of observations to the statistics, from their counts, means and variances.
-
-        Args:
-            count: number of observations in each group, (E,).
-            mean: their means, (E, size).
-            var: their variances, (E, size).
-        """
+        """Add E groups of observations, from their counts, (E,), means and variances, (E, size)."""
         total, share = int(count.sum()), (count / count.sum())[:, None]
         of_all = (share * mean).sum(axis=0)
         self.moments.add(total, of_all, (share * (var + np.square(mean - of_all))).sum(axis=0))
@@ -134,15 +122,13 @@ class ObsNormalizer(nn.Module):
             self.scale.copy_(1 / torch.sqrt(self.moments.var + 1e-8))  # 1e-8: some never change
 
 
-class PixelScale(nn.Module):
+class _PixelScale(nn.Module):
     """Flattened images, with bytes scaled to 0..1: the counterpart of `ObsNormalizer`."""
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Scale observations (N, *shape) to (N, size), float32."""
         return obs.reshape(obs.shape[0], -1) * (1 / 255)
 
     def numpy(self, obs: Array) -> Array:
-        """Scale observations as `forward` does, in NumPy."""
         return obs.reshape(len(obs), -1) * np.float32(1 / 255)
 
     def merge(self, obs: Array) -> None:
@@ -152,6 +138,9 @@ class PixelScale(nn.Module):
         """Do nothing: the scale is fixed."""
 
 
+Normalizer: TypeAlias = ObsNormalizer | _PixelScale
+
+
 def is_image(shape: Sequence[int], dtype: str) -> bool:
     """Return True if observations are images: bytes with two sides and channels or frames."""
     return dtype == "uint8" and len(shape) == 3 and sorted(shape)[1] >= 8
@@ -159,14 +148,8 @@ def is_image(shape: Sequence[int], dtype: str) -> bool:
 
 def normalizer(
     shape: Sequence[int], dtype: str, coarse: bool = False
-) -> tuple[ObsNormalizer | PixelScale, tuple[int, ...]]:
-    """Return a normalizer for observations, and the shape of a network's inputs behind it.
-
-    Args:
-        shape: shape of an observation.
-        dtype: its dtype.
-        coarse: see `ObsNormalizer`; images ignore it.
-    """
+) -> tuple[Normalizer, tuple[int, ...]]:
+    """Return a normalizer for observations, and the shape of a network's inputs behind it."""
     if is_image(shape, dtype):
-        return PixelScale(), tuple(shape)
+        return _PixelScale(), tuple(shape)
     return ObsNormalizer(shape, coarse), (math.prod(shape),)

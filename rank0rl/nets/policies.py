@@ -1,12 +1,17 @@
 """Policies: drawing actions, their probabilities, and the distance of two policies.
 
 Each works over one memory in two ways, as `mlp.MLP` does: in torch, where autograd takes the
-gradient of any loss, and in NumPy, for acting. Where `act` returns "draw" besides the actions, the
-probabilities are those of the draws. Normal draws are in `gaussian`.
+gradient of any loss, and in NumPy, for acting. The constructors take what `make_policy` takes.
+
+Where `act` returns "draw" besides the actions, all methods but `act`, `mode` and `entropy` are about draws.
+Squashed actions are a + b tanh(u), with u the draw. Ratios and divergences of the actions are those of the
+draws, because tanh has an inverse.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -17,28 +22,168 @@ from torch import Tensor, nn
 
 from rank0rl.agent import NEVER, Space, choose
 from rank0rl.batch import Batch
-from rank0rl.nets.gaussian import Bounds, GaussianPolicy, StateStdPolicy
+from rank0rl.nets.flat import Views, place
 from rank0rl.nets.mlp import MLP
 from rank0rl.nets.networks import Hidden, network
 from rank0rl.options import OptionError
 
 Array = npt.NDArray[Any]
 
+_LOG_2PI = math.log(2 * math.pi)
+_LOW, _HIGH = np.float32(-5), np.float32(2)  # of log standard deviations that a network gives
+_NODES = 12  # the error of the quadrature is below 1e-4 nats for deviations up to 1, 2e-3 up to 1.5
+
+
 _EDGE = np.float32(1e-6)  # draws stay this far from 0 and 1, where the log-density is infinite
+
+
+class GaussianPolicy(nn.Module):
+    """Independent normal draws. A network gives the means; the log standard deviations are parameters.
+
+    With `squash`, actions are the tanh of draws, scaled to the space's bounds.
+    """
+
+    _each = 1  # outputs of the network for an action
+
+    def __init__(
+        self,
+        inputs: Sequence[int],
+        space: Space,
+        hidden: Hidden,
+        rng: np.random.Generator,
+        log_std: float = 0.0,
+        rows: int = 1,
+        squash: bool = False,
+        **layers: Any,
+    ) -> None:
+        super().__init__()
+        self.noise = ("normal", space.size)
+        self.shape = space.shape
+        self.bounds = _Bounds(space, "squashed") if squash else None
+        self.mlp = network(inputs, hidden, self._each * space.size, rng, 0.01, **layers)
+        one = torch.full((space.size,), log_std)
+        self.log_std = nn.Parameter(one if rows == 1 else one.repeat(rows, 1) / rows)
+        self._views = Views(self._parameters)
+
+    def act(
+        self, x: Array, noise: Array, mask: Any = None, explore: bool = True
+    ) -> tuple[Array, Batch]:
+        """Return actions (B, *shape) for inputs (B, inputs) and noise (B, k). No row depends on B."""
+        draw = self._draw(self.mlp.numpy(x[:, None, :])[:, 0], noise)
+        if self.bounds is None:
+            return draw.reshape(-1, *self.shape), {}
+        return self.bounds.numpy(0.5 * np.tanh(draw) + np.float32(0.5)), {"draw": draw}
+
+    def distribution(self, x: Tensor, mask: Any = None) -> tuple[Tensor, ...]:
+        """Return means (N, k) for inputs (N, inputs), and log standard deviations (k,)."""
+        log_std = self.log_std.clone() if self.log_std.ndim == 1 else self.log_std.sum(dim=0)
+        return self.mlp(x), log_std
+
+    def mode(self, x: Tensor, mask: Any = None) -> Tensor:
+        """Return the actions (N, *shape) of the means, for inputs (N, inputs)."""
+        mean, _ = self.distribution(x)
+        if self.bounds is None:
+            return mean.reshape(-1, *self.shape)
+        return self.bounds.torch(0.5 * torch.tanh(mean) + 0.5)
+
+    def logp(self, of: tuple[Tensor, ...], draw: Tensor) -> Tensor:
+        """Return the log-densities (N,) of draws (N, *shape)."""
+        mean, log_std = of
+        z = (draw.reshape(len(draw), -1) - mean) * torch.exp(-log_std)
+        return -0.5 * z.square().sum(dim=1) - log_std.sum() - 0.5 * _LOG_2PI * len(log_std)
+
+    def entropy(self, of: tuple[Tensor, ...]) -> Tensor:
+        """Return the mean entropy over the inputs, (), in nats.
+
+        Of squashed actions it is that of tanh(u), in -1..1: an integral by quadrature with 12 nodes.
+        """
+        mean, log_std = of
+        entropy = log_std.sum(dim=-1).mean() + 0.5 * (_LOG_2PI + 1) * log_std.shape[-1]
+        if self.bounds is None:
+            return entropy
+        at, weight = _quadrature(mean.dtype, mean.device)
+        u = mean[..., None] + torch.exp(log_std)[..., None] * at
+        log_slope = 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))  # log (1 - tanh(u)^2)
+        return entropy + (log_slope @ weight).sum(dim=1).mean()
+
+    def kl(self, old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> Tensor:
+        """Return the KL divergence of new from old distributions, (N,), in nats."""
+        (mean0, log_std0), (mean1, log_std1) = old, new
+        spread = torch.exp(2 * (log_std0 - log_std1))
+        z = (mean1 - mean0) * torch.exp(-log_std1)
+        return (0.5 * (spread + z.square() - 1) + log_std1 - log_std0).sum(dim=1)
+
+    def log_prob(self, x: Array, draw: Array, mask: Any = None) -> Array:
+        """Return the log-densities (N,) of draws (N, *shape) for inputs (N, inputs), in NumPy."""
+        log_std = self._log_std()
+        z = draw.reshape(len(draw), -1) - self.mlp.numpy(x)
+        z *= np.exp(-log_std)
+        z *= z
+        logp = np.add.reduce(z, axis=1)
+        logp *= -0.5
+        logp -= np.add.reduce(log_std).item() + 0.5 * _LOG_2PI * len(log_std)
+        return logp
+
+    def tables(self, theta: Tensor) -> tuple[Array, Array | None, Array | None]:
+        """Return where the parameters lie in the flat vector theta, for kernels.
+
+        Returns:
+            The table of the network's layers. For normal draws, where the log standard deviations begin,
+            how many are summed, and of how many actions. For choices, where each one begins.
+        """
+        assert isinstance(self.mlp, MLP)  # see `update.has_kernels`
+        shape = self.log_std.shape if self.log_std.ndim == 2 else (1, *self.log_std.shape)
+        return self.mlp.table(theta), np.array([place(self.log_std, theta), *shape]), None
+
+    def _draw(self, out: Array, noise: Array) -> Array:
+        """Return the draws (B, k) for outputs of the network and noise (B, k)."""
+        out += np.exp(self._log_std()) * noise
+        return out
+
+    def _log_std(self) -> Array:
+        [log_std] = self._views()
+        return log_std if log_std.ndim == 1 else np.add.reduce(log_std)
+
+
+class StateStdPolicy(GaussianPolicy):
+    """Normal draws whose log standard deviations are outputs of the network too, within -5..2.
+
+    The parameters `log_std` are added to these outputs.
+    """
+
+    _each = 2
+
+    def distribution(self, x: Tensor, mask: Any = None) -> tuple[Tensor, ...]:
+        """Return means and log standard deviations, (N, k) each, for inputs (N, inputs)."""
+        mean, more = self.mlp(x).chunk(2, dim=1)
+        return mean, (self.log_std + more).clamp(float(_LOW), float(_HIGH))
+
+    def logp(self, of: tuple[Tensor, ...], draw: Tensor) -> Tensor:
+        """Return the log-densities (N,) of draws (N, *shape)."""
+        mean, log_std = of
+        z = (draw.reshape(len(draw), -1) - mean) * torch.exp(-log_std)
+        return -(0.5 * z.square() + log_std + 0.5 * _LOG_2PI).sum(dim=1)
+
+    def log_prob(self, x: Array, draw: Array, mask: Any = None) -> Array:
+        """Return the log-densities (N,) of draws (N, *shape) for inputs (N, inputs), in NumPy."""
+        mean, log_std = self._split(self.mlp.numpy(x))
+        z = (draw.reshape(len(draw), -1) - mean) * np.exp(-log_std)
+        return -(0.5 * z * z + log_std + np.float32(0.5 * _LOG_2PI)).sum(axis=1)
+
+    def _draw(self, out: Array, noise: Array) -> Array:
+        mean, log_std = self._split(out)
+        return mean + np.exp(log_std) * noise
+
+    def _split(self, out: Array) -> tuple[Array, Array]:
+        k = out.shape[-1] // 2
+        log_std = np.minimum(np.maximum(self._log_std() + out[..., k:], _LOW), _HIGH)
+        return out[..., :k], log_std
 
 
 class CategoricalPolicy(nn.Module):
     """One of n choices, or several such choices at once, independent of each other.
 
-    The probabilities are the softmax of a network's output. A mask (N, all choices) tells which
-    choices may be taken; the others then have probability 0.
-
-    Args:
-        inputs: shape of the inputs: (number,), or the shape of an image.
-        space: the space of actions, discrete.
-        hidden: units of each hidden layer, or a network of your own.
-        rng: draws the weights.
-        layers: "activation", "layer_norm" and "columns" of the network, see `networks.network`.
+    The probabilities are the softmax of a network's output, 0 where a mask (N, all choices) is False.
     """
 
     def __init__(
@@ -58,10 +203,7 @@ class CategoricalPolicy(nn.Module):
     def act(
         self, x: Array, noise: Array, mask: Array | None = None, explore: bool = True
     ) -> tuple[Array, Batch]:
-        """Draw choices (B, *shape), int64, from inputs (B, inputs) and noise (B, k). No row depends on B.
-
-        Without `explore`, take the most probable ones.
-        """
+        """Draw choices (B, *shape), int64, as `choose`, from inputs (B, inputs) and noise (B, k)."""
         return choose(self.mlp.numpy(x[:, None, :])[:, 0], noise, self.space, mask, explore), {}
 
     def distribution(self, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -72,10 +214,7 @@ class CategoricalPolicy(nn.Module):
         return tuple(torch.log_softmax(logits[:, columns], dim=1) for columns in self._choices)
 
     def tables(self, theta: Tensor) -> tuple[Array, Array | None, Array | None]:
-        """Return what `GaussianPolicy.tables` does: here the second is None.
-
-        The third has the columns at which each choice begins, and their number.
-        """
+        """Return what `GaussianPolicy.tables` does."""
         assert isinstance(self.mlp, MLP)  # see `update.has_kernels`
         starts = np.array([0, *np.cumsum(self.space.choices)])
         return self.mlp.table(theta), None, starts
@@ -119,16 +258,6 @@ class CategoricalPolicy(nn.Module):
 class BetaPolicy(nn.Module):
     """Independent draws in 0..1 from Beta(a, b), scaled to the bounds. A network gives a and b, both above 1.
 
-    Args:
-        inputs: shape of the inputs: (number,), or the shape of an image.
-        space: the space of actions, a box.
-        hidden: units of each hidden layer, or a network of your own.
-        rng: draws the weights.
-        layers: "activation", "layer_norm" and "columns" of the network, see `networks.network`.
-
-    Raises:
-        OptionError: if the actions have no finite bounds.
-
     Source: Chou et al. 2017, proceedings.mlr.press/v70/chou17a (a and b above 1, by softplus).
     """
 
@@ -145,19 +274,16 @@ class BetaPolicy(nn.Module):
 
         self._ndtr, self._inverse = special.ndtr, special.betaincinv
         self.noise = ("normal", space.size)
-        self.bounds = Bounds(space, "beta")
+        self.bounds = _Bounds(space, "beta")
         self.mlp = network(inputs, hidden, 2 * space.size, rng, 0.01, **layers)
 
     def act(
         self, x: Array, noise: Array, mask: Any = None, explore: bool = True
     ) -> tuple[Array, Batch]:
-        """Draw actions (B, *shape) with inputs (B, inputs) and noise (B, k). No row depends on B.
+        """Return actions (B, *shape) for inputs (B, inputs) and noise (B, k). No row depends on B.
 
         The normal distribution function maps the noise to 0..1, and the inverse of Beta's maps that to the
         draws. So noise 0 gives the median.
-
-        Returns:
-            Actions; and the draws, "draw", (B, k).
         """
         out = self.mlp.numpy(x[:, None, :])[:, 0]
         a, b = np.split(1 + np.logaddexp(out, np.float32(0)), 2, axis=1)
@@ -251,7 +377,8 @@ def make_policy(
         hidden: units of each hidden layer, or a network of your own.
         rng: draws the weights.
         log_std: initial log standard deviation of normal draws.
-        rows: number of log-std parameters that are summed, see `GaussianPolicy`.
+        rows: number of log-std parameters that are summed. Adam steps each of them, so the sum
+            moves `rows` times as fast.
         actions: distribution of continuous actions.
         state_std: True if the network also gives the standard deviations of normal draws.
         layers: "activation", "layer_norm" and "columns" of the network, see `networks.network`.
@@ -276,12 +403,7 @@ def make_policy(
 
 
 class Mode(nn.Module):
-    """A module from observations to a policy's most probable actions, for an agent's `mode`.
-
-    Args:
-        policy: takes normalized observations.
-        norm: normalizes observations; None leaves them as they are.
-    """
+    """A module from observations to a policy's most probable actions, for an agent's `mode`."""
 
     def __init__(self, policy: Policy, norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -290,3 +412,36 @@ class Mode(nn.Module):
     def forward(self, obs: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return actions (N, *act) for flattened observations (N, numbers), float32."""
         return self.policy.mode(self.norm(obs), mask)
+
+
+class _Bounds:
+    """Scales numbers in 0..1 to actions within an environment's bounds, which must be finite."""
+
+    def __init__(self, space: Space, kind: str) -> None:
+        low, high = space.low, space.high
+        with np.errstate(over="ignore", invalid="ignore"):
+            width = None if low is None or high is None else high - low
+        if low is None or high is None or width is None or not np.isfinite(width).all():
+            raise OptionError(
+                f"actions {kind!r} need finite bounds: this environment's are from {low} to {high}; "
+                f"set --actions normal, or wrap it in RescaleAction or ClipAction"
+            )
+        self._shape = space.shape
+        self._low = low.reshape(-1).astype(np.float32)
+        self._width = high.reshape(-1).astype(np.float32) - self._low
+
+    def numpy(self, share: Array) -> Array:
+        act = self._low + self._width * share
+        return act.reshape(-1, *self._shape)
+
+    def torch(self, share: Tensor) -> Tensor:
+        act = torch.from_numpy(self._low) + torch.from_numpy(self._width) * share
+        return act.reshape(-1, *self._shape)
+
+
+@functools.cache
+def _quadrature(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return nodes and weights of an average over normal numbers."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
+    at = torch.tensor(nodes, dtype=dtype, device=device)
+    return at, torch.tensor(weights / weights.sum(), dtype=dtype, device=device)

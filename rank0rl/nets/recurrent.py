@@ -6,7 +6,7 @@ bias of 1 (Gers et al. 2000); in the forms of torch.nn.GRU and torch.nn.LSTM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -24,7 +24,7 @@ from rank0rl.nets.actor_critic import (
     normalized,
 )
 from rank0rl.nets.flat import Views
-from rank0rl.nets.normalize import ObsNormalizer, PixelScale, normalizer
+from rank0rl.nets.normalize import Normalizer, normalizer
 from rank0rl.nets.policies import Policy
 from rank0rl.options import OptionError
 
@@ -36,7 +36,7 @@ def chunked(steps: Batch, episodes: Sequence[slice], length: int) -> Batch:
 
     Args:
         steps: arrays of T steps, name -> (T, ...).
-        episodes: the steps of each episode, as `Fragment.episodes` returns them.
+        episodes: the steps of each episode.
         length: L, steps of a chunk at most.
 
     Returns:
@@ -66,15 +66,9 @@ Cell: TypeAlias = Literal["gru", "lstm"]
 
 
 class Recurrent(nn.Module):
-    """From observations and a memory to features and the next memory.
+    """From observations and a memory to features and the next memory. The weights are orthogonal.
 
-    A GRU's memory is its features. An LSTM's is its features and its cells.
-
-    Args:
-        cell: "gru" or "lstm".
-        inputs: number of inputs.
-        size: number of features.
-        rng: draws the weights, orthogonal.
+    A GRU's memory is its features, `size` numbers. An LSTM's is its features and its cells.
     """
 
     def __init__(self, cell: Cell, inputs: int, size: int, rng: np.random.Generator) -> None:
@@ -106,29 +100,28 @@ class Recurrent(nn.Module):
         layer = self.layer
         by_x = nn.functional.linear(x, layer.weight_ih_l0, layer.bias_ih_l0)
         by_h = nn.functional.linear(memory[:, : self.size], layer.weight_hh_l0, layer.bias_hh_l0)
-        if self._is_lstm:
-            i, f, g, o = (by_x + by_h).chunk(4, dim=1)
-            cells = torch.sigmoid(f) * memory[:, self.size :] + torch.sigmoid(i) * torch.tanh(g)
-            return torch.cat([torch.sigmoid(o) * torch.tanh(cells), cells], dim=1)
-        r, z, n = by_x.chunk(3, dim=1)
-        r_h, z_h, n_h = by_h.chunk(3, dim=1)
-        keep = torch.sigmoid(z + z_h)
-        new = torch.tanh(n + torch.sigmoid(r + r_h) * n_h)
-        return new + keep * (memory - new)
+        return self._next(by_x, by_h, memory, torch, torch.sigmoid)
 
     def numpy(self, x: Array, memory: Array) -> Array:
         """Return what `step` does, in NumPy. No row depends on how many there are."""
         w_x, w_h, b_x, b_h = self._views()
         by_x = (x[:, None, :] @ w_x.T)[:, 0] + b_x
         by_h = (memory[:, None, : self.size] @ w_h.T)[:, 0] + b_h
+        return self._next(by_x, by_h, memory, np, _sigmoid)
+
+    def _next(
+        self, by_x: Any, by_h: Any, memory: Any, of: Any, sigmoid: Callable[[Any], Any]
+    ) -> Any:
+        """Return the next memory, with the functions of torch or of NumPy."""
+        gates = [slice(a, a + self.size) for a in range(0, by_x.shape[1], self.size)]
         if self._is_lstm:
-            i, f, g, o = np.split(by_x + by_h, 4, axis=1)
-            cells = _sigmoid(f) * memory[:, self.size :] + _sigmoid(i) * np.tanh(g)
-            return np.concatenate([_sigmoid(o) * np.tanh(cells), cells], axis=1)
-        r, z, n = np.split(by_x, 3, axis=1)
-        r_h, z_h, n_h = np.split(by_h, 3, axis=1)
-        keep = _sigmoid(z + z_h)
-        new = np.tanh(n + _sigmoid(r + r_h) * n_h)
+            i, f, g, o = ((by_x + by_h)[:, gate] for gate in gates)
+            cells = sigmoid(f) * memory[:, self.size :] + sigmoid(i) * of.tanh(g)
+            return of.concatenate([sigmoid(o) * of.tanh(cells), cells], 1)
+        r, z, n = (by_x[:, gate] for gate in gates)
+        r_h, z_h, n_h = (by_h[:, gate] for gate in gates)
+        keep = sigmoid(z + z_h)
+        new = of.tanh(n + sigmoid(r + r_h) * n_h)
         return new + keep * (memory - new)
 
 
@@ -138,17 +131,10 @@ def _sigmoid(x: Array) -> Array:
 
 def recurrent_networks(
     options: Any, spaces: Spaces, rng: np.random.Generator, make: MakeNetworks | None = None
-) -> RecurrentActorCritic:
-    """Return new networks with a memory. Networks of your own take the features of its layer.
+) -> ActorCritic:
+    """Do what `NetworkOptions.networks` does, with a memory, by the options of PPO.
 
-    Args:
-        options: a `NetworkOptions` with `recurrent`, `memory_size` and `chunk_steps`, as those of PPO.
-        spaces: of the environment.
-        rng: draws the weights.
-        make: returns networks of your own, see `MakeNetworks`.
-
-    Raises:
-        OptionError: if there are no such networks for these spaces.
+    Networks of your own take the features of the recurrent layer.
     """
     norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype)
     if len(inputs) > 1:
@@ -163,25 +149,15 @@ def recurrent_networks(
         )
     layer = Recurrent(options.recurrent, inputs[0], options.memory_size, rng)
     policy, value = options.policy_and_value((options.memory_size,), spaces, rng, make)
-    return RecurrentActorCritic(norm, layer, policy, value, options.chunk_steps)
+    return _RecurrentActorCritic(norm, layer, policy, value, options.chunk_steps)
 
 
-class RecurrentActorCritic(ActorCritic):
-    """A policy and a value function over the features of a recurrent layer.
-
-    Rows of a batch are chunks: see `process`.
-
-    Args:
-        norm: scales observations.
-        layer: takes normalized observations and a memory.
-        policy: takes the layer's features.
-        value: takes the layer's features.
-        chunk_steps: L, steps of a chunk at most.
-    """
+class _RecurrentActorCritic(ActorCritic):
+    """A policy and a value function over the features of a recurrent layer. Rows of a batch are chunks."""
 
     def __init__(
         self,
-        norm: ObsNormalizer | PixelScale,
+        norm: Normalizer,
         layer: Recurrent,
         policy: Policy,
         value: ValueFunction,
@@ -192,23 +168,15 @@ class RecurrentActorCritic(ActorCritic):
         self.memory = layer.memory
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return the modules, for an agent's `modules`."""
         return {**super().modules(), "recurrent": self.layer}
 
-    def trained(self) -> nn.ModuleDict:
-        """Return the networks that an objective takes, by name."""
-        return nn.ModuleDict({**super().trained(), "recurrent": self.layer})
-
     def objective(self, **settings: Any) -> Objective:
-        """Return the loss of a minibatch of chunks."""
         return _ChunkObjective(**settings)
 
     def mode(self) -> nn.Module:
-        """Return a module from observations and memory to actions and memory, for an agent's `mode`."""
         return _RecurrentMode(self.policy, self.norm, self.layer)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
-        """Return actions, and the next memory among the extras, for an agent's `act`."""
         assert step.memory is not None
         now = self.layer.numpy(self.norm.numpy(step.obs), step.memory)
         features = np.ascontiguousarray(now[:, : self.layer.size])
@@ -216,12 +184,10 @@ class RecurrentActorCritic(ActorCritic):
         return act, {**extras, "memory": now}
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
-        """Turn a fragment into chunks, for an agent's `process`.
+        """Return the rows of `ActorCritic.process` in chunks of at most L steps of one episode.
 
-        Returns:
-            What `ActorCritic.process` returns, but in chunks of at most L steps of one episode: "obs",
-            (chunks, L, *obs), and so on, with zeros behind the last step; "steps", the number of
-            steps in each chunk; and "memory", that before its first step, (chunks, m).
+        "obs" is (chunks, L, *obs), and so on, with zeros behind the last step; "steps" is the number of
+        steps in each chunk, and "memory" that before its first step, (chunks, m).
         """
         steps, episodes = super().process(fragment, gamma, lam), fragment.episodes()
         memory = firsts(fragment.extras["memory"], episodes, self._length)
@@ -242,12 +208,10 @@ class RecurrentActorCritic(ActorCritic):
         return {**rows, "mask": batch["mask"]} if "mask" in batch else rows
 
     def each_step(self, batch: Batch) -> Batch:
-        """Return "obs", "val" and "ret" of a batch by step, (N, ...) each."""
         there = filled(batch["steps"], self._length)
         return {name: batch[name][there] for name in ("obs", "val", "ret")}
 
     def rows_of(self, steps: int) -> int:
-        """Return the number of rows that hold so many steps: of chunks, at least one."""
         return max(1, steps // self._length)
 
     def _features(self, obs: Array, memory: Array) -> Array:

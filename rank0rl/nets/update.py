@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rank0rl.batch import Batch, minibatches
 from rank0rl.nets.actor_critic import ActorCritic, Objective, ValueFunction
-from rank0rl.nets.flat import Adam, Flat, flatten_
+from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.mlp import MLP
 from rank0rl.nets.policies import Policy
 
@@ -83,12 +83,7 @@ class AutogradSteps:
     The modules at home, on the CPU, act, are broadcast and are saved. The copy takes their weights at
     the start of an update and returns them at its end.
 
-    Args:
-        home: the modules, on the CPU.
-        adam: the optimizer of their flat parameters.
-        objective: computes the loss of a minibatch.
-        max_grad_norm: norm to which a larger gradient is scaled down.
-        device: where the steps compute, such as "cuda".
+    The arguments are those of `gradient_steps`; `home` are the modules.
     """
 
     def __init__(
@@ -98,19 +93,11 @@ class AutogradSteps:
         self._objective, self._max_grad_norm = objective, max_grad_norm
         self._device = torch.device(device)
         self._module = copy.deepcopy(home).to(self._device)
-        self._flat = flatten_(self._module)
+        self._flat = Flat(self._module)
         self._adam = Adam(self._flat, adam.eps)
 
     def begin(self, rows: Batch, objective: Any) -> dict[str, Any]:
-        """Take the weights from home, and move the rows to the device: once for all epochs.
-
-        Args:
-            rows: what the loss takes, N rows.
-            objective: its `loss` is that of this update.
-
-        Returns:
-            The rows on the device.
-        """
+        """Take the weights from home, and the objective of this update; return the rows, on the device."""
         self._objective = objective
         self._module.load_state_dict(self._home.state_dict())
         self._adam.load(self._home_adam.state())
@@ -119,13 +106,7 @@ class AutogradSteps:
     def epoch(
         self, rows: dict[str, Any], minibatch_size: int, rng: np.random.Generator, lr: float
     ) -> tuple[Array, ...]:
-        """Make the gradient steps of one epoch.
-
-        Args:
-            rows: what `begin` returned, N rows.
-            minibatch_size: rows of a gradient step; the last one takes what is left.
-            rng: draws the order of rows.
-            lr: step size.
+        """Make the gradient steps of one epoch over what `begin` returned, in random order.
 
         Returns:
             What the loss gives to record, of all minibatches.
@@ -151,10 +132,7 @@ class AutogradSteps:
 class ValueFit:
     """Minimizes E[(V - R)^2], with R in units of the value function's scale.
 
-    Args:
-        value: the value function, flat, with gradients in place.
-        adam: the optimizer of its parameters.
-        threads: number of threads; the results do not depend on it.
+    The value function is flat, with gradients in place. The results do not depend on the threads.
     """
 
     def __init__(self, value: ValueFunction, adam: Adam, threads: int) -> None:
@@ -177,15 +155,7 @@ class ValueFit:
         epochs: int,
         minibatch_size: int,
     ) -> float:
-        """Make the gradient steps.
-
-        Args:
-            x: inputs, (N, inputs).
-            ret: returns in units of reward, (N,).
-            rng: draws the order of rows.
-            lr: Adam's step size.
-            epochs: passes over the rows.
-            minibatch_size: rows per gradient step.
+        """Make the gradient steps, for inputs x (N, inputs) and returns (N,) in units of reward.
 
         Returns:
             Mean squared error over the last epoch, each minibatch's from before its step.
@@ -220,15 +190,9 @@ def fisher_products(
 ) -> Callable[[Tensor, Tensor | None], Product]:
     """Return a function of observations (N, inputs) and masks that returns v -> F v + damping v.
 
-    F is the Fisher matrix of the policy at these observations: the mean Hessian of KL(pi || pi') at
-    pi' = pi. The observations are normalized. The masks are the choices that could be taken, (N, all
-    choices), bool, or None.
-
-    Args:
-        policy: the policy, flat.
-        flat: its vector.
-        damping: number added to the diagonal.
-        threads: number of threads; the results do not depend on it.
+    F is the Fisher matrix of the policy at these observations, which are normalized: the mean Hessian of
+    KL(pi || pi') at pi' = pi. The masks are the choices that could be taken, (N, all choices), bool, or
+    None. The results do not depend on the threads.
     """
     if has_kernels(policy):
         from rank0rl.nets.kernels.fisher import CompiledFisher

@@ -1,4 +1,4 @@
-"""Find and load an agent's class by its name."""
+"""Find an agent, or a function of the user's, by its name, and import it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def load_agent(algo: str) -> type[Agent]:
 
 @cache
 def load_function(name: str) -> Callable[..., Any]:
-    """Return a function of the user's.
+    """Return a function or a class of the user's.
 
     Args:
         name: "file.py:function" or "package.module:function".
@@ -76,9 +76,10 @@ def load_function(name: str) -> Callable[..., Any]:
     Raises:
         ValueError: if there is no such function.
     """
-    where, _, of = name.partition(":")
+    where, _, function = name.partition(":")
     expected = "file.py:name or package.module:name"
-    found = getattr(_import(where, name, "function", expected), of, None) if of else None
+    module = _import(where, name, "function", expected)
+    found = getattr(module, function, None) if function else None
     if not callable(found):
         raise ValueError(f"{name!r} does not name a function: expected {expected}")
     return found
@@ -88,7 +89,7 @@ def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent
     """Return a run's agent with its initial weights.
 
     Raises:
-        OptionError: if its options do not fit the spaces or the device.
+        OptionError: if the agent's options do not fit the spaces or the device.
     """
     rng = seeding.stream(options.seed, "init")
     agent = load_agent(options.algo)(spaces, agent_options, rng)
@@ -105,7 +106,7 @@ def _import(where: str, algo: str, what: str = "agent", expected: str = "") -> M
     """Return the module of an agent or a function, from a file, a package or algos/.
 
     Raises:
-        ValueError: if there is no such module, or it ends otherwise than by being imported.
+        ValueError: if there is no such module, or an error or an exit ends its import.
     """
     if where.endswith(".py") and Path(where).exists():
         files.read(Path(where), what, _MOST)  # a FIFO would keep the import waiting
@@ -131,14 +132,14 @@ def references() -> list[str]:
 
 
 def is_reference(algo: str) -> bool:
-    """Return True if a name is that of an agent in algos/: "ppo" or "rank0rl.algos.ppo:PPO"."""
+    """Return True if a name means an agent in algos/, such as "ppo" or "rank0rl.algos.ppo:PPO"."""
     where, colon, _ = algo.partition(":")
     module = where if colon else f"{_ALGOS}.{where}"
     return module.removeprefix(f"{_ALGOS}.") in {*references()} - {module}
 
 
 def absolute(algo: str) -> str:
-    """Return an agent's name with the whole path of its file, if it is in a file."""
+    """Return a name of code with the absolute path of its file, if it is in a file."""
     where, colon, name = algo.partition(":")
     return f"{Path(where).resolve()}{colon}{name}" if where.endswith(".py") else algo
 
@@ -154,6 +155,6 @@ def _import_file(path: str) -> ModuleType:
 
 
 def short_name(algo: str) -> str:
-    """Return an agent's name for files, the last part of its module: "rank0rl.algos.ppo:PPO" -> "ppo"."""
+    """Return an agent's name for names of files: "rank0rl.algos.ppo:PPO" -> "ppo"."""
     where = algo.partition(":")[0]
     return Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]

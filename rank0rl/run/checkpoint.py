@@ -1,8 +1,8 @@
 """Checkpoint files: the state of a run at an iteration boundary. They are complete or absent, and never run code.
 
 A file has a line that names the format, a line with the SHA-256 of the rest, and a nested dict of
-tensors, numbers and strings as `torch.save` writes it, read back with `weights_only=True`. A run's
-files are numbered by iteration. A few of them are kept.
+tensors, numbers and strings. `torch.save` writes the dict; `torch.load` reads it with
+`weights_only=True`. The name of a file is the number of its iteration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _VERSION = 8
 
 
 class NotSaved(Exception):
-    """Failure to write a checkpoint. The message says why, and which checkpoint there still is."""
+    """Failure to write a file of the run. For a checkpoint, the message names the last complete one."""
 
 
 def snapshot(value: Any, name: str = "") -> Any:
@@ -38,7 +38,7 @@ def snapshot(value: Any, name: str = "") -> Any:
         name: its dotted name, for error messages.
 
     Raises:
-        TypeError: for anything else, because a file with it would run code when it is loaded.
+        TypeError: for any other object, because loading it from a file would run code.
     """
     if isinstance(value, Mapping):
         return {_plain(k, name): snapshot(v, _below(name, k)) for k, v in value.items()}
@@ -91,8 +91,8 @@ def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int | str) -
         run: the run's folder.
         iteration: the number of iterations made.
         state: a snapshot.
-        keep: the number of files to keep, this one included: the last ones, or with "spread:" before
-            it the first one, the last one, and others between them.
+        keep: number of files to keep, this one included. A number keeps the last ones; "spread:" and a
+            number keep the first one, the last one, and others between them.
 
     Raises:
         NotSaved: if it cannot be written, as on a full disk.
@@ -105,11 +105,10 @@ def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int | str) -
 
 
 def _spread(there: Sequence[Path], count: int) -> list[Path]:
-    """Return files that are spread evenly over the iterations. The first one and the last one are among them.
+    """Return files that are spread evenly over the iterations, with the first one and the last one.
 
-    While there are too many, the one goes that leaves the smallest gap, the earliest of several. So
-    gaps double as the run goes on. What stays depends on the files alone, so a resumed run keeps the
-    same ones.
+    The file whose removal leaves the smallest gap goes first, the earliest of several. So gaps double
+    as the run goes on. A resumed run keeps the same files, because only their numbers count.
     """
     kept = [*there]
     while len(kept) > count:
@@ -140,25 +139,23 @@ def _save(run: Path, name: str, state: Mapping[str, Any]) -> None:
 
 
 def latest(run: Path) -> Path:
-    """Return a run's last checkpoint; `run` itself if it names a checkpoint.
+    """Return a run's last checkpoint; the path itself if it is that of a checkpoint.
 
     Raises:
         ValueError: if the run has no checkpoint.
     """
     if run.suffix == ".pt":
         return run
-    files = numbered(run)
-    if not files:
-        raise ValueError(
-            f"cannot read a checkpoint: there is none in {_folder(run)}; name the folder of a run"
-        )
-    return files[-1]
+    if there := numbered(run):
+        return there[-1]
+    raise ValueError(
+        f"cannot read a checkpoint: there is none in {_folder(run)}; name the folder of a run"
+    )
 
 
 def before(run: Path, iteration: int) -> Path | None:
-    """Return a run's last checkpoint of at most this iteration, None if there is none any more."""
-    files = [file for file in numbered(run) if int(file.stem) <= iteration]
-    return files[-1] if files else None
+    """Return a run's last checkpoint of at most this iteration; None if there is none."""
+    return next((f for f in reversed(numbered(run)) if int(f.stem) <= iteration), None)
 
 
 def _folder(run: Path) -> Path:
@@ -166,7 +163,7 @@ def _folder(run: Path) -> Path:
 
 
 def numbered(run: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, in order of iterations. best.pt is not among them."""
+    """Return the checkpoints of a run in order of iterations, without best.pt."""
     return sorted(f for f in _folder(run).glob("*.pt") if f.stem.isdecimal())
 
 

@@ -1,7 +1,8 @@
-"""Read and write the files of a run, wherever it comes from: regular files, read up to a size, written in full.
+"""Read and write the files of a run, which may come from someone else.
 
-A FIFO or a device in place of a file would keep the reader waiting or fill its memory. A link in
-place of a file to write would lead out of the run's folder.
+Only regular files are read, up to a size: a FIFO would keep the reader waiting, a device would fill
+its memory. Files are written in full or not at all, and never through a link, which may lead out of
+the run's folder.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 _TEXT = 1 << 24  # bytes
-_TABLE = 1 << 30  # bytes: a record of about two million iterations
+TABLE = 1 << 30
+"""Largest CSV file that is read, in bytes: a record of about two million iterations."""
 
 
 def read(path: Path, what: str, most: int, first: int | None = None) -> bytes:
@@ -24,7 +26,7 @@ def read(path: Path, what: str, most: int, first: int | None = None) -> bytes:
 
     Args:
         path: the file.
-        what: what it is, for messages.
+        what: kind of the file, for messages, such as "checkpoint".
         most: largest size that is read, in bytes.
         first: number of bytes to return, from the beginning. None: all.
 
@@ -52,7 +54,7 @@ def read_text(path: Path, what: str, most: int = _TEXT) -> str:
 
     Args:
         path: the file.
-        what: what it is, for messages.
+        what: kind of the file, for messages, such as "checkpoint".
         most: largest size that is read, in bytes.
 
     Raises:
@@ -64,23 +66,14 @@ def read_text(path: Path, what: str, most: int = _TEXT) -> str:
         raise ValueError(f"cannot read {what} {path}: it is not UTF-8 text ({error})") from None
 
 
-def read_lines(path: Path, what: str) -> list[str]:
-    """Return the lines of a CSV file.
-
-    Raises:
-        ValueError: if it cannot be read, or is not UTF-8.
-    """
-    return read_text(path, what, _TABLE).splitlines(keepends=True)
-
-
 def read_table(path: Path, what: str) -> list[dict[str, str]]:
-    """Return the rows of a CSV file, column -> text, but for rows that are cut short.
+    """Return the complete rows of a CSV file, column -> text.
 
     Raises:
         ValueError: if it cannot be read.
     """
     try:
-        rows = list(csv.DictReader(read_lines(path, what)))
+        rows = list(csv.DictReader(read_text(path, what, TABLE).splitlines(keepends=True)))
     except csv.Error as error:
         raise ValueError(f"cannot read {what} {path}: {error}") from None
     return [row for row in rows if None not in row and None not in row.values()]
@@ -104,7 +97,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 def write(path: Path, data: bytes) -> None:
     """Write a file to a temporary name, flush it, then rename it over the file that was there."""
     temporary = path.with_suffix(".tmp")
-    temporary.unlink(missing_ok=True)  # of a process that was killed
+    temporary.unlink(missing_ok=True)  # left by a process that was killed
     try:
         with temporary.open("xb") as file:
             file.write(data)
@@ -118,7 +111,7 @@ def write(path: Path, data: bytes) -> None:
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays by name as an .npz file, complete or not at all. `numpy.load` reads it."""
-    import numpy as np  # which the process that starts ranks does not load
+    import numpy as np  # here, because the process that starts ranks does not load NumPy
 
     content = io.BytesIO()
     np.savez(content, allow_pickle=False, **arrays)

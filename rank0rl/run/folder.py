@@ -24,7 +24,7 @@ _NEEDED |= {"weights_sha256"}
 
 
 class NoRowsError(ValueError):
-    """A folder holds no run, or one that has not finished an iteration yet."""
+    """A folder holds no run, or a run that has not finished an iteration yet."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,10 @@ class RunData:
             raise ValueError(f"{self.folder / 'progress.csv'}, column {name}: {error}") from None
 
     def info_columns(self) -> list[str]:
-        """Return the columns of --info and of a curriculum: what stands between episodes and speed."""
+        """Return the columns of --info and of a curriculum, which lie between those of episodes and speed."""
         names = [*self.rows[0]]
         usual = {
-            "eval_return",
-            "eval_return_std",
-            "eval_length",
-            "settings",
-            "coefficients",
+            *["eval_return", "eval_return_std", "eval_length", "settings", "coefficients"],
             *FAILURES,
         }
         first = names.index("longest") + 1 if "longest" in names else None
@@ -67,11 +63,11 @@ class RunData:
 
 
 def read_run(folder: Path) -> RunData:
-    """Read what a run has written so far.
+    """Read the settings and the rows that a run has written so far.
 
     Raises:
         NoRowsError: if the folder holds no run with at least one iteration.
-        ValueError: if there is no such folder, or its files are not those of a run.
+        ValueError: if there is no such folder, or its files are not a run's.
     """
     path = folder / "progress.csv"
     if not folder.exists():
@@ -100,7 +96,7 @@ def read_run(folder: Path) -> RunData:
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each run, the settings that are not the same in all runs."""
+    """Return, for each run, its own values of the settings that are not the same in all runs."""
     names = [
         name
         for name in sorted(set().union(*settings))

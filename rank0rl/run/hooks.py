@@ -22,17 +22,19 @@ from rank0rl.run.options import RunOptions
 Columns = Mapping[str, float | str]
 _GROUPS = "run episodes info curriculum hook coefficients evaluation failures speed hashes update"
 _TAKEN = {*_GROUPS.split(), "goal"} - {"hook"}
-_LAST = 100  # episodes in a mean return
+LAST = 100
+"""Number of episodes in a mean return."""
 
 
 class Record(dict[str, Any]):
     """The row of an iteration, column -> value, without times and hashes.
 
-    What is left is the same for every number of ranks, so a curve that follows from it is so too.
+    These columns are the same for every number of ranks. A hook that decides by them alone changes
+    the curve in the same way for every number of ranks.
     """
 
-    def __init__(self, columns: Columns | None = None) -> None:
-        super().__init__(columns or {})
+    def __init__(self) -> None:
+        super().__init__()
         self.groups: dict[str, dict[str, float | str]] = {name: {} for name in _GROUPS.split()}
         """Group -> column -> value, times and hashes included."""
 
@@ -40,12 +42,12 @@ class Record(dict[str, Any]):
         """Add columns to the row.
 
         Args:
-            group: their group: one of the record's own, or a hook's name.
+            group: a group of the record's own, or the name of a hook.
             columns: column -> value.
             repeats: True if the values are the same for every number of ranks.
 
         Raises:
-            ValueError: if there is such a column already.
+            ValueError: if the row has a column of that name already.
         """
         row = self.row()
         if twice := [name for name in columns if name in row]:
@@ -58,7 +60,7 @@ class Record(dict[str, Any]):
             self.update(columns)
 
     def row(self) -> dict[str, float | str]:
-        """Return all columns in order."""
+        """Return all columns in the order of progress.csv, times and hashes included."""
         return {name: x for columns in self.groups.values() for name, x in columns.items()}
 
     @property
@@ -99,25 +101,25 @@ class Hook:
         """Follow an iteration.
 
         Args:
-            agent: the agent after its update. A hook of one's own may replace `agent.options`, to
-                change what the agent lists in `coefficients` from the next update on.
+            agent: the agent after its update. A user's hook may replace `agent.options`, to change
+                options that the agent lists in `coefficients` from the next update on.
             iteration: its number, from 1.
-            record: its row, with the columns of earlier hooks. Changes of it are not recorded.
+            record: its row, with the columns of earlier hooks. A change of the row is not recorded.
         """
 
     def columns(self) -> Columns:
-        """Return its columns of this iteration's row: the same names every time."""
+        """Return the hook's columns of this iteration's row: the same names every time."""
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: numbers, texts and arrays, in dicts and lists."""
+        """Return the hook's state for a checkpoint: numbers, texts and arrays, in dicts and lists."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned; arrays have become tensors."""
+        """Go on from a state that `state` returned. Its arrays have become tensors."""
 
     def close(self) -> None:
-        """End, after the last iteration or an error."""
+        """Free what the hook holds. Called after the last iteration, or after an error."""
 
     def stop(self, why: str = "") -> None:
         """End the run after this iteration. A resumed run goes on."""
@@ -129,10 +131,11 @@ class Hook:
 
 
 def load_hook(name: str) -> type[Hook]:
-    """Return the class of a hook of one's own. What it does not have comes from `Hook`.
+    """Return a user's class of hooks. A class that does not derive from `Hook` gets its other methods.
 
     Raises:
-        ValueError: if there is no such class, or rank 0 cannot make and call one.
+        ValueError: if there is no such class, it takes a name or a role of rank0rl's own hooks, or
+            its constructor needs arguments.
     """
     kind: Any = load_function(name)
     if not isinstance(kind, type) or not (hasattr(kind, "before") or hasattr(kind, "after")):
@@ -156,13 +159,13 @@ def make_hooks(
     set_settings: Callable[[int, str], None],
     share_over: Callable[[], float],
 ) -> list[Hook]:
-    """Return the goal, the curriculum and the hooks of one's own that the options name.
+    """Return the goal, the curriculum and the user's hooks that the options name.
 
     Args:
         options: options of the run.
-        agent: the agent.
+        agent: the agent, whose coefficients a user's hook may change.
         set_settings: see `Curriculum`.
-        share_over: returns the share of the run that is over, on rank 0.
+        share_over: see `Curriculum`.
     """
     hooks: list[Hook] = []
     if options.stop_at_return is not None or options.patience is not None:
@@ -178,7 +181,7 @@ def make_hooks(
 
 
 class Coefficients(Hook):
-    """Brings the options of the agent that hooks have changed to every rank, and to the record.
+    """Gives every rank, and the record, the options of the agent that a user's hook has changed.
 
     Args:
         agent: the agent, with the options that the run began with.
@@ -189,16 +192,16 @@ class Coefficients(Hook):
     def __init__(self, agent: Any) -> None:
         self._agent, self._first = agent, agent.options
         self.values: dict[str, Any] = {}
-        """Options that were changed, on rank 0."""
+        """Changed option -> value, on rank 0."""
 
     def before(self, iteration: int) -> None:
-        """Give the agent of every rank its options as they are now. Collective."""
+        """Give the agent of every rank its present options. Collective."""
         values = comm.bcast_obj(self.values)
         if values or self._agent.options != self._first:
             self._agent.options = dataclasses.replace(self._first, **values)
 
     def after(self, agent: Agent, iteration: int, record: Record) -> None:
-        """Take in what hooks have changed.
+        """Note which options the user's hooks have changed.
 
         Raises:
             ValueError: for an option that is not one of the agent's `coefficients`, and for a
@@ -216,26 +219,26 @@ class Coefficients(Hook):
         apply(self.values, self._first, source="a hook")
 
     def columns(self) -> Columns:
-        """Return what was changed, as JSON."""
+        """Return the changed options as JSON."""
         return {"coefficients": json.dumps(self.values)}
 
     def state(self) -> dict[str, Any]:
-        """Return what was changed."""
+        """Return the changed options."""
         return dict(self.values)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Change it again, before the next iteration."""
+        """Change the same options, before the next iteration."""
         self.values = dict(state)
 
 
-Choose = Callable[[float, dict[str, Any]], Any]
+_Choose = Callable[[float, dict[str, Any]], Any]
 
 
-def chosen(choose: Choose, progress: float, record: Mapping[str, Any]) -> str:
-    """Return the settings that a function of --curriculum chooses, as JSON.
+def chosen(choose: _Choose, progress: float, record: Mapping[str, Any]) -> str:
+    """Return the settings that the function of --curriculum chooses, as JSON.
 
     Raises:
-        ValueError: if they are no dict of what JSON knows.
+        ValueError: if the function does not return a dict, or JSON cannot write it.
     """
     try:
         settings = choose(progress, {**record})
@@ -253,29 +256,29 @@ def chosen(choose: Choose, progress: float, record: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number or an array of NumPy as JSON knows it."""
+    """Return a number or an array of NumPy as numbers and lists, for JSON."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     raise TypeError
 
 
 class Curriculum(Hook):
-    """The settings with which episodes begin. They are plain data, and travel as JSON.
+    """Chooses the settings with which episodes begin. They are plain data, sent and saved as JSON.
 
     Args:
-        choose: takes the share of the run that is over and the record of the last iteration, an empty
-            one at the beginning; returns the settings, a dict. Called on rank 0. What it
-            returns may depend on nothing else: record["settings"] holds what it returned last.
-        set_settings: takes the version and the text of the settings of the episodes that begin from
-            now on, on every rank.
-        share_over: returns the share of the run that is over, on rank 0.
+        choose: the user's function, called on rank 0. It takes the share of the run that is over, and
+            the record of the last iteration, which is empty at the beginning. It returns the settings,
+            a dict, and must not depend on anything else. record["settings"] has the last ones.
+        set_settings: gives episodes that begin from now on their settings, on every rank. It takes the
+            version and the text of the settings.
+        share_over: returns the share of the run that is over. Called on rank 0.
     """
 
     name = "curriculum"
 
     def __init__(
         self,
-        choose: Choose,
+        choose: _Choose,
         set_settings: Callable[[int, str], None],
         share_over: Callable[[], float],
     ) -> None:
@@ -288,7 +291,7 @@ class Curriculum(Hook):
         self._numbers: dict[str, float] = {}
 
     def before(self, iteration: int) -> None:
-        """Let episodes begin with the settings. Collective."""
+        """Let episodes on every rank begin with the settings. Collective."""
         if comm.get_rank() == 0 and not self.version:
             self.follow(chosen(self._choose, 0.0, {}))
             self._names = [*_numbers_in(self.text)]
@@ -303,7 +306,7 @@ class Curriculum(Hook):
         self.follow(chosen(self._choose, min(self._share_over(), 1.0), {**known, **last}))
 
     def follow(self, text: str) -> None:
-        """Take over settings, as JSON. Rank 0 only."""
+        """Use other settings, given as JSON, from the next iteration on. Rank 0 only."""
         if text != self.text:
             self.version, self.text = self.version + 1, text
 
@@ -337,44 +340,39 @@ class Goal(Hook):
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options
-        self._score: float | None = None
-        self._best: float | None = None
-        self._best_at = self._judged_at = 0
+        self._state: dict[str, Any] = {"score": None, "best": None, "best_at": 0, "judged_at": 0}
 
     def after(self, agent: Agent, iteration: int, record: Record) -> None:
-        """Judge an iteration. One without an evaluation, or without an episode that ended, brings no news."""
+        """Judge an iteration, unless there was no evaluation, or no episode has ended."""
         if self._options.eval_every:
             score = record["eval_return"]
         else:
-            is_news = record["episodes"] >= _LAST and not math.isnan(record["longest"])
+            is_news = record["episodes"] >= LAST and not math.isnan(record["longest"])
             score = record["return_mean"] if is_news else ""
         if score == "":
             return
-        self._score, self._judged_at = score, iteration
-        if self._best is None or score > self._best:
-            self._best, self._best_at = score, iteration
+        self._state |= {"score": score, "judged_at": iteration}
+        if self._state["best"] is None or score > self._state["best"]:
+            self._state |= {"best": score, "best_at": iteration}
         self.ended = self._reached()
 
     def _reached(self) -> str:
-        """Return why the run ends now, "" if it goes on."""
+        """Return the option by which the run ends now, with its value; "" if the run goes on."""
         enough, patience = self._options.stop_at_return, self._options.patience
-        if self._score is None:
-            return ""
-        if enough is not None and self._score >= enough:
+        score, worse_for = self._state["score"], self._state["judged_at"] - self._state["best_at"]
+        if enough is not None and score is not None and score >= enough:
             return f"stop_at_return {enough:g}"
-        if patience is not None and self._judged_at - self._best_at >= patience:
+        if patience is not None and worse_for >= patience:
             return f"patience {patience}"
         return ""
 
     def state(self) -> dict[str, Any]:
         """Return the scores."""
-        of = {"score": self._score, "best": self._best}
-        return {**of, "best_at": self._best_at, "judged_at": self._judged_at}
+        return dict(self._state)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on with the scores."""
-        self._score, self._best = state["score"], state["best"]
-        self._best_at, self._judged_at = state["best_at"], state["judged_at"]
+        self._state = dict(state)
         self.ended = self._reached()
 
 
@@ -383,8 +381,8 @@ class TensorBoard(Hook):
 
     Args:
         folder: the run's folder.
-        after: steps that the run has made. TensorBoard hides what an earlier start wrote after
-            them.
+        after: number of steps that the run has made. TensorBoard hides later points of an earlier
+            start, because the run makes these steps again.
     """
 
     name = "tensorboard"
@@ -410,7 +408,7 @@ class WandB(Hook):
     Args:
         project: the project's name.
         folder: the run's folder.
-        settings: the run's settings.
+        settings: settings of the run, for the project's table of runs.
         first_start: `machine.provenance` of the run's first start. It gives the W&B run its id, which is
             the same for every start of this run, and which no other run has.
     """
@@ -427,14 +425,9 @@ class WandB(Hook):
         import wandb
 
         unique = f"{first_start['host']} {folder.resolve()} {first_start['started']}"
-        self._run = wandb.init(
-            project=project,
-            name=folder.name,
-            id=hashlib.sha256(unique.encode()).hexdigest()[:16],
-            dir=str(folder),
-            config=dict(settings),
-            resume="allow",
-        )
+        key = hashlib.sha256(unique.encode()).hexdigest()[:16]
+        where = {"project": project, "name": folder.name, "id": key, "dir": str(folder)}
+        self._run = wandb.init(**where, config=dict(settings), resume="allow")
 
     def after(self, agent: Agent, iteration: int, record: Record) -> None:
         """Send the numbers of one iteration."""

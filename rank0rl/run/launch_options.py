@@ -20,7 +20,7 @@ from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.options import CheckedOptions, flag, names, read_some, setting
 from rank0rl.run.files import read_text
 
-AUTO = "auto"  # in place of the folder of --resume
+_AUTO = "auto"  # in place of the folder of --resume
 
 # NumPy's names before and after 2.4; it passes over those that it does not know.
 _NUMPY = "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL"
@@ -97,20 +97,20 @@ class LaunchOptions(CheckedOptions):
 
     def how(self) -> dict[str, Any]:
         """Return the arguments of `mpi_fork` besides the number of ranks."""
-        how = names(LaunchOptions, launch=True) - {"nprocs"}
-        return {name: getattr(self, name) for name in how}
+        launch = names(LaunchOptions, launch=True) - {"nprocs"}
+        return {name: getattr(self, name) for name in launch}
 
 
 @dataclass(frozen=True)
 class Words:
-    """The command line, with what it says of `LaunchOptions`."""
+    """The words of a command line, and the `LaunchOptions` among them."""
 
     argv: Sequence[str]
-    """Its words, without the program's name."""
+    """All words, without the program's name."""
     given: Mapping[str, Any]
-    """Option of `LaunchOptions` -> value, for those that it gives."""
+    """Option of `LaunchOptions` -> value, for the options that the command line gives."""
     run: Path | None = None
-    """The folder of the run to go on with; None if a new run begins."""
+    """Folder of the run to go on with; None if a new run begins."""
 
     @classmethod
     def read(cls, argv: Sequence[str]) -> Words:
@@ -124,7 +124,7 @@ class Words:
             raise ValueError("name all hooks after one --hook: --hook a.py:A b.py:B")
         given = read_some(argv, LaunchOptions, names(LaunchOptions))
         run = given.get("resume")
-        if run == AUTO:
+        if run == _AUTO:
             if not (run := given.get("run_dir")):
                 raise ValueError(
                     "--resume auto goes on with the run in --run-dir, or begins one there: got no "
@@ -136,27 +136,22 @@ class Words:
 
     @property
     def is_help(self) -> bool:
-        """True if it asks for help."""
+        """True if the command line asks for help."""
         return not {"-h", "--help"}.isdisjoint(self.argv)
 
     @property
     def is_auto(self) -> bool:
-        """True if it may begin a run and may resume one."""
-        return self.given.get("resume") == AUTO
-
-    @property
-    def trusts(self) -> bool:
-        """True if it says --trust."""
-        return bool(self.given.get("trust"))
+        """True if the command line may begin a run or resume one."""
+        return self.given.get("resume") == _AUTO
 
     def launch_options(self, configs: Path) -> LaunchOptions:
-        """Return how the ranks are started; one rank for --help.
+        """Return the options by which the ranks are started; one rank for --help.
 
         Args:
-            configs: folder of TOML files, one of which may be loaded by itself.
+            configs: folder of TOML files. `find_config` chooses one of them.
 
         Raises:
-            ValueError: if so many ranks cannot be, before they are started.
+            ValueError: if there would be a rank without an environment, or a host is wrong.
         """
         if self.is_help:
             return LaunchOptions(nprocs=1)
@@ -171,34 +166,32 @@ class Words:
         if nprocs == 1:
             return options
         most = options.num_envs
-        if "num_envs" not in given:  # rank 0 finds out which file it is, of a few
-            files = [named] if named else self._files(configs, options.algo)
+        if "num_envs" not in given:  # rank 0 knows which word is the environment
+            files = [named] if named else self._config_files(configs, options.algo)
             numbers = [_setting(file, "num_envs") for file in files]
             most = max([most, *(n for n in numbers if isinstance(n, int))])
         if nprocs > most:
             raise ValueError(too_many_ranks(nprocs, most))
         return options
 
-    def _files(self, configs: Path, algo: str) -> list[Path]:
-        """Return the files in configs/ for the agent, with any word of the line as the environment."""
+    def _config_files(self, configs: Path, algo: str) -> set[Path]:
+        """Return the files that `find_config` would choose, if any of the words is the environment."""
         where = algo.partition(":")[0]
         agent = Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]
-        environments = {
-            re.sub(r"-v\d+$", "", word.rpartition(":")[2]).replace("/", "-") for word in self.argv
-        }
-        names = [agent, *(f"{agent}-{environment}" for environment in environments)]
-        return [file for name in names if (file := configs / f"{name}.toml").is_file()]
+        bases = {re.sub(r"-v\d+$", "", word.rpartition(":")[2]) for word in self.argv}
+        found = {find_config(configs, agent, base) for base in bases}
+        return {file for file in found if file}
 
     def flags(self) -> set[str]:
-        """Return the names of all options that it gives, those of the agent too."""
+        """Return the names of all options that the command line gives, those of the agent too."""
         flags = (word[2:].partition("=")[0] for word in self.argv if word.startswith("--"))
         named = {flag.replace("-", "_") for flag in flags}
         return named | {name.removeprefix("no_") for name in named}
 
     def of_restart(self, run: Path) -> Words:
-        """Return the command line that goes on with a run that this one has begun, and whose rank has failed.
+        """Return the command line that resumes a run after a rank has failed, which this one has begun.
 
-        It has what the checkpoint does not hold, and trusts the run.
+        It repeats the options that a checkpoint does not hold, and trusts the run.
         """
         ends = ("stop_after_iterations", "stop_after_seconds", "keep_batches", "quiet")
         kept = {name: self.given[name] for name in ends if self.given.get(name)}
@@ -207,6 +200,18 @@ class Words:
         for name, value in kept.items():
             argv += [flag(name)] if value is True else [flag(name), str(value)]
         return Words(argv, {**kept, "trust": True}, run)
+
+
+def find_config(folder: Path, agent: str, env: str) -> Path | None:
+    """Return the TOML file for an agent in an environment, else for the agent alone, else None.
+
+    Args:
+        folder: configs/, with <agent>-<environment>.toml and <agent>.toml.
+        agent: the agent's name, as `agents.short_name` gives it.
+        env: the environment's name without module and version.
+    """
+    names = (f"{agent}-{env.replace('/', '-')}.toml", f"{agent}.toml")
+    return next((folder / name for name in names if (folder / name).is_file()), None)
 
 
 def too_many_ranks(nprocs: int, num_envs: int) -> str:
@@ -218,7 +223,7 @@ def too_many_ranks(nprocs: int, num_envs: int) -> str:
 
 
 def _setting(file: str | Path, name: str) -> Any:
-    """Return a setting of a TOML file; None if it has none, or rank 0 has to say what is wrong with it."""
+    """Return a setting of a TOML file; None without it, or if the file is damaged, which rank 0 will report."""
     try:
         return tomllib.loads(read_text(Path(file), "config")).get(name)
     except (ValueError, RecursionError):

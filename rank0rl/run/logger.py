@@ -27,19 +27,16 @@ _PLAIN_S = 2.0  # seconds between status lines when the output is not a terminal
 
 
 class Logger:
-    """A writer of one row per iteration.
+    """Writes progress.csv and summary.json into the run's folder, and lines on the console.
 
     Args:
         folder: the run's folder.
-        quiet: print nothing on the console.
+        quiet: True to print nothing on the console.
     """
 
     def __init__(self, folder: Path, quiet: bool = False) -> None:
-        """Open the console; the CSV file is opened by its first row."""
         self.folder = folder
-        columns = os.environ.get(
-            TERMINAL
-        )  # set by the supervisor: the width of its terminal, or ""
+        columns = os.environ.get(TERMINAL)  # from the supervisor: its terminal's width, "" without
         self.console = Console(
             force_terminal=None if columns is None else bool(columns),
             width=int(columns) if columns else None,
@@ -54,12 +51,12 @@ class Logger:
 
     @property
     def columns(self) -> list[str]:
-        """Columns of progress.csv; none before the first row."""
+        """Columns of progress.csv; [] before the first row."""
         return self._names
 
     @property
     def rows_sha256(self) -> str:
-        """SHA-256 of the header and the rows so far, by which `check_rows` knows them again."""
+        """SHA-256 of the header and the rows so far, for `check_rows`."""
         return self._sha256.hexdigest()
 
     def go_on_after(self, iteration: int) -> None:
@@ -78,7 +75,7 @@ class Logger:
         self._sha256.update(_text(rows))
 
     def row(self, values: Mapping[str, float | str]) -> None:
-        """Write one row, column -> value; the columns of the first row are the header.
+        """Write one row, column -> value. The columns of the first row are the header.
 
         Raises:
             ValueError: if the columns differ from those of the first row.
@@ -136,12 +133,12 @@ class Logger:
 
 
 def check_rows(folder: Path, iteration: int, sha256: str) -> None:
-    """Check that a run's progress.csv has what the run wrote up to an iteration.
+    """Check that the rows of a run's progress.csv up to an iteration are those that the run wrote.
 
     Args:
         folder: the run's folder.
-        iteration: the checkpoint's iteration.
-        sha256: `Logger.rows_sha256` after it.
+        iteration: number of the iteration.
+        sha256: `Logger.rows_sha256` after the iteration.
 
     Raises:
         ValueError: if the file cannot be read, or rows are missing or differ.
@@ -154,9 +151,10 @@ def check_rows(folder: Path, iteration: int, sha256: str) -> None:
 
 
 def _rows_until(folder: Path, iteration: int) -> list[list[str]]:
-    """Return the header and the rows up to an iteration. A row that was cut short by a kill is none."""
+    """Return the header and the rows up to an iteration. A row that a kill has cut short does not count."""
     path = folder / "progress.csv"
-    lines = [line for line in files.read_lines(path, "record") if line.endswith("\n")]
+    text = files.read_text(path, "record", files.TABLE)
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
     with contextlib.suppress(csv.Error):
         rows = list(csv.reader(lines[: iteration + 1]))
         if len(rows) == iteration + 1:
@@ -184,5 +182,5 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
 
 
 def short(value: float | str | None) -> str:
-    """Return a number with six digits, as it stands in the CSV and on the console."""
+    """Return a number with six digits, for the CSV and the console."""
     return str(value) if value is None or isinstance(value, int | str) else f"{value:.6g}"

@@ -1,7 +1,8 @@
-"""The machine of a run: cores, memory, versions, and which of them can change the last bits."""
+"""The machine of a run: its cores and memory, and the types and versions that can change the last bits."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -18,7 +19,7 @@ from rank0rl.mpi.threads import blas
 
 
 def available_cores() -> list[tuple[int, ...]]:
-    """Return the CPUs of each physical core that this process may use; threads of one core belong together.
+    """Return the physical cores that this process may use, each as the CPUs (hardware threads) on it.
 
     The affinity mask and a container's limit (cgroup version 2) count. Without affinity masks, as on
     macOS, every CPU is a core.
@@ -54,12 +55,8 @@ _PACKAGES = ("rank0rl", "numpy", "torch", "gymnasium", "mujoco", "mpi4py", "numb
 
 
 def describe() -> dict[str, Any]:
-    """Return this host's name, and what can change the last bits of a result: CPU and versions."""
-    return {
-        "host": platform.node(),
-        "cpu": _cpu(),
-        "versions": {"python": platform.python_version(), **dict(_versions())},
-    }
+    """Return this host's name, CPU and versions of packages. The last two can change the last bits of a result."""
+    return {"host": platform.node(), "cpu": _cpu(), "versions": _versions()}
 
 
 def provenance(machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -105,16 +102,6 @@ def differences(
     ]
 
 
-def host_differences(machines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """List how each host differs from the first one."""
-    hosts = {each["host"]: each for each in reversed(machines)}
-    return [
-        line
-        for host, each in reversed(hosts.items())
-        for line in differences(machines[0], each, f"{{name}} {{before}} is {{now}} on {host}")
-    ]
-
-
 def _commit() -> str:
     """Return the commit of the running script, "-dirty" with uncommitted changes, "unknown" outside git."""
     describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
@@ -128,13 +115,11 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-def _versions() -> list[tuple[str, str]]:
-    found = []
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
     for package in _PACKAGES:
-        try:
-            found.append((package, importlib.metadata.version(package)))
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
     return found
 
 

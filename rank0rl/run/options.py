@@ -1,4 +1,4 @@
-"""The options of a run: what each one means, and how they have to fit together."""
+"""The options of a run: their meaning, and the checks of one with another."""
 
 from __future__ import annotations
 
@@ -13,17 +13,11 @@ from rank0rl.launch import job
 from rank0rl.options import setting
 from rank0rl.run.launch_options import LaunchOptions, too_many_ranks
 
-_TAKEN = (
-    "return",
-    "return_std",
-    "length",
-    "fragment_id",
-    "",
-)  # names that the record makes its columns of
+_TAKEN = ("return", "return_std", "length", "fragment_id", "")  # names of the record's own columns
 
 
 def _pairs(words: list[str]) -> dict[str, Any]:
-    """Return {"a": 1, "b": "x"} for ["a=1", "b=x"]. A value that is not JSON is a string."""
+    """Return {"a": 1, "b": "x"} for ["a=1", "b=x"]. A value that is not JSON stays a string."""
     pairs = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -143,10 +137,10 @@ class RunOptions(LaunchOptions):
         return self.env_retries > 0 or self.on_env_error == "truncate"
 
     def check(self, nworkers: int) -> None:
-        """Check what depends on several options, and on the number of ranks.
+        """Check the options with one another, and with the number of ranks.
 
         Raises:
-            ValueError: if they do not fit together, or a rank would have nothing to do.
+            ValueError: if two options contradict each other, or a rank would have nothing to do.
         """
         if self.nprocs not in (None, nworkers) and not job.supervised():
             raise ValueError(f"nprocs is {self.nprocs} in a job of {nworkers}; leave --nprocs out")

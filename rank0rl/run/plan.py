@@ -25,7 +25,7 @@ from rank0rl.envs.spaces import describe
 from rank0rl.envs.wrappers import ResetMethod, refuse_running_statistics
 from rank0rl.nets.normalize import is_image
 from rank0rl.nets.update import check_device
-from rank0rl.options import flag
+from rank0rl.options import flag, names
 from rank0rl.run import checkpoint, hooks, machine, settings
 from rank0rl.run.agents import load_agent, load_function, short_name
 from rank0rl.run.launch_options import Words, check_cpu
@@ -77,12 +77,14 @@ def prepare(
         words = words.of_restart(Path(restart))
     found = settings.read(words, configs)
     check_cpu(found.options.cpu)
-    agent, run = found.agent, found.run
-    options = _check_all(found.options, agent, nworkers, found.made, check)
+    options, agent, run = found.options, found.agent, found.run
+    if found.before and words.is_auto:
+        options = _without_beginning(options, found.before[0])
+    options = _check_all(options, agent, nworkers, found.made, check)
     notes: list[str] = []
     if found.before:
-        settings.check_unchanged((options, agent), found.before)
-        notes = settings.schedule_notes(options, found.before[0])
+        _check_unchanged((options, agent), found.before)
+        notes = _schedule_notes(options, found.before[0])
     init = {}
     if options.init_from and not run:
         file = checkpoint.latest(Path(options.init_from)).resolve()  # the run may go on meanwhile
@@ -90,9 +92,9 @@ def prepare(
         init = checkpoint.read_weights(file)
     if options.keep_batches:
         _make_folder(Path(options.keep_batches), is_new=not run)
-    folder = run or new_folder(options)
+    folder = run or _new_folder(options)
     patience_s = 10 if restart or words.is_auto else 0  # the process that ends may be saving
-    unlock = lock(folder, patience_s)
+    unlock = _lock(folder, patience_s)
     return Plan(options, agent, folder, str(found.file or "defaults"), tuple(notes), init, unlock)
 
 
@@ -103,15 +105,7 @@ def _check_all(
     made: int,
     check: Callable[[RunOptions], None] | None = None,
 ) -> RunOptions:
-    """Check the options in every way that a run would find out too late; return them complete.
-
-    Args:
-        options: options of the run.
-        agent: options of the agent.
-        nworkers: number of ranks.
-        made: number of iterations that the run has made.
-        check: see `prepare`.
-    """
+    """Check the options in every way that a run would find out too late; return them complete."""
     options.check(nworkers)
     for name in FUNCTIONS:
         for function in functions_of(options, name):
@@ -137,6 +131,48 @@ def _check_all(
             f"made {made}; set --stop-after-iterations to more"
         )
     return options
+
+
+def _without_beginning(options: RunOptions, old: RunOptions) -> RunOptions:
+    """Return options of a command line that could begin a run, to compare them with the run's own."""
+    begin = options.init_from
+    if begin and old.init_from and Path(old.init_from).is_relative_to(Path(begin).resolve()):
+        begin = old.init_from  # a checkpoint of the same run, its last one at that time
+    return dataclasses.replace(options, run_dir=None, config=None, init_from=begin)
+
+
+def _check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) -> None:
+    """Refuse to resume a run with other settings than its own.
+
+    Raises:
+        ValueError: listing the changed settings.
+    """
+    after, before = ({**vars(options), **vars(agent)} for options, agent in (new, old))
+    may_change = names(RunOptions, resume=True)
+    changed = [
+        f"{name} {value} in place of {before.get(name)}"
+        for name, value in after.items()
+        if name not in may_change and value != before.get(name)
+    ]
+    if changed:
+        raise ValueError(
+            f"a resumed run keeps its own settings: got {', '.join(sorted(changed))}; keep to its "
+            f"own, or start a new run"
+        )
+
+
+def _schedule_notes(new: RunOptions, old: RunOptions) -> list[str]:
+    """Return notes on the curve of a resumed run that has another length or device."""
+    notes = [
+        f"the schedule changes: {name} was {getattr(old, name)} and is now {getattr(new, name)}, so "
+        f"from here on the curve may differ from that of a run that began with it"
+        for name in ("total_steps", "num_episodes")
+        if getattr(new, name) != getattr(old, name)
+    ]
+    if new.device != old.device:
+        moved = f"updates now compute on {new.device} and no longer on {old.device}"
+        notes.insert(0, f"{moved}: the last bits differ")
+    return notes
 
 
 def _check_environment(options: RunOptions) -> tuple[Spaces, int]:
@@ -256,12 +292,8 @@ def _make_folder(path: Path, is_new: bool) -> None:
         raise ValueError(f"--keep-batches {path}: cannot be a folder: {error.strerror}") from None
 
 
-def new_folder(options: RunOptions) -> Path:
-    """Make the folder of a new run.
-
-    Raises:
-        ValueError: if it cannot be made, or holds a run already.
-    """
+def _new_folder(options: RunOptions) -> Path:
+    """Make the folder of a new run. Refuse one that holds a run already."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{options.env_id.rpartition(':')[2].replace('/', '-')}-{short_name(options.algo)}"
     try:
@@ -298,18 +330,10 @@ def discard(folder: Path) -> None:
         folder.rmdir()
 
 
-def lock(folder: Path, patience_s: float) -> Callable[[], None]:
-    """Keep other processes from training in a run's folder, at most while this process lives.
+def _lock(folder: Path, patience_s: float) -> Callable[[], None]:
+    """Keep other processes from training in a folder, at most while this process lives.
 
-    Args:
-        folder: the run's folder.
-        patience_s: seconds to wait for another process that trains there.
-
-    Returns:
-        A function that lets other processes train there.
-
-    Raises:
-        ValueError: if another process still trains there after the wait.
+    Wait at most `patience_s` seconds for another process. Return a function that ends the lock.
     """
     held: list[int] = []
 
@@ -367,7 +391,7 @@ def check_same(options: RunOptions, agent: Any, run: Path, argv: Sequence[str]) 
     file = run / "config.toml"
     its_own = trusted(settings.load(file), str(file), Words.read(argv))
     old, old_agent = settings.of_file(its_own, str(file))
-    settings.check_unchanged((settings.without_beginning(options, old), agent), (old, old_agent))
+    _check_unchanged((_without_beginning(options, old), agent), (old, old_agent))
     for name in (
         "total_steps",
         "num_episodes",

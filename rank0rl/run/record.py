@@ -35,37 +35,25 @@ NOT_OF_THE_CURVE = frozenset(
 
 
 def _of_episodes(progress: Progress, ended: Batch) -> dict[str, float]:
-    """Return the figures of the last episodes, and the longest episode of this iteration."""
+    """Return the figures of the last episodes, and the longest episode of this iteration; nan without any."""
+    returns = progress.returns or [float("nan")]
+    figures = {of.__name__: float(of(returns)) for of in (np.mean, np.std, np.min, np.max)}
     return {
-        **_spread("return", progress.returns),
+        **{f"return_{name}": figure for name, figure in figures.items()},
         "length_mean": mean(progress.lengths),
         "longest": float(max(ended["length"], default=np.nan)),
     }
 
 
-def _of_infos(progress: Progress) -> dict[str, float]:
-    """Return the means of what --info names over the last episodes; nan where none of them had it."""
-    return {f"{name}_mean": known_mean(values) for name, values in progress.infos.items()}
-
-
-def _spread(name: str, values: Any) -> dict[str, float]:
-    """Return mean, standard deviation and extremes; nan where there are no values."""
-    some = values if len(values) else [float("nan")]
-    return {
-        f"{name}_mean": mean(values),
-        **{f"{name}_{of.__name__}": float(of(some)) for of in (np.std, np.min, np.max)},
-    }
-
-
 def _of_failures(told: Mapping[str, Any], columns: Sequence[str]) -> dict[str, float]:
-    """Return the failures of environments; nothing in a run that began without an option to survive them."""
+    """Return the failures of environments, if the run began with an option to survive them."""
     if FAILURES[0] not in (columns or told):
         return {}
     return {name: float(told[name].sum()) if name in told else 0.0 for name in FAILURES}
 
 
 def _of_ranks(told: Mapping[str, Any]) -> dict[str, float]:
-    """Return how unequally the ranks work, and the memory of all of them."""
+    """Return the times of the slowest and the fastest rank, and the memory of all ranks."""
     return {
         "slowest_s": float(told["took_s"].max()),
         "fastest_s": float(told["took_s"].min()),
@@ -83,26 +71,23 @@ def known_mean(values: Any) -> float:
     return mean([value for value in values if not np.isnan(value)])
 
 
-_OF_UPDATE = ("kl", "entropy")
-
-
-def console_line(
+def _console_line(
     state: State, seconds_left: float | None, steps_per_s: float, metrics: Mapping[str, float]
 ) -> str:
     """Return the line of an iteration: 100 columns at most, without --info.
 
     Args:
         state: state of the run.
-        seconds_left: until the end of the run; None if not known yet.
+        seconds_left: seconds until the end of the run; None if they are not known yet.
         steps_per_s: rate of the iteration.
-        metrics: what the agent's update returned.
+        metrics: numbers that the agent's update returned.
     """
     progress, over = state.progress, min(state.share_over(), 1.0)
     means = {name: known_mean(values) for name, values in progress.infos.items()}
     figures = {
         "return": f"{mean(progress.returns):.5g}",
         "length": f"{mean(progress.lengths):.0f}",
-        **{name: f"{metrics[name]:.2g}" for name in _OF_UPDATE if name in metrics},
+        **{name: f"{metrics[name]:.2g}" for name in ("kl", "entropy") if name in metrics},
         **{name: f"{value:.3g}" for name, value in means.items()},
     }
     steps = f"{progress.steps:,}" if progress.steps < 1e7 else f"{progress.steps / 1e6:.1f}M"
@@ -121,13 +106,7 @@ def _phase_shares(seconds: float, phases: Mapping[str, float]) -> str:
 
 
 def _console_table(summary: Mapping[str, Any], episodes: int, folder: Path) -> str:
-    """Return the summary of a run as a table.
-
-    Args:
-        summary: summary of the run.
-        episodes: number of episodes in its mean return.
-        folder: folder of the run.
-    """
+    """Return the summary of a run as a table, with the number of episodes in its mean return."""
     nprocs = summary.get("nprocs", 1)
     ranks = f"{nprocs} rank{'s' * (nprocs > 1)}"
     rows = {
@@ -157,10 +136,10 @@ class Recorder:
     Args:
         state: state of the run.
         options: options of the run.
-        phases: seconds of each phase, taken once an iteration.
-        about: what the summary begins with, such as env_id, algo and seed.
-        logger: writes to the run's folder and to the console.
-        resume_command: returns the command line with which the run goes on.
+        phases: seconds of each phase.
+        about: first entries of the summary, such as env_id, algo and seed.
+        logger: writes into the run's folder and on the console.
+        resume_command: returns the command line that resumes the run.
     """
 
     def __init__(
@@ -172,7 +151,6 @@ class Recorder:
         logger: Logger,
         resume_command: Callable[[], str] = str,
     ) -> None:
-        """Begin, or go on from where the state is."""
         self.state = state
         self.saved: int | None = None
         """Iteration of the last checkpoint."""
@@ -191,7 +169,7 @@ class Recorder:
         return self.state.progress.iteration
 
     def begin(self) -> None:
-        """Save the boundary that the run begins with: from here on there is something to resume."""
+        """Save the boundary that the run begins with. From here on the run can be resumed."""
         self._boundary = {**self.state.snapshot(), "rows_sha256": self._logger.rows_sha256}
         try:
             self.save()
@@ -201,7 +179,7 @@ class Recorder:
         job.resumable(self._folder)
 
     def over(self) -> bool:
-        """Return True when all steps, episodes, iterations or seconds that were asked for are over."""
+        """Return True after the last iteration that the options ask for."""
         iterations, seconds = self._options.stop_after_iterations, self._options.stop_after_seconds
         return (
             bool(self.state.ended())
@@ -218,8 +196,8 @@ class Recorder:
 
         Args:
             seconds: wall time of the iteration, and of the recording before it.
-            batch: what the agent learned from.
-            metrics: what the agent's update returned.
+            batch: the batch that the agent learned from.
+            metrics: numbers that the agent's update returned.
         """
         progress, phases = self.state.progress, self._phases.take()
         progress.add(batch.steps, batch.ended)
@@ -253,10 +231,10 @@ class Recorder:
         if is_best:
             checkpoint.save_best(self._folder, boundary)
         checkpoint_now = saves or progress.iteration % self._options.checkpoint_every == 0
-        line = console_line(self.state, self._seconds_left(), steps_per_s, metrics)
+        line = _console_line(self.state, self._seconds_left(), steps_per_s, metrics)
         if self._options.phases:
             line += _phase_shares(seconds, phases)
-        self._say_what_never_came(batch.ended)
+        self._note_missing_infos(batch.ended)
         if evaluated != "":
             line += f"  evaluated: return {evaluated:.1f}"
         self._logger.show(line, stays=checkpoint_now or evaluated != "")
@@ -279,7 +257,7 @@ class Recorder:
         return saves
 
     def _seconds_left(self) -> float | None:
-        """Return how long the run goes on at the pace since its first iteration; None before."""
+        """Return the seconds until the end, at the pace since the first iteration; None before its end."""
         now, over = time.monotonic(), self.state.share_over()
         if self._paced is None:
             self._paced = now, over
@@ -287,7 +265,7 @@ class Recorder:
         return (1 - over) * (now - since) / (over - share) if over > share else None
 
     def save(self) -> None:
-        """Write checkpoint and summary of the last boundary, whatever has been half done since.
+        """Write checkpoint and summary of the last boundary, even in the middle of an iteration.
 
         Raises:
             NotSaved: if the checkpoint cannot be written.
@@ -301,7 +279,7 @@ class Recorder:
         self._logger.summary(self.summary())
 
     def summary(self) -> dict[str, Any]:
-        """Return the last boundary in a few numbers, so that two runs are compared at a glance."""
+        """Return the few numbers of the last boundary by which two runs are compared at a glance."""
         progress = self._boundary["progress"]
         seconds = progress["seconds"]
         return {
@@ -319,7 +297,7 @@ class Recorder:
 
     @contextmanager
     def last_words(self) -> Iterator[None]:
-        """Say at the end what was saved and how to go on; end the job after a signal or a full disk."""
+        """Print at the end what was saved and how to go on; end the job after a signal or a full disk."""
         try:
             yield
         except BaseException as error:
@@ -345,8 +323,8 @@ class Recorder:
             _console_table(self.summary(), len(self.state.progress.returns), self._folder)
         )
 
-    def _say_what_never_came(self, ended: Batch) -> None:
-        """Say which figures of --info no episode of a run's first ones has had."""
+    def _note_missing_infos(self, ended: Batch) -> None:
+        """Print the figures of --info that are missing in all episodes of the first iteration with any."""
         progress = self.state.progress
         if not 0 < len(ended["return"]) == progress.episodes:
             return
@@ -358,28 +336,24 @@ class Recorder:
                 )
 
     def _is_best(self, evaluated: Any) -> bool:
-        """Return True if no evaluation before was as good, and keep this one as the best.
-
-        Args:
-            evaluated: its mean return; "" without an evaluation.
-        """
-        if evaluated == "":
-            return False
-        progress = self.state.progress
-        better = evaluated > (-np.inf if progress.best_eval is None else progress.best_eval)
-        progress.best_eval = evaluated if better else progress.best_eval
-        return bool(better)
+        """Return True if an evaluation is the best so far, and keep its mean return, "" without one."""
+        best = self.state.progress.best_eval
+        is_best = evaluated != "" and evaluated > (-np.inf if best is None else best)
+        if is_best:
+            self.state.progress.best_eval = evaluated
+        return bool(is_best)
 
 
 def _record(progress: Progress, batch: Gathered) -> Record:
-    """Return what an iteration's row has of the progress and the batch."""
+    """Return the columns of an iteration's row that are known from the progress and the batch."""
     record = Record()
     names = ("iteration", "steps", "episodes")
     record.add("run", {name: getattr(progress, name) for name in names})
     record.add("run", {"seconds": progress.seconds}, repeats=False)
     record.add("episodes", _of_episodes(progress, batch.ended))
-    record.add("info", _of_infos(progress))
+    infos = {f"{name}_mean": known_mean(values) for name, values in progress.infos.items()}
+    record.add("info", infos)
     record.add("curriculum", {"settings": batch.settings} if batch.settings else {})
-    known_later = {"weights_sha256": ""}
-    record.add("hashes", {"batch_sha256": batch.sha256[:_HASH], **known_later}, repeats=False)
+    hashed = {"batch_sha256": batch.sha256[:_HASH], "weights_sha256": ""}  # the second comes later
+    record.add("hashes", hashed, repeats=False)
     return record

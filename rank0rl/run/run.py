@@ -1,4 +1,4 @@
-"""A run as every rank takes part in it: whether it goes on, its signals, hooks and record."""
+"""A run on every rank: whether it goes on, its signals, its hooks, and the record on rank 0."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from rank0rl.run.usage import Phases
 
 
 class Run:
-    """Counts, records, saves and handles signals; on ranks other than 0 it does what rank 0 says.
+    """Counts, records, saves and handles signals. Ranks other than 0 follow rank 0.
 
-    Entered, it turns signals into an orderly end. Left, however that comes, it saves the last
-    iteration boundary.
+    Within its `with` block, a signal ends the run in order. At the end of the block, after an error
+    too, the last iteration boundary is saved.
 
     Args:
-        phases: takes the seconds of each phase.
+        phases: seconds of each phase.
         recorder: keeps the record on rank 0; None on the other ranks.
-        hooks: what else happens around an iteration. They are closed when the run is left.
+        hooks: called around every iteration, and closed at the end of the block.
 
     Raises:
-        Interrupted: on rank 0 after SIGINT, SIGTERM or SIGUSR1, when the last boundary's state is on disk.
+        Interrupted: on rank 0 after SIGINT, SIGTERM or SIGUSR1, once the last boundary is on disk.
     """
 
     def __init__(
         self, phases: Phases, recorder: Recorder | None, hooks: Sequence[Hook] = ()
     ) -> None:
-        """Prepare; the run begins when it is entered."""
         self.phases = phases
         self.hooks = hooks
         self._recorder = recorder
@@ -44,7 +43,7 @@ class Run:
 
     def __enter__(self) -> Run:
         """Take over the signals."""
-        with ExitStack() as stack:  # a signal that comes in here finds the last words
+        with ExitStack() as stack:  # after a signal in this block, the last words are still printed
             if self._recorder:
                 stack.enter_context(self._recorder.last_words())
             for hook in self.hooks:
@@ -86,8 +85,7 @@ class Run:
     def goes_on(self) -> bool:
         """Return rank 0's decision on every rank: True while there is more to do.
 
-        Collective: every rank calls this. Called right after the broadcast of weights, it follows
-        that on one trip.
+        Collective: every rank calls this.
         """
         with self.phases("wait"):
             return bool(comm.bcast_obj(self._recorder is not None and not self._recorder.over()))
@@ -111,8 +109,8 @@ class Run:
         Args:
             agent: the agent.
             iteration: number of the iteration that has just ended.
-            batch: what the agent learned from.
-            metrics: what its update returned.
+            batch: the batch that the agent learned from.
+            metrics: numbers that its update returned.
         """
         with self.phases("evaluate"):
             for hook in self.hooks:

@@ -1,4 +1,4 @@
-"""The settings of a run: read from the command line, a TOML file or a checkpoint; compared, and written."""
+"""Read the settings of a run from the command line, a TOML file or a checkpoint; write them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from rank0rl.envs.make import base, resolve
-from rank0rl.options import apply, names, whole_number
+from rank0rl.options import apply, whole_number
 from rank0rl.run import checkpoint, files
 from rank0rl.run.agents import absolute, load_agent, short_name
-from rank0rl.run.launch_options import Words, program
+from rank0rl.run.launch_options import Words, find_config, program
 from rank0rl.run.logger import check_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
@@ -26,10 +26,10 @@ from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
 
 @dataclass(frozen=True)
 class Found:
-    """The options of a run, with their source."""
+    """The options of a run that begins or goes on, and their source."""
 
     file: Path | None
-    """The file that the settings come from: a TOML file or a checkpoint. None: there is none."""
+    """The TOML file or the checkpoint that the settings come from; None without one."""
     options: RunOptions
     """The run's options, with the full id of the environment."""
     agent: Any
@@ -37,9 +37,9 @@ class Found:
     run: Path | None = None
     """The folder of the run that goes on. None: a new run begins."""
     made: int = 0
-    """The number of iterations that it has made."""
+    """Number of iterations that the run has made."""
     before: tuple[RunOptions, Any] | None = None
-    """The run's and the agent's options that it began with."""
+    """Options that the run and its agent began with; None for a new run."""
 
 
 def read(words: Words, configs: Path | None) -> Found:
@@ -60,13 +60,11 @@ def read(words: Words, configs: Path | None) -> Found:
     if before is None or words.is_auto:
         named, options, agent = _read_new(words, configs)
     else:
-        named, (options, agent) = file, read_line(words, saved, str(file))
+        named, (options, agent) = file, _read_line(words, saved, str(file))
     if not options.env_id:
         raise ValueError(
             f"name an environment, such as: {' '.join(program())} Walker2d (--help for more)"
         )
-    if before and words.is_auto:
-        options = without_beginning(options, before[0])
     options = dataclasses.replace(
         options, env_id=resolve(options.env_id), resume=str(run) if run else None
     )
@@ -94,11 +92,11 @@ def read_saved(path: Path, words: Words | None = None, trust: bool = False) -> d
 
     Args:
         path: the checkpoint.
-        words: a command line that may name the code again, or say --trust. None: it cannot.
+        words: the command line, which may name the code or say --trust. None: there is none.
         trust: True if the user trusts the code.
 
     Returns:
-        What `State.snapshot` returned, with the run's settings.
+        The state, as `State.snapshot` gave it.
 
     Raises:
         ValueError: if the checkpoint is damaged, is not of a run, or names code that is not trusted.
@@ -117,10 +115,10 @@ def read_saved(path: Path, words: Words | None = None, trust: bool = False) -> d
 
 
 def _with_moved_agent(settings: dict[str, Any], words: Words | None) -> dict[str, Any]:
-    """Return a run's settings, with the file of its agent where the command line says that it is now.
+    """Return a run's settings with the new path of the agent's file, if the file has moved.
 
-    A file has moved if it is no longer where it was, and the command line names one with the same
-    name. If both name a class, it is the same too.
+    It has moved if it is not in its old place, and the command line names a file of the same name. If
+    both name a class, the classes have the same name too.
     """
     named = words.given.get("algo", "") if words else ""
     (new, _, new_class), (old, _, old_class) = (
@@ -139,16 +137,16 @@ def _read_new(words: Words, configs: Path | None) -> tuple[Path | None, RunOptio
     """
     if given := words.given.get("config"):
         settings = trusted(load(Path(given)), given, words)
-        return Path(given), *read_line(words, settings, given)
+        return Path(given), *_read_line(words, settings, given)
     without_help = [word for word in words.argv if word not in ("-h", "--help")]
-    options, agent = read_line(dataclasses.replace(words, argv=without_help), {}, "")
+    options, agent = _read_line(dataclasses.replace(words, argv=without_help), {}, "")
     path = None
-    if options.env_id:  # those in configs/ belong to the program
+    if options.env_id and configs:
         env = base(resolve(options.env_id))
-        path = find(configs, short_name(options.algo), env)
-    settings = load(path) if path else {}
+        path = find_config(configs, short_name(options.algo), env)
+    settings = load(path) if path else {}  # code that configs/ names is trusted
     if words.is_help:
-        read_line(words, settings, str(path))  # prints the values that this run would have
+        _read_line(words, settings, str(path))  # prints the help, with the values of this run
     if not path:
         return None, options, agent
     named = words.flags() | {"env_id"}
@@ -157,7 +155,7 @@ def _read_new(words: Words, configs: Path | None) -> tuple[Path | None, RunOptio
 
 
 def _over(below: Any, above: Any, named: set[str]) -> Any:
-    """Return options, with those in `above` that the command line names, or that are not their defaults."""
+    """Return options with values of `above`, where the command line names them or they are no defaults."""
     plain = type(above)()
     values = {
         name: value
@@ -167,7 +165,7 @@ def _over(below: Any, above: Any, named: set[str]) -> Any:
     return dataclasses.replace(below, **values)
 
 
-def read_line(words: Words, settings: Mapping[str, Any], source: str) -> tuple[RunOptions, Any]:
+def _read_line(words: Words, settings: Mapping[str, Any], source: str) -> tuple[RunOptions, Any]:
     """Return the run's options and the agent's: the command line, over settings, over defaults.
 
     Args:
@@ -206,7 +204,7 @@ _WHOLE_NUMBERS = ConstructorRegistry()
 
 @_WHOLE_NUMBERS.primitive_rule
 def _of_whole_number(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
-    """Let tyro read int as `options.read_some` does: 1e6 is one."""
+    """Let tyro read 1e6 as an int, as `options.read_some` does."""
     if info.type is not int:
         return None
     return PrimitiveConstructorSpec(
@@ -226,7 +224,7 @@ def of_file(
     Args:
         settings: option -> value, as in a file.
         source: the file, for messages.
-        algo: the agent. None: the one that the settings name.
+        algo: name of the agent. None: the agent that the settings name.
 
     Raises:
         ValueError: for a wrong setting, or an agent that does not exist.
@@ -237,7 +235,7 @@ def of_file(
 
 
 def _without_other_batch(settings: Mapping[str, Any], words: Words) -> dict[str, Any]:
-    """Return settings without their kind of batch, if the command line has the other one."""
+    """Return settings without their kind of batch, if the command line has the other kind."""
     settings = dict(settings)
     for given, other in itertools.permutations(("steps_per_batch", "episodes_per_batch")):
         if given in words.given:
@@ -246,27 +244,12 @@ def _without_other_batch(settings: Mapping[str, Any], words: Words) -> dict[str,
 
 
 def _with_whole_paths(options: RunOptions) -> RunOptions:
-    """Return options in which files of code have whole paths: the run may be resumed from another folder."""
-    of: dict[str, Any] = {"algo": absolute(options.algo)}
+    """Return options with absolute paths of code, because a run may be resumed from another folder."""
+    paths: dict[str, Any] = {"algo": absolute(options.algo)}
     for name in FUNCTIONS:
         found = [absolute(function) for function in functions_of(options, name)]
-        of[name] = tuple(found) if name == "hook" else next(iter(found), None)
-    return dataclasses.replace(options, **of)
-
-
-def find(folder: Path | None, agent: str, env: str) -> Path | None:
-    """Return the file that names agent and environment, else the agent's, else None.
-
-    Args:
-        folder: configs/, with <agent>-<environment>.toml and <agent>.toml.
-        agent: the agent's name, as `agents.short_name` gives it.
-        env: the environment's name without module and version.
-    """
-    if folder is None:
-        return None
-    name = env.replace("/", "-")
-    candidates = [folder / f"{agent}-{name}.toml", folder / f"{agent}.toml"]
-    return next((path for path in candidates if path.is_file()), None)
+        paths[name] = tuple(found) if name == "hook" else next(iter(found), None)
+    return dataclasses.replace(options, **paths)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -306,65 +289,17 @@ def _load(path: Path) -> dict[str, Any]:
 def write(
     path: Path, settings: Mapping[str, Any], record: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
-    """Write the settings that are not None, as a file that `--config` takes, and a record.
-
-    The record is a table [[record]]. There is one for every start of the run, the first one first.
+    """Write the settings that are not None as a file for --config, with a table [[record]] for every start.
 
     Args:
         path: the run's config.toml.
         settings: option -> value.
-        record: what else is to be known of this start.
+        record: `machine.provenance` of this start.
 
     Returns:
-        The records of all starts. The last one is this start's.
+        The records of all starts. The first start comes first.
     """
     kept = {k: v for k, v in settings.items() if v is not None}  # TOML has no None
     records = [*starts(path), record]
     files.write(path, tomli_w.dumps({**kept, "record": records}).encode())
     return records
-
-
-def without_beginning(options: RunOptions, old: RunOptions) -> RunOptions:
-    """Return the options of a command line that could begin this run, as of one that only resumes it.
-
-    Args:
-        options: those of the command line.
-        old: those that the run began with.
-    """
-    begin = options.init_from
-    if begin and old.init_from and Path(old.init_from).is_relative_to(Path(begin).resolve()):
-        begin = old.init_from  # the checkpoint that was the other run's last one then
-    return dataclasses.replace(options, run_dir=None, config=None, init_from=begin)
-
-
-def check_unchanged(new: tuple[RunOptions, Any], old: tuple[RunOptions, Any]) -> None:
-    """Refuse to resume a run with other settings than its own.
-
-    Raises:
-        ValueError: listing what has changed.
-    """
-    after, before = ({**vars(options), **vars(agent)} for options, agent in (new, old))
-    may_change = names(RunOptions, resume=True)
-    changed = [
-        f"{name} {value} in place of {before.get(name)}"
-        for name, value in after.items()
-        if name not in may_change and value != before.get(name)
-    ]
-    if changed:
-        raise ValueError(
-            f"a resumed run keeps its own settings: got {', '.join(sorted(changed))}; keep to its "
-            f"own, or start a new run"
-        )
-
-
-def schedule_notes(new: RunOptions, old: RunOptions) -> list[str]:
-    """Return what it means for the curve that a resumed run has another length or device."""
-    moved = (
-        f"updates now compute on {new.device} and no longer on {old.device}: the last bits differ"
-    )
-    return [moved] * (new.device != old.device) + [
-        f"the schedule changes: {name} was {getattr(old, name)} and is now {getattr(new, name)}, so "
-        f"from here on the curve may differ from that of a run that began with it"
-        for name in ("total_steps", "num_episodes")
-        if getattr(new, name) != getattr(old, name)
-    ]

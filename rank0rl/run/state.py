@@ -17,7 +17,7 @@ from rank0rl.batch import Batch
 from rank0rl.envs.wrappers import label
 from rank0rl.mpi import weights
 from rank0rl.run import checkpoint
-from rank0rl.run.hooks import Hook
+from rank0rl.run.hooks import LAST, Hook
 from rank0rl.run.options import RunOptions
 
 Array = npt.NDArray[Any]
@@ -27,7 +27,7 @@ class Unfinished:
     """The seed and the actions of the episode that is under way in each env.
 
     Args:
-        max_steps: Actions of longer episodes are not kept.
+        max_steps: longest episode whose actions are kept.
     """
 
     def __init__(self, max_steps: int) -> None:
@@ -36,7 +36,7 @@ class Unfinished:
         self._act: list[Array] = []  # one array per env, never changed in place
 
     def add(self, gathered: Batch) -> None:
-        """Take what the ranks' `FixedSteps.unfinished` returned, in order of envs."""
+        """Add the steps of an iteration, as `FixedSteps.unfinished` of all ranks gives them, in order of envs."""
         if not gathered:
             return
         gathered = dict(gathered)
@@ -58,18 +58,15 @@ class Unfinished:
         """Return a row for each env, for `EnvBlock.restore`; nothing if no episode is under way.
 
         Returns:
-            "episode", "steps", "ret", "obs", and "kept", the number of actions that are kept, by
-            env; and these actions, "act", (sum of kept, *act).
+            A row per env of "episode", "steps", "ret", "obs", and "kept", its number of kept actions;
+            and "act", the kept actions of all envs, (sum of kept, *act).
         """
         return {**self._envs, "act": np.concatenate(self._act)} if self._act else {}
 
     def load(self, envs: Batch) -> None:
-        """Take back what `all` returned."""
+        """Go on with what `all` returned."""
         self._envs = {name: array for name, array in envs.items() if name != "act"}
         self._act = np.split(envs["act"], np.cumsum(envs["kept"])[:-1]) if envs else []
-
-
-_LAST = 100  # episodes in a mean return
 
 
 @dataclass
@@ -84,9 +81,9 @@ class Progress:
     """Highest mean return of an evaluation so far."""
     same_schedule_since: int = 0
     """Iteration at which a resume last changed the length of the run."""
-    returns: deque[float] = field(default_factory=lambda: deque(maxlen=_LAST))
+    returns: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
     """Returns of the last episodes, in order of iterations, then of fragment ids."""
-    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=_LAST))
+    lengths: deque[int] = field(default_factory=lambda: deque(maxlen=LAST))
     """Steps of the same episodes."""
     infos: dict[str, deque[float]] = field(default_factory=dict)
     """Label -> figures of the same episodes."""
@@ -107,7 +104,7 @@ class Progress:
         return dict(vars(self), returns=[*self.returns], lengths=[*self.lengths], infos=infos)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` returned."""
+        """Go on with what `state` returned."""
         for name in vars(self).keys() - {"returns", "lengths", "infos"}:
             setattr(self, name, state[name])
         self.returns.extend(state["returns"])
@@ -138,11 +135,11 @@ class State:
         self.settings = settings
         self.hooks: list[Hook] = []
         """Hooks of the run, whose states are saved too. Filled before the run begins."""
-        infos = {label(name): deque[float](maxlen=_LAST) for name in options.info}
+        infos = {label(name): deque[float](maxlen=LAST) for name in options.info}
         self.progress = Progress(infos=infos)
 
     def share_over(self, steps: int = 0, episodes: int = 0) -> float:
-        """Return the share of the run that is over after so many more steps and episodes; 1 or more at its end."""
+        """Return the share of the run that will be over after some more steps and episodes; 1 or more at the end."""
         if self._options.num_episodes is not None:
             return (self.progress.episodes + episodes) / self._options.num_episodes
         return (self.progress.steps + steps) / self._options.total_steps
@@ -155,7 +152,7 @@ class State:
         return next((hook.ended for hook in self.hooks if hook.ended), "")
 
     def snapshot(self) -> dict[str, Any]:
-        """Return a copy for a checkpoint; it takes a fraction of a millisecond."""
+        """Return a copy for a checkpoint. This takes a fraction of a millisecond."""
         hooks = {key: hook.state() for key, hook in self._named_hooks()}
         return checkpoint.snapshot(
             {
@@ -169,7 +166,7 @@ class State:
         )
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Take back what `snapshot` returned.
+        """Go on with what `snapshot` returned.
 
         Raises:
             ValueError: if it is not of this agent and collector.
@@ -219,7 +216,7 @@ def restore_agent(agent: Agent, saved: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _fitting() -> Iterator[None]:
-    """Raise ValueError, in one line with its place, if something that was saved does not fit."""
+    """Turn any error into a ValueError of one line that names its place: a saved state does not fit."""
     try:
         yield
     except ValueError:

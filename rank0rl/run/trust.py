@@ -1,8 +1,8 @@
-"""Decide what may be imported because a file names it, for a run that comes from someone else is data.
+"""Decide whether code that a file names may be imported: the run of someone else is data, not a program.
 
-Gymnasium's own environments and wrappers and the agents of algos/ are imported without question.
-Other code is imported if the command line names it too or says --trust, or if this user made the
-run: then its settings have a seal, an HMAC with a key that only this user can read.
+Gymnasium's environments and wrappers and the agents of algos/ are always imported. Other code is
+imported if the command line names it too or says --trust, or if this user made the run. The settings
+of such a run have a seal, an HMAC with a key that only this user can read.
 """
 
 from __future__ import annotations
@@ -29,37 +29,28 @@ from rank0rl.run.options import RunOptions
 
 FUNCTIONS = ("curriculum", "env_kwargs_of", "hook")
 """Settings that name functions or classes of the user's."""
-_NAMES = (
-    "algo",
-    "env_id",
-    "env_kwargs",
-    "wrappers",
-    *FUNCTIONS,
-)  # settings that say what is imported
+_NAMES = ("algo", "env_id", "env_kwargs", "wrappers", *FUNCTIONS)  # settings that may name code
 _SEAL = "seal"
 _KEY_BYTES = 32
 
 
 def trusted(
-    settings: Mapping[str, Any],
-    source: str,
-    words: Words | None = None,
-    trust: bool = False,
+    settings: Mapping[str, Any], source: str, words: Words | None = None, trust: bool = False
 ) -> dict[str, Any]:
-    """Return the settings in a file without their seal, if all that they name may be imported.
+    """Return the settings of a file without their seal, if all code that they name may be imported.
 
     Args:
         settings: option -> value, with a seal if a run wrote them.
         source: the file, for messages.
-        words: a command line that may name the code again, or say --trust. None: it cannot.
+        words: the command line, which may name the code or say --trust. None: there is none.
         trust: True if the user trusts the code.
 
     Raises:
-        ValueError: naming what would be imported, and the command line to go on with.
+        ValueError: naming the code, and the command line to go on with.
     """
     options = _named_options(settings, source)
     foreign = _foreign(options)
-    trust = trust or bool(words and (words.trusts or _says(words, foreign)))
+    trust = trust or bool(words and (words.given.get("trust") or _says(words, foreign)))
     if foreign and not (trust or _is_sealed(settings, options)):
         again = _words(foreign)
         if words is None or not all(map(str.isprintable, again)):
@@ -68,8 +59,7 @@ def trusted(
         raise ValueError(
             f"{source} names code that is neither Gymnasium's nor rank0rl's and would be imported "
             f"and run, or a file that an environment would read: {listed}; if you trust it, go on "
-            f"with: "
-            f"{shlex.join(['python', *sys.orig_argv[1:], *again])}"
+            f"with: {shlex.join(['python', *sys.orig_argv[1:], *again])}"
         )
     return without_seal(settings)
 
@@ -80,13 +70,13 @@ def without_seal(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sealed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's settings with this user's seal, if this user can have a key here."""
+    """Return a run's settings, with this user's seal if the user can have a key on this machine."""
     key = _key()
     return {**settings, _SEAL: _seal(key, _named_options(settings, ""))} if key else {**settings}
 
 
 def words_to_go_on(settings: Mapping[str, Any]) -> str:
-    """Return what a command line must name to resume a run, because its settings have no seal."""
+    """Return the code that a command line must name to resume a run whose settings have no seal."""
     words = [] if _SEAL in settings else _words(_foreign(_named_options(settings, "")))
     return "".join(f" {shlex.quote(word)}" for word in words)
 
@@ -98,7 +88,7 @@ def _named_options(settings: Mapping[str, Any], source: str) -> RunOptions:
 
 
 def _foreign(options: RunOptions) -> dict[str, list[str]]:
-    """Return what would be imported from elsewhere, and its arguments, option -> words."""
+    """Return the options that name other code than rank0rl's and Gymnasium's, option -> words."""
     found: dict[str, list[str]] = {}
     kwargs = options.env_kwargs
     if not is_gymnasiums(options.env_id):
@@ -120,7 +110,7 @@ def functions_of(options: RunOptions, name: str) -> list[str]:
 
 
 def _names_a_file(kwargs: Any) -> bool:
-    """Return True if a text in these arguments is a path: MuJoCo reads any file that it is given."""
+    """Return True if a text in these arguments is a path. MuJoCo would read any file."""
     if isinstance(kwargs, Mapping):
         kwargs = kwargs.values()
     elif isinstance(kwargs, str):
@@ -144,7 +134,7 @@ def _words(foreign: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _says(line: Words, foreign: Mapping[str, Sequence[str]]) -> bool:
-    """Return True if a command line names all this code. The names of files on it do not count."""
+    """Return True if a command line names all this code, other than as the file of an option."""
     words = {word.partition("=")[2] if word.startswith("--") else word for word in line.argv}
     words -= {line.given.get(name) for name in ("resume", "config", "run_dir", "hostfile")}
     words |= {_pair(name, text) for name, _, text in (word.partition("=") for word in words)}
@@ -164,7 +154,7 @@ def _seal(key: bytes, options: RunOptions) -> str:
 
 
 def _key() -> bytes:
-    """Return this user's key, made on first use; b"" if there is none that only this user can read."""
+    """Return this user's key, made on first use; b"" if other users could read it."""
     if os.name != "posix":
         return b""
     try:
@@ -188,7 +178,7 @@ def _state_folder() -> Path:
 
 
 def _make_key(path: Path) -> None:
-    """Make the key in full under another name first, because another process may look for it now."""
+    """Write the key under another name, then link it: another process never sees a part of it."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     number, draft = tempfile.mkstemp(dir=path.parent)  # O_EXCL, O_NOFOLLOW, 0600
     try:

@@ -36,14 +36,11 @@ from rank0rl.run.logger import read_rows
 from rank0rl.run.options import Pairs
 
 _ITERATIONS = 4
-_HASHES: Mapping[str, str] = {
+_HASHES = {
     "batch_sha256": "rows differ from iteration {} on: what act and process return is not the same",
     "weights_sha256": "weights differ from iteration {} on, after the same rows: update is not repeatable, "
     "or state() and load() miss something",
 }
-
-
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -114,13 +111,7 @@ def _words(given: Options, rest: Sequence[str]) -> list[str]:
 def check(
     make_env: Callable[[], Any], *, steps: int = 1000, others: int = 3, seed: int = 0
 ) -> dict[str, str]:
-    """Compare one environment with itself under conditions that must not matter.
-
-    Args:
-        make_env: function that makes the environment.
-        steps: environment steps of each comparison.
-        others: number of environments beside it in one of the comparisons.
-        seed: seed of the episodes and actions.
+    """Compare one environment with itself under conditions that must not matter, as `Options` says.
 
     Returns:
         Condition -> what it changes, "" if it changes nothing.
@@ -164,7 +155,7 @@ class RandomAgent(Agent):
         self.space = spaces.act
         self.noise = ("uniform", len(self.space.choices) or self.space.size)
 
-    def act(self, step: Step) -> tuple[Array, Batch]:
+    def act(self, step: Step) -> tuple[npt.NDArray[Any], Batch]:
         """Return uniform actions between the bounds, or on [-1, 1] where there are none."""
         if self.space.choices:
             logits = np.zeros((len(step.obs), self.space.size))
@@ -177,12 +168,7 @@ class RandomAgent(Agent):
 
 
 def _difference(all_a: Sequence[Fragment], all_b: Sequence[Fragment]) -> str:
-    """Return the first array that differs and its step, or "" if none does.
-
-    Args:
-        all_a: fragment of the environment, or those of a game's agents.
-        all_b: the same under another condition.
-    """
+    """Return the first array that differs and its step, or "" if none does. A game has a fragment an agent."""
     firsts: dict[str, int] = {}
     for a, b in zip(all_a, all_b, strict=True):
         for name in ("obs", "rew", "terminated", "truncated"):
@@ -215,19 +201,14 @@ def _global_generators_used(global_seed: int) -> str:
 
 
 def _check_agent(words: Sequence[str], folder: Path) -> dict[str, str]:
-    """Train for a few iterations under conditions that must not matter.
-
-    Args:
-        words: a command line of training.
-        folder: an empty folder, for the runs.
+    """Train for a few iterations under conditions that must not matter, in an empty folder.
 
     Returns:
         Condition -> what it changes, or why the run has failed; "" if it changes nothing. If the first
         run fails, there is only that.
     """
-    first = _trained(words, folder / "first")
-    if first:
-        return {"trained": first}
+    if failed := _trained(words, folder / "first"):
+        return {"trained": failed}
     found = {}
     conditions = {"repeated": [], "with evaluations": ["--eval-every", "1", "--eval-episodes", "2"]}
     if find_mpiexec() and importlib.util.find_spec("mpi4py"):

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import tyro
@@ -76,14 +76,13 @@ def main(argv: list[str]) -> int:
 
 
 def _lines(given: str | None, hosts: Sequence[Host]) -> Iterator[_Line]:
-    """Yield the result of each check; checks that need something missing are left out.
-
-    Args:
-        given: the user's launcher, if there is one.
-        hosts: the hosts to check, this one first.
-    """
+    """Yield the result of each check, with a launcher of the user's or none; leave out what cannot be checked."""
     yield _Line("Python", f"{platform.python_version()} at {sys.executable}")
-    yield _cores()
+    cores = os.cpu_count() or 1
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    is_bound = mine == 1 < cores
+    remedy = "this process is bound to one core: start it without binding" if is_bound else ""
+    yield _Line("cores", f"{mine} of {cores} may be used", remedy)
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0
     yield _Line("user", "root" if is_root else "not root")
     yield _host()
@@ -113,14 +112,6 @@ def _lines(given: str | None, hosts: Sequence[Host]) -> Iterator[_Line]:
             yield _two(f"here and {host.name}", given, f"{hosts[0].name}:1,{host.name}:1")
 
 
-def _cores() -> _Line:
-    cores = os.cpu_count() or 1
-    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    is_bound = mine == 1 < cores
-    remedy = "this process is bound to one core: start it without binding" if is_bound else ""
-    return _Line("cores", f"{mine} of {cores} may be used", remedy)
-
-
 def _host() -> _Line:
     name = socket.gethostname()
     try:
@@ -128,6 +119,18 @@ def _host() -> _Line:
     except OSError as error:
         remedy = f"add it to /etc/hosts: 127.0.0.1 {name}"
         return _Line("host", f"{name} has no address ({error})", remedy)
+
+
+def _printed(words: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program of this Python; return what it prints."""
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+        **how,
+    )
 
 
 def _library() -> _Line:
@@ -139,13 +142,7 @@ def _library() -> _Line:
         "print(MPI.Get_library_version().splitlines()[0])"
     )
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            check=False,
-        )
+        done = _printed(["-c", code])
     except subprocess.TimeoutExpired:
         return _Line("mpi4py", f"MPI did not load within {_LIMIT_S} s", _NO_NAME)
     version = importlib.metadata.version("mpi4py")
@@ -189,12 +186,8 @@ def _two(name: str, launcher: str | None, hosts: str | None = None) -> _Line:
     """Start two ranks of this installation, and let them gather."""
     with tempfile.TemporaryDirectory() as folder:
         try:
-            done = subprocess.run(
-                [sys.executable, __file__, "gather", launcher or "", hosts or ""],
-                capture_output=True,
-                text=True,
-                timeout=_LIMIT_S,
-                check=False,
+            done = _printed(
+                [__file__, "gather", launcher or "", hosts or ""],
                 cwd=None if hosts else folder,  # other hosts do not have this folder
                 env={**os.environ, "PYTHONPATH": _python_path()},
             )

@@ -8,10 +8,10 @@ choices. What is written as ONNX is that same program.
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib
 import inspect
 import logging
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,8 +64,7 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
 
     Args:
         run: the run's folder, or one of its checkpoints.
-        out: file to write. The end of its name says what: .pt2, a program of torch.export, or
-            .onnx, an ONNX graph.
+        out: file to write: .pt2, a program of torch.export, or .onnx, an ONNX graph.
         trust: import all code that the run names.
 
     Returns:
@@ -84,32 +83,38 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
     agent, options = policy.agent, policy.options
     env = make(options.env_id, options.wrappers, **options.env_kwargs)
     try:
+        spaces = env_spaces.describe(env)
         takes_masks = "mask" in inspect.signature(agent.mode().forward).parameters
-        masked = takes_masks and _gives_masks(env)
-        program = exported(agent, env, masked)
+        _, info = env.reset(seed=0)
+        masked = takes_masks and bool(spaces.act.choices) and "action_mask" in info
+        program = _exported(agent, env, masked)
     finally:
         env.close()
-    spaces = env_spaces.describe(env)
     more = list(_more(agent, spaces.act, masked))
     try:
         if to_onnx:
-            save_onnx(program, out, more)
+            _save_onnx(program, out, more)
         else:
             torch.export.save(program, out)
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a missing folder
         raise ValueError(f"cannot write {out}: {error}") from None
-    about = f"{out} holds the policy for {options.env_id}: {_in_and_out(agent, spaces)}"
     lines = _lines(out, spaces.obs.dtype, agent.memory, more)
-    notes = [about, *_notes(agent, env, options.wrappers), "load it without rank0rl:"]
+    notes = [f"{out} holds the policy for {options.env_id}: {_about(agent, spaces)}"]
+    notes += [*_notes(agent, env, options.wrappers), "load it without rank0rl:"]
     return "\n".join([*notes, *(f"    {line}" for line in lines)])
 
 
-def _in_and_out(agent: Agent, spaces: Spaces) -> str:
+def _about(agent: Agent, spaces: Spaces) -> str:
     """Return the shapes and dtypes of observations and actions, for the user."""
-    size, keys = _seen(agent, spaces)
-    seen = f" of the keys {', '.join(keys)}" if keys else ""
-    shape = _shape(dataclasses.replace(spaces.obs, shape=(size,)) if keys else spaces.obs)
-    return f"from observations {shape}{seen} to the most probable actions {_shape(spaces.act)}"
+    seen = f" of the keys {', '.join(agent.mode_obs)}" if agent.mode_obs else ""
+    obs, act = (
+        f"({', '.join(map(str, ('N', *shape)))}) {dtype}"
+        for shape, dtype in (
+            (_rows_seen(agent, spaces), spaces.obs.dtype),
+            (spaces.act.shape, spaces.act.dtype),
+        )
+    )
+    return f"from observations {obs}{seen} to the most probable actions {act}"
 
 
 def _notes(agent: Agent, env: Any, wrappers: Sequence[str]) -> list[str]:
@@ -132,35 +137,24 @@ def _notes(agent: Agent, env: Any, wrappers: Sequence[str]) -> list[str]:
 
 
 def _lines(out: Path, dtype: str, memory: int, more: list[str]) -> list[str]:
-    """Return the lines of Python that load a policy and call it.
-
-    Args:
-        out: the policy's file.
-        dtype: dtype of observations.
-        memory: numbers of the policy's memory; 0 if it has none.
-        more: as for `save_onnx`.
-    """
-    if out.suffix == ".onnx":
-        load = f'import numpy as np\nimport onnxruntime\npolicy = onnxruntime.InferenceSession("{out}")'
-        array, zeros = 'np.asarray({}, "{}")', f'np.zeros((N, {memory}), "float32")'
-    else:
-        load = f'import torch\npolicy = torch.export.load("{out}").module()'
-        array, zeros = "torch.as_tensor({}, dtype=torch.{})", f"torch.zeros(N, {memory})"
-    known = {
-        "obs": array.format("obs", dtype),
-        "memory": "memory",
-        "mask": array.format("mask", "bool"),
-    }
-    args = {name: known[name] for name in ("obs", *more)}
-    if out.suffix == ".onnx":
+    """Return the lines of Python that load a policy and call it, with memory of so many numbers, or none."""
+    to_onnx = out.suffix == ".onnx"
+    array = 'np.asarray({}, "{}")' if to_onnx else "torch.as_tensor({}, dtype=torch.{})"
+    dtypes = {"obs": dtype, "mask": "bool"}
+    args = {n: array.format(n, dtypes[n]) if n in dtypes else n for n in ("obs", *more)}
+    if to_onnx:
+        load = ["import numpy as np", "import onnxruntime"]
+        load.append(f'policy = onnxruntime.InferenceSession("{out}")')
         named = ", ".join(f'"{name}": {arg}' for name, arg in args.items())
         call, first = f"policy.run(None, {{{named}}})", "[0]"
+        zeros = f'np.zeros((N, {memory}), "float32")'
     else:
+        load = ["import torch", f'policy = torch.export.load("{out}").module()']
         call, first = f"policy({', '.join(args.values())})", ".numpy()"
+        zeros = f"torch.zeros(N, {memory})"
     if not memory:
-        return [*load.splitlines(), f"act = {call}{first}"]
-    start = f"memory = {zeros}  # where an episode begins"
-    return [*load.splitlines(), start, f"act, memory = {call}"]
+        return [*load, f"act = {call}{first}"]
+    return [*load, f"memory = {zeros}  # where an episode begins", f"act, memory = {call}"]
 
 
 def _check_installed() -> None:
@@ -175,20 +169,11 @@ def _check_installed() -> None:
         ) from None
 
 
-def save_onnx(program: torch.export.ExportedProgram, out: Path, more: list[str]) -> None:
-    """Write a program of a policy as an ONNX graph.
+def _save_onnx(program: torch.export.ExportedProgram, out: Path, more: list[str]) -> None:
+    """Write a program of a policy as an ONNX graph. `more` names its inputs besides obs.
 
     Its outputs are act and, of a policy with a memory, next_memory: an output cannot have the name
-    of an input.
-
-    Args:
-        program: the program, from observations (N, *obs).
-        out: file to write.
-        more: names of the program's inputs besides obs: memory, mask, or both.
-
-    Raises:
-        OSError: if the file cannot be written.
-        RuntimeError: if ONNX lacks an operation of the program.
+    of an input. A RuntimeError names an operation that ONNX lacks.
     """
     log = logging.getLogger("torch.onnx")
     level = log.level
@@ -204,19 +189,17 @@ def save_onnx(program: torch.export.ExportedProgram, out: Path, more: list[str])
                 verbose=False,
             )
     except torch.onnx.OnnxExporterError as error:
-        raise RuntimeError(f"ONNX cannot hold this policy: {_first_cause(error)}") from None
+        first: BaseException = error  # torch wraps it in advice to its own developers
+        while first.__cause__:
+            first = first.__cause__
+        raise RuntimeError(f"ONNX cannot hold this policy: {first}") from None
     finally:
         log.setLevel(level)
     assert graph is not None
     graph.save(out)
 
 
-def _first_cause(error: BaseException) -> BaseException:
-    """Return the error that others came of: torch wraps it in advice to its own developers."""
-    return _first_cause(error.__cause__) if error.__cause__ else error
-
-
-def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.ExportedProgram:
+def _exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.ExportedProgram:
     """Export a program that returns an agent's most probable actions.
 
     Args:
@@ -234,16 +217,15 @@ def exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.Expor
     spaces = env_spaces.describe(env)
     mode = _copy(agent.mode())
     more = _more(agent, spaces.act, masked)
-    size, keys = _seen(agent, spaces)
-    out = mode(torch.zeros(2, size), *more.values())
+    seen = _rows_seen(agent, spaces)
+    out = mode(torch.zeros(2, math.prod(seen)), *more.values())
     shape = tuple(out[0].shape if agent.memory else out.shape)
     if shape != (2, *spaces.act.shape):
         raise ValueError(
             f"mode of {type(agent).__name__} must return actions of shape {(2, *spaces.act.shape)} "
             f"for 2 observations: got {shape}"
         )
-    rows_of = (size,) if keys else spaces.obs.shape
-    obs = torch.zeros(2, *rows_of, dtype=getattr(torch, spaces.obs.dtype))
+    obs = torch.zeros(2, *seen, dtype=getattr(torch, spaces.obs.dtype))
     module = _ForEnvironment(mode, spaces.act, env_spaces.first_choice(env))
     rows = {0: torch.export.Dim("N", max=2**31)}  # torch 2.6 refuses one without an end
     args = (obs, *more.values())
@@ -256,19 +238,16 @@ def _more(agent: Agent, space: Space, masked: bool) -> dict[str, Tensor]:
     return memory | ({"mask": torch.ones(2, space.size, dtype=torch.bool)} if masked else {})
 
 
-def _seen(agent: Agent, spaces: Spaces) -> tuple[int, tuple[str, ...]]:
-    """Return the numbers that an agent's `mode` takes, and the keys of a Dict that they are, if not all."""
+def _rows_seen(agent: Agent, spaces: Spaces) -> tuple[int, ...]:
+    """Return the shape of an observation that an agent's `mode` takes: of all, or of some keys of a Dict."""
     parts = [spaces.obs.parts[key] for key in agent.mode_obs]
-    return sum(p.stop - p.start for p in parts) or spaces.obs.size, agent.mode_obs
+    return (sum(p.stop - p.start for p in parts),) if parts else spaces.obs.shape
 
 
 class _ForEnvironment(nn.Module):
     """A module from an environment's observations to the actions that it takes.
 
-    Args:
-        mode: a module that returns an agent's most probable actions.
-        space: the space of actions.
-        first: the environment's number for choice 0, or one number for each choice of an action.
+    `first` is the environment's number for choice 0, or one number for each choice of an action.
     """
 
     low: Tensor
@@ -304,14 +283,3 @@ def _copy(module: nn.Module) -> nn.Module:
     for tensor in (*module.parameters(), *module.buffers()):
         tensor.data = tensor.data.clone()
     return module
-
-
-def _gives_masks(env: Any) -> bool:
-    """Return True if an environment's info says which choices are allowed."""
-    _, info = env.reset(seed=0)
-    return bool(env_spaces.describe(env).act.choices) and "action_mask" in info
-
-
-def _shape(space: Space) -> str:
-    """Return a shape and dtype as text, such as "(N, 17) float32"."""
-    return f"({', '.join(map(str, ('N', *space.shape)))}) {space.dtype}"

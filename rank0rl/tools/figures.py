@@ -1,4 +1,4 @@
-"""How results are shown: numbers as text, figures in one style, and the parts of a report page.
+"""The look of results: numbers as text, figures in one style, and the parts of a report page.
 
 A page consists of macros of the Jinja2 template page.html, and of charts with values under the pointer.
 Figures need matplotlib.
@@ -198,20 +198,14 @@ class Series:
     """A line, a band, a layer of a stack, or bars, in a chart."""
 
     label: str
-    x: Array
-    """Places on the horizontal axis, shape (points,), in increasing order."""
-    y: Array
-    """Numbers at these places; NaN where there is none."""
-    color: int = 0
-    """Number of its color on the page, 0 to 9."""
+    x: Array  # places on the horizontal axis, shape (points,), in increasing order
+    y: Array  # numbers at these places; NaN where there is none
+    color: int = 0  # number of its color on the page, 0 to 9
+    # A line; or an area from low to y: a band, a wide and paler one, a layer or a bar.
     style: _Style = "line"
-    """A line; or an area from low to y: a band, a wide and paler one, a layer or a bar."""
-    low: Array = field(default_factory=lambda: np.zeros(1))
-    """Lower ends of an area. The value of a layer or a bar is y - low."""
-    form: Callable[[float], str] = number
-    """Function that writes a value."""
-    whole: str = ""
-    """Its value over the whole run, which the legend shows."""
+    low: Array = field(default_factory=lambda: np.zeros(1))  # a layer or a bar stands for y - low
+    form: Callable[[float], str] = number  # writes a value
+    whole: str = ""  # its value over the whole run, which the legend shows
 
     def text(self, i: int) -> str:
         """Return the value at point i."""
@@ -270,7 +264,7 @@ def chart(
         alt: text that tells a screen reader what the chart shows.
         series: what to draw.
         finish: sets the labels and limits of the axis.
-        heading: function that turns a place on the horizontal axis into text.
+        heading: turns a place on the horizontal axis into text.
         caption: text below the chart.
     """
     pictures = {

@@ -76,10 +76,8 @@ def main(argv: list[str]) -> int:
 class Curves:
     """The curves of all seeds of one agent in one environment, up to where every seed has come."""
 
-    x: Array
-    """Steps or hours, shape (P,)."""
-    ret: Array
-    """Mean returns at these points, shape (seeds, P)."""
+    x: Array  # steps or hours, shape (P,)
+    ret: Array  # mean returns at these points, shape (seeds, P)
 
 
 Groups = Mapping[tuple[str, str], Curves]
@@ -101,13 +99,7 @@ def curves_of(
     y: str = _RETURN,
     to_longest: bool = False,
 ) -> dict[tuple[str, str], Curves]:
-    """Return the curves of the runs of each agent.
-
-    Args:
-        agents: runs from `by_agent`.
-        x: "steps" or "hours".
-        y: a column of progress.csv.
-        to_longest: see `on_grid`.
+    """Return the curves of the runs of each agent from `by_agent`, on a grid of `on_grid`.
 
     Raises:
         ValueError: if a run has no such number, or the runs of a group cover no common range.
@@ -122,8 +114,7 @@ def on_grid(curves: Sequence[tuple[Array, Array]], to_longest: bool = False) -> 
     """Interpolate curves at common points, spread evenly over the range that all curves cover.
 
     Args:
-        curves: for each seed, steps or hours in increasing order and the returns at these points,
-            shape (n,) each; n can differ between seeds.
+        curves: for each seed, steps or hours in increasing order and the returns there, shape (n,) each.
         to_longest: go on to the end of the longest curve; the others keep their last return.
 
     Raises:
@@ -225,10 +216,10 @@ def interquartile_means(groups: Groups) -> dict[str, tuple[float, float, float]]
 
 
 def interquartile_mean(scores: Sequence[Array]) -> tuple[float, float, float]:
-    """Compute the interquartile mean of scores, and its 95 % interval: (mean, low end, high end).
+    """Compute the interquartile mean of the scores of each environment's seeds, shape (seeds,), and its 95 % interval.
 
-    Args:
-        scores: for each environment, the scores of its seeds, shape (seeds,).
+    Returns:
+        (mean, low end, high end).
     """
     rng = np.random.default_rng(0)
     drawn = [s[rng.integers(len(s), size=(_RESAMPLES, len(s)))] for s in scores]
@@ -261,11 +252,11 @@ def draw(
     with figures.style() as figure_class:
         figure = figure_class(figsize=(3.3 * columns, 3.0 * rows), layout="constrained")
         axes = [figure.add_subplot(rows, columns, i + 1) for i in range(panels)]
-        lines = {}
-        for (env_id, agent), curves in sorted(groups.items()):
-            color = f"C{agents.index(agent) % 10}"
-            lines[agent] = _draw_curves(axes[env_ids.index(env_id)], curves, color)
+        lines: dict[str, Any] = {}
         for i, (axis, env_id) in enumerate(zip(axes, env_ids, strict=False)):
+            for one in series_of(groups, env_id):
+                one.draw(axis)
+            lines |= {str(line.get_label()): line for line in axis.lines}
             axis.set(title=env_id, xlabel=x)
             if i % columns == 0:
                 axis.set_ylabel("mean return, last 100 episodes" if y == _RETURN else y)
@@ -284,13 +275,18 @@ def draw(
     return figure
 
 
-def _draw_curves(axis: Any, curves: Curves, color: str) -> Any:
-    """Draw a line, with a band if there are several seeds; return the line."""
-    (line,) = axis.plot(curves.x, curves.ret.mean(0), color=color)
-    if len(curves.ret) > 1:
-        low, high = curves.ret.min(0), curves.ret.max(0)
-        axis.fill_between(curves.x, low, high, color=color, alpha=0.2, linewidth=0)
-    return line
+def series_of(groups: Groups, env_id: str) -> list[figures.Series]:
+    """Return what is drawn of the agents in an environment: their means, and bands from the lowest to the highest seed."""
+    series = []
+    agents = sorted({agent for _, agent in groups})
+    for (env, agent), curves in sorted(groups.items()):
+        color = agents.index(agent) % 10
+        if env == env_id and len(curves.ret) > 1:
+            low, high = curves.ret.min(0), curves.ret.max(0)
+            series.append(figures.Series(f"{agent}, seeds", curves.x, high, color, "band", low))
+        if env == env_id:
+            series.append(figures.Series(agent, curves.x, curves.ret.mean(0), color))
+    return series
 
 
 def _draw_means(

@@ -22,23 +22,19 @@ from rank0rl.launch import fork, job
 from rank0rl.launch.failures import usage_error
 from rank0rl.options import check as check_options
 from rank0rl.options import option, read_some
-from rank0rl.tools.evaluate import RunToLoad
+from rank0rl.tools import evaluate
 
 _ROUND = 64  # episodes between two gathers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RunToLoad):
+class Options(evaluate.Options):
     """Write episodes of a run's policy as a Minari dataset (pip install "minari[hdf5]")."""
 
     minari: str
     """Name of the dataset, such as walker2d/ppo-v0. It is made where MINARI_DATASETS_PATH says, or in ~/.minari/datasets."""
-    episodes: int = option(100, "[1, inf)")
-    """Number of episodes."""
     seed: int | None = option(None, "[0, inf)")
     """Seed of the episodes, >= 0. None: the run's seed. Training and evaluation see none of these episodes."""
-    deterministic: bool = False
-    """Choose the most probable actions, and draw none at random."""
     nprocs: int = option(1, "[1, inf)")
     """Number of ranks that play."""
 
@@ -81,12 +77,10 @@ def _record(given: Options) -> int:
     rollout = WholeEpisodes(block, numbers)
     acting = evaluation.Deterministic(agent) if given.deterministic else agent
     episodes: list[dict[str, Any]] = []
-    try:
+    with contextlib.closing(rollout):
         for number in range(-(-given.episodes // _ROUND)):
             left = given.episodes - number * _ROUND
             episodes += _gathered(rollout, rollout.collect(acting, number + 1)[0])
-    finally:
-        rollout.close()
     if comm.get_rank() == 0:
         space = rollout.envs[0].gym.action_space
         _write(given.minari, episodes, rollout.spaces.obs, space, options)

@@ -16,7 +16,7 @@ import tyro
 
 from rank0rl import seeding
 from rank0rl.agent import Agent
-from rank0rl.batch import Batch, take
+from rank0rl.batch import take
 from rank0rl.collector import Collector
 from rank0rl.launch.failures import usage_error
 from rank0rl.learner import Learner, Overlap
@@ -67,11 +67,9 @@ class _CannotReplayError(Exception):
 def _replay(given: Options) -> bool:
     """Repeat one environment of one iteration, first alone, then among all others; print the results.
 
-    The iterations between the last checkpoint and this one are trained again, in memory.
-
-    Returns:
-        True if the fragment has the same rows alone as among all others, and if the batch is the
-        one that the run recorded (or the run has not recorded this iteration).
+    The iterations between the last checkpoint and this one are trained again, in memory. Return True
+    if the fragment has the same rows alone as among all others, and if the batch is the one that the
+    run recorded (or the run has not recorded this iteration).
     """
     iteration = given.iteration
     try:
@@ -105,7 +103,9 @@ def _replay(given: Options) -> bool:
     collector.roll(iteration)
     collector.gather()
     gathered = collector.batch(iteration)
-    same_rows = _same_rows(alone_rows, gathered.rows, fragment_id)
+    among = take(gathered.rows, gathered.rows["fragment_id"] == fragment_id)
+    among.pop("fragment_id")
+    same_rows = weights.sha256_arrays(alone_rows) == weights.sha256_arrays(among)
     print(f"among all {what}s: {'the same data' if same_rows else 'DIFFERENT data'}")
     return same_rows and _is_recorded(rows, iteration, gathered.sha256)
 
@@ -114,12 +114,9 @@ def _replay(given: Options) -> bool:
 class _Start:
     """The checkpoint and the boundary from which a replay trains again."""
 
-    boundary: int
-    """Number of iterations to make before the one that is repeated is collected."""
-    file: Path | None
-    """The last checkpoint that is not after the boundary; None means the run's beginning."""
-    saved: Mapping[str, Any]
-    """Contents of that checkpoint, or of the run's last one, which also holds the settings."""
+    boundary: int  # iterations to make before the one that is repeated is collected
+    file: Path | None  # the last checkpoint not after the boundary; None: the run's beginning
+    saved: Mapping[str, Any]  # contents of that checkpoint, or else of the run's last one
     options: RunOptions
     agent_options: Any
 
@@ -179,19 +176,12 @@ def _check_iteration(start: _Start, iteration: int, made: int) -> None:
 
 
 class _Recorded(Curriculum):
-    """The settings of a curriculum as a run has recorded them.
-
-    Args:
-        name: function of --curriculum.
-        collector: collects the episodes that begin with the settings.
-        rows: the run's record.
-    """
+    """The settings of a curriculum as a run has recorded them."""
 
     def __init__(self, name: str, collector: Collector, rows: list[dict[str, str]]) -> None:
         super().__init__(load_function(name), collector.begin_with, lambda: 0.0)
         self._rows = rows
-        self.last = 0
-        """Iteration whose settings the checkpoint holds, if the record does not."""
+        self.last = 0  # iteration whose settings the checkpoint holds, if the record does not
 
     def before(self, iteration: int) -> None:
         """Let episodes begin with the settings of an iteration's batch."""
@@ -206,12 +196,7 @@ class _Recorded(Curriculum):
 
 
 class _RecordedCoefficients(Coefficients):
-    """Coefficients that hooks have changed, as a run has recorded them.
-
-    Args:
-        agent: the agent.
-        rows: the run's record.
-    """
+    """Coefficients that hooks have changed, as a run has recorded them."""
 
     def __init__(self, agent: Agent, rows: list[dict[str, str]]) -> None:
         super().__init__(agent)
@@ -237,8 +222,7 @@ def _go_to(start: _Start, iteration: int, rows: list[dict[str, str]]) -> tuple[C
     seeding.seed_globals(options.seed, "init", 1)
     agent = make_agent(options, start.agent_options, rollout.spaces)
     collector = Collector(agent, rollout, options, phases)
-    settings = start.saved["settings"]
-    state = State(agent, collector, options, settings)
+    state = State(agent, collector, options, start.saved["settings"])
     curriculum = _Recorded(options.curriculum, collector, rows) if options.curriculum else None
     coefficients = _RecordedCoefficients(agent, rows) if options.hook else None
     state.hooks += [hook for hook in (curriculum, coefficients) if hook]
@@ -292,12 +276,6 @@ def _train(
 def _refuse(strays: Mapping[int, str]) -> None:
     for env, why in strays.items():
         raise _CannotReplayError(f"cannot repeat this run: env {env}: {why}")
-
-
-def _same_rows(alone: Batch, gathered: Batch, fragment_id: int) -> bool:
-    among = take(gathered, gathered["fragment_id"] == fragment_id)
-    among.pop("fragment_id")
-    return weights.sha256_arrays(alone) == weights.sha256_arrays(among)
 
 
 def _is_recorded(rows: list[dict[str, str]], iteration: int, sha256: str) -> bool:

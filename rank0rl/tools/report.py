@@ -83,16 +83,11 @@ class _Shown:
     run: RunData
     label: str
     color: int
-    columns: Mapping[str, Array]
-    """Numbers by column name, shape (points,); NaN where there is no number."""
+    columns: Mapping[str, Array]  # numbers, shape (points,); NaN where there is no number
 
 
 def of_run(folder: Path, others: Sequence[Path] = ()) -> str:
-    """Return the page of a run, as far as the run has come.
-
-    Args:
-        folder: the run's folder.
-        others: folders of runs whose curves are laid over those of the run.
+    """Return the page of a run, as far as it has come, with the curves of other runs laid over its own.
 
     Raises:
         ValueError: if a folder holds no run with at least one iteration, or no matplotlib.
@@ -107,7 +102,7 @@ def of_run(folder: Path, others: Sequence[Path] = ()) -> str:
     nothing = np.zeros(0)
     key = html.legend([Series(one.label, nothing, nothing, one.color) for one in each])
     beside = [*_small(each, [*run.info_columns(), *_BESIDE]), *_ranks(first)]
-    recorded = [*_small(each, own)]
+    recorded = [*_small(each, own)] or ""
     return html.document(
         f"{settings['env_id']}, {settings['algo']}, seed {settings['seed']}",
         f"{folder.resolve().name}: {len(run.rows):,} iterations",
@@ -116,9 +111,7 @@ def of_run(folder: Path, others: Sequence[Path] = ()) -> str:
         html.section("Runs", _compared(each) if others else ""),
         html.section(f"Where the time goes{first_run}", _phases(first)),
         html.section("Episodes and speed, by steps", key, html.small(beside)),
-        html.section("What the agent records, by steps", key, html.small(recorded))
-        if recorded
-        else "",
+        recorded and html.section("What the agent records, by steps", key, html.small(recorded)),
         html.section(f"Settings{first_run}", html.pairs(texts(settings))),
         html.section(f"Summary{first_run}", html.pairs(texts(values))),
         html.section(f"Starts{first_run}", _starts(run.starts)),
@@ -185,8 +178,7 @@ def _starts(starts: Sequence[Mapping[str, Any]]) -> Markup:
 def _thinned(run: RunData, names: Sequence[str]) -> dict[str, Array]:
     """Return columns of at most _POINTS points, each the mean of a block of rows.
 
-    "steps" is the number at the end of each block. "seconds" is the time of an iteration, not the
-    time since the run's beginning.
+    "steps" is the number at the end of each block. "seconds" is the time of an iteration.
     """
     each = {name: run.column(name) for name in names} | {"seconds": _seconds(run)}
     starts = np.arange(0, len(run.rows), _block(run))
@@ -276,16 +268,11 @@ def _small(each: Sequence[_Shown], names: Sequence[str]) -> Iterator[Markup]:
     for name in names:
         if name not in each[0].columns:
             continue
-        series = [
-            Series(
-                one.label if len(each) > 1 else label(name),
-                one.columns["steps"],
-                one.columns[name],
-                one.color,
-            )
-            for one in each
-            if name in one.columns
-        ]
+        series = []
+        for one in each:
+            if name in one.columns:
+                its = one.label if len(each) > 1 else label(name)
+                series.append(Series(its, one.columns["steps"], one.columns[name], one.color))
         alt = f"{label(name)} by steps: {_course(each[0].columns[name])}"
         yield small_chart(label(name), alt, series, _by_steps(each))
 

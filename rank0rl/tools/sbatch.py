@@ -83,11 +83,7 @@ def main(argv: list[str]) -> int:
 
 
 def _script(given: Options, command: list[str]) -> str:
-    """Return the batch script of a training command.
-
-    Raises:
-        ValueError: if there is no command, or the options do not fit together.
-    """
+    """Return the batch script of a training command. A ValueError says which options do not fit together."""
     if not command:
         raise ValueError(f"expected a training command after --: got none; example: {_USAGE}")
     if given.nodes > 1 and not given.srun:

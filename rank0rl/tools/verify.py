@@ -19,7 +19,6 @@ import time
 from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +29,14 @@ from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.mpi import weights
 from rank0rl.options import check, flag, names, option
 from rank0rl.run import checkpoint, files, machine, settings
-from rank0rl.run.logger import check_rows
+from rank0rl.run.logger import check_rows, read_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.record import NOT_OF_THE_CURVE
 from rank0rl.run.trust import trusted
 from rank0rl.tools.evaluate import RunToLoad
 
 _SAY_S = 10.0  # seconds between two lines of progress
-_LOOK_S = 0.2  # seconds between two looks at the record: nothing beside an iteration's own work
+_LOOK_S = 0.5  # seconds between two looks at the record, which is read as a whole
 
 # A sample.
 _SHARE = 0.05  # of the run's time
@@ -92,7 +91,7 @@ def main(argv: list[str]) -> int:
 
 
 class _DifferentError(Exception):
-    """A run that was made again differs: `what` has a line for each value, `start` the record of its start."""
+    """A run that was made again differs: in the values of the lines `what`, with the record `start`."""
 
     def __init__(
         self, where: str, what: Sequence[str] = (), start: Mapping[str, Any] | None = None
@@ -118,12 +117,11 @@ def _say(error: _DifferentError, run: Path) -> None:
 
 @dataclass(frozen=True)
 class _Part:
-    """The iterations that one start of a run has made: `after` is 0 in the first part, `until` is the last one."""
+    """The iterations that one start of a run has made."""
 
-    after: int
-    until: int
-    start: dict[str, Any]
-    """The record of the start: settings, versions, machine, command."""
+    after: int  # 0 in the first part
+    until: int  # the last one
+    start: dict[str, Any]  # its record: settings, versions, machine, command
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -136,16 +134,11 @@ class _Record:
     """The contents of a run's config.toml, progress.csv and summary.json."""
 
     folder: Path
-    settings: dict[str, Any]
-    """All settings that are not None, but for those of the parts."""
-    parts: list[_Part]
-    """The parts, in order. Iterations that a later start has made again are left out."""
-    rows: dict[int, dict[str, str]]
-    """Iteration -> row, column -> text. There may be fewer rows than iterations."""
-    summary: dict[str, Any]
-    """The contents of summary.json; nothing if there is no such file."""
-    made: int
-    """Number of iterations that the run has made."""
+    settings: dict[str, Any]  # all that are not None, but for those of the parts
+    parts: list[_Part]  # in order, without iterations that a later start has made again
+    rows: dict[int, dict[str, str]]  # by iteration; there may be fewer rows than iterations
+    summary: dict[str, Any]  # {} if there is no summary.json
+    made: int  # iterations that the run has made
 
     @property
     def last(self) -> int:
@@ -182,22 +175,18 @@ def _read(folder: Path, most: int | None, trust: bool) -> _Record:
     last = max(*rows, _integer(summary.get("iterations", 0), folder / "summary.json"))
     if most is not None and most < min(rows):
         raise ValueError(f"the first row of {path} is of iteration {min(rows)}: got --rows {most}")
-    parts = _parts(file, given, last if most is None else min(last, most))
+    parts = _parts(file, last if most is None else min(last, most))
     kept = {name: value for name, value in given.items() if name not in _OF_A_START}
     return _Record(folder, kept, parts, rows, summary, last)
 
 
-def _parts(file: Path, given: Mapping[str, Any], last: int) -> list[_Part]:
+def _parts(file: Path, last: int) -> list[_Part]:
     """Return the parts of a run that still count, up to an iteration."""
-    starts = settings.starts(file)
-    if not all({"iteration", "settings"} <= start.keys() for start in starts) or not starts:
-        # an earlier version's: as far as it tells, the run was never stopped
-        starts = [{**start, "iteration": 0, "settings": given} for start in starts[-1:] or [{}]]
     kept: list[dict[str, Any]] = []
-    for start in starts:
-        at = _integer(start["iteration"], file)
-        if not isinstance(start["settings"], Mapping):
-            raise ValueError(f"{file}: expected the settings of a start, got {start['settings']!r}")
+    for start in settings.starts(file):
+        at, its = _integer(start.get("iteration"), file), start.get("settings")
+        if not isinstance(its, Mapping):
+            raise ValueError(f"{file}: expected the settings of a start, got {its!r}")
         kept = [earlier for earlier in kept if earlier["iteration"] < at] + [start]
     ends = [*(start["iteration"] for start in kept[1:]), last]
     parts = [
@@ -367,8 +356,8 @@ def _resume_copy(record: _Record, file: Path, run: Path) -> list[str]:
     """Copy a checkpoint and the rows up to it into a new folder; return the options that resume it."""
     (run / "checkpoints").mkdir(parents=True)
     shutil.copy(file, run / "checkpoints")
+    rows = [*record.rows.values()][: int(file.stem)]
     with (run / "progress.csv").open("w", newline="") as table:
-        rows = list(islice(record.rows.values(), int(file.stem)))
         writer = csv.DictWriter(table, [*rows[0]])
         writer.writeheader()
         writer.writerows(rows)
@@ -398,14 +387,10 @@ def _repeated(
 def _trained(
     words: Sequence[str], run: Path, until: int, nprocs: int
 ) -> Generator[dict[str, str], None, None]:
-    """Train up to an iteration; yield the rows that this adds to the record, as soon as they are there.
-
-    To close the generator ends the training.
-    """
+    """Train up to an iteration; yield the rows that this adds, at once. Closing ends the training."""
     given = [*words, *_WITHOUT, "--stop-after-iterations", str(until), "--nprocs", str(nprocs)]
     with tempfile.TemporaryFile("w+", errors="replace") as said:
-        path = run / "progress.csv"
-        read = path.stat().st_size if path.exists() else 0  # these rows are there already
+        read = len(read_rows(run))  # these rows are there already
         process = subprocess.Popen(
             [sys.executable, "-m", "rank0rl", "train", *given],
             stdin=subprocess.DEVNULL,
@@ -418,8 +403,9 @@ def _trained(
             ended = False
             while not ended:
                 ended = process.poll() is not None
-                rows, read = _new_rows(path, read)
-                yield from rows
+                rows = read_rows(run)
+                yield from rows[read:]
+                read = len(rows)
                 time.sleep(0 if ended else _LOOK_S)
         finally:
             if process.poll() is None:
@@ -428,23 +414,10 @@ def _trained(
             said.seek(0)
             lines = said.read().strip().splitlines()
         if process.returncode:
-            raise ValueError(_why(lines, process.returncode))
+            _, error, wrong = "\n".join(lines).rpartition("error: ")
+            if process.returncode == 2 and error:
+                raise ValueError(f"the run cannot be trained again: {wrong}")
+            failed = f"to train again failed with exit code {process.returncode}:"
+            raise ValueError("\n".join([failed, *lines]))
         for line in lines:  # such as that the episode of an environment cannot be repeated
             print(line)
-
-
-def _why(lines: Sequence[str], code: int) -> str:
-    """Return why a training has failed: its one line for a wrong use, else all that it has said."""
-    _, error, wrong = "\n".join(lines).rpartition("error: ")
-    if code == 2 and error:
-        return f"the run cannot be trained again: {wrong}"
-    return "\n".join([f"to train again failed with exit code {code}:", *lines])
-
-
-def _new_rows(path: Path, read: int) -> tuple[list[dict[str, str]], int]:
-    """Return the complete rows of a CSV file behind its first bytes, and the number of bytes up to them."""
-    text = path.read_bytes() if path.exists() else b""
-    header = text[: text.find(b"\n") + 1]
-    start, end = max(read, len(header)), text.rfind(b"\n") + 1
-    lines = (header + text[start:end]).decode().splitlines(keepends=True)
-    return [*csv.DictReader(lines)], max(start, end)

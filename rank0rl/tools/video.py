@@ -33,53 +33,35 @@ _MUJOCO_HINT = (
 )
 
 
-class Video(Hook):
-    """A hook of training: it films one episode every `options.video_every` iterations.
-
-    Args:
-        options: the run's options; video_every is not None.
-        folder: the run's folder.
-        deterministic: choose the most probable actions, and draw none at random.
-    """
+class _Video(Hook):
+    """A hook of training: it films one episode every few iterations into videos/ of the run's folder."""
 
     name = "video"
     on_every_rank = True
 
-    def __init__(self, options: RunOptions, folder: Path, deterministic: bool) -> None:
-        assert options.video_every is not None
-        self._every = options.video_every
-        self.folder = folder
-        self._options, self._deterministic = options, deterministic
+    def __init__(self, options: RunOptions, folder: Path, every: int) -> None:
+        self._options, self.folder, self._every = options, folder, every
 
     def after(self, agent: Agent, iteration: int, record: Record) -> None:
-        """Film an episode into videos/ of the run's folder; ranks other than 0 return at once."""
+        """Film an episode; ranks other than 0 return at once."""
         if iteration % self._every or comm.get_rank():
             return
         path = self.folder / "videos" / f"{iteration:08d}.mp4"
         path.parent.mkdir(exist_ok=True)
-        acting = evaluation.Deterministic(agent) if self._deterministic else agent
+        acting = evaluation.Deterministic(agent) if self._options.eval_deterministic else agent
         film(acting, self._options, path, self._options.seed)
 
 
 def hooks(options: RunOptions, folder: Path) -> list[Hook]:
-    """Return a `Video` in a list if the options ask for films of a run, else []."""
-    if options.video_every is None:
-        return []
-    return [Video(options, folder, options.eval_deterministic)]
+    """Return the hook that films a run in a list if the options ask for it, else []."""
+    return [_Video(options, folder, options.video_every)] if options.video_every else []
 
 
 def film(agent: Agent, options: RunOptions, path: Path, seed: int = 0, episodes: int = 1) -> Batch:
-    """Film the first episodes that `evaluate` runs with the same seed.
+    """Film the first episodes that `evaluate` runs with the same seed, as an MP4 file.
 
     The film has one picture after every reset and every step, written at once. After an error, the
     file holds the pictures before it; without any picture, there is no file.
-
-    Args:
-        agent: the agent that acts; it learns nothing.
-        options: options of the run, which name the environment.
-        path: MP4 file to write.
-        seed: seed of the episodes.
-        episodes: number of episodes.
 
     Returns:
         "return" and "length" of each episode, shape (episodes,).
@@ -102,11 +84,7 @@ def film(agent: Agent, options: RunOptions, path: Path, seed: int = 0, episodes:
 
 
 def check(options: RunOptions) -> None:
-    """Draw one picture if a run is to be filmed, so that problems appear before training starts.
-
-    Raises:
-        ValueError: if the environment cannot be filmed here, with the reason.
-    """
+    """Draw one picture if a run is to be filmed: a ValueError says why it cannot be, before training starts."""
     if options.video_every is None:
         return
     _ffmpeg()
@@ -149,20 +127,17 @@ def _do_without_display() -> None:
 def _ffmpeg() -> Any:
     try:
         import imageio_ffmpeg
+
+        return imageio_ffmpeg
     except ImportError as error:
         raise ValueError(
             f'a video needs the extra "video" ({error}): run pip install -e ".[video]", or '
             f"pip install imageio-ffmpeg"
         ) from None
-    return imageio_ffmpeg
 
 
 class _Camera:
-    """A writer of pictures of one size to a video file.
-
-    Args:
-        path: file to write; its name must end in .mp4.
-    """
+    """A writer of pictures of one size to a video file, whose name must end in .mp4."""
 
     def __init__(self, path: Path) -> None:
         open_ = _ffmpeg().write_frames

@@ -4,8 +4,7 @@ import numpy as np
 import torch
 
 from rank0rl.agent import Space
-from rank0rl.nets.gaussian import GaussianPolicy, StateStdPolicy
-from rank0rl.nets.policies import BetaPolicy, CategoricalPolicy
+from rank0rl.nets.policies import BetaPolicy, CategoricalPolicy, GaussianPolicy, StateStdPolicy
 
 CHOICE = Space("discrete", (), "int64", choices=(4,))
 SEVERAL = Space("discrete", (3,), "int64", choices=(4, 2, 3))

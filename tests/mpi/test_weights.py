@@ -9,7 +9,7 @@ from torch import nn
 from rank0rl.compat import average
 from rank0rl.mpi import comm, weights
 from rank0rl.nets.actor_critic import ValueFunction
-from rank0rl.nets.flat import flatten_
+from rank0rl.nets.flat import Flat
 from rank0rl.nets.normalize import ObsNormalizer
 
 
@@ -18,7 +18,7 @@ def build(rank, flat):
     net = nn.ModuleDict({"v": ValueFunction((3,), (4,), rng), "n": ObsNormalizer((3,))})
     net["n"].merge(rng.normal(size=(9, 3)))
     if flat:
-        flatten_(net)
+        Flat(net)
     strided = torch.full((4, 3), float(rank)).T
     plain = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     nn.init.constant_(plain[0].weight, rank)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from helpers.policies import KINDS, box, mask_for, policy_of, rng
 
-from rank0rl.nets.flat import flatten_
-from rank0rl.nets.gaussian import GaussianPolicy
+from rank0rl.nets.flat import Flat
+from rank0rl.nets.policies import GaussianPolicy
 from rank0rl.nets.update import fisher_by_autograd, fisher_products
 
 N = 300  # rows: more than one block
@@ -19,7 +19,7 @@ def test_products_are_those_of_autograd_and_the_same_for_every_number_of_threads
     kind, masked, dtype
 ):
     policy = policy_of(kind).to(dtype)
-    flat = flatten_(policy)
+    flat = Flat(policy)
     obs = torch.from_numpy(rng(2).standard_normal((N, 5))).to(dtype)
     mask = torch.from_numpy(mask_for(policy, N)) if masked else None
     v = torch.from_numpy(rng(3).standard_normal(len(flat.vectors[0]))).to(dtype)
@@ -36,7 +36,7 @@ def test_products_are_those_of_autograd_and_the_same_for_every_number_of_threads
 
 def test_products_of_a_larger_network_do_not_depend_on_threads():
     policy = GaussianPolicy((17,), box(6), (64, 64), rng())
-    flat = flatten_(policy)
+    flat = Flat(policy)
     obs = torch.from_numpy(rng(1).standard_normal((2500, 17), dtype="f"))
     v = torch.from_numpy(rng(2).standard_normal(len(flat.vectors[0]), dtype="f"))
     seen = [fisher_products(policy, flat, 0.1, threads)(obs)(v) for threads in (1, 2, 3, 5, 8)]

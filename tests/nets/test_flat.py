@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rank0rl.nets.actor_critic import ValueFunction
-from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.mlp import MLP
 from rank0rl.nets.normalize import ObsNormalizer
 
@@ -31,7 +31,7 @@ def train(module, flat, optimizer):
 
 def test_flat_parameters_train_as_separate_ones_do():
     plain, flattened = (MLP([5, 16, 3], rng(), 1.0) for _ in range(2))
-    flat = flatten_(flattened)
+    flat = Flat(flattened)
     a = train(plain, None, torch.optim.Adam(plain.parameters(), lr=0.01, fused=True))
     b = train(flattened, flat, torch.optim.Adam(flat.vectors, lr=0.01, fused=True))
     for p, q in zip(a, b, strict=True):
@@ -41,7 +41,7 @@ def test_flat_parameters_train_as_separate_ones_do():
 
 def test_flat_keeps_its_views_when_a_state_is_loaded_and_holds_buffers_and_dtypes():
     module = nn.ModuleList([ValueFunction((5,), (8,), rng()), ObsNormalizer((5,))])
-    flat = flatten_(module)
+    flat = Flat(module)
     module.load_state_dict(copy.deepcopy(module.state_dict()))
     flat.check()
     storages = {t.untyped_storage().data_ptr() for t in module.state_dict().values()}
@@ -51,7 +51,7 @@ def test_flat_keeps_its_views_when_a_state_is_loaded_and_holds_buffers_and_dtype
 def test_adam_is_torchs_and_goes_on_from_its_state():
     flats, results = [], []
     for _ in range(3):
-        flats.append(flatten_(MLP([5, 16, 3], rng(), 1.0)))
+        flats.append(Flat(MLP([5, 16, 3], rng(), 1.0)))
     theirs = torch.optim.Adam(flats[0].vectors, lr=0.01, eps=1e-5, fused=True)
     ours, resumed = Adam(flats[1], eps=1e-5), Adam(flats[2], eps=1e-5)
     for i in range(6):
@@ -81,7 +81,7 @@ BREAKERS = {
 @pytest.mark.filterwarnings("ignore:Using backward")
 def test_flat_notices_when_views_are_lost(name):
     mlp = MLP([5, 4, 1], rng(), 1.0)
-    flat = flatten_(mlp)
+    flat = Flat(mlp)
     flat.check()
     BREAKERS[name](mlp)
     with pytest.raises(RuntimeError, match="has left the flat vector"):

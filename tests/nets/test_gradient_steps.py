@@ -21,12 +21,11 @@ from torch import nn
 from rank0rl.agent import Space
 from rank0rl.algos.ppo import clipped_loss
 from rank0rl.nets.actor_critic import ActorCritic, Objective, ValueFunction
-from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.gaussian import GaussianPolicy
+from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.kernels.steps import CompiledSteps, block_rows
 from rank0rl.nets.networks import network
 from rank0rl.nets.normalize import ObsNormalizer
-from rank0rl.nets.policies import make_policy
+from rank0rl.nets.policies import GaussianPolicy, make_policy
 from rank0rl.nets.update import AutogradSteps, gradient_steps
 
 N = 300  # rows: more than one block
@@ -67,7 +66,7 @@ PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
 @pytest.mark.parametrize(("kind", "masked"), CASES)
 def test_kernels_write_the_gradient_of_the_loss(kind, masked, clip_ratio, dtype):
     nets = networks(kind, dtype)
-    flat, both = flatten_(nets), objective(clip_ratio)
+    flat, both = Flat(nets), objective(clip_ratio)
     rows = rows_of(nets["policy"], masked, np.dtype(str(dtype).removeprefix("torch.")))
     loss, expected = both.loss(nets, **{k: torch.from_numpy(x) for k, x in rows.items()})
     flat.zero_grad()
@@ -96,7 +95,7 @@ def test_two_epochs_are_those_of_autograd(kind, masked, normalize):
     theirs = copy.deepcopy(ours)
     rows, norms = rows_of(ours["policy"], masked), []
     for nets, make in ((ours, CompiledSteps), (theirs, AutogradSteps)):
-        adam = Adam(flatten_(nets), eps=1e-5)
+        adam = Adam(Flat(nets), eps=1e-5)
         given = (2,) if make is CompiledSteps else ("cpu",)
         steps, draws = make(nets, adam, both, 1.0, *given), rng(3)
         begun = steps.begin(rows, both)
@@ -120,7 +119,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(kind):
     for threads in (1, 2, 3, 5, 8):
         policy = make_policy((17,), space, (64, 64), rng())
         nets = nn.ModuleDict({"policy": policy, "value": ValueFunction((17,), (64, 64), rng())})
-        flat = flatten_(nets)
+        flat = Flat(nets)
         act = drawn_by(policy, obs, noise_for(policy, n))
         rows = {"obs": obs, "act": act, "logp": logp / 9 - 8, "adv": adv, "ret": ret}
         steps = CompiledSteps(nets, Adam(flat), objective(), 0.5, threads)
@@ -136,7 +135,7 @@ def test_networks_and_minibatches_of_any_size(hidden, n):
     space = Space("discrete", (), "int64", choices=(50,))
     policy, value = make_policy((2,), space, hidden, rng()), ValueFunction((2,), hidden, rng())
     nets = nn.ModuleDict({"policy": policy, "value": value})
-    flat, obs = flatten_(nets), rng(1).standard_normal((n, 2), dtype=np.float32)
+    flat, obs = Flat(nets), rng(1).standard_normal((n, 2), dtype=np.float32)
     adv, ret, logp = rng(2).standard_normal((3, n)).astype("f")
     act = drawn_by(policy, obs, noise_for(policy, n))
     rows = {"obs": obs, "act": act, "logp": logp / 9 - 4, "adv": adv, "ret": ret}
@@ -154,7 +153,7 @@ def test_fitting_alone_takes_the_steps_of_autograd(threads):
     value = ValueFunction((5,), (8, 6), rng())
     slow = copy.deepcopy(value)
     x, ret = rng(2).standard_normal((N, 5), dtype=np.float32), rng(4).standard_normal(N)
-    adam, rows = Adam(flatten_(value)), {"obs": x, "ret": ret.astype("f")}
+    adam, rows = Adam(Flat(value)), {"obs": x, "ret": ret.astype("f")}
     alone, loss = nn.ModuleDict({"value": value}), Objective(clip_ratio=np.inf, value_coef=1.0)
     CompiledSteps(alone, adam, loss, np.inf, threads).epoch(rows, 140, rng(5), 3e-3)
     theirs = torch.optim.Adam(slow.parameters(), lr=3e-3)
@@ -172,7 +171,7 @@ def test_fitting_alone_takes_the_steps_of_autograd(threads):
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_a_gradient_that_is_not_finite_makes_no_step(name, wrong):
     nets = networks("gaussian")
-    flat, rows = flatten_(nets), rows_of(nets["policy"], False)
+    flat, rows = Flat(nets), rows_of(nets["policy"], False)
     rows["adv"] = abs(rows["adv"])
     rows[name][0] = -wrong if name == "logp" else wrong
     if (name, wrong) == ("logp", np.inf):
@@ -186,7 +185,7 @@ def test_a_gradient_that_is_not_finite_makes_no_step(name, wrong):
 
 def test_a_ratio_that_overflows_is_no_gradient_where_nothing_is_clipped():
     nets = networks("gaussian")
-    flat, rows = flatten_(nets), rows_of(nets["policy"], False)
+    flat, rows = Flat(nets), rows_of(nets["policy"], False)
     rows["adv"], rows["logp"] = abs(rows["adv"]), rows["logp"] - 1000
     steps = CompiledSteps(nets, Adam(flat), objective(np.inf), 0.5, 1)
     with pytest.raises(FloatingPointError, match="the gradient is not finite"):
@@ -195,7 +194,7 @@ def test_a_ratio_that_overflows_is_no_gradient_where_nothing_is_clipped():
 
 def test_more_steps_than_one_call_makes_are_counted():
     nets = networks("gaussian")
-    flat, rows = flatten_(nets), rows_of(nets["policy"], False)
+    flat, rows = Flat(nets), rows_of(nets["policy"], False)
     adam = Adam(flat)
     steps = CompiledSteps(nets, adam, objective(), 0.5, 2)
     _, _, entropy = steps.epoch(rows, 1, rng(0), 1e-4)
@@ -217,7 +216,7 @@ def test_blocks_depend_on_the_minibatch_alone():
 
 def test_kernels_are_for_the_cpu_and_mlps_and_losses_that_they_know():
     policy, value = policy_of("gaussian"), ValueFunction((5,), (8,), rng())
-    adam = Adam(flatten_(nn.ModuleList([policy, value])))
+    adam = Adam(Flat(nn.ModuleList([policy, value])))
     nets = ActorCritic(ObsNormalizer((5,)), policy, value)
     assert isinstance(gradient_steps(nets, adam, objective(), 0.5), CompiledSteps)
     assert isinstance(gradient_steps(nets, adam, objective(), 0.5, "cpu:0"), AutogradSteps)
@@ -226,7 +225,7 @@ def test_kernels_are_for_the_cpu_and_mlps_and_losses_that_they_know():
     mine = MyObjective(**vars(objective()))
     assert isinstance(gradient_steps(nets, adam, mine, 0.5), AutogradSteps)
     my_policy = MyPolicy((5,), box(2), (8,), rng())
-    adam_of_mine = Adam(flatten_(nn.ModuleList([my_policy, value])))
+    adam_of_mine = Adam(Flat(nn.ModuleList([my_policy, value])))
     with_mine = ActorCritic(ObsNormalizer((5,)), my_policy, value)
     assert isinstance(gradient_steps(with_mine, adam_of_mine, objective(), 0.5), AutogradSteps)
     nets.value.mlp = network((12, 10, 3), (8,), 1, rng(), 1.0)

@@ -8,10 +8,10 @@ import torch
 from helpers.policies import OBS, box, drawn_by, rng
 from torch import nn
 
-from rank0rl.nets.flat import flatten_
-from rank0rl.nets.gaussian import GaussianPolicy
+from rank0rl.nets.flat import Flat
 from rank0rl.nets.mlp import MLP
 from rank0rl.nets.normalize import ObsNormalizer
+from rank0rl.nets.policies import GaussianPolicy
 
 
 def test_numpy_and_torch_agree_and_stay_so_when_weights_change_or_move():
@@ -26,7 +26,7 @@ def test_numpy_and_torch_agree_and_stay_so_when_weights_change_or_move():
     with torch.no_grad():
         mlp.weights[0] += 1
     same()
-    flatten_(mlp)
+    Flat(mlp)
     same()
     with torch.no_grad():
         mlp.biases[1] += 1
@@ -41,12 +41,12 @@ def test_numpy_and_torch_agree_and_stay_so_when_weights_change_or_move():
 @pytest.mark.parametrize("hidden", [8, 64, 128, 256, 1024])
 def test_a_copy_acts_with_its_own_weights(hidden):
     policy, norm = GaussianPolicy((5,), box(2), (hidden,), rng()), ObsNormalizer((5,))
-    flatten_(nn.ModuleList([policy, norm]))
+    Flat(nn.ModuleList([policy, norm]))
     noise = np.ones((33, 2), np.float32)
     before = drawn_by(policy, norm.numpy(OBS), noise)
     both = copy.deepcopy(nn.ModuleList([policy, norm]))
     del policy, norm
-    flatten_(both)
+    Flat(both)
     policy, norm = both
     assert drawn_by(policy, norm.numpy(OBS), noise).tobytes() == before.tobytes()
     with torch.no_grad():

@@ -13,7 +13,7 @@ from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.algos.trpo import TRPO, TRPOOptions
 from rank0rl.nets.actor_critic import NetworkOptions
 from rank0rl.nets.mlp import MLP, Activation
-from rank0rl.nets.networks import OwnNetwork, cost_notes, network
+from rank0rl.nets.networks import cost_notes, network
 from rank0rl.nets.normalize import is_image, normalizer
 from rank0rl.nets.update import has_kernels
 from rank0rl.options import OptionError
@@ -124,10 +124,9 @@ def test_a_layer_that_is_not_the_last_is_left_alone():
         def forward(self, x):
             return self.out(x) * torch.sigmoid(self.gate(x))
 
-    assert OwnNetwork(Gated(), 5, 1).weights == []
-    assert (
-        len(OwnNetwork(nn.Sequential(Gated(), nn.Sequential(nn.Linear(1, 1))), 5, 1).weights) == 1
-    )
+    assert network((5,), Gated(), 1, rng(), 1.0).weights == []
+    last = nn.Sequential(Gated(), nn.Sequential(nn.Linear(1, 1)))
+    assert len(network((5,), last, 1, rng(), 1.0).weights) == 1
 
 
 def test_trpo_shares_no_layer():
@@ -185,8 +184,7 @@ def test_the_cost_is_said_once_and_an_mlp_of_nets_has_none():
     agent = Ours(BOX, PPOOptions(), rng())
     assert cost_notes(agent.modules().values(), 10, "cpu") == []
     assert has_kernels(agent.policy, agent.value)
-    assert isinstance(agent.policy.mlp, MLP)
-    assert not isinstance(agent.policy.mlp, OwnNetwork)
+    assert type(agent.policy.mlp) is MLP
 
 
 @pytest.mark.parametrize("shape", [(12, 10, 3), (4, 12, 10)], ids=["last", "first"])

@@ -26,9 +26,8 @@ from torch.distributions import (
 )
 
 from rank0rl.agent import Space, choose
-from rank0rl.nets.flat import Adam, flatten_
-from rank0rl.nets.gaussian import GaussianPolicy
-from rank0rl.nets.policies import make_policy
+from rank0rl.nets.flat import Adam, Flat
+from rank0rl.nets.policies import GaussianPolicy, make_policy
 
 X = torch.from_numpy(OBS)
 
@@ -160,7 +159,7 @@ def test_rows_move_as_many_times_as_fast():
     moved = []
     for rows in (1, 4):
         policy = GaussianPolicy((5,), box(3), (8,), rng(), log_std=-0.5, rows=rows)
-        flat = flatten_(policy)
+        flat = Flat(policy)
         before = policy.distribution(X)[1].detach().clone()
         policy.entropy(policy.distribution(X)).backward()
         Adam(flat).step(0.01)

@@ -6,7 +6,7 @@ import torch
 from helpers.policies import OBS, rng
 
 from rank0rl.nets.actor_critic import ValueFunction
-from rank0rl.nets.flat import Adam, flatten_
+from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.update import ValueFit
 
 
@@ -29,7 +29,7 @@ def test_fitting_is_adam_on_minibatches_in_a_random_order(shape):
     fitted, slow = (ValueFunction(shape, (8,), rng()) for _ in range(2))
     for value in (fitted, slow):
         value.merge(ret)
-    adam = Adam(flatten_(fitted))
+    adam = Adam(Flat(fitted))
     fit = ValueFit(fitted, adam, threads=1)
     loss = fit(x, ret, rng(4), lr=1e-2, epochs=2, minibatch_size=8)
     theirs, order = torch.optim.Adam(slow.parameters(), lr=1e-2), rng(4)

@@ -9,7 +9,7 @@ import tomli_w
 
 from rank0rl import options
 from rank0rl.algos.ppo import PPOOptions
-from rank0rl.run import launch_options, settings
+from rank0rl.run import launch_options, plan, settings
 from rank0rl.run import options as run_options
 from rank0rl.run.options import RunOptions
 
@@ -76,10 +76,9 @@ def test_the_file_of_a_run_gives_its_settings_again(tmp_path):
 def test_the_file_for_agent_and_environment_is_found(tmp_path):
     for name in ("ppo.toml", "ppo-Walker2d.toml"):
         (tmp_path / name).touch()
-    assert settings.find(tmp_path, "ppo", "Walker2d") == tmp_path / "ppo-Walker2d.toml"
-    assert settings.find(tmp_path, "ppo", "ALE/Pong") == tmp_path / "ppo.toml"
-    assert settings.find(tmp_path, "reinforce", "Hopper") is None
-    assert settings.find(None, "ppo", "Hopper") is None
+    assert launch_options.find_config(tmp_path, "ppo", "Walker2d") == tmp_path / "ppo-Walker2d.toml"
+    assert launch_options.find_config(tmp_path, "ppo", "ALE/Pong") == tmp_path / "ppo.toml"
+    assert launch_options.find_config(tmp_path, "reinforce", "Hopper") is None
 
 
 FACTS = options.facts(RunOptions)
@@ -177,17 +176,17 @@ def test_a_file_sets_what_it_may(name):
 def test_a_resume_changes_what_it_may(name):
     new, old = (RunOptions(**{name: other(name)}), PPOOptions()), (RunOptions(), PPOOptions())
     if FACTS[name].resume:
-        settings.check_unchanged(new, old)
+        plan._check_unchanged(new, old)
     else:
         with pytest.raises(ValueError, match="settings") as error:
-            settings.check_unchanged(new, old)
+            plan._check_unchanged(new, old)
         assert f"{name} {other(name)}" in str(error.value)
 
 
 def test_a_resume_changes_nothing_of_an_agent():
     new, old = PPOOptions(gamma=0.5), PPOOptions()
     with pytest.raises(ValueError, match=f"gamma 0.5 in place of {old.gamma}"):
-        settings.check_unchanged((RunOptions(), new), (RunOptions(), old))
+        plan._check_unchanged((RunOptions(), new), (RunOptions(), old))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_the_command_line_is_over_the_file_and_the_file_over_the_defaults(tmp_pa
 
 @pytest.mark.parametrize("argv", [["--episodes-per-batch", "4"], ["--episodes_per_batch=4"]])
 def test_the_kind_of_batch_on_the_command_line_replaces_that_of_the_file(argv):
-    options, _ = settings.read_line(Words.read(argv), {"steps_per_batch": 64}, "file")
+    options, _ = settings._read_line(Words.read(argv), {"steps_per_batch": 64}, "file")
     assert (options.steps_per_batch, options.episodes_per_batch) == (None, 4)
 
 
@@ -72,16 +72,16 @@ def test_further_checks_are_made_before_there_is_a_folder(tmp_path):
 def test_a_restart_keeps_what_the_checkpoint_does_not_hold(argv, kept):
     again = Words.read(argv.split()).of_restart("r")
     assert again.argv == ["--resume", "r", *kept.split()]
-    assert again.trusts
+    assert again.given["trust"]
 
 
 def test_another_length_or_device_is_said(tmp_path):
     old = RunOptions()
     new = RunOptions(total_steps=5, num_episodes=7, device="cuda")
-    said = settings.schedule_notes(new, old)
+    said = plan._schedule_notes(new, old)
     for facts in (("1000000", "5"), ("None", "7"), ("cpu", "cuda")):
         assert any(all(fact in note for fact in facts) for note in said)
-    assert settings.schedule_notes(old, old) == []
+    assert plan._schedule_notes(old, old) == []
 
 
 def test_a_command_line_goes_through_tyro_once(tmp_path, monkeypatch):

@@ -138,9 +138,3 @@ def test_it_is_monotonic():
 def test_the_largest_cost_is_named(largest, costs, machines):
     took = iteration(8, replace(PLAIN, **{"update_s": 1e-3, **costs}), replace(FREE, **machines))
     assert took.largest == largest
-
-
-def test_every_node_needs_a_rank_and_every_rank_an_env():
-    for n, machines in ((81, FREE), (2, replace(FREE, nodes=3))):
-        with pytest.raises(ValueError, match=f"got {n} ranks"):
-            iteration(n, PLAIN, machines)

@@ -3,13 +3,21 @@
 import pytest
 from helpers.speedups import row
 
-from rank0rl.tools.speedup.measured import Work, advice, compare, step_fractions
+from rank0rl.tools.speedup.measured import advice, compare
+from rank0rl.tools.speedup.speedup import _step_fractions
 
-PLAIN = Work()
+
+def work(overlap=False, rank0_envs=False, episodes=False):
+    """Return the settings of a run that spreads its work like this."""
+    own = {"rank0_envs": 1} if rank0_envs else {}
+    return {"overlap": overlap, **own, **({"episodes_per_batch": 8} if episodes else {})}
 
 
-def columns(name, rows, work=PLAIN):
-    return [getattr(row, name) for row in compare(rows, work)]
+PLAIN = work()
+
+
+def columns(name, rows, given=PLAIN):
+    return [getattr(row, name) for row in compare(rows, given)]
 
 
 def test_the_ceiling_is_amdahls_with_the_largest_fraction():
@@ -37,20 +45,20 @@ def test_with_overlap_rank_0_learns_while_the_others_collect():
     one = row(1, collect=0.6, update=0.4)
     uneven = [row(2, fractions=each, wait=1.0) for each in ((11 / 32, 21 / 32), (0.0, 1.0))]
     slowest = [1.0, 0.4 + 0.6 * 11 / 32, 0.6]
-    found = columns("ceiling", [one, *uneven], Work(overlap=True, rank0_envs=True))
+    found = columns("ceiling", [one, *uneven], work(overlap=True, rank0_envs=True))
     assert found == pytest.approx([1 / s for s in slowest])
     equal = [one, row(2, collect=0.3, update=0.4)]
-    assert columns("ceiling", equal, Work(overlap=True)) == pytest.approx([1, 1 / 0.7])
-    episodes = Work(overlap=True, episodes=True)
+    assert columns("ceiling", equal, work(overlap=True)) == pytest.approx([1, 1 / 0.7])
+    episodes = work(overlap=True, episodes=True)
     assert columns("ceiling", equal, episodes) == pytest.approx([1, 2])
 
 
 def test_fractions_of_the_steps():
-    assert step_fractions(4, [3, 3, 2, 2]) == (0.3, 0.3)
-    assert step_fractions(4, [2, 3, 3, 2]) == (0.2, 0.3)
-    assert step_fractions(1, [8]) == (1, 0)
-    assert step_fractions(4, [3, 3, 2, 2], longest_episode=0.1) == (0.25, 0.25)
-    assert step_fractions(4, [3, 3, 2, 2], longest_episode=0.5) == (0.5, 0.5)
+    assert _step_fractions(4, [3, 3, 2, 2]) == (0.3, 0.3)
+    assert _step_fractions(4, [2, 3, 3, 2]) == (0.2, 0.3)
+    assert _step_fractions(1, [8]) == (1, 0)
+    assert _step_fractions(4, [3, 3, 2, 2], longest_episode=0.1) == (0.25, 0.25)
+    assert _step_fractions(4, [3, 3, 2, 2], longest_episode=0.5) == (0.5, 0.5)
 
 
 SLOW = {"slowest": 0.9, "fastest": 0.3, "collect": 0.5, "wait": 0.5}
@@ -59,24 +67,24 @@ CASES = {
     "the update": (row(2, collect=0.5, update=0.5), PLAIN, {"update takes 50%", "--overlap"}),
     "envs of rank 0": (
         row(2, 1000.0, (0.4, 0.6), collect=0.5, update=0.5),
-        Work(overlap=True, rank0_envs=True),
+        work(overlap=True, rank0_envs=True),
         {"update takes 50%", "fewer --rank0-envs"},
     ),
     "moving": (row(2, collect=0.8, gather=0.2), PLAIN, {"moving data takes 20%"}),
     "uneven": (row(4, fractions=(0.2, 0.4), collect=1.0), PLAIN, {"--num-envs", "--nprocs"}),
     "asked for": (
         row(4, fractions=(0.1, 0.3), collect=1.0),
-        Work(rank0_envs=True),
+        work(rank0_envs=True),
         NOTHING,
     ),
     "episodes": (
         row(4, fractions=(0.5, 0.5), collect=1.0),
-        Work(episodes=True),
+        work(episodes=True),
         {"--episodes-per-batch"},
     ),
     "imbalance": (row(2, **SLOW), PLAIN, {"3.0 times", "--episodes-per-batch", "fewer ranks"}),
-    "slow ranks": (row(2, **SLOW), Work(episodes=True), {"3.0 times", "fewer ranks"}),
-    "meanwhile": (row(2, **SLOW), Work(overlap=True), NOTHING),
+    "slow ranks": (row(2, **SLOW), work(episodes=True), {"3.0 times", "fewer ranks"}),
+    "meanwhile": (row(2, **SLOW), work(overlap=True), NOTHING),
     "a little": (row(2, collect=1.0, fastest=0.85), PLAIN, NOTHING),
     "nothing": (row(2, collect=1.0), PLAIN, NOTHING),
 }
@@ -84,9 +92,9 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_advice_names_what_limits_the_speedup(case):
-    last, work, wanted = CASES[case]
+    last, given, wanted = CASES[case]
     rows = [row(1, collect=1.0), last]
-    [text] = advice(rows, work)
+    [text] = advice(rows, given)
     assert all(fact in text for fact in wanted)
 
 

@@ -35,7 +35,7 @@ def nobody_sleeps(monkeypatch):
 
 def test_costs_follow_from_what_was_measured(nobody_sleeps):
     first = row(1, 200.0, collect=0.7, process=0.1, update=0.2, hash=0.1, record=0.1)  # of 1.2 s
-    costs = cost_model.costs_of(first, SETTINGS, FOUND)
+    costs = cost_model._costs_of(first, SETTINGS, FOUND)
     # CPU of a step: 5 ms for act and 1 ms an env; it waits for the rest of the time. 60 times
     # 64 ms would be 3.84 s, and 0.8 s were measured.
     times = 0.8 / 3.84
@@ -49,7 +49,7 @@ def test_rows_notes_and_files(tmp_path, nobody_sleeps):
     (tmp_path / "speedup.md").write_text("measured\n")
     rows = [row(1, 800.0, collect=0.8, update=0.2), row(2, 1300.0, collect=0.4, update=0.2)]
     machines = replace(FREE, nodes=2, link_bandwidth=1e9 / 8)
-    found = cost_model.predict([40, 4096, 400], PLAIN, machines, rows)
+    found = cost_model._predicted([40, 4096, 400], PLAIN, machines, rows)
     assert [(each.nprocs, each.experiment) for each in found.rows] == [
         (40, SAME),
         (400, SAME_BATCH),
@@ -77,7 +77,7 @@ def test_rows_notes_and_files(tmp_path, nobody_sleeps):
     assert [each["nodes"] for each in table[:3]] == ["1", "1", "2"]  # 1 and 2 were measured on one
     assert (tmp_path / "predicted.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((tmp_path / "predicted.json").read_text())["notes"] == found.notes
-    few = cost_model.predict([2], PLAIN, FREE, rows)
+    few = cost_model._predicted([2], PLAIN, FREE, rows)
     assert "up to 2 ranks" in few.notes[0]
 
 
@@ -143,7 +143,7 @@ def test_ranks_exchange(monkeypatch):
     assert found.keys() == {"bandwidth"} | seconds
     assert found["least_exchange_s"] <= found["exchange_s"]
     monkeypatch.setattr(probes, "exchange_costs", lambda n: found)
-    machines = cost_model.measure_machines(FREE, [row(1, bare=100.0), row(2, bare=160.0)], 64)
+    machines = cost_model._measured(FREE, [row(1, bare=100.0), row(2, bare=160.0)], 64)
     assert machines.bandwidth == found["bandwidth"]
     assert machines.slower == pytest.approx(1.25)
     assert machines.crowd_s == 0
@@ -154,7 +154,7 @@ def test_ranks_that_share_cores_are_measured_where_they_will(monkeypatch):
     monkeypatch.setattr(cost_model, "POLL_S", 0.0)
     least = {"latency_s": 1e-4, "message_s": 0.0, "bandwidth": 1.0, "least_exchange_s": 0.02}
     monkeypatch.setattr(probes, "exchange_costs", lambda n: {**least, "exchange_s": n / 100})
-    machines = cost_model.measure_machines(replace(FREE, cores=2), [row(1)], 8)
+    machines = cost_model._measured(replace(FREE, cores=2), [row(1)], 8)
     assert machines.crowd_s == pytest.approx(0.02)
     assert machines.latency_s == pytest.approx(0.02 / cost_model.COLLECTIVES)
 

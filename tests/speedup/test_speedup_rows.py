@@ -2,13 +2,15 @@
 
 import csv
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from helpers.speedups import row
 
+from rank0rl.run.folder import RunData
 from rank0rl.run.usage import PHASES
 from rank0rl.tools.speedup import outputs, speedup
-from rank0rl.tools.speedup.measured import Work, compare
+from rank0rl.tools.speedup.measured import compare
 
 
 def run_of(seconds, updates, hashes="same"):
@@ -29,7 +31,8 @@ def run_of(seconds, updates, hashes="same"):
         }
         for i, update in enumerate(updates)
     ]
-    return speedup._TimedRun(2, {"num_envs": 4, "episodes_per_batch": 20}, rows)
+    settings = {"num_envs": 4, "episodes_per_batch": 20}
+    return RunData(Path(), settings, [{"nprocs": 2}], rows)
 
 
 def test_all_figures_are_of_the_median_run_as_far_as_all_have_come():
@@ -67,7 +70,7 @@ def cells(folder):
 def test_the_files(tmp_path):
     rows = [row(1, 500.0, collect=0.8, update=0.199, record=0.001), row(2, 900.0, collect=0.5)]
     rows[0] = replace(rows[0], steps_per_s_min=400.0)
-    rows = compare(rows, Work())
+    rows = compare(rows, {})
     settings = {"env_id": "Walker2d-v5", "algo": "klppo", "episodes_per_batch": 20}
     about = {"command": "python ...", "machine": {"cores": 2}, "notes": ["a note"]}
     outputs.write(tmp_path, rows, {**about, "settings": settings})

@@ -1,5 +1,7 @@
 """Which runs a study has."""
 
+import json
+
 import pytest
 
 from rank0rl.tools.study.planned import Options, _combined, planned, seeds
@@ -50,11 +52,12 @@ def test_every_setting_has_its_first_seed_early():
     assert runs[0].part({"steps": "250", "episodes": "1"}) == 0.25
 
 
-def test_a_run_by_episodes():
+def test_a_run_by_episodes(tmp_path):
     (run,) = planned(Options(envs=("CartPole",), algo=("reinforce",), seeds="0"), ["-n", "50"])
-    assert run.ends("num_episodes 50")
-    assert not run.ends("num_episodes 40")
-    assert run.ends("hook Mine")
+    (tmp_path / run.name).mkdir()
+    for by, over in (("num_episodes 50", True), ("num_episodes 40", False), ("hook Mine", True)):
+        (tmp_path / run.name / "summary.json").write_text(json.dumps({"ended": by}))
+        assert run.ended(tmp_path) is over
     assert run.part({"steps": "250", "episodes": "10"}) == 0.2
 
 

@@ -7,7 +7,7 @@ import pytest
 from rank0rl.run.options import RunOptions
 from rank0rl.tools.study import training
 from rank0rl.tools.study.planned import Planned
-from rank0rl.tools.study.training import Schedule
+from rank0rl.tools.study.training import _Schedule
 
 NEVER = 10**9
 
@@ -54,6 +54,8 @@ class Shown:
 
 
 class Some:
+    folder = None
+
     def __init__(self, names, stopped=()):
         self.waiting = [Planned(name, (), RunOptions(num_envs=4)) for name in names]
         self.ended, self.stopped = [], stopped
@@ -83,7 +85,7 @@ def pretend(monkeypatch):
 def scheduled(work, cores, **more):
     Pretended.work = dict(work)
     some = Some(work, **more)
-    Schedule(some, None, [(i,) for i in range(cores)], Shown()).run()
+    _Schedule(some, [(i,) for i in range(cores)], Shown()).run()
     return some.ended, Pretended.made
 
 
@@ -143,7 +145,7 @@ def test_all_training_is_stopped_on_the_way_out(monkeypatch):
 
     Pretended.work = {"a": NEVER, "b": NEVER, "c": NEVER}
     with pytest.raises(KeyboardInterrupt):
-        Schedule(Some("abc"), None, [(0,), (1,)], Shown(show)).run()
+        _Schedule(Some("abc"), [(0,), (1,)], Shown(show)).run()
     assert stopped == ["a", "b"]
 
 
@@ -157,7 +159,7 @@ def test_what_another_machine_has_left_is_trained():
 
     Pretended.work = {"a": 2}
     late = Late("a")
-    Schedule(late, None, [(0,)], Shown()).run()
+    _Schedule(late, [(0,)], Shown()).run()
     assert late.ended == [("a", 0)]
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from rank0rl.tools.study.planned import Options, planned
-from rank0rl.tools.study.training import _complaint, _last_row, ended
+from rank0rl.tools.study.training import _complaint, _last_row
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_run_is_over_once_it_has_ended_by_itself(by, over, tmp_path):
     if by is not None:
         (tmp_path / run.name).mkdir()
         (tmp_path / run.name / "summary.json").write_text(json.dumps({"ended": by}))
-    assert ended(run, tmp_path) is over
+    assert run.ended(tmp_path) is over
 
 
 def test_a_complaint_is_the_last_error(tmp_path):

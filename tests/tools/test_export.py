@@ -19,7 +19,7 @@ from rank0rl.envs import make as envs
 from rank0rl.envs import spaces
 from rank0rl.policy import load
 from rank0rl.tools import export as export_tool
-from rank0rl.tools.export import export, exported, main
+from rank0rl.tools.export import _exported, export, main
 
 
 def untrained(algo, env, **changed):
@@ -69,7 +69,7 @@ def test_actions_are_those_of_the_numpy_path(algo, obs, act):
     env = envs.make("helpers.envs:Spaced-v0", obs=obs, act=act)
     env.observation_space.seed(0)
     agent = untrained(algo, env)
-    program = exported(agent, env)
+    program = _exported(agent, env)
     assert not program.constants  # weights are parameters, and there once
     policy = program.module()
     for n in (1, 7, 300):
@@ -96,7 +96,7 @@ def test_the_mode_of_every_distribution(options):
     env.observation_space.seed(0)
     agent = PPO(spaces.describe(env), PPOOptions(hidden=(8,), **options), np.random.default_rng(0))
     obs = observations(env, 30)
-    got = exported(agent, env).module()(torch.from_numpy(obs)).numpy()
+    got = _exported(agent, env).module()(torch.from_numpy(obs)).numpy()
     assert np.allclose(got, in_numpy(agent, env, obs), atol=1e-5)
 
 
@@ -106,7 +106,7 @@ def test_a_memory_goes_in_and_out(cell, act):
     env.observation_space.seed(0)
     options = PPOOptions(hidden=(8,), recurrent=cell, memory_size=6)
     agent = PPO(spaces.describe(env), options, np.random.default_rng(0))
-    policy = exported(agent, env).module()
+    policy = _exported(agent, env).module()
     memory = ours = np.zeros((3, agent.memory), np.float32)
     for _ in range(4):
         obs = observations(env, 3)
@@ -124,7 +124,7 @@ def test_no_action_that_the_mask_forbids(act):
     env = envs.make("helpers.envs:Spaced-v0", act=act, masked=True)
     env.observation_space.seed(0)
     agent = untrained("ppo", env)
-    policy = exported(agent, env, masked=True).module()
+    policy = _exported(agent, env, masked=True).module()
     first = spaces.first_choice(env)
     first = 0 if first is None else first
     for n in (1, 30):
@@ -201,9 +201,9 @@ def test_onnx_gives_the_actions_of_the_program(obs, act, options, masked, tmp_pa
     env = envs.make("helpers.envs:Spaced-v0", obs=obs, act=act, masked=masked)
     env.observation_space.seed(0)
     agent = untrained("ppo", env, **options)
-    program = exported(agent, env, masked)
+    program = _exported(agent, env, masked)
     more = ["memory"] * bool(agent.memory) + ["mask"] * masked
-    export_tool.save_onnx(program, tmp_path / "a.onnx", more)
+    export_tool._save_onnx(program, tmp_path / "a.onnx", more)
     graph = onnxruntime.InferenceSession(tmp_path / "a.onnx")
     assert [x.name for x in graph.get_inputs()] == ["obs", *more]
     assert {x.shape[0] for x in (*graph.get_inputs(), *graph.get_outputs())} == {"N"}
@@ -255,7 +255,7 @@ def test_what_onnx_cannot_hold(tmp_path):
     agent = untrained("ppo", env)
     agent.mode = lambda: Bessel(3, 2)
     with pytest.raises(RuntimeError, match="^ONNX cannot hold this policy: .*bessel_j0"):
-        export_tool.save_onnx(exported(agent, env), tmp_path / "a.onnx", [])
+        export_tool._save_onnx(_exported(agent, env), tmp_path / "a.onnx", [])
 
 
 def test_onnx_needs_its_packages(tmp_path, monkeypatch, capsys):
@@ -286,4 +286,4 @@ def test_what_an_agent_exports_has_the_shape_of_actions():
     agent = untrained("ppo", env)
     agent.mode = lambda: torch.nn.Linear(3, 1)
     with pytest.raises(ValueError, match=r"\(2, 2\) .*got \(2, 1\)"):
-        exported(agent, env)
+        _exported(agent, env)

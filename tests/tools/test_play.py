@@ -217,7 +217,7 @@ def test_the_hook_films_every_few_iterations_and_on_rank_0_alone(tmp_path, monke
     for rank in (0, 1):
         (tmp_path / str(rank)).mkdir()
         monkeypatch.setattr(comm, "get_rank", lambda rank=rank: rank)
-        hook = video.Video(options, tmp_path / str(rank), deterministic=True)
+        (hook,) = video.hooks(options, tmp_path / str(rank))
         for iteration in range(5, 8):
             hook.after(NoiseAgent(spaces), iteration, Record())
     films = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.mp4")]

@@ -115,7 +115,7 @@ def test_the_picture_and_the_table(tmp_path, capsys):
     for text in ("A-v1", "B-v1", "ppo", "my_$x$_agent", "interquartile mean", "2k"):
         assert f">{text}<" in picture, text
     assert "band: lowest to highest seed" in picture
-    assert picture.count("fill-opacity: 0.2") == 4
+    assert picture.count("fill-opacity: 0.25") == 4
 
 
 @pytest.mark.parametrize(("suffix", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF")])

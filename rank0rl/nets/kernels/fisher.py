@@ -162,14 +162,7 @@ def _choice_metric(starts: Array, logp: Array, by: Array, n_all: int) -> None:
 
 
 class CompiledFisher:
-    """Makes products with the Fisher matrix of a policy, see `update.fisher_products`.
-
-    Args:
-        policy: an MLP on the CPU, flat.
-        theta: its flat vector.
-        damping: number added to the diagonal.
-        threads: number of threads; the results do not depend on it.
-    """
+    """Makes products with the Fisher matrix of a policy, see `update.fisher_products`."""
 
     def __init__(self, policy: Any, theta: Tensor, damping: float, threads: int) -> None:
         self._theta = theta.detach()

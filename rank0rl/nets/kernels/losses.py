@@ -46,18 +46,11 @@ def normal_slopes(
 ) -> Any:
     """Turn means into derivatives of the policy's loss by them, for independent normal actions.
 
-    Args:
-        log_std: parameters whose sums over rows are the log standard deviations, (rows, k).
-        out: means (m, k); written over.
-        act: actions, (m, k).
-        logp: their log-probabilities under the acting policy, (m,).
-        adv: advantages, (m,).
-        clip_ratio: of the objective; inf does not clip.
-        entropy_coef: weight of the entropy bonus.
-        n: rows of the minibatch, of which these m are a part.
-        log_ratio: gets the log of the ratio of new to old probability, (m,).
-        by_log_std: gets the derivatives by the parameters, (rows, k).
-        spare: room for m + k numbers.
+    `out` are means, (m, k), and written over. `log_std` are the parameters whose sums over rows are the
+    log standard deviations, (rows, k); `by_log_std` gets the derivatives by them. The actions are `act`,
+    (m, k), with log-probabilities `logp` under the acting policy and advantages `adv`, (m,). These m rows
+    are a part of a minibatch of n. `log_ratio`, (m,), gets the log of the ratio of new to old
+    probability. There is room in `spare` for m + k numbers.
 
     Returns:
         The sum of the rows' entropies.

@@ -55,12 +55,8 @@ def tanh_(x: Array, bias: Array) -> None:
 def forward(theta: Array, layers: Array, x: Array, work: Array) -> Array:
     """Compute the outputs (n, outputs) of inputs x (n, inputs), with tanh between the layers.
 
-    Args:
-        theta: the parameters.
-        layers: the network.
-        x: C-contiguous.
-        work: gets the outputs of all layers, one layer behind the other; `backward` needs them. The
-            result is a view of it.
+    `work` gets the outputs of all layers, one layer behind the other; `backward` needs them. The result
+    is a view of it. x must be C-contiguous.
     """
     n, end = len(x), 0
     last = len(layers) - 1
@@ -85,14 +81,8 @@ def backward(
 ) -> None:
     """Write the gradient of a loss by this network's parameters into their places in grad.
 
-    Args:
-        theta: the parameters.
-        layers: the network.
-        x: the inputs (n, inputs) of `forward`.
-        work: what `forward` left there.
-        by_out: derivatives of the loss by the outputs, (n, outputs), C-contiguous.
-        grad: a vector like theta.
-        spare: room for 2 n numbers for each unit of the widest hidden layer.
+    x and `work` are those of `forward`. `by_out` are the derivatives of the loss by the outputs, (n,
+    outputs), C-contiguous. `spare` has room for 2 n numbers for each unit of the widest hidden layer.
     """
     n, start = len(x), 0
     one = theta.dtype.type(1)
@@ -134,17 +124,7 @@ def adam(
     step: int,
     eps: float,
 ) -> None:
-    """Make one step of Adam along scale times the gradient, on vectors or slices of them.
-
-    Args:
-        theta: parameters, written over.
-        grad: gradient.
-        first: mean of gradients, written over.
-        second: mean of their squares, written over.
-        scale: factor of the gradient.
-        lr: step size.
-        step: number of this step, from 1.
-        eps: keeps steps finite where gradients vanish.
+    """Make step number `step`, from 1, of Adam along scale times the gradient, on vectors or slices of them.
 
     Source: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1.
     """

@@ -190,7 +190,7 @@ def _range(network: nn.Module, theta: Tensor) -> tuple[int, int]:
 
 
 class _Weights(NamedTuple):
-    """Parameters and Adam's moments: vectors of the same length."""
+    """Parameters and Adam's moments, vectors of the same length."""
 
     theta: Array
     first: Array
@@ -273,25 +273,11 @@ def _make_steps(
     last: int,
     step: int,
 ) -> bool:
-    """Make gradient steps on `Objective`, on one minibatch after the other.
+    """Make gradient steps on `Objective`, on one minibatch after the other, from row first to row last.
 
-    Args:
-        thread: number of this thread.
-        threads: number of threads.
-        barrier: see `Team`.
-        weights: changed in place.
-        policy: layers of the policy, if it learns too.
-        value: layers of the value function.
-        std_place: of a policy with normal actions: where the log standard deviations begin in theta,
-            how many are summed, and of how many actions, int64; else None.
-        starts: of a policy that chooses: see `choice_slopes`; else None.
-        rows: N rows.
-        room: memory.
-        seen: gets what is recorded.
-        settings: numbers.
-        first: first row of the first minibatch.
-        last: row behind the last minibatch.
-        step: number of steps made before.
+    `policy` and `value` are tables of layers; without a policy, the value function learns alone. Normal
+    actions have `std_place`: where the log standard deviations begin in theta, how many are summed, and
+    of how many actions. Choices have `starts`, see `choice_slopes`. `step` steps were made before.
 
     Returns:
         False if a gradient is not finite; that step and those after it are not made.
@@ -345,11 +331,7 @@ def _policy_slopes(
     grad: Array,
     spare: Array,
 ) -> Any:
-    """Turn the policy's outputs for rows a to b into derivatives by them; n is the minibatch's rows.
-
-    Returns:
-        The sum of the rows' entropies.
-    """
+    """Turn the policy's outputs for rows a to b of n into derivatives; return the sum of the entropies."""
     act, logp, adv = rows.act[a:b], rows.logp[a:b], rows.adv[a:b]
     clip, bonus = settings.clip_ratio, settings.entropy_coef
     total = theta.dtype.type(0)
@@ -376,11 +358,7 @@ def _descend(
     settings: _Settings,
     step: int,
 ) -> bool:
-    """Add up the tasks' gradients, limit the norm of the sum, and make one step of Adam.
-
-    Returns:
-        False if the norm is not finite; then there was no step.
-    """
+    """Make one step along the sum of the tasks' gradients, unless its norm is not finite: return False then."""
     slices, grads, total = room.slices, room.grads, room.total
     for i in range(thread, len(slices), threads):
         a, b, network = slices[i, 0], slices[i, 1], slices[i, 2]

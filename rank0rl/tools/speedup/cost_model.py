@@ -26,15 +26,14 @@ from typing import Any
 
 from rank0rl.run.machine import available_cores
 from rank0rl.tools.speedup import probes
-from rank0rl.tools.speedup.measured import Row, ranks, slowdown, within_cores
+from rank0rl.tools.speedup.measured import Row, ranks, within_cores
 
 SAME = "same experiment"
 SAME_BATCH = "same batch, one env a rank"
 LARGER_BATCH = "batch grows with ranks"
 
-# Collectives of an iteration besides the broadcast of the weights: layout of the weights, go on (2),
-# times of the ranks, and layout and end of the gather (2).
-COLLECTIVES = 6
+# Layout of the weights, go on (2), times of the ranks, and layout and end of the gather (2).
+COLLECTIVES = 6  # of an iteration, besides the broadcast of the weights
 # Longest sleep of a waiting rank, in seconds. A rank that forwards a message wakes up half of it late.
 POLL_S = 1e-3
 # Collectives that wait for other nodes: times of the ranks, and layout of the gather. Rank 0 sends the
@@ -119,26 +118,21 @@ ALONE = ("messages", "gather", "update", "record")  # those that rank 0 does alo
 
 
 def iteration(nprocs: int, costs: Costs, machines: Machines) -> Iteration:
-    """Return the seconds of an iteration on so many ranks.
-
-    Raises:
-        ValueError: if a rank would have no env, or a node no rank.
+    """Return the seconds of an iteration on so many ranks: every node has a rank, and every rank an env.
 
     Source: Amdahl 1967 for what ranks share; Thakur, Rabenseifner and Gropp 2005, "Optimization of
         collective communication operations in MPICH", for trees of messages, log2(n) (latency +
         bytes / bandwidth).
     """
-    if not machines.nodes <= nprocs <= costs.num_envs:
-        raise ValueError(
-            f"every node needs a rank and every rank needs an env: got {nprocs} ranks on "
-            f"{machines.nodes} nodes with {costs.num_envs} envs; choose a number of ranks in between"
-        )
+    assert machines.nodes <= nprocs <= costs.num_envs
     mine, most = _envs(nprocs, costs)
     collect = _collect(nprocs, max(most, 0 if costs.overlap else mine), costs, machines)
     exchange = _exchange(nprocs, machines)
     messages = costs.arrays * (machines.ranks(nprocs) + machines.nodes - 2) * machines.message_s
     gather = _gather(nprocs, most, collect, costs, machines)
-    broadcast = _tree(nprocs, costs.weights_bytes, machines)
+    within, between = _hops(nprocs, machines)  # each hop of the broadcast forwards all weights
+    broadcast = within * (machines.latency_s + costs.weights_bytes / machines.bandwidth)
+    broadcast += between * (machines.link_latency_s + costs.weights_bytes / machines.link_bandwidth)
     seconds = exchange + messages + gather + broadcast + costs.record_s
     if costs.overlap and nprocs > 1:
         rank0 = _collect(nprocs, mine, costs, machines) + costs.update_s
@@ -147,9 +141,8 @@ def iteration(nprocs: int, costs: Costs, machines: Machines) -> Iteration:
         seconds += max(collect, rank0, busy / (machines.cores or near))
     else:
         seconds = seconds + collect + costs.update_s
-    return Iteration(
-        seconds, collect, exchange, messages, gather, costs.update_s, broadcast, costs.record_s
-    )
+    update, record = costs.update_s, costs.record_s
+    return Iteration(seconds, collect, exchange, messages, gather, update, broadcast, record)
 
 
 def _rate(nprocs: int, costs: Costs, machines: Machines) -> float:
@@ -222,13 +215,6 @@ def _hops(nprocs: int, machines: Machines) -> tuple[int, int]:
     return math.ceil(math.log2(machines.ranks(nprocs))), math.ceil(math.log2(machines.nodes))
 
 
-def _tree(nprocs: int, size: float, machines: Machines) -> float:
-    """Return the seconds to bring so many bytes to all ranks: each hop forwards all of them."""
-    within, between = _hops(nprocs, machines)
-    hop = machines.latency_s + size / machines.bandwidth
-    return within * hop + between * (machines.link_latency_s + size / machines.link_bandwidth)
-
-
 def _exchange(nprocs: int, machines: Machines) -> float:
     if nprocs == 1:
         return 0.0
@@ -274,8 +260,23 @@ class Prediction:
     notes: list[str]
 
 
-def costs_of(row: Row, settings: Mapping[str, Any], found: Mapping[str, Any]) -> Costs:
-    """Return the costs of an iteration of a measured row, given what `probes.collect_costs` found for its run.
+def predict(
+    counts: Sequence[int],
+    machines: Machines,
+    rows: Sequence[Row],
+    settings: Mapping[str, Any],
+    found: Mapping[str, Any],
+) -> Prediction:
+    """Predict the steps per second of these numbers of ranks, on machines as a user describes them.
+
+    All costs follow from the first row, its settings, and what `probes.collect_costs` has found for it.
+    """
+    costs = _costs_of(rows[0], settings, found)
+    return _predicted(counts, costs, _measured(machines, rows, max(counts)), rows)
+
+
+def _costs_of(row: Row, settings: Mapping[str, Any], found: Mapping[str, Any]) -> Costs:
+    """Return the costs of an iteration of a measured row.
 
     A step of one env takes act + env, and a step of B envs takes act + B env. The time that the row
     took with all envs in training is kept: these figures only divide it.
@@ -311,14 +312,8 @@ def costs_of(row: Row, settings: Mapping[str, Any], found: Mapping[str, Any]) ->
     return replace(costs, act_s=act * times, env_s=env * times, wait_s=wait * times)
 
 
-def measure_machines(machines: Machines, rows: Sequence[Row], most: int) -> Machines:
-    """Return the machines that a user describes, with what ranks need for an exchange here.
-
-    Measured rows tell how much processes slow each other down; `most` ranks are to be predicted.
-
-    Raises:
-        FailedError: if ranks do not start.
-    """
+def _measured(machines: Machines, rows: Sequence[Row], most: int) -> Machines:
+    """Return the machines with what ranks need for an exchange here, if `most` ranks are to be predicted."""
     two, cores = probes.exchange_costs(2), machines.cores
     # An iteration's own exchange, averaged over its collectives, with ranks of one node.
     sent = two["least_exchange_s"] - probes.EXCHANGED * two["message_s"] - POLL_S / 2
@@ -327,7 +322,7 @@ def measure_machines(machines: Machines, rows: Sequence[Row], most: int) -> Mach
         latency_s=max(two["latency_s"], sent / COLLECTIVES),
         message_s=two["message_s"],
         bandwidth=two["bandwidth"],
-        slower=slowdown(rows[0], within_cores(rows)),
+        slower=within_cores(rows).slowdown(rows[0]),
     )
     if cores is None or machines.ranks(most) <= cores:
         return machines
@@ -337,24 +332,20 @@ def measure_machines(machines: Machines, rows: Sequence[Row], most: int) -> Mach
     return replace(machines, crowd_s=max(0.0, crowd["exchange_s"] - two["exchange_s"]) / further)
 
 
-def predict(
+def _predicted(
     counts: Sequence[int], costs: Costs, machines: Machines, rows: Sequence[Row]
 ) -> Prediction:
-    """Predict the steps per second of these numbers of ranks, given the costs of the first measured row.
-
-    In the curve, numbers of ranks up to the largest measured one are on one node, as they were run.
-    """
+    # In the curve, numbers of ranks up to the largest measured one are on one node, as they were run.
     most, first = max(counts), rows[0].steps_per_s
-    here = replace(machines, nodes=1)
-    measured = [row.nprocs for row in rows]
-    one_node = max(measured)
+    here, measured = replace(machines, nodes=1), [row.nprocs for row in rows]
     powers = [2**i for i in range(math.ceil(math.log2(most)) + 1)]
     drawn = {n for n in (*powers, *counts, *measured, min(costs.num_envs, most)) if n <= most}
-    asked, curve = [], []
+    asked: list[Predicted] = []
+    curve: list[Predicted] = []
     for n in sorted({*counts}):
         asked += _each(n, costs, machines, first)
     for n in sorted(drawn):
-        curve += _each(n, costs, here if n <= one_node else machines, first)
+        curve += _each(n, costs, here if n <= max(measured) else machines, first)
     return Prediction(costs, asked, curve, _notes(costs, machines, most))
 
 

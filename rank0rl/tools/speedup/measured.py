@@ -10,21 +10,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rank0rl.run.usage import PHASES
 
 _SHARED = ("collect", "process")  # phases that are spread over all ranks
 
 
-@dataclass(frozen=True)
-class Work:
-    """The ways in which a run spreads its work over ranks."""
-
-    overlap: bool = False  # True if rank 0 updates while the other ranks collect
-    rank0_envs: bool = False  # True if the user chose how many envs rank 0 has
-    episodes: bool = (
-        False  # True if batches are whole episodes, which ranks take as they become free
-    )
+Settings = Mapping[str, Any]
+"""The settings of a run that say how it spreads its work: overlap, rank0_envs and episodes_per_batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +33,7 @@ class Row:
     steps_per_s: float
     steps_per_s_min: float
     steps_per_s_max: float
-    bare_steps_per_s: (
-        float  # of as many processes that only call `env.step`, summed; nan if unknown
-    )
+    bare_steps_per_s: float  # of processes that only call `env.step`, summed; nan if unknown
     return_mean: float
     memory_mb: float  # peak of all ranks together
     oversubscribed: bool = False  # True if there are more ranks than cores
@@ -60,27 +52,18 @@ class Row:
         """Fraction of the wall time that belongs to no phase."""
         return 1 - self.fraction(*PHASES)
 
+    def slowdown(self, first: Row) -> float:
+        """Return how many times as long a bare `env.step` takes in its processes as in the first row's.
 
-def ranks(nprocs: int) -> str:
+        At least 1, and 1 if it was not measured.
+        """
+        pace = self.bare_steps_per_s / first.bare_steps_per_s * first.nprocs / self.nprocs
+        return 1.0 if math.isnan(pace) else max(1.0, 1 / pace)
+
+
+def ranks(nprocs: float) -> str:
     """Return "1 rank", "2 ranks"."""
-    return f"{nprocs:,} rank{'' if nprocs == 1 else 's'}"
-
-
-def step_fractions(
-    nprocs: int, envs: Sequence[int], longest_episode: float | None = None
-) -> tuple[float, float]:
-    """Return rank 0's fraction of an iteration's steps, and the largest fraction of another rank.
-
-    Args:
-        nprocs: number of ranks.
-        envs: number of envs of each rank.
-        longest_episode: in whole-episode batches, the longest episode's fraction of the batch's steps.
-            Ranks take episodes as they become free, but one rank has to make all of that episode.
-    """
-    if longest_episode is not None:
-        least = max(1 / nprocs, min(1.0, longest_episode))
-        return least, least
-    return envs[0] / sum(envs), max(envs[1:], default=0) / sum(envs)
+    return f"{nprocs:,.0f} rank{'' if nprocs == 1 else 's'}"
 
 
 def within_cores(rows: Sequence[Row]) -> Row:
@@ -88,64 +71,43 @@ def within_cores(rows: Sequence[Row]) -> Row:
     return ([row for row in rows if not row.oversubscribed] or rows[:1])[-1]
 
 
-def slowdown(first: Row, row: Row) -> float:
-    """Return how many times as long a bare `env.step` takes in the row's processes as in the first's.
-
-    At least 1, and 1 if it was not measured.
-    """
-    pace = row.bare_steps_per_s / first.bare_steps_per_s * first.nprocs / row.nprocs
-    return 1.0 if math.isnan(pace) else max(1.0, 1 / pace)
-
-
-def compare(rows: Sequence[Row], work: Work) -> list[Row]:
-    """Return the rows with their speedup over the first one, and with the speedup that was to be expected.
-
-    Args:
-        rows: measured rows, in order of nprocs.
-        work: how the runs spread their work.
-    """
+def compare(rows: Sequence[Row], given: Settings) -> list[Row]:
+    """Return the rows, in order of nprocs, with their speedup over the first one, and the expected speedup."""
     first = rows[0]
     shared = first.slowest_s / max(first.step_fractions)
     alone = first.seconds * (1 - first.fraction(*_SHARED, "wait"))
-    total = _seconds(first, alone, shared, work)
+    total = _seconds(first, alone, shared, given)
     return [
         replace(
             row,
             speedup=row.steps_per_s / first.steps_per_s,
             efficiency=row.steps_per_s / first.steps_per_s * first.nprocs / row.nprocs,
-            ceiling=total / _seconds(row, alone, shared, work),
-            expected=total / _seconds(row, alone, shared * slowdown(first, row), work),
+            ceiling=total / _seconds(row, alone, shared, given),
+            expected=total / _seconds(row, alone, shared * row.slowdown(first), given),
         )
         for row in rows
     ]
 
 
-def _seconds(row: Row, alone: float, shared: float, work: Work) -> float:
+def _seconds(row: Row, alone: float, shared: float, given: Settings) -> float:
     """Return the seconds of an iteration on the row's ranks.
 
-    Args:
-        row: the number of ranks, and their fractions of the steps.
-        alone: seconds that rank 0 works alone.
-        shared: seconds that one rank would need for what all ranks share.
-        work: how the run spreads it.
+    Rank 0 works alone for `alone` seconds; one rank would need `shared` seconds for what all ranks share.
     """
     mine, others = row.step_fractions
-    if not work.overlap or row.nprocs == 1:
+    if not given.get("overlap") or row.nprocs == 1:
         return alone + shared * max(mine, others)
-    if work.episodes and not work.rank0_envs:  # rank 0 takes only as many as it has time for
+    if (
+        "episodes_per_batch" in given and "rank0_envs" not in given
+    ):  # rank 0 takes only as many as it has time for
         return max((alone + shared) / row.nprocs, shared * others)
     return max(alone + shared * mine, shared * others)
 
 
-def advice(rows: Sequence[Row], work: Work) -> list[str]:
-    """Return what limits the speedup and what would raise it, one text each, the largest first.
-
-    Args:
-        rows: measured rows, in order of nprocs.
-        work: how the runs spread their work.
-    """
+def advice(rows: Sequence[Row], given: Settings) -> list[str]:
+    """Return what limits the speedup and what would raise it, one text each, the largest first."""
     row = within_cores(rows)
-    found = [*_uneven(row, work), *_alone(row, work), *_disturbed(rows[0], row)]
+    found = [*_uneven(row, given), *_alone(row, given), *_disturbed(rows[0], row)]
     beyond = [other for other in rows if other.oversubscribed]
     if beyond and max(rows, key=lambda each: each.steps_per_s) not in beyond:
         text = f"more ranks than cores are not faster here: use at most {ranks(row.nprocs)}"
@@ -167,38 +129,39 @@ def _disturbed(first: Row, row: Row) -> Iterator[tuple[float, str]]:
         )
 
 
-def _uneven(row: Row, work: Work) -> Iterator[tuple[float, str]]:
+def _uneven(row: Row, given: Settings) -> Iterator[tuple[float, str]]:
     """Yield where ranks wait for each other: the fraction of the time that it costs, and a remedy."""
     even = 1 / row.nprocs
     most = max(row.step_fractions)
-    if most - even > 0.1 * even and not work.rank0_envs:
+    if most - even > 0.1 * even and "rank0_envs" not in given:
         remedy = "the envs do not divide evenly: set --num-envs to a multiple of --nprocs"
-        if work.episodes:
+        if "episodes_per_batch" in given:
             remedy = "one episode is longer than a rank's equal share: raise --episodes-per-batch"
         yield row.fraction(*_SHARED) * (most - even) / most, remedy
         return
     idle = (row.slowest_s - row.fastest_s) / row.seconds
-    if idle > 0.1 and row.fastest_s < 0.8 * row.slowest_s and not work.overlap:
-        remedy = (
-            "Use batches of whole episodes (--episodes-per-batch), which ranks take as they become "
-            "free, or fewer ranks"
-        )
+    if idle > 0.1 and row.fastest_s < 0.8 * row.slowest_s and not given.get("overlap"):
+        remedy = "Use fewer ranks"
+        if "episodes_per_batch" not in given:
+            remedy = (
+                "Use batches of whole episodes (--episodes-per-batch), which ranks take as they become "
+                "free, or fewer ranks"
+            )
         yield (
             idle,
             f"imbalance: the slowest rank works {row.slowest_s / row.fastest_s:.1f} times as long as the "
-            f"fastest, which waits. Its envs are slower, or it does not have a core to itself. "
-            f"{'Use fewer ranks' if work.episodes else remedy}",
+            f"fastest, which waits. Its envs are slower, or it does not have a core to itself. {remedy}",
         )
 
 
-def _alone(row: Row, work: Work) -> Iterator[tuple[float, str]]:
+def _alone(row: Row, given: Settings) -> Iterator[tuple[float, str]]:
     """Yield where the other ranks wait for rank 0: the fraction of the time, and a remedy."""
     update, moving = row.fraction("update"), row.fraction("gather", "hash", "broadcast")
     if update > 0.15:
         remedy = (
             "--overlap with fewer --rank0-envs, so that the other ranks collect during the update"
         )
-        if work.overlap:
+        if given.get("overlap"):
             remedy = "fewer --rank0-envs, so that rank 0 has time for the update"
         yield (
             update,

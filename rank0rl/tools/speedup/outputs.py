@@ -115,11 +115,11 @@ def page(folder: Path) -> str:
     seconds = [name for name in _SECONDS if name in rows[0]]
     others = [name for name in rows[0] if name not in ("nprocs", *seconds)]
     n = _column(rows, "nprocs")
-    speedup = chart("speedup", *_speedup(rows), _ranks)
+    speedup = chart("speedup", *_speedup(rows), ranks)
     times: Markup | str = ""
     if any(np.nansum(_column(rows, name)) for name in _PHASES):
         caption = "Each phase of an iteration, on rank 0."
-        times = chart("times", *_times(rows), lambda i: _ranks(n[round(i)]), caption)
+        times = chart("times", *_times(rows), lambda i: ranks(n[round(i)]), caption)
     return html.document(
         "Speedup by number of ranks" + (f": {about}" if about else ""),
         folder.resolve().name,
@@ -128,7 +128,7 @@ def page(folder: Path) -> str:
         html.section("Milliseconds of an iteration", times, _across(rows, seconds, 1000)),
         html.section(
             "Prediction",
-            chart("prediction", *_prediction(predicted), _ranks) if predicted else "",
+            chart("prediction", *_prediction(predicted), ranks) if predicted else "",
             html.table(*_down(predicted), "words"),
             html.items(assumed.get("notes", [])),
         ),
@@ -250,13 +250,9 @@ def _column(rows: _Rows, name: str) -> Array:
         ValueError: if it holds text.
     """
     try:
-        return np.array([float(row.get(name) or "nan") for row in rows])
+        return np.array([float(str(row.get(name, "")) or "nan") for row in rows])
     except ValueError as error:
         raise ValueError(f"the column {name} of the study must hold numbers: {error}") from None
-
-
-def _ranks(value: float) -> str:
-    return ranks(round(value))
 
 
 def _draw(path: Path, title: str, *charts: _Chart) -> None:
@@ -324,7 +320,7 @@ def _course(n: Array, values: Array) -> str:
 def _prediction(rows: _Rows) -> _Chart:
     """Draw the predicted steps per second, by experiment, and the measured and the ideal ones."""
     n, measured = _column(rows, "nprocs"), _column(rows, "measured")
-    ranks = np.unique(n)
+    every = np.unique(n)
     alone = sum(_column(rows, f"{name}_s") for name in ALONE)
     crossed = n[alone > _column(rows, "collect_s")][:1]
     series = []
@@ -334,13 +330,13 @@ def _prediction(rows: _Rows) -> _Chart:
         series.append(Series(f"predicted, {name}", x, predicted, color, "dots"))
     series.append(Series("measured", n, measured, 3, "dots"))
     for i in np.flatnonzero(np.isfinite(measured))[:1]:
-        series.append(Series("ideal", ranks, measured[i] / n[i] * ranks, 7, "dotted"))
+        series.append(Series("ideal", every, measured[i] / n[i] * every, 7, "dotted"))
 
     def finish(axis: Any) -> None:
         axis.set(xlabel="ranks", yscale="log")
         axis.set_title("steps / s", loc="left")
         axis.set_xscale("log", base=2)
-        axis.set_xticks(ranks, [f"{n:,.0f}" for n in ranks])
+        axis.set_xticks(every, [f"{n:,.0f}" for n in every], fontsize="small")
         axis.xaxis.minorticks_off()
         figures.label_decades(axis.yaxis)
         for x in crossed:

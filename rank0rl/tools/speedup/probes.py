@@ -32,9 +32,7 @@ _LIMIT_S = 300
 _DRAWN = 1000  # actions that a process of `bare` takes over and over again
 _COLLECT_S = 2.0  # least seconds of a measurement of `collect`
 _REPEATS = 21  # of each exchange
-_BYTES = (
-    1 << 22
-)  # bytes that a rank of `exchange` sends: more than fits into a cache that ranks share
+_BYTES = 1 << 22  # that a rank of `exchange` sends: more than fits into a cache that ranks share
 _LATE_S = 0.02  # seconds of an update: ranks that wait that long go to sleep
 
 
@@ -43,17 +41,16 @@ class FailedError(Exception):
 
 
 def bare_rate(settings: Mapping[str, Any], processes: int, seconds: float, path: Path) -> float:
-    """Measure the steps per second of processes that each step an environment at the same time.
+    """Measure the steps per second of processes that each step the environment of a run at the same time.
 
     Args:
-        settings: settings of a run. Only "env_id", "wrappers" and "env_kwargs" count.
+        settings: settings of the run.
         processes: number of processes.
         seconds: time for which they step.
         path: folder in which the environment's module may be found.
 
     Returns:
-        The sum over all processes; nan if one cannot make the environment, or step it with allowed
-        actions.
+        The sum over all processes; nan if one cannot make the environment, or step it.
     """
     what = {name: settings[name] for name in ("env_id", "wrappers", "env_kwargs")}
     running = [
@@ -84,11 +81,7 @@ def bare_rate(settings: Mapping[str, Any], processes: int, seconds: float, path:
 
 
 def collect_costs(run: Path, path: Path) -> dict[str, Any]:
-    """Measure a step of a run in one process, with one env and with all.
-
-    Args:
-        run: folder of the run.
-        path: folder in which the environment's module may be found.
+    """Measure a step of a run in one process, with one env and with all; `path` is as for `bare_rate`.
 
     Returns:
         "per_step": number of envs -> wall and CPU seconds of one step of them all; "row_bytes" of a
@@ -184,12 +177,12 @@ def _collect(argument: str) -> None:
     """Measure the run whose folder is the argument; print what `collect_costs` returns."""
     from rank0rl.collector import Collector
     from rank0rl.envs.block import make_block
-    from rank0rl.envs.make import make
     from rank0rl.mpi.threads import set_threads
     from rank0rl.mpi.weights import named_tensors
     from rank0rl.rollout import FixedSteps, WholeEpisodes
     from rank0rl.run import settings, trust
     from rank0rl.run.agents import make_agent
+    from rank0rl.run.rollouts import env_maker
     from rank0rl.run.usage import Phases
 
     set_threads(1)
@@ -199,11 +192,7 @@ def _collect(argument: str) -> None:
     per_step = {}
     for num_envs in sorted({1, max(2, options.num_envs)}):
         numbers = range(num_envs)
-        block = make_block(
-            lambda: make(options.env_id, options.wrappers, **options.env_kwargs),
-            numbers,
-            options.seed,
-        )
+        block = make_block(env_maker(options), numbers, options.seed)
         rollout = (
             FixedSteps(block, options.steps_per_env)
             if options.steps_per_env
@@ -297,11 +286,5 @@ def _exchange(argument: str) -> None:
     comm.print0(json.dumps(found))
 
 
-def main() -> None:
-    """Run the program that the command line names."""
-    name, argument = sys.argv[1:]
-    {"bare": _bare, "collect": _collect, "exchange": _exchange}[name](argument)
-
-
 if __name__ == "__main__":
-    main()
+    {"bare": _bare, "collect": _collect, "exchange": _exchange}[sys.argv[1]](sys.argv[2])

@@ -12,22 +12,23 @@ import statistics
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import tyro
 
 from rank0rl import options
 from rank0rl.envs.block import envs_of
+from rank0rl.launch.failures import usage_error
 from rank0rl.options import option
+from rank0rl.run.folder import RunData, read_run
 from rank0rl.run.logger import read_rows
 from rank0rl.run.machine import available_cores
 from rank0rl.run.usage import PHASES
 from rank0rl.tools.speedup import cost_model, outputs, probes
-from rank0rl.tools.speedup.measured import Row, Work, advice, compare, ranks, step_fractions
+from rank0rl.tools.speedup.measured import Row, advice, compare, ranks
 from rank0rl.tools.speedup.probes import FailedError
 
 
@@ -66,8 +67,6 @@ class Options:
 
 _BARE_S = 2.0  # seconds of bare stepping, for every number of ranks in every round
 
-_About: TypeAlias = dict[str, Any]
-
 
 def main(argv: list[str]) -> int:
     """Run the tool; return its exit code: 0, 1 if a run failed, 2 for a wrong use, 130 after Ctrl-C."""
@@ -77,12 +76,9 @@ def main(argv: list[str]) -> int:
     try:
         _check(given, rest)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    out = given.out or Path(
-        "runs",
-        f"speedup-{rest[0]}-{time.strftime('%Y%m%d-%H%M%S')}".replace("/", "-").replace(":", "-"),
-    )
+        return usage_error(str(error))
+    name = f"speedup-{rest[0]}-{time.strftime('%Y%m%d-%H%M%S')}"
+    out = given.out or Path("runs", name.replace("/", "-").replace(":", "-"))
     try:
         for rows, about in _rounds(given, rest, out):
             outputs.write(out, rows, about)
@@ -115,7 +111,7 @@ def _check(given: Options, rest: Sequence[str]) -> None:
         )
 
 
-def _predict(given: Options, rows: Sequence[Row], about: _About, out: Path) -> None:
+def _predict(given: Options, rows: Sequence[Row], about: dict[str, Any], out: Path) -> None:
     """Append a prediction to the study. All costs follow from its first row."""
     machines = cost_model.Machines(
         nodes=given.nodes,
@@ -125,50 +121,18 @@ def _predict(given: Options, rows: Sequence[Row], about: _About, out: Path) -> N
     )
     settings = about["settings"]
     found = probes.collect_costs(out / "runs" / f"{rows[0].nprocs}-1", given.folder)
-    machines = cost_model.measure_machines(machines, rows, max(given.predict))
-    costs = cost_model.costs_of(rows[0], settings, found)
-    predicted = cost_model.predict(given.predict, costs, machines, rows)
+    predicted = cost_model.predict(given.predict, machines, rows, settings, found)
     nodes = f"{given.nodes} node{'' if given.nodes == 1 else 's'}"
     title = f"{settings['env_id']}, {settings['algo']}, {nodes}"
     outputs.write_prediction(out, predicted, rows, title)
 
 
-@dataclass(frozen=True)
-class _TimedRun:
-    """Record of one run. Its first iteration, which warms up, is not timed."""
-
-    nprocs: int
-    settings: dict[str, Any]  # as in its config.toml
-    rows: list[dict[str, str]]  # of its progress.csv, one for each iteration
-
-    def mean(self, column: str) -> float:
-        """Return a column's mean over all timed iterations."""
-        return statistics.mean(float(row[column]) for row in self.rows[1:])
-
-    def difference(self, column: str) -> float:
-        """Return by how much a column grew in the timed iterations."""
-        return float(self.rows[-1][column]) - float(self.rows[0][column])
-
-    @property
-    def steps_per_s(self) -> float:
-        """Steps per second of the timed iterations."""
-        return self.difference("steps") / self.difference("seconds")
-
-
 def _rounds(
     given: Options, rest: Sequence[str], out: Path
-) -> Iterator[tuple[Sequence[Row], _About]]:
-    """Train in rounds.
-
-    Yields:
-        After every round, a row for each number of ranks so far; and "command", "machine", "notes"
-        and "settings".
-
-    Raises:
-        FailedError: if a run fails.
-    """
+) -> Iterator[tuple[Sequence[Row], dict[str, Any]]]:
+    """Train in rounds; yield after each a row for each number of ranks, and what `outputs.write` writes."""
     counts = sorted(set(given.nprocs))
-    runs: dict[int, list[_TimedRun]] = {n: [] for n in counts}
+    runs: dict[int, list[RunData]] = {n: [] for n in counts}
     bare: dict[int, list[float]] = {n: [] for n in counts}
     for repeat in range(1, given.repeats + 1):
         for n in reversed(counts):  # a wrong use often fails with the most ranks only
@@ -176,30 +140,21 @@ def _rounds(
             runs[n].append(run)
             bare[n].append(probes.bare_rate(run.settings, n, _BARE_S, given.folder))
             print(
-                f"round {repeat} of {given.repeats}, {ranks(n)}: {run.steps_per_s:,.0f} steps/s, "
+                f"round {repeat} of {given.repeats}, {ranks(n)}: {_rate(run):,.0f} steps/s, "
                 f"bare env.step {bare[n][-1]:,.0f}",
                 flush=True,
             )
-        work = Work(
-            overlap=bool(run.settings.get("overlap")),
-            rank0_envs="rank0_envs" in run.settings,
-            episodes="episodes_per_batch" in run.settings,
-        )
         every = [run for these in runs.values() for run in these]
         last = min(len(run.rows) for run in every)
-        rows = compare([_row(runs[n], bare[n], last) for n in counts], work)
-        notes = [_same_curve(every, last), *advice(rows, work)]
+        rows = compare([_row(runs[n], bare[n], last) for n in counts], run.settings)
+        notes = [_same_curve(every, last), *advice(rows, run.settings)]
         if any(math.isnan(row.bare_steps_per_s) for row in rows):
             notes.append("env.step could not be measured alone: expected equals the ceiling")
-        yield rows, _about(runs[counts[-1]][0].settings, notes)
+        yield rows, _about(runs[counts[-1]][0], notes)
 
 
-def _train(given: Options, rest: Sequence[str], nprocs: int, folder: Path) -> _TimedRun:
-    """Train one run.
-
-    Raises:
-        FailedError: if the run fails, or ends before its second iteration.
-    """
+def _train(given: Options, rest: Sequence[str], nprocs: int, folder: Path) -> RunData:
+    """Train one run. A FailedError says why it has failed, or ended before its second iteration."""
     stop = ["--stop-after-iterations", str(given.iterations + 1)]
     if given.seconds is not None:
         stop = ["--stop-after-seconds", str(given.seconds)]
@@ -209,63 +164,87 @@ def _train(given: Options, rest: Sequence[str], nprocs: int, folder: Path) -> _T
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise FailedError(f"{shlex.join(command)} failed:\n{done.stdout[-500:]}{done.stderr}")
-    rows = read_rows(folder)
-    if len(rows) < 2:
+    made = len(read_rows(folder))
+    if made < 2:
         raise FailedError(
-            f"a run made {len(rows)} iterations, and the first one is not timed: raise --seconds, "
+            f"a run made {made} iterations, and the first one is not timed: raise --seconds, "
             f"--iterations or --total-steps"
         )
-    return _TimedRun(nprocs, tomllib.loads((folder / "config.toml").read_text()), rows)
+    return read_run(folder)
 
 
-def _about(settings: dict[str, Any], notes: list[str]) -> _About:
-    record = settings["record"][0]
+def _about(run: RunData, notes: list[str]) -> dict[str, Any]:
+    record = run.starts[0]
     machine = {name: record[name] for name in ("cpu", "machine", "mpi", "commit", "started")}
     return {
         "command": shlex.join(["python", "-m", "rank0rl", "speedup", *sys.argv[2:]]),
         "machine": {**machine, "cores": len(available_cores()), **record["versions"]},
         "notes": notes,
-        "settings": {k: v for k, v in settings.items() if k != "record"},
+        "settings": run.settings,
     }
 
 
-def _row(runs: Sequence[_TimedRun], bare: Sequence[float], last: int) -> Row:
-    """Return the row of one number of ranks. All is from the run of the median rate, so that its phases add up.
+def _growth(run: RunData, column: str) -> float:
+    """Return by how much a column grew in the timed iterations: the first one warms up."""
+    return float(run.column(column)[-1] - run.column(column)[0])
 
-    Args:
-        runs: the repeats.
-        bare: rates of bare stepping, one for each repeat.
-        last: last iteration that counts.
+
+def _rate(run: RunData) -> float:
+    """Return the steps per second of the timed iterations."""
+    return _growth(run, "steps") / _growth(run, "seconds")
+
+
+def _row(runs: Sequence[RunData], bare: Sequence[float], last: int) -> Row:
+    """Return the row of one number of ranks, from its repeats and their rates of bare stepping.
+
+    All is from the run of the median rate, so that its phases add up. Iterations after the last do not count.
     """
-    runs = [replace(run, rows=run.rows[:last]) for run in runs]
-    runs.sort(key=lambda run: run.steps_per_s)
+    runs = sorted((replace(run, rows=run.rows[:last]) for run in runs), key=_rate)
     run = runs[(len(runs) - 1) // 2]
-    nprocs, settings = run.nprocs, run.settings
+    nprocs, settings = run.starts[-1]["nprocs"], run.settings
+
+    def mean(column: str) -> float:
+        return float(run.column(column)[1:].mean())
+
     longest = None
     if "episodes_per_batch" in settings:
-        longest = run.mean("longest") * (last - 1) / run.difference("steps")
+        longest = mean("longest") * (last - 1) / _growth(run, "steps")
     together = settings.get("agents", 1)
     of_rank0 = settings["rank0_envs"] // together if "rank0_envs" in settings else None
     num_envs = settings["num_envs"] // together
     envs = [len(envs_of(rank, nprocs, num_envs, of_rank0)) for rank in range(nprocs)]
     return Row(
         nprocs=nprocs,
-        steps_per_s=run.steps_per_s,
-        steps_per_s_min=runs[0].steps_per_s,
-        steps_per_s_max=runs[-1].steps_per_s,
-        seconds=run.difference("seconds") / (last - 1),
-        phases={phase: run.mean(f"{phase}_s") for phase in PHASES},
-        slowest_s=run.mean("slowest_s"),
-        fastest_s=run.mean("fastest_s"),
+        steps_per_s=_rate(run),
+        steps_per_s_min=_rate(runs[0]),
+        steps_per_s_max=_rate(runs[-1]),
+        seconds=_growth(run, "seconds") / (last - 1),
+        phases={phase: mean(f"{phase}_s") for phase in PHASES},
+        slowest_s=mean("slowest_s"),
+        fastest_s=mean("fastest_s"),
         bare_steps_per_s=statistics.median(bare),
         return_mean=float(run.rows[-1]["return_mean"]),
-        memory_mb=max(float(row["memory_mb"]) for row in run.rows),
-        step_fractions=step_fractions(nprocs, envs, longest),
+        memory_mb=float(run.column("memory_mb").max()),
+        step_fractions=_step_fractions(nprocs, envs, longest),
         oversubscribed=nprocs > len(available_cores()),
     )
 
 
-def _same_curve(runs: Sequence[_TimedRun], last: int) -> str:
+def _step_fractions(
+    nprocs: int, envs: Sequence[int], longest_episode: float | None = None
+) -> tuple[float, float]:
+    """Return rank 0's fraction of an iteration's steps, and the largest fraction of another rank.
+
+    Fixed-step batches spread as the `envs` of each rank. Ranks take whole episodes as they become free,
+    but one rank has to make all of the longest episode, which is a fraction of the batch's steps.
+    """
+    if longest_episode is not None:
+        least = max(1 / nprocs, min(1.0, longest_episode))
+        return least, least
+    return envs[0] / sum(envs), max(envs[1:], default=0) / sum(envs)
+
+
+def _same_curve(runs: Sequence[RunData], last: int) -> str:
     """Return a sentence that says if all runs have the same curve, as far as all of them have come."""
     hashes = {run.rows[last - 1]["weights_sha256"] for run in runs}
     if len(hashes) > 1:

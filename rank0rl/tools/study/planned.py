@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +13,11 @@ from typing import Any, Literal
 import tyro
 
 from rank0rl import algos
-from rank0rl.envs.make import is_gymnasiums
 from rank0rl.options import flag, names, option
 from rank0rl.run import plan
-from rank0rl.run.agents import is_reference, short_name
+from rank0rl.run.agents import short_name
 from rank0rl.run.options import RunOptions
-from rank0rl.run.trust import FUNCTIONS
-
-# The settings of a --config are checked by each run.
-_ASKED = {"wrappers", "env_kwargs", *FUNCTIONS, *names(RunOptions, in_file=False)} - {"config"}
+from rank0rl.tools.study.results import ending
 
 
 @dataclass(frozen=True)
@@ -67,28 +61,6 @@ class Options:
     """Options of every run in one string, for a file: "--total-steps 100000"."""
 
 
-def check_file(given: Options, source: Path) -> None:
-    """Check that a file of a study imports only Gymnasium's and rank0rl's own code, and starts no other program.
-
-    Raises:
-        ValueError: naming what it would import, or the options that only a command line may give.
-    """
-    train = [word for word in shlex.split(given.train) if word.startswith("--")]
-    settings = [*train, *given.grid, *given.search]
-    asked = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in settings} & _ASKED
-    if given.hosts:
-        asked.add("hosts")
-    foreign = [env for env in given.envs if not is_gymnasiums(env)]
-    foreign += [algo for algo in given.algo if not is_reference(algo)]
-    foreign += [flag(name) for name in sorted(asked)]
-    if foreign:
-        again = shlex.join(["python", *sys.orig_argv[1:], "--trust"])
-        raise ValueError(
-            f"{source} names code that is neither Gymnasium's nor rank0rl's, or options by which "
-            f"code runs: {', '.join(foreign)}; if you trust it, go on with: {again}"
-        )
-
-
 @dataclass(frozen=True)
 class Planned:
     """A run that a study is to train."""
@@ -98,9 +70,9 @@ class Planned:
     options: RunOptions
     agent: Any = None  # options of the agent
 
-    def ends(self, by: str) -> bool:
-        """Return True if the run need not go on after an end such as "total_steps 1000" in its summary.json."""
-        name, _, value = by.partition(" ")
+    def ended(self, study: Path) -> bool:
+        """Return True if the run has ended by itself, such as by "total_steps 1000" in its summary.json."""
+        name, _, value = ending(study / self.name).partition(" ")
         now = getattr(self.options, name, None)
         return name == "hook" or value == (f"{now:g}" if isinstance(now, float) else str(now))
 
@@ -121,9 +93,8 @@ class Planned:
                 f"({error})"
             ) from None
 
-    @property
     def curve(self) -> dict[str, Any]:
-        """All settings that can change its curve."""
+        """Return all settings that can change its curve."""
         every = {**vars(self.options), **(vars(self.agent) if self.agent else {})}
         same = names(RunOptions, changes_curve=False)
         return {name: value for name, value in every.items() if name not in same}
@@ -156,10 +127,7 @@ def planned(
 ) -> list[Planned]:
     """Return the runs of a study, seed by seed, so that every setting has its first seed early.
 
-    Args:
-        given: options of the study.
-        rest: more options of every run.
-        found: settings that a search has found, to be trained beside the defaults, in place of a grid.
+    Settings that a search has found are trained beside the defaults, in place of a grid.
 
     Raises:
         ValueError: for wrong seeds or settings, or two runs that would be one.
@@ -170,7 +138,7 @@ def planned(
     for env_id, algo in itertools.product(given.envs, given.algo):
         for settings in _combined(given.grid) if found is None else [{}, found]:
             run = plan_run(env_id, algo, settings, first, rest)
-            same = next((other for other in runs if other.curve == run.curve), None)
+            same = next((other for other in runs if other.curve() == run.curve()), None)
             if same is None:
                 runs.append(run)
             elif found is None:
@@ -189,15 +157,7 @@ def plan_run(
     rest: Sequence[str],
     name: str | None = None,
 ) -> Planned:
-    """Return a run, with its command line checked.
-
-    Args:
-        env_id: the environment.
-        algo: the agent.
-        settings: option -> value, in which runs of this agent differ.
-        seed: seed of the run.
-        rest: more options.
-        name: name of its folder. None: one made of all that.
+    """Return a run, with its command line checked; `settings` are those in which runs of this agent differ.
 
     Raises:
         ValueError: for an option that cannot be.

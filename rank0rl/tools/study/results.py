@@ -12,7 +12,7 @@ from markupsafe import Markup
 from rank0rl.run import files, settings
 from rank0rl.run.folder import RunData
 from rank0rl.tools import figures, plot
-from rank0rl.tools.figures import Series, html, number
+from rank0rl.tools.figures import html, number
 
 FILE = "study.toml"
 """The file of a study's options, in its folder."""
@@ -23,7 +23,7 @@ Agents = Mapping[tuple[str, str], Sequence[RunData]]
 """Runs by environment and agent; those of an agent differ in their seeds."""
 
 
-def read(study: Path) -> Agents:
+def _read(study: Path) -> Agents:
     """Return the runs in a study's folder that have ended; before the first has, those that have a return.
 
     Raises:
@@ -31,15 +31,15 @@ def read(study: Path) -> Agents:
     """
     runs = plot.read_runs(sorted(path.parent for path in study.glob("*/progress.csv")))
     with_return = [run for run in runs if np.isfinite(run.column("return_mean")).any()]
-    over = [run for run in with_return if ending(run)]
+    over = [run for run in with_return if ending(run.folder)]
     if not with_return:
         raise ValueError(f"no run in {study} has a return yet: none of their episodes has ended")
     return plot.by_agent(over or with_return)
 
 
-def ending(run: RunData) -> str:
-    """Return the option by which a run has ended, "" if it has not come to its end."""
-    path = run.folder / "summary.json"
+def ending(run: Path) -> str:
+    """Return the option by which the run in a folder has ended, "" if it has not come to its end."""
+    path = run / "summary.json"
     return str(files.read_json(path, "summary").get("ended", "")) if path.exists() else ""
 
 
@@ -49,7 +49,7 @@ def write(out: Path, minutes_to: Sequence[float] = ()) -> str:
     Raises:
         ValueError: if no run has a return, or no matplotlib.
     """
-    agents = read(out)
+    agents = _read(out)
     rows = _of_agents(agents, minutes_to)
     figures.write_csv(out / "table.csv", rows)
     figures.write_csv(out / "runs.csv", _of_runs(agents, minutes_to))
@@ -76,7 +76,7 @@ def page(study: Path) -> str:
         ValueError: if no run has a row yet, or no matplotlib.
     """
     given = settings.load(study / FILE)
-    agents = read(study)
+    agents = _read(study)
     minutes_to = given.get("minutes_to", ())
     groups = plot.curves_of(agents, to_longest=True)
     means = [
@@ -159,7 +159,7 @@ def _of_runs(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str,
             "seed": run.settings["seed"],
             "return": _final(run),
             **({"evaluated": _last(run, "eval_return")} if "eval_every" in run.settings else {}),
-            "ended": ending(run),
+            "ended": ending(run.folder),
             "steps": int(run.rows[-1]["steps"]),
             "seconds": float(run.rows[-1]["seconds"]),
             **{f"minutes to {at:g}": _minutes_until(run, at) for at in minutes_to},
@@ -205,18 +205,11 @@ def _table(rows: Sequence[Mapping[str, Any]], but: Sequence[str] = ()) -> Markup
 
 
 def _curves(env_id: str, groups: plot.Groups, number_of_chart: int) -> Markup:
-    """Draw the curves of all agents in an environment: their means, and bands from the lowest to the highest seed."""
-    series = []
     these = {agent: curves for (env, agent), curves in groups.items() if env == env_id}
-    for i, (agent, curves) in enumerate(these.items()):
-        if len(curves.ret) > 1:
-            low, high = curves.ret.min(0), curves.ret.max(0)
-            name = "lowest to highest seed" if len(these) == 1 else f"{agent}, seeds"
-            series.append(Series(name, curves.x, high, i % 10, "band", low))
-        series.append(Series(agent, curves.x, curves.ret.mean(0), i % 10))
     ends = ", ".join(f"{agent} {number(c.ret[:, -1].mean())}" for agent, c in these.items())
     alt = f"Mean return by steps in {env_id}, at the end: {ends}"
     finish = figures.by_steps(max(np.max(curves.x) for curves in these.values()), "return")
+    series = plot.series_of(groups, env_id)
     return figures.chart(f"returns-{number_of_chart}", alt, series, finish)
 
 

@@ -20,7 +20,7 @@ from rank0rl.run.folder import read_run
 from rank0rl.tools import figures
 from rank0rl.tools.study.planned import Options, Planned, plan_run, seeds
 from rank0rl.tools.study.results import TRIALS
-from rank0rl.tools.study.training import Runs, Training, claim, ended
+from rank0rl.tools.study.training import Runs, Training, claim
 
 _REPORTS = 20  # times in a run that it is compared with the trials before
 _LOOK_S = 2.0  # between looks at the trials of other machines
@@ -118,6 +118,8 @@ class Search(Runs):
         ValueError: if the folder holds another search, or Optuna is not installed.
     """
 
+    name = "search"
+
     def __init__(self, given: Options, rest: Sequence[str], out: Path) -> None:
         optuna = _optuna()
         super().__init__([], out)
@@ -145,6 +147,7 @@ class Search(Runs):
         )
         over = [trial for trial in self._study.trials if trial.state.is_finished()]
         self.over = len(self._seeds) * len(over)
+        self.total = given.trials * len(self._seeds)
         self._mine: dict[str, _Trial] = {}  # by run
         self._elsewhere = False
         self._looked = -_LOOK_S
@@ -203,7 +206,7 @@ class Search(Runs):
             trial = self._study.best_trial
         except ValueError:
             raise ValueError(
-                f"no trial of the search has come to its end: see {self._out}"
+                f"no trial of the search has come to its end: see {self.folder}"
             ) from None
         return {name: _as_word(value) for name, value in trial.params.items()}
 
@@ -218,7 +221,8 @@ class Search(Runs):
             }
             for trial in self._study.trials
         ]
-        figures.write_csv(self._out / TRIALS, rows)
+        if rows:
+            figures.write_csv(self.folder / TRIALS, rows)
 
     def _refuse_another(self, what: dict[str, str]) -> None:
         """Raise ValueError if the trials in the journal are those of another search."""
@@ -228,7 +232,7 @@ class Search(Runs):
         elif before != what:
             changed = [name for name in {**before, **what} if before.get(name) != what.get(name)]
             raise ValueError(
-                f"{self._out} holds another search: {', '.join(changed)} differ; name another --out"
+                f"{self.folder} holds another search: {', '.join(changed)} differ; name another --out"
             )
 
     def _adopt(self) -> None:
@@ -247,7 +251,7 @@ class Search(Runs):
         """Claim a trial, and let those of its runs wait that are not over."""
         number = of_optuna.number
         folder = f"search/{number:04d}"
-        release = claim(self._out / folder)
+        release = claim(self.folder / folder)
         if release is None:
             self._elsewhere = True
             return
@@ -268,7 +272,7 @@ class Search(Runs):
         except ValueError as error:  # settings that do not fit together
             print(f"trial {number} cannot be: {error}", file=sys.stderr)
             runs, verdict = [], "FAIL"
-        left = [run for run in runs if not ended(run, self._out)]
+        left = [run for run in runs if not run.ended(self.folder)]
         every, reported = [run.name for run in runs], {*frozen.intermediate_values}
         trial = _Trial(of_optuna, release, reported, every, {run.name for run in left}, verdict)
         self._mine |= dict.fromkeys(every, trial)
@@ -290,7 +294,7 @@ class Search(Runs):
 
         value = None
         if trial.verdict == "COMPLETE":
-            scores = [_score(self._out / name, self._given.objective) for name in trial.runs]
+            scores = [_score(self.folder / name, self._given.objective) for name in trial.runs]
             value = float(np.mean(scores))
         self._study.tell(trial.of_optuna, value, state=TrialState[trial.verdict])
         trial.release()

@@ -18,32 +18,29 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import tomli_w
 import tyro
 
-from rank0rl.launch.failures import exit_code_after
+from rank0rl.envs.make import is_gymnasiums
+from rank0rl.launch.failures import exit_code_after, usage_error
 from rank0rl.launch.hosts import SSH, Host, read_hosts
-from rank0rl.options import apply, check
+from rank0rl.options import apply, check, flag, names
 from rank0rl.run import files, settings
-from rank0rl.run.agents import short_name
+from rank0rl.run.agents import is_reference, short_name
 from rank0rl.run.machine import available_cores
+from rank0rl.run.options import RunOptions
+from rank0rl.run.signals import Interrupted, Interrupts
+from rank0rl.run.trust import FUNCTIONS
 from rank0rl.tools import figures
 from rank0rl.tools.study import results, search
-from rank0rl.tools.study.planned import Options, Planned, check_file, planned, seeds
-from rank0rl.tools.study.training import Progress, Runs, Schedule, claim
+from rank0rl.tools.study.planned import Options, planned
+from rank0rl.tools.study.training import Runs, claim, train
 
 _MACHINES = "machines"  # folder of their claims and of what they print
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _TRUST = "--trust"
-
-
-class _Stop(BaseException):
-    def __init__(self, signum: int) -> None:
-        super().__init__()
-        self.signum = signum
+# The settings of a --config are checked by each run.
+_ASKED = {"wrappers", "env_kwargs", *FUNCTIONS, *names(RunOptions, in_file=False)} - {"config"}
 
 
 def main(argv: list[str]) -> int:
@@ -58,18 +55,21 @@ def main(argv: list[str]) -> int:
         for run in runs:
             run.check(out)
         hosts = read_hosts(given.hosts, None)
-        leave = _enter(out)
-        _keep(tomli_w.dumps(_settings(given, rest, out)).encode(), out / results.FILE)
+        leave = _enter(given, rest, out)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return usage_error(str(error))
     number = hosts[0].slots if hosts else given.cores
+    # The terminal of a study on another machine hangs up if this one stops.
+    signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
-        with _stopped_by_signals(), _on_others(hosts[1:], out):
+        with Interrupts(keep=False), _on_others(hosts[1:], out):
             if given.search:
                 runs = planned(given, rest, _search(given, rest, out, number))
-            failed = _train(runs, out, number)
-    except _Stop as stop:
+            cores = available_cores()[:number]
+            print(f"runs: {len(runs)}, cores: {len(cores)}, folder: {out}", flush=True)
+            left = Runs(runs, out)
+            train(left, cores)
+    except Interrupted as stop:
         print(f"stopped: {out} goes on with the same command", file=sys.stderr)
         return exit_code_after(stop.signum)
     except ValueError as error:
@@ -77,9 +77,9 @@ def main(argv: list[str]) -> int:
         return 1
     finally:
         leave()
-    for name, why in failed.items():
+    for name, why in left.failed.items():
         print(f"failed: {name}: {why} (see {out / name / 'output.txt'})", file=sys.stderr)
-    if len(failed) == len(runs):
+    if len(left.failed) == len(runs):
         return 1
     try:
         print(results.write(out, given.minutes_to))
@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
         print(f"error: all is trained, but there are no results: {error}", file=sys.stderr)
         return 1
     print(f"in {out}: table.md, table.csv, runs.csv, learning.png, report.html")
-    return 1 if failed else 0
+    return 1 if left.failed else 0
 
 
 def _read(argv: Sequence[str]) -> tuple[Options, list[str]]:
@@ -97,10 +97,10 @@ def _read(argv: Sequence[str]) -> tuple[Options, list[str]]:
         ValueError: if an option is wrong, or no environment is named.
         SystemExit: when help was asked for, or an argument is wrong, after tyro has printed it.
     """
-    names = [*itertools.takewhile(lambda word: not word.startswith("-"), argv)]
-    default, file = Options(envs=tuple(names)), None
-    if len(names) == 1:
-        path = Path(names[0])
+    envs = [*itertools.takewhile(lambda word: not word.startswith("-"), argv)]
+    default, file = Options(envs=tuple(envs)), None
+    if len(envs) == 1:
+        path = Path(envs[0])
         if path.suffix == ".toml":
             file = path
         elif (path / results.FILE).exists():
@@ -112,7 +112,7 @@ def _read(argv: Sequence[str]) -> tuple[Options, list[str]]:
             default = dataclasses.replace(default, out=str(file.parent))
     given, rest = tyro.cli(
         Options,
-        args=argv[len(names) :],
+        args=argv[len(envs) :],
         default=default,
         prog="python -m rank0rl study",
         return_unknown_args=True,
@@ -124,9 +124,31 @@ def _read(argv: Sequence[str]) -> tuple[Options, list[str]]:
             "Hopper --seeds 0:5"
         )
     if file and not given.trust:
-        check_file(of_file, file)
+        _check_file(of_file, file)
     trust = [_TRUST] if given.trust else []
     return given, [*shlex.split(given.train), *rest, *trust]
+
+
+def _check_file(given: Options, source: Path) -> None:
+    """Check that a file of a study imports only Gymnasium's and rank0rl's own code, and starts no other program.
+
+    Raises:
+        ValueError: naming what it would import, or the options that only a command line may give.
+    """
+    train = [word for word in shlex.split(given.train) if word.startswith("--")]
+    settings = [*train, *given.grid, *given.search]
+    asked = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in settings} & _ASKED
+    if given.hosts:
+        asked.add("hosts")
+    foreign = [env for env in given.envs if not is_gymnasiums(env)]
+    foreign += [algo for algo in given.algo if not is_reference(algo)]
+    foreign += [flag(name) for name in sorted(asked)]
+    if foreign:
+        again = shlex.join(["python", *sys.orig_argv[1:], "--trust"])
+        raise ValueError(
+            f"{source} names code that is neither Gymnasium's nor rank0rl's, or options by which "
+            f"code runs: {', '.join(foreign)}; if you trust it, go on with: {again}"
+        )
 
 
 def _name(given: Options) -> str:
@@ -135,57 +157,27 @@ def _name(given: Options) -> str:
     return f"runs/study-{re.sub(r'[^A-Za-z0-9_.-]+', '_', '-'.join(words))}"
 
 
-def _settings(given: Options, rest: Sequence[str], out: Path) -> dict[str, Any]:
-    """Return the contents of study.toml, with which `study FOLDER` goes on, on any machine."""
+def _enter(given: Options, rest: Sequence[str], out: Path) -> Callable[[], None]:
+    """Claim the cores of this machine for the study in a folder; return what gives them up.
+
+    Its study.toml has the options with which `study FOLDER` goes on, on any machine.
+    """
+    leave = claim(out / _MACHINES / f"{platform.node()}-{available_cores()[0][0]}")
+    if leave is None:
+        raise ValueError(f"another process of this machine trains the study in {out}")
     train = shlex.join(word for word in rest if word != _TRUST)
     values = dataclasses.asdict(given) | {"train": train, "out": str(out)}
     values |= {"cores": None, "hosts": None, "trust": None}
-    return {name: value for name, value in values.items() if value not in (None, (), "")}
-
-
-def _keep(content: bytes, path: Path) -> None:
-    """Write the study's file, unless another machine has written the same."""
-    if not path.exists() or path.read_bytes() != content:
-        files.write(path, content)
-
-
-def _enter(out: Path) -> Callable[[], None]:
-    """Claim the cores of this machine for the study in a folder; return what gives them up.
-
-    Raises:
-        ValueError: if another process trains the study with these cores.
-    """
-    release = claim(out / _MACHINES / f"{platform.node()}-{available_cores()[0][0]}")
-    if release is None:
-        raise ValueError(f"another process of this machine trains the study in {out}")
-    return release
-
-
-@contextlib.contextmanager
-def _stopped_by_signals() -> Iterator[None]:
-    """Raise `_Stop` in this context, once, after a signal that asks a process to end."""
-
-    def stop(signum: int, _: FrameType | None) -> None:
-        for each in _SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
-        raise _Stop(signum)
-
-    before = {signum: signal.signal(signum, stop) for signum in _SIGNALS}
-    try:
-        yield
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+    known = {name: value for name, value in values.items() if value not in (None, (), "")}
+    file, content = out / results.FILE, tomli_w.dumps(known).encode()
+    if not file.exists() or file.read_bytes() != content:  # by another machine
+        files.write(file, content)
+    return leave
 
 
 @contextlib.contextmanager
 def _on_others(hosts: Sequence[Host], out: Path) -> Iterator[None]:
-    """Start the study on other machines by ssh. Wait for them at the end; stop them if the study is stopped.
-
-    Args:
-        hosts: the other machines.
-        out: folder of the study, on storage that all machines share.
-    """
+    """Start the study on other machines by ssh. Wait for them at the end; stop them if the study is stopped."""
     sessions: dict[Path, subprocess.Popen[bytes]] = {}
     try:
         for host in hosts:
@@ -219,25 +211,12 @@ def _on_others(hosts: Sequence[Host], out: Path) -> Iterator[None]:
 
 
 def _search(given: Options, rest: Sequence[str], out: Path, number: int | None) -> dict[str, str]:
-    """Search; return the settings that were found."""
     searching = search.Search(given, rest, out)
-    total = given.trials * len(seeds(given.search_seeds))
     try:
-        with Progress(searching, total, "search", out) as progress:
-            Schedule(searching, out, available_cores()[:number], progress).run()
+        train(searching, available_cores()[:number])
     finally:
         searching.write()
     found = searching.best()
     words = " ".join(f"{name}={value}" for name, value in found.items())
     print(f"the search of {given.trials} trials has found {words}")
     return found
-
-
-def _train(runs: Sequence[Planned], out: Path, number: int | None) -> dict[str, str]:
-    """Train the runs that are not over yet; return run -> why it has failed."""
-    cores = available_cores()[:number]
-    print(f"runs: {len(runs)}, cores: {len(cores)}, folder: {out}", flush=True)
-    left = Runs(runs, out)
-    with Progress(left, len(runs), "study", out) as progress:
-        Schedule(left, out, cores, progress).run()
-    return left.failed

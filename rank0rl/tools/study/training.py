@@ -7,14 +7,13 @@ cores that have become free. That changes no curve.
 from __future__ import annotations
 
 import csv
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -70,25 +69,19 @@ def claim(folder: Path) -> Callable[[], None] | None:
 
 
 class Training:
-    """The processes that train a run, one rank for each core. They go on from its last checkpoint.
+    """The processes that train a run of a study, one rank for each core. They go on from its last checkpoint."""
 
-    Args:
-        planned: the run.
-        folder: folder of the study.
-        cores: cores of its own.
-    """
-
-    def __init__(self, planned: Planned, folder: Path, cores: Sequence[Core]) -> None:
-        self.planned, self.folder, self.cores = planned, folder / planned.name, [*cores]
-        self.given_up = False
-        """True if it was stopped, and is not to go on."""
+    def __init__(self, planned: Planned, study: Path, cores: Sequence[Core]) -> None:
+        self.planned, self.folder, self.cores = planned, study / planned.name, [*cores]
+        self.given_up = False  # True if it was stopped, and is not to go on
+        # Cores with which it goes on once it has saved; none if it is not to be stopped.
         self.next_cores: list[Core] = []
-        """Cores with which it goes on once it has saved; none if it is not to be stopped."""
         self.folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "rank0rl", "train", *planned.words]
         command += ["--run-dir", str(self.folder), "--resume", "auto", "--nprocs", str(len(cores))]
         self._begun, self._first = time.monotonic(), self.row()
         self._startup_s: float | None = None
+        cpus = {cpu for core in cores for cpu in core}
         with (self.folder / _OUTPUT).open("ab") as log:
             self._process = subprocess.Popen(
                 command,
@@ -96,7 +89,7 @@ class Training:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,  # Ctrl-C comes from the study only
-                preexec_fn=_prepared(self.cores),  # noqa: PLW1509
+                preexec_fn=partial(_prepare, os.getpid(), cpus),  # noqa: PLW1509
             )
 
     def poll(self) -> int | None:
@@ -139,18 +132,15 @@ class Training:
 
 
 class Runs:
-    """The runs of a study that are not over yet.
+    """The runs in the folder of a study that are not over yet."""
 
-    Args:
-        runs: all runs.
-        out: folder of the study.
-    """
+    name = "study"
 
-    def __init__(self, runs: Sequence[Planned], out: Path) -> None:
-        self._out = out
-        self._waiting = [run for run in runs if not ended(run, out)]
+    def __init__(self, runs: Sequence[Planned], folder: Path) -> None:
+        self.folder, self.total = folder, len(runs)
+        self._waiting = [run for run in runs if not run.ended(folder)]
         self._claims: dict[str, Callable[[], None]] = {}
-        self.over = len(runs) - len(self._waiting)
+        self.over = self.total - len(self._waiting)
         """Number of runs that are over."""
         self.failed: dict[str, str] = {}
         """Run -> why it has failed."""
@@ -158,11 +148,11 @@ class Runs:
     def take(self) -> Planned | None:
         """Claim the next run and return it; None if there is none, or other machines have claimed them."""
         for run in [*self._waiting]:
-            release = claim(self._out / run.name)
+            release = claim(self.folder / run.name)
             if release is None:
                 continue
             self._waiting.remove(run)
-            if not ended(run, self._out):
+            if not run.ended(self.folder):
                 self._claims[run.name] = release
                 return run
             self.over += 1  # another machine has trained it
@@ -181,39 +171,34 @@ class Runs:
         """Record the end of a run, with the exit code of its training; 0 if it was stopped early."""
         self.over += 1
         if code:
-            self.failed[planned.name] = _complaint(self._out / planned.name)
+            self.failed[planned.name] = _complaint(self.folder / planned.name)
         self._claims.pop(planned.name)()
 
 
-class Progress:
-    """The console of a study: a table of the runs in training on a terminal, else a line for each run that ends.
+def train(runs: Runs, cores: Sequence[Core]) -> None:
+    """Train runs on these cores until there are no more. However this is left, all has saved and ended then.
 
-    Args:
-        runs: the runs.
-        total: number of runs, at most.
-        name: what they are part of.
-        folder: folder of the study.
+    A table shows the runs in training on a terminal. Elsewhere each run that ends has a line.
     """
+    console = _Console(runs)
+    try:
+        _Schedule(runs, cores, console).run()
+    finally:
+        console.live.stop()
 
-    def __init__(self, runs: Runs, total: int, name: str, folder: Path) -> None:
-        self._runs, self._total, self._name, self._folder = runs, total, name, folder
+
+class _Console:
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
         self._console = Console(highlight=False)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self.live = Live(console=self._console, auto_refresh=False, transient=True)
         self._shown = 0.0
-
-    def __enter__(self) -> Progress:
-        """Show the table, if there is a terminal."""
         if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove the table."""
-        self._live.stop()
+            self.live.start()
 
     def show(self, trainings: Sequence[Training]) -> None:
         """Show how far the runs in training have come."""
-        if not self._live.is_started or time.monotonic() < self._shown + _SHOW_S:
+        if not self.live.is_started or time.monotonic() < self._shown + _SHOW_S:
             return
         self._shown = time.monotonic()
         numbers = ("cores", "done", "return", "time left")
@@ -227,41 +212,28 @@ class Progress:
                 _return(training.row()),
                 duration(times[1]) if times else "",
             )
-        table.caption = f"{self._name}: {self._runs.over} of {self._total} runs are over"
-        self._live.update(table, refresh=True)
+        table.caption = f"{self._runs.name}: {self._runs.over} of {self._runs.total} runs are over"
+        self.live.update(table, refresh=True)
 
     def over(self, planned: Planned, code: int) -> None:
         """Print that a run has ended, and its return, or why it has failed."""
-        folder = self._folder / planned.name
+        runs, folder = self._runs, self._runs.folder / planned.name
         said = f"failed: {_complaint(folder)}" if code else f"return {_return(_last_row(folder))}"
-        self._console.print(
-            f"{self._name}, {self._runs.over} of {self._total}: {planned.name}  {said}",
-            soft_wrap=True,
-            markup=False,
-        )
+        line = f"{runs.name}, {runs.over} of {runs.total}: {planned.name}  {said}"
+        self._console.print(line, soft_wrap=True, markup=False)
 
 
 def _return(row: dict[str, str] | None) -> str:
     return short(float(row["return_mean"] or "nan")) if row else ""
 
 
-class Schedule:
-    """Trains runs until there are no more.
-
-    Args:
-        runs: the runs.
-        folder: folder of the study.
-        cores: the cores.
-        progress: is told of the runs in training, and of each that has ended.
-    """
-
-    def __init__(self, runs: Runs, folder: Path, cores: Sequence[Core], progress: Progress) -> None:
-        self._runs, self._folder, self._progress = runs, folder, progress
+class _Schedule:
+    def __init__(self, runs: Runs, cores: Sequence[Core], console: _Console) -> None:
+        self._runs, self._console = runs, console
         self._free = [*cores]
         self._training: list[Training] = []
 
     def run(self) -> None:
-        """Train. However this is left, all training has saved and ended then."""
         try:
             self._fill()
             while self._training or self._runs.waits():
@@ -269,7 +241,7 @@ class Schedule:
                 for training in [*self._training]:
                     self._look_at(training)
                 self._fill()
-                self._progress.show(self._training)
+                self._console.show(self._training)
         finally:
             for training in self._training:
                 training.stop()
@@ -286,13 +258,13 @@ class Schedule:
             return
         self._training.remove(training)
         if code in _SAVED and training.next_cores and not training.given_up:
-            self._training.append(Training(training.planned, self._folder, training.next_cores))
+            self._start(training.planned, training.next_cores)
             return
         self._free += training.next_cores or training.cores
         if code in _SAVED and training.given_up:
             code = 0
         self._runs.done(training.planned, code)
-        self._progress.over(training.planned, code)
+        self._console.over(training.planned, code)
 
     def _fill(self) -> None:
         """Give free cores to runs that wait; if none waits, to those that have the most work left."""
@@ -301,7 +273,7 @@ class Schedule:
             starting.append(planned)
         each = _spread(len(self._free), [1.0] * len(starting), [p.most for p in starting])
         for planned, number in zip(starting, each, strict=True):
-            self._training.append(Training(planned, self._folder, self._taken(number)))
+            self._start(planned, self._taken(number))
         if self._free and not any(training.next_cores for training in self._training):
             self._widen()
 
@@ -323,22 +295,18 @@ class Schedule:
                 training.next_cores = [*training.cores, *self._taken(more)]
                 training.stop()
 
+    def _start(self, planned: Planned, cores: Sequence[Core]) -> None:
+        self._training.append(Training(planned, self._runs.folder, cores))
+
     def _taken(self, number: int) -> list[Core]:
-        """Take so many of the free cores."""
         taken, self._free = self._free[:number], self._free[number:]
         return taken
 
 
 def _spread(cores: int, left_s: Sequence[float], most: Sequence[int]) -> list[int]:
-    """Give each core to the run that would end last with the cores that it has so far.
+    """Give each core to the run that would end last with the cores that it has; return how many each has.
 
-    Args:
-        cores: number of cores, at least one for each run.
-        left_s: seconds that each run would take on one core.
-        most: most cores that each run can use.
-
-    Returns:
-        The number of cores of each run, at least 1.
+    `left_s` are the seconds of each run on one core, and `most` is how many it can use. It has at least one.
     """
     each = [1] * len(left_s)
     for _ in range(cores - len(each)):
@@ -358,15 +326,6 @@ def _complaint(folder: Path) -> str:
     return named[-1] if named else "it has printed nothing"
 
 
-def ended(planned: Planned, study: Path) -> bool:
-    """Return True if a run in the folder of a study has ended by itself, and not because it was told to."""
-    try:
-        by = json.loads((study / planned.name / "summary.json").read_text())["ended"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return bool(by) and planned.ends(by)
-
-
 def _last_row(folder: Path) -> dict[str, str] | None:
     """Return the last complete row of a run's progress.csv, column -> text; None if there is none yet."""
     try:
@@ -382,13 +341,8 @@ def _last_row(folder: Path) -> dict[str, str] | None:
     return dict(zip(names, values, strict=True)) if len(names) == len(values) else None
 
 
-def _prepared(cores: Sequence[Core]) -> Callable[[], None]:
-    """Return what a new process does first: it keeps to its cores, and ends with this process."""
-    parent = os.getpid()
-
-    def prepare() -> None:
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, {cpu for core in cores for cpu in core})
-        end_with_parent(parent)
-
-    return prepare
+def _prepare(parent: int, cpus: Collection[int]) -> None:
+    """Keep a new process to its CPUs, and let it end with its parent."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
+    end_with_parent(parent)

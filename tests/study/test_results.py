@@ -23,7 +23,7 @@ def study(tmp_path):
 
 
 def test_a_row_for_each_agent(study):
-    ppo, trpo = results._of_agents(results.read(study), [400.0])
+    ppo, trpo = results._of_agents(results._read(study), [400.0])
     assert (ppo["environment"], ppo["agent"], ppo["seeds"]) == ("Walker2d-v5", "ppo", 3)
     assert ppo["return"] == ppo["iqm"] == 500.0
     assert (ppo["min"], ppo["max"]) == (300.0, 700.0)
@@ -50,13 +50,13 @@ def test_files(study):
 def test_runs_that_have_not_ended_do_not_count_once_others_have(study):
     (study / "a1" / "summary.json").write_text('{"ended": "total_steps 10000"}')
     (study / "b" / "summary.json").write_text('{"ended": ""}')
-    ((_, (run,)),) = results.read(study).items()
+    ((_, (run,)),) = results._read(study).items()
     assert run.folder.name == "a1"
 
 
 def test_a_run_that_ended_early_keeps_its_last_return(study):
     write_run(study / "a3", [400.0], seed=3)
-    (curves, _) = plot.curves_of(results.read(study), to_longest=True).values()
+    (curves, _) = plot.curves_of(results._read(study), to_longest=True).values()
     assert curves.x[-1] == 10000
     assert curves.ret[3, -1] == 400.0
 

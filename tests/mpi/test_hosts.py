@@ -15,10 +15,10 @@ from helpers.ranks import HERE, LIMIT_S, environment, mpiexec, run
 from helpers.runs import SMALL, curve, sha, table, train, wait_for_rows
 
 from benchmarks import hosts as namespaces
+from rank0rl import start
 from rank0rl.launch import hosts, job
 from rank0rl.launch.hosts import Host, SshSessions, count_ranks, read_hosts
 from rank0rl.launch.mpiexec import _switches
-from rank0rl.run import run as run_module
 from rank0rl.run.options import RunOptions
 
 reason = namespaces.missing()
@@ -120,7 +120,7 @@ def test_a_lost_host_is_left_out_when_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv(job.FOLDER, str(tmp_path))
     job.my_folder.cache_clear()
     options = RunOptions(hosts="one:1,two:2,three:3", pass_env="A,B_*")
-    where = functools.partial(run_module._where, options, 6)
+    where = functools.partial(start._where, options, 6)
     try:
         with SshSessions([Host("one", 1), Host("two", 2), Host("three", 3)], tmp_path) as contact:
             assert where() == " --hosts one:1,two:2,three:3 --pass-env 'A,B_*' --nprocs 6"

@@ -74,7 +74,6 @@ class BC(Agent):
         demonstrations.read(options.data, spaces)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
-        """Sample actions."""
         return self.nets.act(step)
 
     def process(self, fragment: Fragment) -> Batch:
@@ -108,7 +107,7 @@ class BC(Agent):
         self.value.merge(batch["ret"])
         self.value_flat.check()
         x, epochs, size = self.norm.numpy(batch["obs"]), opt.value_epochs, opt.minibatch_size
-        value_loss = self.fit_value(x, batch["ret"], rng, lr=lr, epochs=epochs, minibatch_size=size)
+        value_loss = self.fit_value(x, batch["ret"], rng, lr, epochs, size)
         loss = float(np.mean(losses))
         return {"loss": loss, "value_loss": value_loss, "explained_variance": ev, "lr": lr}
 

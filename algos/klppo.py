@@ -95,7 +95,6 @@ class KLPPO(Agent):
         self.previous: Batch = {}
 
     def act(self, step: Step) -> tuple[Array, Batch]:
-        """Sample actions."""
         return self.nets.act(step)
 
     def process(self, fragment: Fragment) -> Batch:
@@ -120,8 +119,8 @@ class KLPPO(Agent):
         if self.previous:
             obs = np.concatenate([obs, self.norm.numpy(self.previous["obs"])])
             ret = np.concatenate([ret, self.previous["ret"]])
-        epochs, size = opt.value_epochs, opt.value_minibatch_size
-        loss = self.fit_value(obs, ret, rng, lr=self.value_lr, epochs=epochs, minibatch_size=size)
+        lr, epochs, size = self.value_lr, opt.value_epochs, opt.value_minibatch_size
+        loss = self.fit_value(obs, ret, rng, lr, epochs, size)
         self.previous = {name: batch[name] for name in ("obs", "ret")}
         self.norm.merge(batch["obs"])
         return {**metrics, "value_loss": loss, "explained_variance": ev}
@@ -131,15 +130,7 @@ class KLPPO(Agent):
     ) -> dict[str, float]:
         """Make full-batch steps on the loss, until the divergence exceeds four times its target.
 
-        Args:
-            obs: normalized, (N, inputs).
-            act: actions, (N, *act).
-            logp: their log-probabilities under the acting policy, (N,).
-            adv: advantages, normalized, (N,).
-            mask: the choices that could be taken, (N, all choices), bool, if not all.
-
-        Returns:
-            Numbers for the record, by name.
+        The arguments are rows of `ActorCritic.training_rows`, as tensors. Returns numbers for the record.
         """
         opt, policy = self.options, self.policy
         self.flat.check()

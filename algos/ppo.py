@@ -85,7 +85,6 @@ class PPO(Agent):
         self.objective = self.objective_at(0.0)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
-        """Sample actions."""
         return self.nets.act(step)
 
     def process(self, fragment: Fragment) -> Batch:
@@ -164,12 +163,8 @@ class PPO(Agent):
 def clipped_loss(log_ratio: Tensor, adv: Tensor, clip_ratio: float) -> Tensor:
     """Return -E[min(r A, clip(r) A)], with r the ratio of new to old probability of the actions.
 
-    Change `nets.kernels.losses._clipped_slopes` with it: updates on the CPU use that alone, this serves a GPU.
-
-    Args:
-        log_ratio: log r, shape (n,).
-        adv: advantages A, normalized, shape (n,).
-        clip_ratio: clip(r) limits r to 1 - clip_ratio .. 1 + clip_ratio.
+    log r and the normalized advantages A have shape (n,); clip(r) limits r to 1 +- clip_ratio. Change
+    `nets.kernels.losses._clipped_slopes` with it: updates on the CPU use that alone, this serves a GPU.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     """

@@ -72,7 +72,6 @@ class TRPO(Agent):
         self.adam = Adam(self.value_flat)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
-        """Sample actions."""
         return self.nets.act(step)
 
     def process(self, fragment: Fragment) -> Batch:
@@ -96,7 +95,7 @@ class TRPO(Agent):
         self.value.merge(ret)
         self.value_flat.check()
         epochs, size = opt.value_epochs, opt.value_minibatch_size
-        loss = self.fit_value(obs, ret, rng, lr=value_lr, epochs=epochs, minibatch_size=size)
+        loss = self.fit_value(obs, ret, rng, value_lr, epochs, size)
         self.norm.merge(batch["obs"])
         now = changing(progress, target_kl=opt.target_kl, value_lr=opt.value_lr)
         return {**metrics, "value_loss": loss, "explained_variance": ev, **now}
@@ -117,16 +116,8 @@ class TRPO(Agent):
         approximation by F gives E[KL] = target. 1.5 leaves room for its error, as in OpenAI's
         baselines.)
 
-        Args:
-            target_kl: the target, in nats.
-            obs: normalized, (N, inputs).
-            act: actions, (N, *act).
-            logp: their log-probabilities under the acting policy, (N,).
-            adv: advantages, normalized, (N,).
-            mask: the choices that could be taken, (N, all choices), bool, if not all.
-
-        Returns:
-            Numbers for the record, by name.
+        The other arguments are rows of `ActorCritic.training_rows`, as tensors. Returns numbers for the
+        record.
 
         Source: Schulman et al. 2015, arXiv:1502.05477, appendix C.
         """
@@ -185,16 +176,10 @@ class TRPO(Agent):
 def conjugate_gradient(
     product: Callable[[Tensor], Tensor], b: Tensor, iterations: int, tolerance: float = 1e-10
 ) -> Tensor:
-    """Solve A x = b for a positive definite matrix A.
+    """Solve A x = b, shape (n,), for a positive definite matrix A, given the function v -> A v.
 
-    Args:
-        product: v -> A v.
-        b: shape (n,).
-        iterations: largest number of iterations. n of them are exact.
-        tolerance: squared norm of the residual, relative to that of b, at which to stop.
-
-    Returns:
-        x, shape (n,).
+    n iterations are exact. It stops where the squared norm of the residual, relative to that of b, is
+    at most the tolerance.
 
     Source: Nocedal and Wright 2006, algorithm 5.2.
     """

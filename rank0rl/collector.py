@@ -28,13 +28,7 @@ from rank0rl.run.usage import Phases
 class Collector:
     """Rolls out, processes and gathers.
 
-    Collective: every rank makes one.
-
-    Args:
-        agent: acts and processes; the same weights on every rank.
-        rollout: this rank's rollouts.
-        options: options of the run.
-        phases: takes the seconds of "collect", "process", "wait", "gather" and "hash".
+    Collective: every rank makes one, with its own rollouts and the same weights.
     """
 
     def __init__(self, agent: Agent, rollout: Rollout, options: RunOptions, phases: Phases) -> None:
@@ -54,10 +48,7 @@ class Collector:
     def batch(self, iteration: int) -> Gathered:
         """Return the batch of an iteration: collected now, or ahead of time by `--overlap`.
 
-        Collective: every rank calls this.
-
-        Returns:
-            On rank 0 the rows of all ranks, in order of fragment ids; no rows elsewhere.
+        Collective: every rank calls this. Rank 0 gets the rows of all.
         """
         if self._ready is None:
             self.roll(iteration)

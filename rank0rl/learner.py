@@ -58,11 +58,7 @@ class Learner:
             pool.shutdown(wait=False)
 
     def update(self, batch: Gathered, iteration: int) -> Mapping[str, float]:
-        """Update the agent on rank 0.
-
-        Args:
-            batch: the iteration's batch.
-            iteration: its number, which keys the update's random stream.
+        """Update the agent on rank 0. The iteration's number keys the update's random stream.
 
         Returns:
             What the agent records, name -> number; nothing on other ranks.
@@ -116,13 +112,8 @@ class Overlap:
     """Let rank 0 update on a batch while the other ranks collect the next one.
 
     That batch is collected with weights that are one update older, by rank 0 too, before its update.
-    It is gathered before the new weights are broadcast, so that a checkpoint holds it.
-
-    Args:
-        learner: updates.
-        collector: collects.
-        phases: takes the seconds of "wait".
-        share_over: as `State.share_over`, on rank 0.
+    It is gathered before the new weights are broadcast, so that a checkpoint holds it. `share_over` is
+    that of `State`, on rank 0.
     """
 
     def __init__(

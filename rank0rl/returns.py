@@ -78,14 +78,9 @@ def advantages(fragment: Fragment, val: Array, end_val: Array, gamma: float, lam
 
 
 def explained_variance(pred: Array, target: Array) -> float:
-    """Return 1 - Var[target - pred] / Var[target]: 1 is perfect, 0 no better than a constant.
+    """Return 1 - Var[target - pred] / Var[target], for arrays (N,); nan where the target does not vary.
 
-    Args:
-        pred: shape (N,).
-        target: shape (N,).
-
-    Returns:
-        A number up to 1; nan where the target does not vary.
+    1 is perfect, 0 no better than a constant.
     """
     variance = float(np.var(target, dtype=np.float64))
     return 1.0 - float(np.var(target - pred, dtype=np.float64)) / variance if variance else np.nan

@@ -142,14 +142,13 @@ class Rollout:
         if copy:  # the env goes on to another fragment before this one is processed
             rows = {name: array.copy() for name, array in rows.items()}
         fragment = _cut(env.fragment_id, rows, ends)
-        self._check_finite(env, fragment, ends)
+        arrays = (fragment.rew, fragment.obs, fragment.end_obs)
+        if not all(array.dtype.kind != "f" or np.isfinite(array).all() for array in arrays):
+            self._refuse_infinite(env, fragment, ends)
         return fragment
 
-    def _check_finite(self, env: Env, fragment: Fragment, ends: Sequence[_End]) -> None:
+    def _refuse_infinite(self, env: Env, fragment: Fragment, ends: Sequence[_End]) -> None:
         """Raise ValueError at the first nan or infinity among rewards and observations."""
-        arrays = (fragment.rew, fragment.obs, fragment.end_obs)
-        if all(array.dtype.kind != "f" or np.isfinite(array).all() for array in arrays):
-            return
         for end, steps in zip(ends, fragment.episodes(), strict=True):
             each_obs = [*fragment.obs[steps], end.obs]
             each_rew = [0.0, *fragment.rew[steps]]
@@ -169,13 +168,9 @@ class Rollout:
 
 
 class FixedSteps(Rollout):
-    """Rollouts that step every env the same number of times. Episodes go on in the next iteration.
+    """Rollouts that step every env T times. Episodes go on in the next iteration.
 
-    Args:
-        block: this rank's envs.
-        steps: T, steps of each env in an iteration.
-        cuts: as `Rollout`, of environments. A game counts as one.
-        info: as `Rollout`.
+    `steps` is T. Cuts are numbers of finished environments; a game counts as one.
     """
 
     def __init__(
@@ -190,9 +185,8 @@ class FixedSteps(Rollout):
         Returns:
             A row for each env: "episode"; "steps" so far; "ret", the sum of their rewards; "obs" after
             them; "new", the number of them made in this iteration; and the actions of these, "act",
-            (sum of new, *act). Also "memory", if the agent has one: it comes of older weights and cannot
-            be repeated; and "settings", their version at the beginning of the episode, if there is a
-            curriculum. Nothing without envs.
+            (sum of new, *act). Also "memory", which comes of older weights and cannot be repeated, and
+            "settings", the version of a curriculum's, if there are any.
         """
         T, block = self._steps, self.block
         if not self.envs:
@@ -253,7 +247,7 @@ class WholeEpisodes(Rollout):
             collects in it.
         at_once: number of these episodes under way at the same time, at most. The fewer, the
             shorter the longest wait of ranks that share them.
-        cuts: as `Rollout`, of episodes.
+        cuts: numbers of finished episodes.
         info: as `Rollout`.
     """
 
@@ -343,14 +337,11 @@ def check_processed(rows: Any) -> None:
     """
     wrong = rows
     if isinstance(rows, Mapping):
-        wrong = {
-            name: array
-            for name, array in rows.items()
-            if not isinstance(array, np.ndarray) or array.ndim == 0
-        }
-        if not wrong:
+        is_array = {name: isinstance(x, np.ndarray) and x.ndim > 0 for name, x in rows.items()}
+        if all(is_array.values()):
             count(rows)
             return
+        wrong = {name: x for name, x in rows.items() if not is_array[name]}
     raise TypeError(
         f"process must return a dict of name -> array with rows along its first axis: got "
         f"{wrong!r:.100}"

@@ -17,13 +17,13 @@ MOST_LINES = 450  # of a file: more is a second idea
 
 # Today's numbers. `python benchmarks/house.py` prints them; its docstring says how each one is counted.
 HOUSE = {
-    "files": 138,
+    "files": 136,
     "top_modules": 16,
-    "public_names": 625,
-    "loop_files": 70,
-    "train_files": 85,
-    "path_files": 33,
-    "path_short": 9,
+    "public_names": 604,
+    "loop_files": 66,
+    "train_files": 83,
+    "path_files": 28,
+    "path_short": 4,
 }
 
 

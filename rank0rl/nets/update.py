@@ -150,7 +150,6 @@ class ValueFit:
         x: Array,
         ret: Array,
         rng: np.random.Generator,
-        *,
         lr: float,
         epochs: int,
         minibatch_size: int,

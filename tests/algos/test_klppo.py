@@ -112,7 +112,7 @@ def test_an_update_ends_early_when_the_policy_has_moved_far():
 def test_the_value_function_learns_from_this_batch_and_the_one_before_it():
     seen = []
     klppo = agent()
-    klppo.fit_value = lambda x, ret, rng, **kw: seen.append((x, ret)) or 0.0
+    klppo.fit_value = lambda x, ret, *_: seen.append((x, ret)) or 0.0
     batches = [rows(klppo, n, seed=n) for n in (30, 20, 10)]
     for batch in batches:
         klppo.update(batch, np.random.default_rng(0), 0.0)

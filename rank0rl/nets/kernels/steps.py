@@ -62,7 +62,7 @@ class CompiledSteps:
         modules = dict(nets.items())
         policy: Any = modules.get("policy")
         self._policy = policy
-        self._tables = policy.tables(theta) if policy else (None, None, None)
+        self._tables: Any = policy.tables(theta) if policy else (None, None, None)
         self._value: Array = modules["value"].tables(theta)  # type: ignore[operator]
         self._slices = [
             (a, min(a + SLICE, end), i)
@@ -202,10 +202,10 @@ class _Rows(NamedTuple):
 
     obs: Array
     ret: Array
-    act: Array | None = None
-    logp: Array | None = None
-    adv: Array | None = None
-    mask: Array | None = None
+    act: Any = None
+    logp: Any = None
+    adv: Any = None
+    mask: Any = None
 
 
 class _Room(NamedTuple):

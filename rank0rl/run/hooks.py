@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -247,19 +248,12 @@ def chosen(choose: _Choose, progress: float, record: Mapping[str, Any]) -> str:
         raise
     try:
         if isinstance(settings, Mapping):
-            return json.dumps(settings, default=_plain)
-    except (TypeError, ValueError):
+            return json.dumps(settings, default=methodcaller("tolist"))  # numbers of NumPy
+    except (AttributeError, TypeError, ValueError):
         pass
     raise ValueError(
         f"a curriculum must return a dict of numbers, strings and lists: got {settings!r:.100}"
     )
-
-
-def _plain(value: Any) -> Any:
-    """Return a number or an array of NumPy as numbers and lists, for JSON."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
-    raise TypeError
 
 
 class Curriculum(Hook):

@@ -44,15 +44,11 @@ class Logger:
             highlight=False,
         )
         self._csv: Any = None
-        self._names: list[str] = []
+        self.columns: list[str] = []
+        """Columns of progress.csv; [] before the first row."""
         self._sha256 = hashlib.sha256()
         self._printed = -math.inf
         self._live = Live(console=self.console, auto_refresh=False, transient=True)
-
-    @property
-    def columns(self) -> list[str]:
-        """Columns of progress.csv; [] before the first row."""
-        return self._names
 
     @property
     def rows_sha256(self) -> str:
@@ -70,7 +66,7 @@ class Logger:
             path.unlink(missing_ok=True)  # the first row brings its header
             return
         rows = _rows_until(self.folder, iteration)
-        self._names = rows[0]
+        self.columns = rows[0]
         files.write(path, _text(rows))
         self._sha256.update(_text(rows))
 
@@ -82,9 +78,9 @@ class Logger:
         """
         if self._csv is None:
             self._open(list(values))
-        if list(values) != self._names:
+        if list(values) != self.columns:
             raise ValueError(
-                f"every iteration must record the same names: expected {self._names}, got "
+                f"every iteration must record the same names: expected {self.columns}, got "
                 f"{list(values)}; make update return the same names every time"
             )
         self._write([short(value) for value in values.values()])
@@ -123,8 +119,8 @@ class Logger:
 
     def _open(self, names: list[str]) -> None:
         self._csv = (self.folder / "progress.csv").open("ab")
-        if not self._names:
-            self._names = names
+        if not self.columns:
+            self.columns = names
             self._write(names)
 
     def _write(self, row: list[str]) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from types import TracebackType
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 from rank0rl.agent import Agent
 from rank0rl.batch import Gathered
@@ -50,18 +50,13 @@ class Run:
                 stack.callback(hook.close)
             stack.enter_context(self._interrupts)
             if self._recorder:
-                stack.enter_context(self._saved(self._recorder))
+                stack.callback(self._save, self._recorder)
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> bool | None:
+    def __exit__(self, *error: Any) -> bool | None:
         """Save the last boundary, give the signals back, and say how to go on."""
-        return self._stack.__exit__(kind, error, trace)
+        return self._stack.__exit__(*error)
 
     def restore(self, restore_envs: Callable[[], Mapping[int, str]]) -> int:
         """Bring all ranks to where rank 0 is; return the number of iterations made.
@@ -123,10 +118,6 @@ class Run:
             self._recorder.record(now - self._last, batch, metrics)
         self._last = now
 
-    @contextmanager
-    def _saved(self, recorder: Recorder) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            with self._interrupts.held():
-                recorder.save()
+    def _save(self, recorder: Recorder) -> None:
+        with self._interrupts.held():
+            recorder.save()

@@ -17,13 +17,13 @@ MOST_LINES = 450  # of a file: more is a second idea
 
 # Today's numbers. `python benchmarks/house.py` prints them; its docstring says how each one is counted.
 HOUSE = {
-    "files": 136,
+    "files": 125,
     "top_modules": 16,
-    "public_names": 604,
-    "loop_files": 66,
-    "train_files": 83,
-    "path_files": 28,
-    "path_short": 4,
+    "public_names": 522,
+    "loop_files": 52,
+    "train_files": 77,
+    "path_files": 24,
+    "path_short": 0,
 }
 
 

@@ -52,10 +52,9 @@ def test_the_same_curve_for_every_number_and_share_of_ranks_and_resumed(mode, tm
 
 @pytest.mark.slow
 def test_interrupted_in_mid_overlap(tmp_path):
-    args = [*SMALL, "--total-steps", "640", "--overlap"]
+    args = [*SMALL, "--total-steps", "640", "--overlap", *SLOW]
     train(tmp_path / "whole", *args)
-    args += ["--gather-parts", "2"]
-    interrupt(tmp_path / "parts", [*args, *SLOW], 2, signal.SIGTERM, after=4)
+    interrupt(tmp_path / "parts", [*args, "--gather-parts", "2"], 2, signal.SIGTERM, after=4)
     resume(tmp_path / "parts", nprocs=3)
     assert curve(tmp_path / "parts") == curve(tmp_path / "whole")
 

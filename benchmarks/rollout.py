@@ -62,7 +62,7 @@ class Loops:
         from rank0rl.envs.make import make, resolve
         from rank0rl.mpi import comm
         from rank0rl.run.options import RunOptions
-        from rank0rl.run.rollouts import make_rollout
+        from rank0rl.run.shares import make_rollout
 
         self.steps, self.num_envs = args.steps, args.envs * args.nprocs
         options = RunOptions(

@@ -14,7 +14,7 @@ from rank0rl import seeding
 from rank0rl.agent import Agent, Step
 from rank0rl.batch import Batch
 from rank0rl.envs.block import make_block
-from rank0rl.envs.wrappers import label
+from rank0rl.envs.info import label
 from rank0rl.mpi import comm, weights
 from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.gather import rank0_accum_batches
@@ -22,7 +22,7 @@ from rank0rl.rollout import WholeEpisodes
 from rank0rl.run.hooks import Columns, Hook, Record
 from rank0rl.run.options import RunOptions
 from rank0rl.run.record import known_mean, mean
-from rank0rl.run.rollouts import env_maker
+from rank0rl.run.shares import env_maker
 
 Array = npt.NDArray[Any]
 

@@ -26,8 +26,8 @@ from rank0rl.rollout import draws
 from rank0rl.run import checkpoint
 from rank0rl.run.agents import make_agent
 from rank0rl.run.options import RunOptions
-from rank0rl.run.rollouts import env_maker
 from rank0rl.run.settings import of_file, read_saved
+from rank0rl.run.shares import env_maker
 from rank0rl.run.state import restore_agent
 
 Array = npt.NDArray[Any]

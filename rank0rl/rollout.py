@@ -17,7 +17,7 @@ from rank0rl import seeding
 from rank0rl.agent import Agent, Fragment, Space, Step
 from rank0rl.batch import Batch, Buffer, count, take
 from rank0rl.envs.block import Doing, Env, EnvBlock
-from rank0rl.envs.wrappers import EPISODE
+from rank0rl.envs.info import EPISODE
 
 Array = npt.NDArray[Any]
 

@@ -37,8 +37,8 @@ from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
 from rank0rl.run.plan import Plan, discard, prepare
 from rank0rl.run.record import Recorder
-from rank0rl.run.rollouts import make_rollout
 from rank0rl.run.run import Run
+from rank0rl.run.shares import make_rollout
 from rank0rl.run.state import State
 from rank0rl.run.trust import sealed, without_seal, words_to_go_on
 from rank0rl.run.usage import Phases

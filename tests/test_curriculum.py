@@ -10,7 +10,8 @@ from helpers.ranks import HERE
 from helpers.runs import curve, replay, resume, sha, table, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rank0rl.envs.wrappers import EPISODE, EpisodeInfo, ResetMethod, label
+from rank0rl.envs.info import EPISODE, EpisodeInfo, label
+from rank0rl.envs.wrappers import ResetMethod
 from rank0rl.run.hooks import Curriculum, chosen
 
 CORRIDOR = ["examples.02_environment:corridor", "--curriculum", "examples.06_curriculum:farther"]

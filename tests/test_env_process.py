@@ -25,7 +25,7 @@ from rank0rl.launch import processes
 from rank0rl.mpi import weights
 from rank0rl.run.hooks import Record
 from rank0rl.run.options import RunOptions
-from rank0rl.run.rollouts import env_maker
+from rank0rl.run.shares import env_maker
 
 FAR_S = 60.0  # a limit that nothing here comes near
 

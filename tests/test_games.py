@@ -13,8 +13,9 @@ from rank0rl import seeding
 from rank0rl.agent import NoOptions
 from rank0rl.envs.block import Settings, make_block
 from rank0rl.envs.games import agents_of
+from rank0rl.envs.info import EpisodeInfo
 from rank0rl.envs.make import make, watched
-from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod
+from rank0rl.envs.wrappers import ResetMethod
 from rank0rl.policy import load
 from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.tools.check import RandomAgent, check

@@ -17,11 +17,11 @@ MOST_LINES = 450  # of a file: more is a second idea
 
 # Today's numbers. `python benchmarks/house.py` prints them; its docstring says how each one is counted.
 HOUSE = {
-    "files": 125,
+    "files": 127,
     "top_modules": 16,
-    "public_names": 522,
-    "loop_files": 52,
-    "train_files": 77,
+    "public_names": 524,
+    "loop_files": 54,
+    "train_files": 79,
     "path_files": 24,
     "path_short": 0,
 }

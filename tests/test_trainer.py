@@ -24,7 +24,7 @@ from rank0rl.batch import Gathered
 from rank0rl.learner import Learner
 from rank0rl.mpi import comm
 from rank0rl.run.options import RunOptions
-from rank0rl.run.rollouts import make_rollout
+from rank0rl.run.shares import make_rollout
 from rank0rl.run.usage import PHASES, Phases
 
 MODES = {

@@ -8,9 +8,9 @@ from helpers.runs import curve, replay, resume_on_ranks, sha, train, train_on_ra
 from rank0rl import seeding
 from rank0rl.agent import NoOptions
 from rank0rl.envs.block import make_block
+from rank0rl.envs.info import EpisodeInfo
 from rank0rl.envs.make import make, resolve
 from rank0rl.envs.spaces import flatten
-from rank0rl.envs.wrappers import EpisodeInfo
 from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.tools.check import RandomAgent, check
 

@@ -31,8 +31,8 @@ from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
+from rank0rl.envs.info import EPISODE
 from rank0rl.envs.spaces import name_of
-from rank0rl.envs.wrappers import EPISODE
 
 _END_S = 10.0  # a fork server that takes longer to end a process, or itself, is killed
 

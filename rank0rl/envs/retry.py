@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from rank0rl.envs.info import InfoError
 from rank0rl.envs.spaces import has_length, name_of
-from rank0rl.envs.wrappers import Around, InfoError
+from rank0rl.envs.wrappers import Around
 
 FAILURES = ("env_mended", "env_truncated")
 """Columns of the record: failures after which the episode went on, and those that cut it off."""

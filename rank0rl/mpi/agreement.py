@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.mpi.comm import Comm, allgather_obj, among
-from rank0rl.mpi.world import ARRIVE_S, MOVE_S, agreed, collective, raised_alone, wait
+from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
+from rank0rl.mpi.world import agreed, collective, raised_alone
 
 Array = npt.NDArray[Any]
 

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
 from rank0rl.mpi.world import (
-    ARRIVE_S,
-    MOVE_S,
     Comm,
     abort,
     agreed,
@@ -36,7 +35,6 @@ from rank0rl.mpi.world import (
     print0,
     split,
     stop,
-    wait,
     world,
 )
 

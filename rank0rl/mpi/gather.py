@@ -28,7 +28,8 @@ from rank0rl.mpi.comm import (
     unpickled,
 )
 from rank0rl.mpi.values import NUMBERS, SAME, Kind, Value, as_value, as_values, is_tensor
-from rank0rl.mpi.world import MOVE_S, agreed, attempt, collective, wait
+from rank0rl.mpi.wait import MOVE_S, wait
+from rank0rl.mpi.world import agreed, attempt, collective
 
 Array = npt.NDArray[Any]
 Path = tuple[str, ...]

@@ -1,6 +1,6 @@
-"""The ranks of the job: from the start of MPI to its end, how they wait, and what errors do to them.
+"""The ranks of the job: from the start of MPI to its end, and what errors do to them.
 
-MPI is loaded only where there is more than one rank. A waiting rank sleeps, so that rank 0 has all cores.
+MPI is loaded only where there is more than one rank.
 
 Before the first message of a collective, `attempt` catches whatever goes wrong on this rank. The rank
 still takes part in the exchange of layouts, tells the others, and all of them raise the same error.
@@ -14,10 +14,9 @@ import atexit
 import functools
 import os
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
@@ -32,13 +31,6 @@ T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 
 Comm: TypeAlias = "Intracomm"
-
-ARRIVE_S = 50e-6  # test before the first sleep, when the other ranks may arrive much later
-MOVE_S = 0.2  # the same when all ranks are known to be there, and only bytes are missing
-_AT_ONCE = 8  # tests of a wait that is over before it has begun, as it is where ranks are in step
-_RECORD_S = 20e-6  # wait before it is recorded: what is over sooner is not worth the time
-_TESTS = 4  # between two sleeps: one test may complete no more than one step of a collective
-_MISMATCH_S = 8.0  # longer than the supervisor takes to find out
 
 _FLUSH_S = 0.2  # time for a launcher to pass on stderr: some launchers drop it when they end
 _END_TAG, _STOP_TAG = 32_000, 32_001  # MPI guarantees tags up to 32,767
@@ -160,44 +152,6 @@ def split(color: int, comm: Comm | None = None) -> Comm | None:
     return MPI.Intracomm(comm.Split(color, comm.rank))
 
 
-def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
-    """Complete requests: test them without a pause for spin_s, then with sleeps that grow to 1 ms.
-
-    Measured on 2 cores, rank 0 multiplying matrices while 7 ranks wait: 1.6 s this way, 9.8 s with
-    blocking calls, which spin.
-
-    Args:
-        comm: the ranks that wait for each other.
-        name: name of the collective, for the report on ranks that cannot go on.
-        requests: requests to complete.
-        spin_s: seconds before the first sleep.
-
-    Raises:
-        TimeoutError: after the `collective_timeout` of `mpi_fork`, if there is one.
-    """
-    everyone = world()
-    recorded = comm is everyone or comm == everyone  # others may be called in any order
-    if recorded:
-        job.collective_recorder().begin(name)
-    try:
-        for _ in range(_AT_ONCE):
-            if _test(requests):
-                break
-        else:
-            _wait_longer(requests, name, spin_s, recorded)
-    except RuntimeError:  # mpi4py's error is one
-        # If ranks are in different collectives, some MPIs never complete them, and others raise in
-        # one rank or another. The supervisor, which sees all ranks, then gets the time to report it.
-        if recorded:
-            job.collective_recorder().wait()
-        end = time.monotonic() + _MISMATCH_S
-        while job.my_folder() and not job.failed() and time.monotonic() < end:
-            time.sleep(0.05)
-        raise
-    if recorded:
-        job.collective_recorder().end()
-
-
 class OutOfStep(BaseException):
     """Refusal of a collective, because an earlier one failed on this rank alone.
 
@@ -295,44 +249,7 @@ def free_at_end(window: MPI.Win) -> None:
     _windows.append(window)
 
 
-def _wait_longer(requests: Sequence[MPI.Request], name: str, spin_s: float, recorded: bool) -> None:
-    """Complete requests that were not complete at once."""
-    begin = time.perf_counter()
-    if threading.current_thread() is not threading.main_thread():
-        spin_s = 0.0  # another thread of this rank has work to do
-    for limit_s in (min(spin_s, _RECORD_S), spin_s):
-        while time.perf_counter() - begin < limit_s:
-            os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
-            if _test(requests):
-                return
-        if recorded:
-            job.collective_recorder().wait()
-    pause = 20e-6
-    while not any(_test(requests) for _ in range(_TESTS)):
-        time.sleep(pause)
-        pause = min(2 * pause, 1e-3)
-        _leave_if_told()
-        if time.perf_counter() - begin > _timeout_s():
-            raise TimeoutError(
-                f"{name}: the other ranks did not come within {_timeout_s():g} s; raise the "
-                f"collective timeout if they were still working"
-            )
-
-
-def _test(requests: Sequence[MPI.Request]) -> bool:
-    """Return True if all requests are complete."""
-    for request in requests:  # noqa: SIM110 - `all` takes twice the time
-        if not request.Test():
-            return False
-    return True
-
-
-@functools.cache
-def _timeout_s() -> float:
-    return float(os.environ.get(job.TIMEOUT, "inf"))
-
-
-def _leave_if_told() -> None:
+def leave_if_told() -> None:
     """End this rank if rank 0 has said so by `stop`. Any thread that waits for other ranks calls it."""
     if not job.in_step():
         return

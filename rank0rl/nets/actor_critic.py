@@ -12,13 +12,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.agent import Fragment, Space, Spaces, Step
+from rank0rl.agent import Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.mlp import MLP, Activation
-from rank0rl.nets.networks import Hidden, network
+from rank0rl.nets.networks import Hidden, columns_of, network
 from rank0rl.nets.normalize import Moments, Normalizer, normalizer
 from rank0rl.nets.policies import Actions, Mode, Policy, make_policy
-from rank0rl.options import CheckedOptions, OptionError, flag, option
+from rank0rl.options import CheckedOptions, OptionError, option
 from rank0rl.returns import advantages
 
 Array = npt.NDArray[Any]
@@ -279,10 +279,10 @@ class NetworkOptions(CheckedOptions):
             log_std=self.log_std,
             actions=self.actions,
             state_std=self.state_std,
-            columns=_columns_of(spaces.obs, self.policy_obs, "policy_obs"),
+            columns=columns_of(spaces.obs, self.policy_obs, "policy_obs"),
             **layers,
         )
-        columns = _columns_of(spaces.obs, self.critic_obs, "critic_obs")
+        columns = columns_of(spaces.obs, self.critic_obs, "critic_obs")
         hidden = own.get("value", value_hidden)
         return policy, ValueFunction(inputs, hidden, rng, columns=columns, **layers)
 
@@ -304,17 +304,3 @@ def _own(
             f"make_networks must return a dict of torch modules with the names {sorted(names)}: got {got}"
         )
     return own
-
-
-def _columns_of(space: Space, names: Sequence[str], option: str) -> tuple[slice, ...] | None:
-    """Return the columns of the keys of a Dict observation that an option names; None if it names none."""
-    wrong = [name for name in names if name not in space.parts]
-    if wrong:
-        has = f"the keys {', '.join(space.parts)}" if space.parts else "no keys: it is no Dict"
-        raise OptionError(
-            f"{flag(option)} must name keys of the observation: got {wrong[0]!r}; this environment's "
-            f"observation has {has}"
-        )
-    if len({*names}) < len(names):
-        raise OptionError(f"{flag(option)} must name each key once: got {', '.join(names)}")
-    return tuple(space.parts[name] for name in names) or None

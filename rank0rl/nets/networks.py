@@ -16,8 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rank0rl.agent import Space
 from rank0rl.nets.mlp import MLP
-from rank0rl.options import OptionError
+from rank0rl.options import OptionError, flag
 
 Array = npt.NDArray[Any]
 
@@ -175,6 +176,20 @@ class _Columns(nn.Module):
 
     def numpy(self, x: Array) -> Array:
         return self.net.numpy(np.concatenate([x[..., some] for some in self.columns], axis=-1))
+
+
+def columns_of(space: Space, names: Sequence[str], option: str) -> tuple[slice, ...] | None:
+    """Return the columns of the keys of a Dict observation that an option names; None if it names none."""
+    wrong = [name for name in names if name not in space.parts]
+    if wrong:
+        has = f"the keys {', '.join(space.parts)}" if space.parts else "no keys: it is no Dict"
+        raise OptionError(
+            f"{flag(option)} must name keys of the observation: got {wrong[0]!r}; this environment's "
+            f"observation has {has}"
+        )
+    if len({*names}) < len(names):
+        raise OptionError(f"{flag(option)} must name each key once: got {', '.join(names)}")
+    return tuple(space.parts[name] for name in names) or None
 
 
 def cost_notes(networks: Iterable[Any], epochs: int, device: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from rank0rl.envs.wrappers import label, parse
+from rank0rl.envs.info import label, parse
 from rank0rl.launch import job
 from rank0rl.options import setting
 from rank0rl.run.launch_options import LaunchOptions, too_many_ranks

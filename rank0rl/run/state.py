@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
-from rank0rl.envs.wrappers import label
+from rank0rl.envs.info import label
 from rank0rl.mpi import weights
 from rank0rl.run import checkpoint
 from rank0rl.run.hooks import LAST, Hook

@@ -60,7 +60,7 @@ def _record(given: Options) -> int:
     from rank0rl.mpi.threads import set_threads
     from rank0rl.policy import load
     from rank0rl.rollout import WholeEpisodes
-    from rank0rl.run.rollouts import env_maker
+    from rank0rl.run.shares import env_maker
 
     set_threads(1)
     if refused := comm.bcast_obj("" if comm.get_rank() else _refused(given.minari)):

@@ -28,8 +28,8 @@ from rank0rl.run.agents import load_function, make_agent
 from rank0rl.run.hooks import Coefficients, Curriculum, Hook
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
-from rank0rl.run.rollouts import make_rollout
 from rank0rl.run.settings import of_file, read_saved
+from rank0rl.run.shares import make_rollout
 from rank0rl.run.state import State
 from rank0rl.run.usage import Phases
 from rank0rl.tools.evaluate import RunToLoad

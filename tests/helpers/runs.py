@@ -21,8 +21,8 @@ from rank0rl.run.launch_options import Words
 from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
 from rank0rl.run.record import Recorder
-from rank0rl.run.rollouts import make_rollout
 from rank0rl.run.run import Run
+from rank0rl.run.shares import make_rollout
 from rank0rl.run.state import State
 from rank0rl.run.usage import Phases
 from rank0rl.tools import video

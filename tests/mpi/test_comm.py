@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.ranks import on_ranks
 
-from rank0rl.mpi import comm, gather, world
+from rank0rl.mpi import comm, gather, wait, world
 from rank0rl.mpi.gather import rank0_accum_batches
 
 RANKS = [1, 2, 3]
@@ -122,7 +122,7 @@ def test_what_travels_in_many_chunks_is_the_same(n, bytes_):
 def on_rank_wait():
     """Return the pauses of rank 1 while rank 0 is away, and the tests between two of them."""
     pauses, tests, left = [], [0], threading.Event()
-    sleep, test = world.time.sleep, world._test
+    sleep, test = wait.time.sleep, wait._test
 
     def count(requests):
         tests[-1] += 1
@@ -137,7 +137,7 @@ def on_rank_wait():
     if comm.rank == 0:
         left.wait(1)
     clock = SimpleNamespace(sleep=pause, perf_counter=time.perf_counter)
-    with mock.patch.object(world, "_test", count), mock.patch.object(world, "time", clock):
+    with mock.patch.object(wait, "_test", count), mock.patch.object(wait, "time", clock):
         comm.barrier()
     return [pauses, tests[1:]]
 
@@ -146,7 +146,7 @@ def test_a_waiting_rank_sleeps_ever_longer_up_to_a_millisecond():
     _, (pauses, tests) = on_ranks(2, "test_comm:on_rank_wait")
     assert pauses[:6] == pytest.approx([20e-6 * 2**i for i in range(6)])
     assert max(pauses) == 1e-3
-    assert set(tests[:-1]) == {world._TESTS}
+    assert set(tests[:-1]) == {wait._TESTS}
 
 
 def on_rank_freed():

@@ -182,7 +182,7 @@ def _collect(argument: str) -> None:
     from rank0rl.rollout import FixedSteps, WholeEpisodes
     from rank0rl.run import settings, trust
     from rank0rl.run.agents import make_agent
-    from rank0rl.run.rollouts import env_maker
+    from rank0rl.run.shares import env_maker
     from rank0rl.run.usage import Phases
 
     set_threads(1)

@@ -1,4 +1,4 @@
-"""The environments and rollouts of a run, as its options say."""
+"""Each rank's share of a run's environments and episodes, as the options say, and its rollouts."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 from rank0rl.envs import make
 from rank0rl.envs.block import envs_of, make_block
+from rank0rl.envs.info import EpisodeInfo, label
 from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.retry import RetriedEnv
-from rank0rl.envs.wrappers import EpisodeInfo, ResetMethod, label
+from rank0rl.envs.wrappers import ResetMethod
 from rank0rl.mpi import comm
 from rank0rl.mpi.comm import Counter
 from rank0rl.rollout import FixedSteps, Rollout, WholeEpisodes

@@ -1,0 +1,87 @@
+"""Figures of an episode from the info of its steps, as --info names them: the last value, the sum or the largest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from rank0rl.envs.spaces import has_length
+from rank0rl.envs.wrappers import Around
+
+EPISODE = "rank0rl_episode"
+"""Key of an episode's figures so far, label -> number, in the info of a step."""
+
+_HOW: Mapping[str, Callable[[float, float], float]] = {
+    "last": lambda old, new: new,
+    "sum": lambda old, new: old + new,
+    "max": max,
+}
+
+
+def parse(name: str) -> tuple[str, str]:
+    """Return how a figure is computed, "last", "sum" or "max", and from which item of infos.
+
+    Args:
+        name: an item, or "sum:item" or "max:item".
+    """
+    how, colon, item = name.partition(":")
+    return (how, item) if colon and how in _HOW else ("last", name)
+
+
+def label(name: str) -> str:
+    """Return a figure's name in the record: "success", or "cost_sum" for "sum:cost"."""
+    how, item = parse(name)
+    return item if how == "last" else f"{item}_{how}"
+
+
+class InfoError(ValueError):
+    """An item of an info that --info names is not a number. The environment has not failed."""
+
+
+class EpisodeInfo(Around):
+    """An environment that puts the figures of the episode so far into info["rank0rl_episode"] at each step.
+
+    `names` are figures as `parse` takes them. A figure is nan if no step of the episode had it.
+    """
+
+    def __init__(self, make: Callable[[], Any], names: Sequence[str]) -> None:
+        super().__init__(make)
+        self._names = names
+        self._figures = [(label(name), *parse(name)) for name in names]
+        self._so_far: dict[str, float] = {}
+
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the environment and the figures."""
+        self._so_far = {}
+        return self._env.reset(**kwargs)
+
+    def step(self, action: Any) -> Any:
+        """Step the environment."""
+        answer = self._env.step(action)
+        if not (has_length(answer, 5) and isinstance(answer[4], Mapping)):
+            return answer  # it is wrong, and the block says how
+        obs, rew, terminated, truncated, info = answer
+        for name, how, item in self._figures:
+            if item in info:
+                new = _number(item, info[item])
+                before = self._so_far.get(name)
+                self._so_far[name] = new if before is None else _HOW[how](before, new)
+        found = {name: self._so_far.get(name, math.nan) for name, _, _ in self._figures}
+        return obs, rew, terminated, truncated, {**info, EPISODE: found}
+
+    def beside(self, agent: Any) -> Any:
+        """Wrap another agent of the same game, with figures of its own."""
+        return EpisodeInfo(partial(super().beside, agent), self._names)
+
+
+def _number(item: str, value: Any) -> float:
+    try:
+        return float(np.asarray(value).item())
+    except (TypeError, ValueError):
+        raise InfoError(
+            f"info[{item!r}] must be a number, for --info: got {value!r:.100}"
+        ) from None

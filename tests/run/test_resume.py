@@ -173,13 +173,13 @@ def test_an_agent_that_does_not_take_its_state_back_is_found_out(tmp_path):
 @pytest.mark.slow
 def test_sigterm_at_any_time_and_changed_settings(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    args = arguments("CartPole", "steps")
+    args = [*arguments("CartPole", "steps"), *SLOW]
     train(whole, *args)
-    interrupt(parts, [*args, *SLOW], 2, signal.SIGTERM, after=6)
+    interrupt(parts, args, 2, signal.SIGTERM, after=6)
     file = next((parts / "checkpoints").iterdir())
     assert "name the folder" in resume(file, expect=2).stderr
     refused = resume(parts, "--seed", "1", "--lr", "0.1", expect=2)
-    assert "got lr 0.1 in place of 0.0003, seed 1 in place of 0" in refused.stderr
+    assert "got lr 0.1 in place of linear:3e-4:0, seed 1 in place of 0" in refused.stderr
     resume(parts, nprocs=3)
     assert_same(parts, whole)
 
@@ -285,8 +285,8 @@ def test_a_failing_update_keeps_the_last_boundary(tmp_path):
         "            raise ZeroDivisionError('on purpose')\n"
         "        return metrics\n"
     )
-    args = [*SMALL, "--total-steps", "640"]
-    train(tmp_path / "bad", *args, "--algo", f"{agent}:Bad", nprocs=2, expect=1)
+    args = [*SMALL, "--total-steps", "640", "--algo", f"{agent}:Bad"]
+    train(tmp_path / "bad", *args, nprocs=2, expect=1)
     assert json.loads((tmp_path / "bad" / "summary.json").read_text())["iterations"] == 3
     resume(tmp_path / "bad")
     train(tmp_path / "good", *args)

@@ -1,7 +1,7 @@
 """The processes of a job on this host: found, signaled, ended, and cleaned up after.
 
-A supervisor locks the folder of its job for as long as it lives. So a folder that can be _locked, of this user and this
-host, is of a supervisor that is dead.
+A supervisor locks the folder of its job for as long as it lives. So if the folder of a job of this user and this
+host can be locked, its supervisor is dead.
 """
 
 from __future__ import annotations

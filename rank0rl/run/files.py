@@ -67,13 +67,14 @@ def read_text(path: Path, what: str, most: int = _TEXT) -> str:
 
 
 def read_table(path: Path, what: str) -> list[dict[str, str]]:
-    """Return the complete rows of a CSV file, column -> text.
+    """Return the complete rows of a CSV file, column -> text. A line without its end was cut short.
 
     Raises:
         ValueError: if it cannot be read.
     """
+    lines = read_text(path, what, TABLE).splitlines(keepends=True)
     try:
-        rows = list(csv.DictReader(read_text(path, what, TABLE).splitlines(keepends=True)))
+        rows = list(csv.DictReader(line for line in lines if line.endswith("\n")))
     except csv.Error as error:
         raise ValueError(f"cannot read {what} {path}: {error}") from None
     return [row for row in rows if None not in row and None not in row.values()]

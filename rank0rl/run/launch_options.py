@@ -254,7 +254,10 @@ def limit_cpu_as(words: Iterable[str]) -> None:
     """Limit the instructions as the first run did that these words name, by its folder or a file in it."""
     for word in words:
         for folder in (Path(word), *Path(word).parents[:2]):
-            if (file := folder / "config.toml").is_file():
+            file = folder / "config.toml"
+            if os.path.isfile(
+                file
+            ):  # a word may be no path at all: False, where Path.is_file raises
                 name = _setting(file, "cpu")
                 if isinstance(name, str) and name in _CPUS:  # others are refused when it is read
                     limit_cpu(name)

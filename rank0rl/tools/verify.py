@@ -184,11 +184,15 @@ def _parts(file: Path, last: int) -> list[_Part]:
     """Return the parts of a run that still count, up to an iteration."""
     kept: list[dict[str, Any]] = []
     for start in settings.starts(file):
-        at, its = _integer(start.get("iteration"), file), start.get("settings")
-        if not isinstance(its, Mapping):
-            raise ValueError(f"{file}: expected the settings of a start, got {its!r}")
-        kept = [earlier for earlier in kept if earlier["iteration"] < at] + [start]
-    ends = [*(start["iteration"] for start in kept[1:]), last]
+        if type(start.get("iteration")) is not int or not isinstance(
+            start.get("settings"), Mapping
+        ):
+            raise ValueError(
+                f"{file}: each table [[record]] must have iteration, a whole number, and settings; "
+                f"put the run's own file back"
+            )
+        kept = [one for one in kept if one["iteration"] < start["iteration"]] + [start]
+    ends = [*(start["iteration"] for start in kept[1:]), last][: len(kept)]
     parts = [
         _Part(start["iteration"], min(end, last), start)
         for start, end in zip(kept, ends, strict=True)

@@ -93,3 +93,9 @@ def test_tools_refuse_a_damaged_config_in_one_line(tmp_path, text, fact):
         folder.read_run(tmp_path)
     assert "config.toml" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_row_that_was_cut_short_is_none(tmp_path):
+    """Also if the cut is in its last column."""
+    (tmp_path / "t.csv").write_text("a,b\n1,23\n4,5")
+    assert files.read_table(tmp_path / "t.csv", "table") == [{"a": "1", "b": "23"}]

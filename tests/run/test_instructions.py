@@ -86,3 +86,12 @@ def test_a_wrong_limit(cpu, said, monkeypatch):
     with pytest.raises(ValueError, match=said):
         launch_options.limit_cpu(cpu)  # NumPy is loaded here
         launch_options.check_cpu(cpu)
+
+
+def test_a_tool_reads_the_limit_of_the_first_run_that_a_word_names(tmp_path, monkeypatch):
+    limited = []
+    monkeypatch.setattr(launch_options, "limit_cpu", limited.append)
+    (tmp_path / "config.toml").write_text('cpu = "avx2"\n')
+    words = ["x" * 300, "--train=" + "y/" * 3000, str(tmp_path / "checkpoints" / "1.pt")]
+    launch_options.limit_cpu_as(words)  # the first words can be no paths
+    assert limited == ["avx2"]

@@ -58,6 +58,8 @@ def test_a_run_by_episodes(tmp_path):
     for by, over in (("num_episodes 50", True), ("num_episodes 40", False), ("hook Mine", True)):
         (tmp_path / run.name / "summary.json").write_text(json.dumps({"ended": by}))
         assert run.ended(tmp_path) is over
+    (tmp_path / run.name / "summary.json").write_text('{"ended')  # damaged: the run goes on
+    assert not run.ended(tmp_path)
     assert run.part({"steps": "250", "episodes": "10"}) == 0.2
 
 
@@ -105,3 +107,9 @@ def test_cores_go_to_the_run_that_would_end_last(cores, left_s, most, expected):
 def test_rank_0_may_leave_fewer_envs_to_others():
     (run,) = planned(Options(envs=("CartPole",), seeds="0"), [*SMALL, "--rank0-envs", "3"])
     assert run.most == 2
+
+
+@pytest.mark.parametrize("word", ["--resume=auto", "--run-dir=x", "--run_dir=x"])
+def test_a_study_names_and_resumes_its_runs_itself(word):
+    with pytest.raises(ValueError, match="leave out --resume and --run-dir"):
+        planned(Options(envs=("CartPole",), seeds="0"), [*SMALL, word])

@@ -162,7 +162,7 @@ def test_wrong_use(run, capsys, tmp_path):
     settings = (run / "config.toml").read_text()
     for before, after, said in (
         ("iteration = 0", "iteration = 1", "the first one from iteration 0"),
-        ("iteration = 0", 'iteration = "0"', "expected a whole number, got '0'"),
+        ("iteration = 0", 'iteration = "0"', "must have iteration, a whole number"),
         ("nprocs = 1\ncommand = ", 'nprocs = "2"\ncommand = ', "expected a whole number, got '2'"),
         ('algo = "ppo"', 'algo = "mine.py:Mine"', "--trust"),
     ):

@@ -72,7 +72,10 @@ class Planned:
 
     def ended(self, study: Path) -> bool:
         """Return True if the run has ended by itself, such as by "total_steps 1000" in its summary.json."""
-        name, _, value = ending(study / self.name).partition(" ")
+        try:
+            name, _, value = ending(study / self.name).partition(" ")
+        except ValueError:  # a damaged file: the run writes it again
+            return False
         now = getattr(self.options, name, None)
         return name == "hook" or value == (f"{now:g}" if isinstance(now, float) else str(now))
 
@@ -165,6 +168,11 @@ def plan_run(
     """
     own = [word for name, value in settings.items() for word in _words(name, value)]
     words = (env_id, "--algo", algo, *own, *rest, "--seed", str(seed))
+    if not {"--resume", "--run-dir", "--run_dir"}.isdisjoint(w.partition("=")[0] for w in words):
+        raise ValueError(
+            "a study names the folder of each run, and resumes runs that have not ended: leave out "
+            "--resume and --run-dir"
+        )
     options, agent = plan.options_of(words, algos.CONFIGS)
     if name is None:
         parts = [env_id.rpartition(":")[2], short_name(algo)]

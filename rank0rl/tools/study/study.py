@@ -44,7 +44,10 @@ _ASKED = {"wrappers", "env_kwargs", *FUNCTIONS, *names(RunOptions, in_file=False
 
 
 def main(argv: list[str]) -> int:
-    """Run the tool; return its exit code: 0, 1 if a run has failed, 2 for a wrong use, 128 + s after signal s."""
+    """Run the tool; return its exit code: 0, 1 if a run has failed, 2 for a wrong use, 128 + s after signal s.
+
+    SIGHUP counts as SIGTERM.
+    """
     try:
         with figures.style():  # without matplotlib, now, and not after all runs
             given, rest = _read(argv)

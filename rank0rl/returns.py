@@ -69,8 +69,15 @@ def advantages(fragment: Fragment, val: Array, end_val: Array, gamma: float, lam
             followed where an episode was cut off.
         gamma: discount in [0, 1].
         lam: GAE mixing in [0, 1].
+
+    Raises:
+        ValueError: if an episode has no end value, or more than one.
     """
-    last = end_val.copy()
+    last = np.array(end_val).reshape(-1)
+    if len(last) != len(fragment.end):
+        raise ValueError(
+            f"end_val must have one value for each episode: got {len(last)} for {len(fragment.end)}"
+        )
     last[fragment.terminated[fragment.end]] = 0
     of_rew, of_val = (np.split(x, fragment.end[:-1] + 1) for x in (fragment.rew, val))
     episodes = zip(of_rew, of_val, last, strict=True)

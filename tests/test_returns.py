@@ -72,7 +72,7 @@ def test_advantages_need_a_value_for_the_end_of_each_episode():
     no = np.zeros(len(REW), bool)
     end = np.array([2, len(REW) - 1])
     fragment = Fragment(0, no, no, REW, no, no, end, None)
-    with pytest.raises(IndexError, match="did not match"):
+    with pytest.raises(ValueError, match="one value for each episode: got 1 for 2"):
         advantages(fragment, VAL[:-1], VAL[:1], 0.9, 0.9)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -146,7 +145,7 @@ def _sets(names: Collection[str]) -> list[frozenset[str]]:
     return [frozenset(some) for k in sizes for some in itertools.combinations(names, k)]
 
 
-def _reduced(x: Any, axis_name: AxisName = None, *, op: str) -> Any:
+def _reduced(x: Any, axis_name: AxisName, op: str) -> Any:
     """Return sums, means, or largest or smallest values over the ranks of an axis, leaf by leaf.
 
     Leaves of one dtype are one message. Integers are exact, but their mean is float64. One that does not
@@ -158,10 +157,24 @@ def _reduced(x: Any, axis_name: AxisName = None, *, op: str) -> Any:
     return rebuilt(x, reduce.reduce_many(named(x), op, f"p{op}", along).values())
 
 
-psum = functools.partial(_reduced, op="sum")
-pmean = functools.partial(_reduced, op="mean")
-pmax = functools.partial(_reduced, op="max")
-pmin = functools.partial(_reduced, op="min")
+def psum(x: Any, axis_name: AxisName = None) -> Any:
+    """Return sums over the ranks of an axis. Collective: see `_reduced`."""
+    return _reduced(x, axis_name, "sum")
+
+
+def pmean(x: Any, axis_name: AxisName = None) -> Any:
+    """Return means over the ranks of an axis. Collective: see `_reduced`."""
+    return _reduced(x, axis_name, "mean")
+
+
+def pmax(x: Any, axis_name: AxisName = None) -> Any:
+    """Return the largest values over the ranks of an axis. Collective: see `_reduced`."""
+    return _reduced(x, axis_name, "max")
+
+
+def pmin(x: Any, axis_name: AxisName = None) -> Any:
+    """Return the smallest values over the ranks of an axis. Collective: see `_reduced`."""
+    return _reduced(x, axis_name, "min")
 
 
 def all_gather(x: Any, axis_name: AxisName = None, *, axis: int = 0, tiled: bool = False) -> Any:
@@ -184,6 +197,9 @@ def all_gather(x: Any, axis_name: AxisName = None, *, axis: int = 0, tiled: bool
 
 def laid(stacked: Any, axis: int, tiled: bool) -> Any:
     """Move the first axis, which counts ranks, to another place, or merge it into another axis."""
+    axes = stacked.ndim - tiled
+    if axes and not -axes <= axis < axes:
+        raise ValueError(f"axis must be from {-axes} to {axes - 1} here: got {axis}")
     if not tiled:
         move = torch.movedim if isinstance(stacked, Tensor) else np.moveaxis
         return move(stacked, 0, axis)

@@ -25,6 +25,30 @@ from rank0rl.mpi.gather import gather_many
 from rank0rl.mpi.values import as_value
 from rank0rl.mpi.world import alone, attempt
 
+__all__ = [
+    "DP_AXIS_NAME",
+    "PMAP_AXIS_NAME",
+    "POP_AXIS_NAME",
+    "Mesh",
+    "TorchOptimizer",
+    "agent_gradient_update",
+    "all_gather",
+    "get_global_ranks",
+    "get_process_id",
+    "gradient_update",
+    "is_dist_initialized",
+    "pmax",
+    "pmean",
+    "pmin",
+    "psum",
+    "shmap_map",
+    "shmap_vmap",
+    "split_key_to_devices",
+    "tree_device_put",
+    "unpmap",
+    "use_axes",
+]
+
 DP_AXIS_NAME, POP_AXIS_NAME, PMAP_AXIS_NAME = _evorl_axes.DP, _evorl_axes.POP, _evorl_axes.P
 use_axes, all_gather, unpmap = _evorl_axes.use_axes, _evorl_axes.all_gather, _evorl_axes.unpmap
 psum, pmean = _evorl_axes.psum, _evorl_axes.pmean

@@ -13,6 +13,19 @@ from rank0rl.mpi.agreement import SMALL, exchange
 from rank0rl.mpi.values import Value, as_value, check_numbers, is_tensor
 from rank0rl.mpi.world import attempt
 
+__all__ = [
+    "allreduce",
+    "broadcast",
+    "mpi_avg",
+    "mpi_fork",
+    "mpi_op",
+    "mpi_statistics_scalar",
+    "mpi_sum",
+    "msg",
+    "num_procs",
+    "proc_id",
+]
+
 proc_id, num_procs = comm.get_rank, comm.get_nworkers
 mpi_sum, mpi_avg = reduce.all_sum, reduce.all_mean
 

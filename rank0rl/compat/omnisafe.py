@@ -10,7 +10,6 @@ that does not fit its dtype is an OverflowError.
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -34,6 +33,30 @@ from rank0rl.mpi import comm
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.gather import gather_many
 from rank0rl.mpi.world import attempt
+
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "avg_grads",
+    "avg_params",
+    "avg_tensor",
+    "broadcast",
+    "dist_avg",
+    "dist_max",
+    "dist_min",
+    "dist_op",
+    "dist_statistics_scalar",
+    "dist_sum",
+    "fork",
+    "gather",
+    "get_rank",
+    "is_master",
+    "reduce",
+    "scatter",
+    "setup_distributed",
+    "sync_params",
+    "world_size",
+]
 
 get_rank, world_size = comm.get_rank, comm.get_nworkers
 setup_distributed = mpi_pytorch.setup_pytorch_for_mpi
@@ -227,10 +250,24 @@ def dist_op(value: Any, operation: Any) -> Tensor:
     return result if isinstance(result, Tensor) else torch.from_numpy(np.array(result))
 
 
-dist_avg = functools.partial(dist_op, operation="mean")
-dist_sum = functools.partial(dist_op, operation="sum")
-dist_max = functools.partial(dist_op, operation="max")
-dist_min = functools.partial(dist_op, operation="min")
+def dist_avg(value: Any) -> Tensor:
+    """Return the mean over ranks. Collective: as `dist_op`."""
+    return dist_op(value, "mean")
+
+
+def dist_sum(value: Any) -> Tensor:
+    """Return the sum over ranks. Collective: as `dist_op`."""
+    return dist_op(value, "sum")
+
+
+def dist_max(value: Any) -> Tensor:
+    """Return the largest value over ranks, element by element. Collective: as `dist_op`."""
+    return dist_op(value, "max")
+
+
+def dist_min(value: Any) -> Tensor:
+    """Return the smallest value over ranks, element by element. Collective: as `dist_op`."""
+    return dist_op(value, "min")
 
 
 def dist_statistics_scalar(value: Any, with_min_and_max: bool = False) -> tuple[Tensor, ...]:

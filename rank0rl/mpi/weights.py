@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -54,9 +54,9 @@ def _tensors(thing: Any, name: str, to_overwrite: bool) -> Iterator[tuple[str, T
             yield from _tensors(child, f"{name}.{key}" if name else str(key), to_overwrite)
     elif isinstance(thing, nn.Module):
         for key, tensor in [*thing.named_parameters(), *thing.named_buffers()]:
-            yield f"{name}.{key}", tensor.detach()
+            yield f"{name}.{key}", tensor.data
     elif isinstance(thing, Tensor):
-        yield name, thing.detach()
+        yield name, thing.data  # unlike detach(), it has a version of its own: autograd goes on
     elif isinstance(thing, np.ndarray):
         if to_overwrite and not thing.flags.writeable:
             raise ValueError(
@@ -78,6 +78,8 @@ def check_data(*named: Mapping[str, Tensor]) -> None:
             kind = "is sparse"
         elif t.is_meta:
             kind = "is on the meta device, where it has no data"
+        elif t.is_quantized:
+            kind = "is quantized"
         elif t.is_conj() or t.is_neg():
             kind = "is a view that conjugates or negates another tensor"
         elif not t.is_contiguous() and any(
@@ -116,6 +118,7 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
     things, label = without_label(things, label)
     named, problem = attempt(lambda: named_tensors(*things, to_overwrite=True), {})
     layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in named.items()}
+    layout["~memory"] = _shared(named.values())
     check_layout(layout, f"rank0_bcast_wts {label}".strip(), problem, comm=comm)
     large = [t for t in named.values() if t.nbytes >= _LARGE]
     small = [t for t in named.values() if t.nbytes < _LARGE]
@@ -129,6 +132,16 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
     for t, sent in zip([*small, *large], new, strict=True):
         if comm.rank and sent.data_ptr() != t.data_ptr():
             t.copy_(sent.view(t.dtype).reshape(t.shape))
+
+
+def _shared(tensors: Iterable[Tensor]) -> str:
+    """Return, for each tensor, the index of the first one with the same memory, and where it lies in it."""
+    first: dict[int, int] = {}
+    places = [
+        (first.setdefault(t.untyped_storage().data_ptr(), i), t.storage_offset())
+        for i, t in enumerate(tensors)
+    ]
+    return f"shared as {places}"
 
 
 @collective

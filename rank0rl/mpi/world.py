@@ -11,6 +11,7 @@ remembers such an error, and that rank refuses every later collective.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
@@ -83,7 +84,9 @@ def world() -> Comm | None:
             f"MPI (here {library}): pip install mpi4py mpich"
         )
     if not job.supervised():
-        sys.excepthook = _end_job
+        from rank0rl.launch import fork  # now: after an error, an import may fail
+
+        sys.excepthook = functools.partial(_end_job, fork.report)
     atexit.register(_leave, comm, ours)
     return comm
 
@@ -217,8 +220,8 @@ def abort(code: int) -> None:
     if comm is None or job.supervised():
         os._exit(code)
     time.sleep(_FLUSH_S)
-    # MPI's own message about an abort says nothing new.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    with contextlib.suppress(OSError):  # MPI's own message about an abort says nothing new
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     comm.Abort(code)
 
 
@@ -291,9 +294,14 @@ def _leave(comm: Comm, finalize: bool) -> None:
     job.mark_ended()
 
 
-def _end_job(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _end_job(
+    report: Callable[..., None],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
     """End the job after an uncaught exception on one rank, where there is no supervisor."""
-    from rank0rl.launch import fork  # which the ranks themselves do not need
-
-    fork.report(kind, error, trace)
-    abort(1)
+    try:
+        report(kind, error, trace)
+    finally:  # whatever else fails
+        abort(1)

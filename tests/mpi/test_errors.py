@@ -99,3 +99,14 @@ def test_a_rank_that_is_out_of_step_refuses_to_go_on():
         on_ranks(2, "test_errors:on_rank_out_of_step", fresh=True)
     assert "OutOfStep: an earlier collective failed on rank 0 alone" in str(ended.value)
     assert "MemoryError: on purpose" in str(ended.value)
+
+
+def test_a_rank_that_cannot_report_its_error_still_ends_the_job(monkeypatch):
+    def report(*_):
+        raise MemoryError
+
+    ended = []
+    monkeypatch.setattr(world, "abort", ended.append)
+    with pytest.raises(MemoryError):
+        world._end_job(report, ValueError, ValueError(), None)
+    assert ended == [1]

@@ -135,3 +135,32 @@ def test_drifted_weights_raise_on_every_rank_and_are_named():
     assert "chksum nets" in said[0]["message"]
     assert "the same weights, bit for bit: '0.v.mlp.biases.0' is" in said[0]["message"]
     assert "on rank 2" in said[0]["message"]
+
+
+def on_rank_autograd(size):
+    """Return what `backward` says on this rank after new weights have come."""
+    net = nn.Linear(size, size)
+    loss = net(torch.ones(1, size)).square().sum()
+    weights.rank0_bcast_wts(net)
+    loss.backward()
+    return net.weight.grad is not None
+
+
+@pytest.mark.parametrize("size", [2, 200])  # one message for all, and a message each
+def test_new_weights_leave_autograd_alone_on_every_rank(size):
+    assert on_ranks(2, "test_weights:on_rank_autograd", size) == [True, True]
+
+
+def on_rank_shared():
+    a, b = torch.zeros(2), torch.ones(2)
+    with pytest.raises(ValueError, match="shared as") as error:
+        weights.rank0_bcast_wts(a, a if comm.rank else b)
+    with pytest.raises(ValueError, match="'0' is quantized"):
+        weights.rank0_bcast_wts(torch.quantize_per_tensor(a, 0.1, 0, torch.qint8))
+    weights.rank0_bcast_wts(a, a)
+    return str(error.value)
+
+
+def test_tensors_must_share_memory_on_every_rank_or_on_none():
+    first, second = on_ranks(2, "test_weights:on_rank_shared")
+    assert first == second

@@ -31,11 +31,12 @@ from rank0rl.nets.networks import cost_notes
 from rank0rl.options import OptionError, as_settings, flag, names
 from rank0rl.run import checkpoint, machine, settings
 from rank0rl.run.agents import load_agent, make_agent
+from rank0rl.run.folder import discard
 from rank0rl.run.hooks import Hook, TensorBoard, WandB, make_hooks
 from rank0rl.run.launch_options import Words, program
 from rank0rl.run.logger import Logger
 from rank0rl.run.options import RunOptions
-from rank0rl.run.plan import Plan, discard, prepare
+from rank0rl.run.plan import Plan, prepare
 from rank0rl.run.record import Recorder
 from rank0rl.run.run import Run
 from rank0rl.run.shares import make_rollout

@@ -1,8 +1,12 @@
-"""Read what a run has written into its folder."""
+"""The folder of a run: make it, lock it, and read what a run has written into it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import itertools
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +16,85 @@ import numpy.typing as npt
 
 from rank0rl.envs.retry import FAILURES
 from rank0rl.options import apply, names
+from rank0rl.run.agents import short_name
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.settings import load, starts
 from rank0rl.run.trust import without_seal
+
+
+def new_folder(options: RunOptions) -> Path:
+    """Make the folder of a new run. Refuse one that holds a run already."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{options.env_id.rpartition(':')[2].replace('/', '-')}-{short_name(options.algo)}"
+    try:
+        if options.run_dir:
+            folder = Path(options.run_dir)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "config.tmp").touch()  # it can be written to; config.toml replaces it
+        else:
+            Path("runs").mkdir(exist_ok=True)
+            folder = _first_free(f"runs/{name}-seed{options.seed}-{stamp}")
+    except OSError as error:
+        raise ValueError(
+            f"cannot make the run's folder: {error}; choose another --run-dir"
+        ) from None
+    if list(folder.glob("checkpoints/*.pt")):
+        raise ValueError(f"{folder} holds a run already: choose another --run-dir, or --resume it")
+    return folder
+
+
+def _first_free(name: str) -> Path:
+    """Make a folder of this name, with a number after it if there is one already."""
+    for number in itertools.count(1):
+        folder = Path(name if number == 1 else f"{name}-{number}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
+    return folder
+
+
+def discard(folder: Path) -> None:
+    """Remove the folder of a run that has written nothing yet. One that holds anything stays."""
+    with contextlib.suppress(OSError):
+        (folder / "config.tmp").unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def lock(folder: Path, patience_s: float) -> Callable[[], None]:
+    """Keep other processes from training in a folder, at most while this process lives.
+
+    Wait at most `patience_s` seconds for another process. Return a function that ends the lock.
+    """
+    held: list[int] = []
+
+    def unlock() -> None:
+        while held:
+            os.close(held.pop())
+
+    if os.name != "posix":
+        return unlock
+    import fcntl
+
+    held.append(os.open(folder, os.O_RDONLY))
+    os.register_at_fork(after_in_child=unlock)  # a child may outlive this process
+    end = time.monotonic() + patience_s
+    while True:
+        try:
+            fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < end:
+                time.sleep(0.1)
+                continue
+            unlock()
+            raise ValueError(
+                f"another process is training in {folder}: wait until it ends, or choose another "
+                f"--run-dir"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        return unlock
+
 
 Array = npt.NDArray[np.float64]
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import json
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +23,8 @@ from rank0rl.nets.normalize import is_image
 from rank0rl.nets.update import check_device
 from rank0rl.options import flag, names
 from rank0rl.run import checkpoint, hooks, machine, settings
-from rank0rl.run.agents import load_agent, load_function, short_name
+from rank0rl.run.agents import load_agent, load_function
+from rank0rl.run.folder import lock, new_folder
 from rank0rl.run.launch_options import Words, check_cpu
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
@@ -92,9 +89,9 @@ def prepare(
         init = checkpoint.read_weights(file)
     if options.keep_batches:
         _make_folder(Path(options.keep_batches), is_new=not run)
-    folder = run or _new_folder(options)
+    folder = run or new_folder(options)
     patience_s = 10 if restart or words.is_auto else 0  # the process that ends may be saving
-    unlock = _lock(folder, patience_s)
+    unlock = lock(folder, patience_s)
     return Plan(options, agent, folder, str(found.file or "defaults"), tuple(notes), init, unlock)
 
 
@@ -290,79 +287,6 @@ def _make_folder(path: Path, is_new: bool) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"--keep-batches {path}: cannot be a folder: {error.strerror}") from None
-
-
-def _new_folder(options: RunOptions) -> Path:
-    """Make the folder of a new run. Refuse one that holds a run already."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{options.env_id.rpartition(':')[2].replace('/', '-')}-{short_name(options.algo)}"
-    try:
-        if options.run_dir:
-            folder = Path(options.run_dir)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "config.tmp").touch()  # it can be written to; config.toml replaces it
-        else:
-            Path("runs").mkdir(exist_ok=True)
-            folder = _first_free(f"runs/{name}-seed{options.seed}-{stamp}")
-    except OSError as error:
-        raise ValueError(
-            f"cannot make the run's folder: {error}; choose another --run-dir"
-        ) from None
-    if list(folder.glob("checkpoints/*.pt")):
-        raise ValueError(f"{folder} holds a run already: choose another --run-dir, or --resume it")
-    return folder
-
-
-def _first_free(name: str) -> Path:
-    """Make a folder of this name, with a number after it if there is one already."""
-    for number in itertools.count(1):
-        folder = Path(name if number == 1 else f"{name}-{number}")
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            break
-    return folder
-
-
-def discard(folder: Path) -> None:
-    """Remove the folder of a run that has written nothing yet. One that holds anything stays."""
-    with contextlib.suppress(OSError):
-        (folder / "config.tmp").unlink(missing_ok=True)
-        folder.rmdir()
-
-
-def _lock(folder: Path, patience_s: float) -> Callable[[], None]:
-    """Keep other processes from training in a folder, at most while this process lives.
-
-    Wait at most `patience_s` seconds for another process. Return a function that ends the lock.
-    """
-    held: list[int] = []
-
-    def unlock() -> None:
-        while held:
-            os.close(held.pop())
-
-    if os.name != "posix":
-        return unlock
-    import fcntl
-
-    held.append(os.open(folder, os.O_RDONLY))
-    os.register_at_fork(after_in_child=unlock)  # a child may outlive this process
-    end = time.monotonic() + patience_s
-    while True:
-        try:
-            fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < end:
-                time.sleep(0.1)
-                continue
-            unlock()
-            raise ValueError(
-                f"another process is training in {folder}: wait until it ends, or choose another "
-                f"--run-dir"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        return unlock
 
 
 def options_of(argv: Sequence[str], configs: Path | None) -> tuple[RunOptions, Any]:

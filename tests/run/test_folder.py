@@ -6,15 +6,15 @@ import sys
 
 import pytest
 
-from rank0rl.run import plan
+from rank0rl.run import folder
 from rank0rl.run.options import RunOptions
 
 
 def test_runs_that_start_together_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plan.time, "strftime", lambda _: "now")
+    monkeypatch.setattr(folder.time, "strftime", lambda _: "now")
     options = RunOptions("toy:Env-v0")
-    made = [plan._new_folder(options) for _ in range(3)]
+    made = [folder.new_folder(options) for _ in range(3)]
     assert [str(path) for path in made] == [
         "runs/Env-v0-ppo-seed0-now",
         "runs/Env-v0-ppo-seed0-now-2",
@@ -26,17 +26,17 @@ def test_runs_that_start_together_have_folders_of_their_own(tmp_path, monkeypatc
 def test_a_folder_with_a_run_is_refused(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     options = RunOptions("toy:Env-v0", run_dir=name or str(tmp_path / "other"))
-    made = plan._new_folder(options)
-    assert plan._new_folder(options) == made
+    made = folder.new_folder(options)
+    assert folder.new_folder(options) == made
     (made / "checkpoints").mkdir()
     (made / "checkpoints" / "00000001.pt").touch()
     with pytest.raises(ValueError, match="--run-dir") as error:
-        plan._new_folder(options)
+        folder.new_folder(options)
     assert str(made) in str(error.value)
 
 
-LOCKS = "import sys; from pathlib import Path; from rank0rl.run import plan\n"
-LOCKS += "plan._lock(Path(sys.argv[1]), float(sys.argv[2])); print('has it', flush=True); input()"
+LOCKS = "import sys; from pathlib import Path; from rank0rl.run import folder\n"
+LOCKS += "folder.lock(Path(sys.argv[1]), float(sys.argv[2])); print('has it', flush=True); input()"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="a lock of folders is one of POSIX")

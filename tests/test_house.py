@@ -21,7 +21,7 @@ HOUSE = {
     "top_modules": 16,
     "public_names": 534,
     "loop_files": 54,
-    "train_files": 79,
+    "train_files": 80,
     "path_files": 24,
     "path_short": 0,
 }

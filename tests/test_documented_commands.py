@@ -157,8 +157,6 @@ CASES = [
 MY_FILE = """
 from rank0rl.algos.reinforce import Reinforce
 
-{docs_policies}
-
 class MyAgent(Reinforce):
     pass
 """
@@ -190,9 +188,11 @@ def checkout(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name)
     for name in ("train.py", "Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder / name)
-    page = (ROOT / "docs" / "policies.md").read_text()
-    [own] = re.findall(r"^```python\n(.*?class MyPPO.*?)^```$", page, re.M | re.S)
-    (folder / "my_file.py").write_text(MY_FILE.format(docs_policies=own))
+    own = [block("policies.md", "class MyPPO"), block("python.md", "class MLflow")]
+    (folder / "my_file.py").write_text("\n".join([*own, MY_FILE]))
+    (folder / "mlflow.py").write_text(
+        "log_params = log_metrics = end_run = lambda *_, **__: None\n"
+    )
     (folder / "my_module.py").write_text(MY_MODULE)
     shutil.copy(folder / "algos" / "a2c.py", folder / "mine.py")
     shutil.copy(folder / "examples" / "03_agent.py", folder / "my_agent.py")
@@ -203,6 +203,13 @@ def checkout(tmp_path_factory):
     done = "Walker2d --run-dir runs/done --keep-batches batches --stop-after-iterations 1"
     run(f"python train.py {done}", folder)
     return folder
+
+
+def block(page, text):
+    """Return the block of Python on a page of docs/ that has a text."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / page).read_text(), re.M | re.S)
+    [found] = [each for each in blocks if text in each]
+    return found
 
 
 def run(line, folder):

@@ -34,7 +34,7 @@ def test_a_fragment_of_a_run_on_two_ranks_is_the_same_alone(kind, tmp_path):
     digest = rows[0].split(",").index("batch_sha256")
     wrong = rows[7].split(",")
     wrong[digest] = "0" * 16
-    csv.write_text("\n".join([*rows[:7], ",".join(wrong)]))
+    csv.write_text("\n".join([*rows[:7], ",".join(wrong), ""]))
     said = replay(tmp_path, 7, **{kind: 2}, expect=1).stdout
     assert "0000000000000000: DIFFERENT data" in said
 

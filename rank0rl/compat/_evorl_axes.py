@@ -23,9 +23,9 @@ from torch import Tensor
 
 from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.agreement import check_layout
+from rank0rl.mpi.arrays import SAME, as_values
 from rank0rl.mpi.comm import Comm
 from rank0rl.mpi.gather import gather_many
-from rank0rl.mpi.values import SAME, as_values
 from rank0rl.mpi.world import attempt
 
 AxisName: TypeAlias = str | list[str] | tuple[str, ...] | None

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 
 from rank0rl.mpi.agreement import check_layout, exchange
+from rank0rl.mpi.arrays import Kind
 from rank0rl.mpi.comm import Comm, among, get_nworkers, reduce_
 from rank0rl.mpi.gather import all_accum_batches
-from rank0rl.mpi.values import Kind
 from rank0rl.mpi.weights import check_data, named_tensors, rank0_bcast_wts, without_label
 from rank0rl.mpi.world import attempt, collective
 from rank0rl.nets.normalize import Moments

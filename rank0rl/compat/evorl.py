@@ -21,8 +21,8 @@ from torch import Tensor
 from rank0rl.compat import _evorl_axes
 from rank0rl.compat._evorl_axes import AxisName, Mesh, current_mesh, laid, named, rebuilt, tree_map
 from rank0rl.mpi import comm
+from rank0rl.mpi.arrays import as_value
 from rank0rl.mpi.gather import gather_many
-from rank0rl.mpi.values import as_value
 from rank0rl.mpi.world import alone, attempt
 
 __all__ = [

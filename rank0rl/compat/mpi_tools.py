@@ -10,7 +10,7 @@ import numpy as np
 from rank0rl.launch import fork
 from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.agreement import SMALL, exchange
-from rank0rl.mpi.values import Value, as_value, check_numbers, is_tensor
+from rank0rl.mpi.arrays import Value, as_value, check_numbers, is_tensor
 from rank0rl.mpi.world import attempt
 
 __all__ = [

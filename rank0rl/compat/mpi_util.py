@@ -19,7 +19,7 @@ import numpy as np
 from rank0rl.compat import MPI_UTIL, no_attribute
 from rank0rl.launch import job
 from rank0rl.mpi import comm, reduce
-from rank0rl.mpi.values import as_value
+from rank0rl.mpi.arrays import as_value
 
 if TYPE_CHECKING:
     import torch

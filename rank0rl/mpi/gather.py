@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.mpi.agreement import check_layout
+from rank0rl.mpi.arrays import NUMBERS, SAME, Kind, Value, as_value, as_values, is_tensor
 from rank0rl.mpi.comm import (
     ROW,
     Comm,
@@ -27,7 +28,6 @@ from rank0rl.mpi.comm import (
     split,
     unpickled,
 )
-from rank0rl.mpi.values import NUMBERS, SAME, Kind, Value, as_value, as_values, is_tensor
 from rank0rl.mpi.wait import MOVE_S, wait
 from rank0rl.mpi.world import agreed, attempt, collective
 

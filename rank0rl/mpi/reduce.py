@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.mpi.agreement import SMALL, exchange
+from rank0rl.mpi.arrays import SAME, as_value, as_values
 from rank0rl.mpi.comm import Comm, among, get_nworkers, reduce_
-from rank0rl.mpi.values import SAME, as_value, as_values
 from rank0rl.mpi.world import agreed, attempt, collective
 
 Array = npt.NDArray[Any]

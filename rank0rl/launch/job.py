@@ -51,6 +51,7 @@ HOSTS = "RANK0RL_HOSTS"  # hosts of a restarted job, once one is lost
 END_SIGNALS = tuple(getattr(signal, s) for s in ("SIGTERM", "SIGUSR1") if hasattr(signal, s))
 """Signals by which a batch system asks a job to end, sent to any or all of its processes."""
 _REPORT_S = 2.0  # time for another rank to print its report
+_PARENT = os.getppid()  # of a rank, the shell around it
 # What `mpiexec -l` of MPICH and `--output tag` of Open MPI put before each line.
 _TAG = rb"(?m:^\[(?:\S+,)?\d+\](?:<std(?:out|err)>:)? )?"
 
@@ -140,8 +141,11 @@ def mark_ended() -> None:
 
 
 def mark_interrupted(signum: int) -> None:
-    """Tell the supervisor that rank 0 ends after this signal, which is no failure. Rank 0 only."""
-    if not failed():
+    """Tell the supervisor that rank 0 ends after this signal, which is no failure. Rank 0 only.
+
+    It is one if the signal came because the shell around this rank is gone: see `enter`.
+    """
+    if not failed() and os.getppid() == _PARENT:
         _say("interrupted", str(signum))
 
 

@@ -6,9 +6,10 @@ import sys
 import pytest
 from helpers.ranks import HERE
 
-# What other tests leave counts as left, so /dev/shm and /tmp are this test's own where that is possible.
+# What other tests leave counts as left, and what MPI leaves stays while a launcher of another job lives:
+# so /dev/shm, /tmp and the processes are this test's own where that is possible.
 OWN = [
-    *("unshare", "--mount", "sh", "-c"),
+    *("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c"),
     'mount -t tmpfs t /tmp && mount -t tmpfs t /dev/shm && exec "$@"',
     "sh",
 ]

@@ -13,6 +13,7 @@ DIES = """
 import os, signal
 from pathlib import Path
 from rank0rl.algos.ppo import PPO
+from rank0rl.launch import job
 from rank0rl.mpi import comm
 class Dies(PPO):
     calls = 0
@@ -34,6 +35,11 @@ class Dies(PPO):
             "raise ZeroDivisionError('on purpose')",
             "ZeroDivisionError: on purpose",
             marks=pytest.mark.slow,
+        ),
+        # The shell around rank 0, which gets a SIGTERM that nobody sent, and saves.
+        (
+            "os.kill(int((job.my_folder() / 'shell.0').read_text().split()[2]), signal.SIGKILL)",
+            "the job ends",
         ),
     ],
 )

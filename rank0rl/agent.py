@@ -150,6 +150,9 @@ class Agent:
     threads: int = 1
     """Number of threads that `update` may use. What it computes must not depend on it."""
 
+    updates: str = ""
+    """How `update` computes, once it is known, such as "compiled". The console and summary.json show it."""
+
     def __init__(self, spaces: Spaces, options: Any, rng: np.random.Generator) -> None:
         """Build the networks and everything else that `act`, `process` and `update` need."""
         raise NotImplementedError

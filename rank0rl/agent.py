@@ -151,7 +151,7 @@ class Agent:
     """Number of threads that `update` may use. What it computes must not depend on it."""
 
     updates: str = ""
-    """How `update` computes, once it is known, such as "compiled". The console and summary.json show it."""
+    """Words about how `update` computes, such as "compiled", for the console and summary.json."""
 
     def __init__(self, spaces: Spaces, options: Any, rng: np.random.Generator) -> None:
         """Build the networks and everything else that `act`, `process` and `update` need."""

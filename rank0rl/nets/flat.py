@@ -85,8 +85,6 @@ def derivatives(loss: Tensor, by: Sequence[Tensor]) -> Sequence[Tensor | None]:
 
     They are those of `torch.autograd.grad`, whose checks take a quarter of the time for a few rows.
     """
-    if not loss.requires_grad:
-        return [None] * len(by)
     run = torch.autograd.graph._engine_run_backward
     return run(
         (loss,), (torch.ones_like(loss),), False, False, tuple(by), True, accumulate_grad=False

@@ -75,14 +75,15 @@ class GradientSteps:
             self._compiled = CompiledSteps(nets, evaluate, adam, max_grad_norm, threads)
         self._autograd = AutogradSteps(nets, evaluate, adam, max_grad_norm, device)
         self._steps: CompiledSteps | AutogradSteps = self._compiled or self._autograd
-        self._checked = self._knows_entropy = False
-        self.how = f"by autograd ({why})" if why else ""
-        """How updates are computed, in words. Known from the first `begin` on."""
+        self._checked = False
+        self.how = f"by autograd ({why})" if why else self._compiled.way if self._compiled else ""
+        """Words about how updates are computed. That is checked when the first update begins."""
 
     def compile(self, closed: ClosedForm | None = None) -> None:
         """Compile what the first update is expected to need."""
         if self._compiled:
             self._compiled.compile(closed)
+            self.how = self._compiled.way
 
     def begin(self, rows: Batch, loss: Loss, closed: ClosedForm | None = None) -> dict[str, Any]:
         """Take the rows and the loss of an update.
@@ -96,9 +97,9 @@ class GradientSteps:
             The rows, where the steps compute.
         """
         if self._steps is self._compiled and len(rows["obs"]):
+            self._follow_loss(rows, loss, closed)
             if not self._checked:
                 self._choose(rows, loss, closed)
-            self._follow_loss(rows, loss, closed)
         return self._steps.begin(rows, loss, closed)
 
     def epoch(
@@ -121,20 +122,25 @@ class GradientSteps:
 
     def _choose(self, rows: Batch, loss: Loss, closed: ClosedForm | None) -> None:
         """Take the first way whose gradient is that of autograd."""
-        assert self._compiled
-        some = np.linspace(0, len(rows["obs"]) - 1, min(_FEW, len(rows["obs"]))).astype(np.int64)
-        few = take(rows, some)
+        compiled = self._compiled
+        if compiled is None or self._steps is not compiled:
+            return
+        few = _some(rows, _FEW)
+        n = len(few["obs"])
+        if not n:
+            return
         with torch.no_grad():
             log_ratio = self._evaluate(self._nets, _tensors(few))[0].numpy()
         if "logp" in few:
-            few["logp"] = few["logp"] + log_ratio - _spread(len(some)).astype(few["logp"].dtype)
+            few["logp"] = few["logp"] + log_ratio - _spread(n).astype(few["logp"].dtype)
         wanted = self._autograd.gradient(few, loss)
-        self._checked = True
-        for way in self._compiled.ways:
-            got = self._compiled.gradient(way, few, loss, closed)
+        self._checked, before = True, compiled.way
+        for way in compiled.ways[compiled.ways.index(compiled.way) :]:
+            got = compiled.gradient(way, few, loss, closed)
             if got and _agree(got[:-1], wanted[:-1]):
-                self._knows_entropy = _agree(got[-1:], wanted[-1:])
-                self._take(way)
+                compiled.knows_entropy = _agree(got[-1:], wanted[-1:])
+                if way != before:
+                    self._take(way)
                 break
         else:
             self._take(None, "policy or value function is not what kernels compute")
@@ -150,7 +156,7 @@ class GradientSteps:
         compiled = self._compiled
         if compiled is None or self._steps is not compiled:
             return
-        few = {name: x[:_LOOK] for name, x in rows.items()}
+        few = _some(rows, _LOOK)
         n, dtype = len(few["obs"]), torch.from_numpy(few["ret"]).dtype
         log_ratio = torch.from_numpy(_spread(n)).to(dtype).requires_grad_()
         value = torch.linspace(-2, 2, n, dtype=dtype).requires_grad_()
@@ -162,7 +168,7 @@ class GradientSteps:
         ]
         if any(each is not None for each in by[3:]):
             self._take(None, "the loss computes networks itself")
-        elif compiled.way != OUTPUTS and not self._knows_entropy and given[2] != 0:
+        elif compiled.way != OUTPUTS and not compiled.knows_entropy and given[2] != 0:
             self._take(OUTPUTS)
         elif compiled.way == CLOSED and not (
             closed
@@ -271,6 +277,15 @@ def has_kernels(*networks: Any) -> bool:
 def _spread(n: int) -> Array:
     """Return log ratios of a check, (n,), of ratios from 0.1 to 8."""
     return np.random.default_rng(0).permutation(np.linspace(np.log(0.1), np.log(8), n))
+
+
+def _some(rows: Batch, most: int) -> Batch:
+    """Return at most so many rows, from all over a batch, without those that hold nan or inf."""
+    n = len(rows["obs"])
+    few = take(rows, np.linspace(0, n - 1, min(most, n)).astype(np.int64))
+    floats = [x for x in few.values() if x.dtype.kind == "f"]
+    finite = [np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in floats]
+    return few if all(each.all() for each in finite) else take(few, np.logical_and.reduce(finite))
 
 
 def _tensors(rows: Batch) -> dict[str, Tensor]:

@@ -89,6 +89,8 @@ class CompiledSteps:
             self.ways = (CLOSED, LOSS, OUTPUTS) if known else (OUTPUTS,)
         self.way = self.ways[0]
         """The one that is taken."""
+        self.knows_entropy = True
+        """False if kernels compute another entropy than the policy. Some rows' is then recorded, by torch."""
         self._loss: Loss | None = None
         self._closed: ClosedForm | None = None
 
@@ -153,7 +155,7 @@ class CompiledSteps:
         self.begin(rows, loss, closed)
         try:
             seen = self.epoch(rows, n, np.random.default_rng(0), 0.0)
-        except OtherInputsError:
+        except _OtherInputsError:
             return None
         except FloatingPointError:
             seen = np.full(n, np.nan), np.full(n, np.nan), np.full(1, np.nan)
@@ -294,9 +296,9 @@ class CompiledSteps:
         )
 
     def _entropy(self, seen: Seen, obs: Array) -> Array:
-        """Return the entropy, (minibatches,). Of squashed actions, which kernels do not know, of some rows."""
+        """Return the entropy, (minibatches,), or that of some rows, (1,)."""
         policy = self._modules.get("policy")
-        if self.way == OUTPUTS or getattr(policy, "bounds", None) is None or not len(obs):
+        if policy is None or self.way == OUTPUTS or self.knows_entropy:
             return seen.entropy
         with torch.no_grad():
             some = policy.distribution(torch.from_numpy(obs[:_SOME]))
@@ -336,11 +338,11 @@ class _Given(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x is not self.x:
-            raise OtherInputsError("a loss or a policy computes a network for other inputs too")
+            raise _OtherInputsError("a loss or a policy computes a network for other inputs too")
         return self.out
 
 
-class OtherInputsError(RuntimeError):
+class _OtherInputsError(RuntimeError):
     """A network is computed for other inputs than the rows: kernels do not follow that."""
 
 

@@ -150,6 +150,9 @@ class Agent:
     threads: int = 1
     """Number of threads that `update` may use. What it computes must not depend on it."""
 
+    updates: str = ""
+    """Words about how `update` computes, such as "compiled", for the console and summary.json."""
+
     def __init__(self, spaces: Spaces, options: Any, rng: np.random.Generator) -> None:
         """Build the networks and everything else that `act`, `process` and `update` need."""
         raise NotImplementedError

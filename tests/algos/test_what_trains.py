@@ -153,7 +153,7 @@ EDITED = {
     "entropy": (GaussianPolicy, "entropy", lambda s, of: 3 * OF_POLICY[1](s, of), OUTPUTS),
     "distribution": (
         *(GaussianPolicy, "distribution"),
-        lambda s, x, mask=None: (lambda m, std: (2 * m, std))(*OF_POLICY[2](s, x)),
+        lambda s, x, mask=None: tuple(2 * each for each in OF_POLICY[2](s, x)),
         OUTPUTS,
     ),
     "value": (ValueFunction, "forward", lambda s, x: FORWARD(s, x) ** 3, OUTPUTS),

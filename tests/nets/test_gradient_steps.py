@@ -24,10 +24,8 @@ from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.kernels.compiled import CompiledSteps
 from rank0rl.nets.kernels.steps import block_rows
-from rank0rl.nets.networks import network
-from rank0rl.nets.normalize import ObsNormalizer
-from rank0rl.nets.policies import GaussianPolicy, make_policy
-from rank0rl.nets.update import AutogradSteps, GradientSteps, ValueFit
+from rank0rl.nets.policies import make_policy
+from rank0rl.nets.update import AutogradSteps, ValueFit
 
 N = 300  # rows: more than one block
 

@@ -198,7 +198,7 @@ class CompiledSteps:
         room, differentiate = self._room(size), self._by_outputs
         if self.way == LOSS:
             differentiate = self._by_log_ratios
-        tensors = {name: torch.from_numpy(x).split(size) for name, x in rows.items()}
+        tensors = {name: torch.split(torch.from_numpy(x), size) for name, x in rows.items()}
         starts = range(0, max(n, 1), size)  # once without rows, to compile
         for step, first in enumerate(starts, self._adam.steps + 1):
             last = min(first + size, n)

@@ -74,7 +74,7 @@ class Room(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the networks give for the rows of an epoch, (N,), and the entropy of each minibatch."""
+    """Numbers that the networks give for the rows of an epoch, (N,), and the entropy of each minibatch."""
 
     log_ratio: Array
     value: Array

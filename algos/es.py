@@ -58,13 +58,7 @@ class ES(Agent):
         return self.nets.act(step, self.candidate, int(self.key[0])), {}
 
     def process(self, fragment: Fragment) -> Batch:
-        obs = fragment.obs.reshape(len(fragment.obs), -1)
-        return {
-            "ret": np.array([fragment.rew.sum()]),
-            "steps": np.array([len(obs)]),
-            "obs_mean": obs.mean(axis=0, dtype=np.float64)[None],
-            "obs_var": obs.var(axis=0, dtype=np.float64)[None],
-        }
+        return {"ret": np.array([fragment.rew.sum()]), **self.nets.observed(fragment.obs)}
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         opt, theta, ret = self.options, self.nets.theta, batch["ret"]
@@ -78,7 +72,7 @@ class ES(Agent):
         assert vector.grad is not None
         vector.grad.copy_(torch.from_numpy(np.float32(opt.weight_decay) * theta - gradient))
         self.adam.step(value_at(opt.lr, progress))
-        self.nets.norm.merge_groups(batch["steps"], batch["obs_mean"], batch["obs_var"])
+        self.nets.merge(batch)
         self.key[:] = rng.integers(2**63)
         return {
             "best_return": float(ret.max()),

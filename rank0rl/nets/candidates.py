@@ -10,6 +10,7 @@ import numpy.typing as npt
 from torch import nn
 
 from rank0rl.agent import NEVER, Spaces, Step
+from rank0rl.batch import Batch
 from rank0rl.nets.flat import Flat
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.nets.policies import Mode, make_policy
@@ -74,6 +75,20 @@ class Candidates:
             out[~step.mask] = NEVER
         best = [out[:, columns].argmax(axis=1) for columns in self._space.choice_slices()]
         return np.stack(best, axis=1).reshape(-1, *self._space.shape)
+
+    @staticmethod
+    def observed(obs: Array) -> Batch:
+        """Return the row of an episode's observations, (T, *obs), for `merge`: few numbers, to be sent."""
+        flat = obs.reshape(len(obs), -1)
+        return {
+            "steps": np.array([len(flat)]),
+            "obs_mean": flat.mean(axis=0, dtype=np.float64)[None],
+            "obs_var": flat.var(axis=0, dtype=np.float64)[None],
+        }
+
+    def merge(self, batch: Batch) -> None:
+        """Add what was observed in the episodes of a batch to the normalizer. Rank 0 only."""
+        self.norm.merge_groups(batch["steps"], batch["obs_mean"], batch["obs_var"])
 
     def mode(self) -> nn.Module:
         """Return the center's policy as a torch module, for an agent's `mode`."""

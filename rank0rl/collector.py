@@ -125,7 +125,9 @@ class Collector:
             if self._early:
                 rows = batches.concatenate([each for each in [*self._early.take(), rows] if each])
             rows = batches.in_order(rows, rows["fragment_id"]) if rows else {}
-            ended = batches.in_order(ended, ended["fragment_id"])
+            for key in ("fragment_id", "step"):  # equal steps keep the order of fragment ids
+                ended = batches.in_order(ended, ended[key]) if key in ended else ended
+            ended.pop("step", None)
             steps = int(gathered["fragments/steps"].sum())
             ranks |= {name: ranks[name] / 1e6 for name in ("took_s", "peak_mb")}
         if not comm.get_rank():

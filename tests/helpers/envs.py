@@ -319,6 +319,10 @@ class Spaced(gym.Env):
         return {"action_mask": self.mask}
 
 
+def long_from_4_on(env):
+    return {"length": 1 + (env >= 4)}
+
+
 def noise_of(agent):
     return (agent, "no environment")
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.candidates import Candidates, check_episodes
+from rank0rl.nets.candidates import Candidates
 from rank0rl.options import CheckedOptions, OptionError, option
 
 with contextlib.suppress(ModuleNotFoundError):
@@ -61,7 +61,7 @@ class CMAES(Agent):
 
     @classmethod
     def check(cls, spaces: Spaces, options: CMAESOptions, run: Any) -> None:
-        check_episodes(run, "cmaes", options.population)
+        Candidates.check(run, "cmaes", options.population)
         if run.episodes_per_batch % options.population:
             raise OptionError(
                 f"every candidate needs as many episodes: got episodes_per_batch="

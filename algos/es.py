@@ -14,7 +14,7 @@ from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.candidates import Candidates, check_episodes
+from rank0rl.nets.candidates import Candidates
 from rank0rl.nets.flat import Adam
 from rank0rl.options import CheckedOptions, Scheduled, option, value_at
 
@@ -52,7 +52,7 @@ class ES(Agent):
 
     @classmethod
     def check(cls, spaces: Spaces, options: ESOptions, run: Any) -> None:
-        check_episodes(run, "es", 2)
+        Candidates.check(run, "es", 2)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         return self.nets.act(step, self.candidate, int(self.key[0])), {}

@@ -57,7 +57,7 @@ def test_the_last_episodes_are_those_that_ended_last(nprocs, tmp_path, monkeypat
     args += ["--algo", f"{HERE}/helpers/envs.py:NoiseAgent", "--num-envs", "8"]
     args += ["--steps-per-batch", "480", "--total-steps", "480", "--gather-parts", "2"]
     train_on_ranks(tmp_path / "r", *args, nprocs=nprocs)
-    ended = 8 * (8 * [1] + 4 * [3]) + 4 * [3]  # in 16 steps, and in the one before: the highest envs
+    ended = 8 * (8 * [1] + 4 * [3]) + 4 * [3]  # 16 steps, and 4 envs of the one before
     [row] = table(tmp_path / "r")
     assert row["episodes"] == "360"
     assert float(row["return_mean"]) == np.mean(ended)

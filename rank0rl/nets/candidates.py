@@ -28,11 +28,6 @@ def check_episodes(run: Any, algo: str, least: int) -> None:
             f"{algo} compares whole episodes, one of each candidate: got episodes_per_batch="
             f"{run.episodes_per_batch}; set --episodes-per-batch to {least} or more"
         )
-    if run.overlap:
-        raise OptionError(
-            f"{algo} learns from the candidates that have played, and with --overlap the next ones "
-            f"are playing already: leave it out; an update takes little time here"
-        )
 
 
 class Candidates:
@@ -54,6 +49,16 @@ class Candidates:
         self._table = mlp.table(vector).tolist()
         self._of: tuple[Any, ...] = ()
         self._layers: list[tuple[Array, Array]] = []
+
+    @staticmethod
+    def check(run: Any, algo: str, least: int) -> None:
+        """Raise OptionError as `check_episodes`, and if the next candidates play before an update."""
+        check_episodes(run, algo, least)
+        if run.overlap:
+            raise OptionError(
+                f"{algo} learns from the candidates that have played, and with --overlap the next "
+                f"ones are playing already: leave it out; an update takes little time here"
+            )
 
     def act(self, step: Step, weights_of: Callable[[int], Array], version: int) -> Array:
         """Return actions, (B, *act): each row's are those of its candidate, or of the center without `explore`.

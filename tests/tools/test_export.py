@@ -265,7 +265,8 @@ def test_onnx_needs_its_packages(tmp_path, monkeypatch, capsys):
 
 
 def test_wrong_use(tmp_path, capsys):
-    train(tmp_path, *SMALL[:-2], "--algo", "cem", "--population", "4", "--total-steps", "128")
+    sizes = ["--population", "4", "--episodes-per-batch", "4", "--total-steps", "128"]
+    train(tmp_path, "CartPole", "--algo", "cem", "--num-envs", "4", *sizes)
     for out, facts in (("a.pt2", ("CEM", "mode(")), ("a.pth", ("a.pth", ".pt2", ".onnx"))):
         assert main([str(tmp_path), "--out", str(tmp_path / out)]) == 2
         err = capsys.readouterr().err

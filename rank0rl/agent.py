@@ -37,6 +37,8 @@ class Space:
     """Box: lower bounds, with its shape. Actions are clipped to them on the way to the environment."""
     high: Array | None = None
     """Box: upper bounds, likewise."""
+    first: Array | None = None
+    """Discrete space: the environment's numbers for choices 0, with its shape; None if all are 0."""
     parts: Mapping[str, slice] = field(default_factory=dict)
     """Dict observations, flattened: the columns of each key."""
 

@@ -202,6 +202,24 @@ def test_data_that_do_not_fit_are_refused(tmp_path):
     refused("toy/none-v0", "no such Minari dataset here")
 
 
+def test_choices_of_a_file_have_the_environments_numbers_and_those_of_a_batch_begin_at_0(tmp_path):
+    env = gym.Env()
+    env.observation_space = gym.spaces.Box(-1, 1, (2,))
+    for space, acts in (
+        (gym.spaces.Discrete(3, start=1), [1, 3, 2]),
+        (gym.spaces.MultiDiscrete([3, 2], start=[1, -1]), [[1, 0], [3, -1], [2, 0]]),
+    ):
+        env.action_space = space
+        obs, act, from_0 = np.zeros((3, 2)), np.array(acts), np.array(acts) - space.start
+        of_env = write(tmp_path / "env.npz", obs=obs, act=act)
+        kept = write(tmp_path / "kept.npz", obs=obs, act=from_0, fragment_id=np.zeros(3, int))
+        for data in (of_env, kept):
+            assert demonstrations.read(data, describe(env))["act"].tolist() == from_0.tolist()
+        below = write(tmp_path / "below.npz", obs=obs, act=act - 1)
+        with pytest.raises(OptionError, match="this environment takes"):
+            demonstrations.read(below, describe(env))
+
+
 def test_a_clone_learns_what_the_data_do(tmp_path):
     rng = np.random.default_rng(0)
     obs = rng.random((500, 4)) > 0.5

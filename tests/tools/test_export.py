@@ -56,7 +56,7 @@ def in_numpy(agent, env, obs, mask=None):
     best = np.stack(
         [logits[:, columns].argmax(axis=1) for columns in space.choice_slices()], axis=1
     )
-    return spaces.to_env(best.reshape(-1, *space.shape), space, spaces.first_choice(env))
+    return spaces.to_env(best.reshape(-1, *space.shape), space)
 
 
 CASES = [("ppo", "box", act) for act in ACT_SPACES]
@@ -125,7 +125,7 @@ def test_no_action_that_the_mask_forbids(act):
     env.observation_space.seed(0)
     agent = untrained("ppo", env)
     policy = _exported(agent, env, masked=True).module()
-    first = spaces.first_choice(env)
+    first = spaces.describe(env).act.first
     first = 0 if first is None else first
     for n in (1, 30):
         obs = observations(env, n)

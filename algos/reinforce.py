@@ -40,6 +40,15 @@ class Reinforce(Agent):
         self.flat = Flat(self.policy)
         self.adam = Adam(self.flat)
 
+    @classmethod
+    def check(cls, spaces: Spaces, options: ReinforceOptions, run: Any) -> str | None:
+        if run.episodes_per_batch:
+            return None
+        return (
+            "reinforce has no value function, so a return ends where a batch of steps cuts its "
+            "episode off: for whole returns, set --episodes-per-batch"
+        )
+
     def act(self, step: Step) -> tuple[Array, Batch]:
         return self.policy.act(inputs(step.obs), step.noise, step.mask, step.explore)
 

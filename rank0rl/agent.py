@@ -157,14 +157,18 @@ class Agent:
         raise NotImplementedError
 
     @classmethod
-    def check(cls, spaces: Spaces, options: Any, run: Any) -> None:
+    def check(cls, spaces: Spaces, options: Any, run: Any) -> str | None:
         """Check what training needs and acting does not, such as files of data.
 
         Rank 0 calls this before a run begins or goes on. `run` has the options of the run.
 
+        Returns:
+            A note for the console, if there is something that a user should know.
+
         Raises:
             ValueError: with all that a user needs to know.
         """
+        return None
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         """Choose actions. Every rank. A row must not depend on how many rows there are.

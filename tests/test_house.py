@@ -19,7 +19,7 @@ MOST_LINES = 450  # of a file: more is a second idea
 HOUSE = {
     "files": 127,
     "top_modules": 16,
-    "public_names": 534,
+    "public_names": 533,
     "loop_files": 54,
     "train_files": 80,
     "path_files": 24,

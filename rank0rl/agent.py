@@ -37,6 +37,8 @@ class Space:
     """Box: lower bounds, with its shape. Actions are clipped to them on the way to the environment."""
     high: Array | None = None
     """Box: upper bounds, likewise."""
+    first: Array | None = None
+    """Discrete space: the environment's numbers for choices 0, with its shape; None if all are 0."""
     parts: Mapping[str, slice] = field(default_factory=dict)
     """Dict observations, flattened: the columns of each key."""
 
@@ -158,14 +160,18 @@ class Agent:
         raise NotImplementedError
 
     @classmethod
-    def check(cls, spaces: Spaces, options: Any, run: Any) -> None:
+    def check(cls, spaces: Spaces, options: Any, run: Any) -> str | None:
         """Check what training needs and acting does not, such as files of data.
 
         Rank 0 calls this before a run begins or goes on. `run` has the options of the run.
 
+        Returns:
+            A note for the console, if there is something that a user should know.
+
         Raises:
             ValueError: with all that a user needs to know.
         """
+        return None
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         """Choose actions. Every rank. A row must not depend on how many rows there are.

@@ -19,7 +19,7 @@ MOST_LINES = 450  # of a file: more is a second idea
 HOUSE = {
     "files": 128,
     "top_modules": 16,
-    "public_names": 549,
+    "public_names": 548,
     "loop_files": 56,
     "train_files": 81,
     "path_files": 25,

@@ -33,17 +33,11 @@ Product: TypeAlias = Callable[[Tensor], Tensor]
 
 
 def has_kernels(*networks: Any) -> bool:
-    """Return True if kernels know these policies and value functions: MLPs with tanh, of known classes.
+    """Return True if kernels know these policies and value functions: MLPs, of known classes.
 
     A class that kernels know has a method `tables`. A class derived from it may compute something else.
     """
-    return all(
-        "tables" in vars(type(n))
-        and type(n.mlp) is MLP
-        and n.mlp.activation == "tanh"
-        and not n.mlp.norms
-        for n in networks
-    )
+    return all("tables" in vars(type(n)) and type(n.mlp) is MLP for n in networks)
 
 
 def gradient_steps(

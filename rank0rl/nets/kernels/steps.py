@@ -166,7 +166,7 @@ class CompiledSteps:
             tables = [self._value] if self._policy is None else [self._tables[0], self._value]
             tasks = len(tables) * -(-size // rows)
             widest = max(int(table[:, 3].max()) for table in tables)
-            numbers = max(int(table[:, 3].sum()) for table in tables)
+            numbers = max(int(table[-1, 7]) for table in tables)
             self._rooms = {
                 size: _Room(
                     grads=np.zeros((tasks, len(self._theta)), number),

@@ -221,9 +221,9 @@ class NetworkOptions(CheckedOptions):
     value_hidden: tuple[int, ...] | None = option(None, "[1, inf)")
     """Units of each hidden layer of the value function. None: those of --hidden."""
     activation: Activation = "tanh"
-    """Activation of hidden layers. Updates are compiled for tanh; the others take several times as long."""
+    """Activation of hidden layers; gelu is its form with tanh. Updates are compiled for all of them."""
     layer_norm: bool = False
-    """Normalize each hidden layer before its activation. Updates are not compiled then."""
+    """Normalize each hidden layer before its activation."""
     policy_obs: tuple[str, ...] = ()
     """Keys of a Dict observation that the policy sees. The exported policy takes these alone. None given: all."""
     critic_obs: tuple[str, ...] = ()

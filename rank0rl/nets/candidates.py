@@ -111,7 +111,7 @@ class Candidates:
             rows = np.stack([self.theta if i == _CENTER else weights_of(i) for i in of[1:]])
             self._layers = [
                 (rows[:, at : at + n * m].reshape(-1, n, m), rows[:, None, bias : bias + m])
-                for at, bias, n, m in self._table
+                for at, bias, n, m, *_ in self._table
             ]
             self._of = of
         return self._layers

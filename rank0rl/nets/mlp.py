@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from rank0rl.nets.flat import Views, place
 
 Array = npt.NDArray[Any]
 
-Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu"]
+Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu", "gelu"]
 
 
 def _elu(x: Array) -> Array:
@@ -34,17 +35,24 @@ def _silu(x: Array) -> Array:
     return x * (half + half * np.tanh(half * x))
 
 
+def _gelu(x: Array) -> Array:
+    """Compute the form with tanh: NumPy has no erf."""
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
 _IN_TORCH: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": nn.functional.tanh,
     "relu": nn.functional.relu,
     "elu": nn.functional.elu,
     "silu": nn.functional.silu,
+    "gelu": partial(nn.functional.gelu, approximate="tanh"),
 }
 _IN_NUMPY: dict[str, Callable[[Array], Array]] = {
     "tanh": lambda x: np.tanh(x, out=x),  # written over
     "relu": lambda x: np.maximum(x, 0, out=x),
     "elu": _elu,
     "silu": _silu,
+    "gelu": _gelu,
 }
 
 
@@ -117,8 +125,20 @@ class MLP(nn.Module):
 
     def table(self, theta: Tensor) -> Array:
         """Return where each layer lies in the flat vector theta, for kernels: see `nets.kernels.mlp`."""
-        layers = zip(self.weights, self.biases, strict=True)
-        return np.array([(place(w, theta), place(b, theta), *w.shape) for w, b in layers])
+        rows, kept = [], 0
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            code, norm, units = -1, [-1, -1], weight.shape[1]
+            kept += units
+            if i < len(self.weights) - 1:
+                code = get_args(Activation).index(self.activation)
+                kept += units if code else 0  # slopes, but for tanh
+            if i < len(self._norms):
+                norm = [place(p, theta) for p in self._norms[i].parameters()]
+                kept += units + 1
+            rows.append(
+                [place(weight, theta), place(bias, theta), *weight.shape, code, *norm, kept]
+            )
+        return np.array(rows)
 
 
 def _layer_norm(x: Array, scale: Array, shift: Array, eps: float) -> Array:

@@ -264,14 +264,16 @@ def _why_not(nets: nn.ModuleDict) -> str:
         if name not in ("policy", "value"):
             return "policy and value function share a layer"
         if not has_kernels(net):
-            return f"the {'policy' if name == 'policy' else 'value function'} is no MLP of tanh"
+            return (
+                f"the {'policy' if name == 'policy' else 'value function'} is a network of your own"
+            )
     return ""
 
 
 def has_kernels(*networks: Any) -> bool:
     """Return True if kernels compute the networks of these policies and value functions."""
     mlps = [getattr(net, "mlp", None) for net in networks]
-    return all(type(mlp) is MLP and mlp.activation == "tanh" and not mlp.norms for mlp in mlps)
+    return all(type(mlp) is MLP for mlp in mlps)
 
 
 def _spread(n: int) -> Array:

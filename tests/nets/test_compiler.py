@@ -4,14 +4,17 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 from helpers.ranks import HERE
 
 from rank0rl.nets.kernels import compiler
 from rank0rl.nets.kernels.compiler import Team, meet
-from rank0rl.nets.kernels.mlp import tanh_
+from rank0rl.nets.kernels.mlp import _activate
+from rank0rl.nets.mlp import _IN_TORCH, Activation
 
 ROOT = HERE.parent
 
@@ -125,22 +128,33 @@ def test_ranks_that_only_collect_load_no_compiler(agent):
     assert done.stdout == "[]\n", done.stderr
 
 
-@pytest.mark.parametrize(("dtype", "error"), [("float32", 5e-7), ("float64", 1e-15)])
-def test_tanh_is_close_and_never_beyond_one(dtype, error):
-    x = np.linspace(-20, 20, 400_001).astype(dtype)
-    kernel = compiler.kernel(_tanh)
-    y = kernel(x[:, None].copy(), np.zeros(1, dtype))[:, 0]
-    assert abs(y - np.tanh(x.astype("float64"))).max() <= error
-    assert abs(y).max() <= 1
-    odd = np.array([[np.nan, np.inf, -np.inf]], dtype).T
-    nan, one, minus_one = kernel(odd, np.zeros(1, dtype))[:, 0]
-    assert np.isnan(nan)
-    assert (abs(one), abs(minus_one)) == (pytest.approx(1), pytest.approx(1))
+@pytest.mark.parametrize("name", get_args(Activation))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_activations_are_close_also_far_from_zero(name, dtype):
+    """Errors are relative to the larger of 1 and the output; torch computes in float64."""
+    x = np.concatenate([np.linspace(-20, 20, 400_001), [-3e5, -100, 100, 3e5]]).astype(dtype)
+    exact = torch.from_numpy(x.astype("float64")).requires_grad_()
+    value = _IN_TORCH[name](exact)
+    value.sum().backward()
+    y, slopes = x.copy(), np.full_like(x, np.nan)
+    kernel = compiler.kernel(_activates)
+    kernel(get_args(Activation).index(name), y, slopes)
+    error = 5e-15 if dtype == "float64" else 5e-7 if name == "tanh" else 3e-6
+    size = np.maximum(1, abs(value.detach().numpy()))
+    assert (abs(y - value.detach().numpy()) / size).max() <= error
+    if name == "tanh":
+        assert abs(y).max() <= 1
+    else:
+        off = abs(slopes - exact.grad.numpy())
+        assert off[x != 0].max() <= 2 * error
+    odd = np.array([np.nan, np.inf], dtype)
+    kernel(get_args(Activation).index(name), odd, slopes)
+    assert np.isnan(odd[0])
+    assert odd[1] == pytest.approx(1) if name == "tanh" else not np.isfinite(odd[1])
 
 
-def _tanh(x, bias):
-    tanh_(x, bias)
-    return x
+def _activates(code, x, slopes):
+    _activate(code, x, slopes)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -1,10 +1,14 @@
 """Products with the Fisher matrix in compiled kernels against autograd."""
 
+from typing import get_args
+
 import pytest
 import torch
 from helpers.policies import KINDS, box, mask_for, policy_of, rng
 
 from rank0rl.nets.flat import Flat
+from rank0rl.nets.kernels.fisher import CompiledFisher
+from rank0rl.nets.mlp import Activation
 from rank0rl.nets.policies import GaussianPolicy
 from rank0rl.nets.update import FisherProducts, fisher_by_autograd
 
@@ -32,6 +36,26 @@ def test_products_are_those_of_autograd_and_the_same_for_every_number_of_threads
     scale = expected.abs().max()
     torch.testing.assert_close(seen[0] / scale, expected / scale, rtol=0, atol=PRECISIONS[dtype])
     assert all(torch.equal(seen[0], other) for other in seen[1:])
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("layer_norm", [False, True])
+@pytest.mark.parametrize("activation", get_args(Activation))
+def test_products_of_all_activations_and_of_layer_norm(activation, layer_norm, dtype):
+    policy = GaussianPolicy(
+        (5,), box(3), (19, 16, 21), rng(), activation=activation, layer_norm=layer_norm
+    ).to(dtype)
+    with torch.no_grad():
+        for i, p in enumerate(policy.parameters()):
+            p.add_(0.2 * torch.from_numpy(rng(i).standard_normal(p.shape)))
+    flat = Flat(policy)
+    obs = torch.from_numpy(rng(2).standard_normal((N, 5))).to(dtype)
+    v = torch.from_numpy(rng(3).standard_normal(len(flat.vectors[0]))).to(dtype)
+    expected = fisher_by_autograd(policy, 0.3, obs)(v)
+    compiled = CompiledFisher(policy, flat.vectors[0], 0.3, 2)
+    scale = expected.abs().max()
+    exact = 2 * PRECISIONS[dtype]
+    torch.testing.assert_close(compiled(obs)(v) / scale, expected / scale, rtol=0, atol=exact)
 
 
 def test_products_of_a_larger_network_do_not_depend_on_threads():

@@ -1,6 +1,7 @@
 """Gradient steps in compiled kernels against autograd: one objective, two ways."""
 
 import copy
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.kernels.compiled import CompiledSteps
 from rank0rl.nets.kernels.steps import block_rows
-from rank0rl.nets.policies import make_policy
+from rank0rl.nets.mlp import Activation
+from rank0rl.nets.policies import GaussianPolicy, make_policy
 from rank0rl.nets.update import AutogradSteps, ValueFit
 
 N = 300  # rows: more than one block
@@ -85,6 +87,35 @@ CASES = [(kind, False) for kind in IN_KERNELS] + [("categorical", True), ("sever
 PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
+LAYERS = [(activation, norm) for activation in get_args(Activation) for norm in (False, True)]
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize(("activation", "layer_norm"), LAYERS)
+def test_kernels_know_all_activations_and_layer_norm(activation, layer_norm, dtype):
+    """Three hidden layers of different widths, with scales, shifts and biases that are not 1 and 0."""
+    layers = {"activation": activation, "layer_norm": layer_norm}
+    policy = GaussianPolicy((5,), box(3), (19, 16, 21), rng(), **layers)
+    nets = nn.ModuleDict({"policy": policy, "value": ValueFunction((5,), (8,), rng(), **layers)})
+    nets.to(dtype)
+    with torch.no_grad():
+        for i, p in enumerate(nets.parameters()):
+            p.add_(0.2 * torch.from_numpy(rng(i).standard_normal(p.shape)))
+    rows = rows_of(nets["policy"], False, np.dtype(str(dtype).removeprefix("torch.")))
+    _, expected = by_autograd(nets, rows, Objective())
+    gradients = [p.grad.clone() for p in nets.parameters()]
+    flat = Flat(nets)
+    flat.vectors[0].grad.fill_(7.0)  # written over, not added to
+    log_ratio, error, _ = compiled(nets, Adam(flat), Objective()).epoch(rows, N, rng(0), 0.0)
+    order, exact = rng(0).permutation(N), PRECISIONS[dtype]
+    np.testing.assert_allclose(log_ratio, expected[0][order], rtol=0, atol=20 * exact)
+    np.testing.assert_allclose(error, expected[1][order], rtol=0, atol=20 * exact)
+    for p, gradient in zip(nets.parameters(), gradients, strict=True):
+        scale = gradient.abs().max()
+        assert scale > 1e-3
+        torch.testing.assert_close(p.grad / scale, gradient / scale, rtol=0, atol=2 * exact)
+
+
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("clip_ratio", [0.1, np.inf])
 @pytest.mark.parametrize("way", [CLOSED, LOSS, OUTPUTS], ids=["closed", "loss", "outputs"])
@@ -136,16 +167,24 @@ def test_two_epochs_are_those_of_autograd(kind, masked, way, normalize):
 
 
 @pytest.mark.parametrize("way", [CLOSED, LOSS, OUTPUTS], ids=["closed", "loss", "outputs"])
-@pytest.mark.parametrize("kind", ["gaussian", "several"])
-def test_the_bits_do_not_depend_on_the_number_of_threads(kind, way):
+@pytest.mark.parametrize(
+    ("kind", "layers"),
+    [
+        ("gaussian", {}),
+        ("several", {}),
+        ("gaussian", {"activation": "gelu", "layer_norm": True}),
+    ],
+)
+def test_the_bits_do_not_depend_on_the_number_of_threads(kind, layers, way):
     """Networks of several slices; minibatches of 1, 3 and 8 blocks, and smaller last ones."""
     weights, n = set(), 2500
     space = box(6) if kind == "gaussian" else SEVERAL
     obs = rng(1).standard_normal((n, 17), dtype=np.float32)
     adv, ret, logp = rng(2).standard_normal((3, n)).astype("f")
     for threads in (1, 2, 3, 5, 8):
-        policy = make_policy((17,), space, (64, 64), rng())
-        nets = nn.ModuleDict({"policy": policy, "value": ValueFunction((17,), (64, 64), rng())})
+        policy = make_policy((17,), space, (64, 64), rng(), **layers)
+        value = ValueFunction((17,), (64, 64), rng(), **layers)
+        nets = nn.ModuleDict({"policy": policy, "value": value})
         flat = Flat(nets)
         act = drawn_by(policy, obs, noise_for(policy, n))
         rows = {"obs": obs, "act": act, "logp": logp / 9 - 8, "adv": adv, "ret": ret}

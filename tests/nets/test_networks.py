@@ -36,7 +36,13 @@ def test_numpy_computes_what_torch_does_and_no_row_depends_on_others(activation,
     rows = mlp.numpy(OBS[:, None, :])
     for size in (1, 2, 7, 16):
         assert mlp.numpy(OBS[:size, None, :]).tobytes() == rows[:size].tobytes()
-    functions = {"tanh": nn.Tanh(), "relu": nn.ReLU(), "elu": nn.ELU(), "silu": nn.SiLU()}
+    functions = {
+        "tanh": nn.Tanh(),
+        "relu": nn.ReLU(),
+        "elu": nn.ELU(),
+        "silu": nn.SiLU(),
+        "gelu": nn.GELU("tanh"),
+    }
     x = torch.from_numpy(OBS)
     for i in range(2):
         x = x @ mlp.weights[i] + mlp.biases[i]
@@ -45,17 +51,19 @@ def test_numpy_computes_what_torch_does_and_no_row_depends_on_others(activation,
     np.testing.assert_allclose(expected, oracle.detach(), atol=1e-5, rtol=1e-5)
 
 
-def test_only_what_kernels_know_is_left_to_them():
-    for options, known in (
-        ({}, True),
-        ({"value_hidden": (8,)}, True),
-        ({"activation": "relu"}, False),
-        ({"layer_norm": True}, False),
+def test_mlps_have_kernels_and_no_other_networks():
+    for options in (
+        {},
+        {"value_hidden": (8,)},
+        *({"activation": activation} for activation in get_args(Activation)),
+        {"layer_norm": True},
     ):
         nets = NetworkOptions(hidden=(16,), **options).networks(BOX, rng())
-        assert has_kernels(nets.policy, nets.value) == known
+        assert has_kernels(nets.policy, nets.value)
         assert nets.value.mlp.weights[0].shape == (5, 8 if "value_hidden" in options else 16)
         assert nets.policy.mlp.weights[0].shape == (5, 16)
+        nets.value.mlp = nn.Linear(5, 1)
+        assert not has_kernels(nets.policy, nets.value)
 
 
 class Mine(PPO):

@@ -311,7 +311,7 @@ class CompiledSteps:
             tables = [self._value] if self._layers is None else [self._layers, self._value]
             tasks = len(tables) * -(-size // rows)
             widest = max(int(table[:, 3].max()) for table in tables)
-            numbers = max(int(table[:, 3].sum()) for table in tables)
+            numbers = max(int(table[-1, 7]) for table in tables)
             self._rooms = {
                 size: Room(
                     grads=np.zeros((tasks, len(self._theta)), number),

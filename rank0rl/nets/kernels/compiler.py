@@ -28,7 +28,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.caching import NullCache
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 from threadpoolctl import ThreadpoolController
 
 from rank0rl.agent import NEVER
@@ -40,6 +40,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # What LLVM may assume about floats. Infinities and nan stay what they are: checks look for them.
 _ASSUME = {"contract", "reassoc", "nsz", "arcp"}
+
+_ALWAYS = {"nogil": True, "error_model": "numpy", "fastmath": _ASSUME}
 
 _SPINS = 2000  # before a thread gives its core away: about 20 us
 _yield_core = types.ExternalFunction("sched_yield", types.int32())
@@ -92,11 +94,23 @@ def part(function: F) -> F:
     return _compiled(function, no_cpython_wrapper=True, inline="always")
 
 
+def by_dtype(single: F, double: F) -> F:
+    """Return a function of numbers, for kernels, that is `single` in float32 and `double` in float64."""
+
+    def function(x: Any) -> Any:
+        raise NotImplementedError("only kernels call it")
+
+    @overload(function, jit_options=_ALWAYS, strict=False)
+    def choose(x: Any) -> Any:
+        return single if x == types.float32 else double
+
+    return function  # type: ignore[return-value]
+
+
 def _compiled(function: Any, **options: Any) -> Any:
     if numba.config.DISABLE_JIT:
         raise RuntimeError("updates are computed in compiled code: unset NUMBA_DISABLE_JIT")
-    always = {"nogil": True, "error_model": "numpy", "fastmath": _ASSUME, "no_cfunc_wrapper": True}
-    return numba.njit(function, **always, **options)
+    return numba.njit(function, **_ALWAYS, no_cfunc_wrapper=True, **options)
 
 
 class _Cache:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rank0rl.nets.kernels.compiler import Team, kernel, meet, part
 from rank0rl.nets.kernels.distributions import log_softmax, tables_of
-from rank0rl.nets.kernels.mlp import backward, forward, layer
+from rank0rl.nets.kernels.mlp import backward, forward, outputs, tangent
 from rank0rl.nets.kernels.steps import SLICE, block_rows, kernel_block_rows
 
 Array = npt.NDArray[Any]
@@ -75,14 +75,11 @@ def _product(
         a, b = block * size, min(block * size + size, n_all)
         x, grad, room = obs[a:b], grads[block], spare[block]
         third = len(room) // 5
-        by = _tangent(vector, theta, layers, x, work[block], room[2 * third :])
+        by = tangent(vector, theta, layers, x, work[block], room[2 * third :])
         if std_place is not None:
             _normal_metric(theta, std_place, vector, by, n_all, grad)
         if starts is not None:
-            end = 0
-            for i in range(len(layers)):
-                end += (b - a) * layers[i, 3]
-            logp = work[block, end - by.size : end].reshape(by.shape)
+            logp = outputs(layers, work[block], b - a)
             _choice_metric(starts, logp, by, n_all)
         backward(theta, layers, x, work[block], by, grad, room[: 2 * third])
     meet(threads, barrier)
@@ -94,38 +91,6 @@ def _product(
                 total += grads[block, i]
             product[i] = total
     meet(threads, barrier)
-
-
-@part
-def _tangent(
-    vector: Array, theta: Array, layers: Array, x: Array, work: Array, room: Array
-) -> Array:
-    """Return J v (n, outputs), the change of the outputs along v, as a view of room."""
-    n, start, third = len(x), 0, len(room) // 3
-    one = theta.dtype.type(1)
-    moved = x
-    for i in range(len(layers)):
-        weight, _ = layer(theta, layers, i)
-        by_weight, by_bias = layer(vector, layers, i)
-        width = len(by_bias)
-        at = (i % 2) * third
-        now = room[at : at + n * width].reshape(n, width)
-        np.dot(x, by_weight, now)
-        if i > 0:
-            more = room[2 * third : 2 * third + n * width].reshape(n, width)
-            np.dot(moved, weight, more)
-            for row in range(n):
-                for j in range(width):
-                    now[row, j] += more[row, j]
-        out = work[start : start + n * width].reshape(n, width)
-        start += n * width
-        for row in range(n):
-            for j in range(width):
-                now[row, j] += by_bias[j]
-                if i < len(layers) - 1:
-                    now[row, j] *= one - out[row, j] * out[row, j]
-        moved, x = now, out
-    return moved
 
 
 @part
@@ -182,7 +147,7 @@ class CompiledFisher:
         blocks, number, layers = -(-n // rows), theta.dtype, self._layers
         x = np.ascontiguousarray(obs.numpy(), number)
         allowed = np.ascontiguousarray(np.zeros((n, 0), bool) if mask is None else mask.numpy())
-        work = np.empty((blocks, rows * layers[:, 3].sum()), number)
+        work = np.empty((blocks, rows * layers[-1, 7]), number)
         grads = np.zeros((blocks, len(theta)), number)
         spare = np.empty((blocks, 5 * rows * layers[:, 3].max()), number)
         result = np.empty(len(theta), number)

@@ -94,17 +94,17 @@ def part(function: F) -> F:
     return _compiled(function, no_cpython_wrapper=True, inline="always")
 
 
-def by_dtype(single: F, double: F) -> F:
+def by_dtype(single: Callable[..., Any], double: Callable[..., Any]) -> Any:
     """Return a function of numbers, for kernels, that is `single` in float32 and `double` in float64."""
 
     def function(x: Any) -> Any:
         raise NotImplementedError("only kernels call it")
 
-    @overload(function, jit_options=_ALWAYS, strict=False)
+    @overload(function, jit_options=_ALWAYS, strict=False)  # type: ignore[untyped-decorator]
     def choose(x: Any) -> Any:
         return single if x == types.float32 else double
 
-    return function  # type: ignore[return-value]
+    return function
 
 
 def _compiled(function: Any, **options: Any) -> Any:

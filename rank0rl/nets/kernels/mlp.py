@@ -110,9 +110,9 @@ def _activate(code: int, x: Array, slopes: Array) -> None:
         a = half if code == _SILU else number(math.sqrt(2 / math.pi))
         b = zero if code == _SILU else number(0.044715)
         for i in range(len(x)):
-            square = b * x[i] * x[i]
-            s = _logistic(a * x[i] * (one + square))
-            slopes[i] = s + two * a * x[i] * (one + 3 * square) * s * (one - s)
+            bend = b * x[i] * x[i]
+            s = _logistic(a * x[i] * (one + bend))
+            slopes[i] = s + two * a * x[i] * (one + 3 * bend) * s * (one - s)
             x[i] *= s
 
 
@@ -132,6 +132,13 @@ def _times_slopes(code: int, out: Array, slopes: Array, by: Array) -> None:
 
 
 @inner
+def _normal_rows(more: Array, n: int, width: int) -> tuple[Array, Array]:
+    """Return the normalized rows (n, width) and their inverse standard deviations, (n,), of a layer norm."""
+    inverse = more[len(more) - n :]
+    return more[len(more) - n - n * width : len(more) - n].reshape(n, width), inverse
+
+
+@inner
 def _normalize(x: Array, scale: Array, more: Array) -> None:
     """Replace x (n, units) by scale times the normalized rows; `more` gets what `_kept` returns.
 
@@ -140,7 +147,7 @@ def _normalize(x: Array, scale: Array, more: Array) -> None:
     n, width = x.shape
     number = x.dtype.type
     share, eps = number(1 / width), number(_EPS)
-    at, inverse = len(more) - n * width - n, len(more) - n
+    normal, inverse = _normal_rows(more, n, width)
     for row in range(n):
         mean, var = number(0), number(0)
         for j in range(width):
@@ -149,10 +156,11 @@ def _normalize(x: Array, scale: Array, more: Array) -> None:
         for j in range(width):
             x[row, j] -= mean
             var += x[row, j] * x[row, j]
-        more[inverse + row] = number(1) / np.sqrt(var * share + eps)
+        factor = number(1) / np.sqrt(var * share + eps)
+        inverse[row] = factor
         for j in range(width):
-            z = x[row, j] * more[inverse + row]
-            more[at + row * width + j] = z
+            z = x[row, j] * factor
+            normal[row, j] = z
             x[row, j] = z * scale[j]
 
 
@@ -165,17 +173,17 @@ def _along_normal(more: Array, by: Array) -> None:
     n, width = by.shape
     number = by.dtype.type
     share = number(1 / width)
-    at, inverse = len(more) - n * width - n, len(more) - n
+    normal, inverse = _normal_rows(more, n, width)
     for row in range(n):
         mean, along = number(0), number(0)
         for j in range(width):
             mean += by[row, j]
-            along += by[row, j] * more[at + row * width + j]
+            along += by[row, j] * normal[row, j]
         mean *= share
         along *= share
+        factor = inverse[row]
         for j in range(width):
-            rest = by[row, j] - mean - along * more[at + row * width + j]
-            by[row, j] = more[inverse + row] * rest
+            by[row, j] = factor * (by[row, j] - mean - along * normal[row, j])
 
 
 @inner
@@ -264,13 +272,13 @@ def _sum_rows(x: Array, total: Array) -> None:
 def _norm_slopes(scale: Array, more: Array, by: Array, by_scale: Array, by_shift: Array) -> None:
     """Turn derivatives by the outputs of a layer norm into those by its inputs, scale and shift."""
     n, width = by.shape
-    at = len(more) - n * width - n
+    normal, _ = _normal_rows(more, n, width)
     _sum_rows(by, by_shift)
     for j in range(width):
         by_scale[j] = 0
     for row in range(n):
         for j in range(width):
-            by_scale[j] += by[row, j] * more[at + row * width + j]
+            by_scale[j] += by[row, j] * normal[row, j]
             by[row, j] *= scale[j]
     _along_normal(more, by)
 
@@ -314,11 +322,11 @@ def tangent(
 def _move_norm(scale: Array, more: Array, by_scale: Array, moved: Array) -> None:
     """Turn changes of the inputs of a layer norm, and of its scale, into changes of its outputs."""
     n, width = moved.shape
-    at = len(more) - n * width - n
+    normal, _ = _normal_rows(more, n, width)
     _along_normal(more, moved)
     for row in range(n):
         for j in range(width):
-            z = more[at + row * width + j]
+            z = normal[row, j]
             moved[row, j] = moved[row, j] * scale[j] + z * by_scale[j]
 
 

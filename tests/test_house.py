@@ -17,11 +17,11 @@ MOST_LINES = 450  # of a file: more is a second idea
 
 # Today's numbers. `python benchmarks/house.py` prints them; its docstring says how each one is counted.
 HOUSE = {
-    "files": 127,
+    "files": 128,
     "top_modules": 16,
-    "public_names": 534,
-    "loop_files": 54,
-    "train_files": 80,
+    "public_names": 536,
+    "loop_files": 55,
+    "train_files": 81,
     "path_files": 24,
     "path_short": 0,
 }

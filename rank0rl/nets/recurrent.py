@@ -163,23 +163,20 @@ class _RecurrentActorCritic(ActorCritic):
         value: ValueFunction,
         chunk_steps: int,
     ) -> None:
-        super().__init__(norm, policy, value)
-        self.layer, self._length = layer, chunk_steps
+        super().__init__(norm, policy, value, layer)
+        self._length = chunk_steps
         self.memory = layer.memory
-
-    def modules(self) -> dict[str, nn.Module]:
-        return {**super().modules(), "recurrent": self.layer}
 
     def objective(self, **settings: Any) -> Objective:
         return _ChunkObjective(**settings)
 
     def mode(self) -> nn.Module:
-        return _RecurrentMode(self.policy, self.norm, self.layer)
+        return _RecurrentMode(self.policy, self.norm, self.shared)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         assert step.memory is not None
-        now = self.layer.numpy(self.norm.numpy(step.obs), step.memory)
-        features = np.ascontiguousarray(now[:, : self.layer.size])
+        now = self.shared.numpy(self.norm.numpy(step.obs), step.memory)
+        features = np.ascontiguousarray(now[:, : self.shared.size])
         act, extras = self.policy.act(features, step.noise, step.mask, step.explore)
         return act, {**extras, "memory": now}
 
@@ -217,8 +214,8 @@ class _RecurrentActorCritic(ActorCritic):
     def _features(self, obs: Array, memory: Array) -> Array:
         with torch.no_grad():
             x = torch.from_numpy(self.norm.numpy(obs))
-            now = self.layer.step(x, torch.from_numpy(memory))
-            return now[:, : self.layer.size].contiguous().numpy()
+            now = self.shared.step(x, torch.from_numpy(memory))
+            return now[:, : self.shared.size].contiguous().numpy()
 
 
 class _ChunkObjective(Objective):
@@ -228,10 +225,11 @@ class _ChunkObjective(Objective):
         self, nets: Any, obs: Tensor, memory: Tensor, steps: Tensor, **others: Tensor
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Return the loss, (), for chunks (n, L, ...); and what there is to record, by step."""
-        features = nets["recurrent"](obs, memory)
+        features = nets["shared"](obs, memory)
         there = torch.arange(obs.shape[1]) < steps[:, None]
         others = {name: x[there] for name, x in others.items()}
-        return super().loss(nets, features[there], **others)
+        heads = {name: nets[name] for name in ("policy", "value")}
+        return super().loss(heads, features[there], **others)
 
 
 class _RecurrentMode(nn.Module):

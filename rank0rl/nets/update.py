@@ -67,7 +67,7 @@ def gradient_steps(
         bonus: True if some objective will have an entropy bonus.
     """
     trained = nets.trained()
-    known = type(objective) is Objective and objective.clip_ratio is not None
+    known = type(objective) is Objective and objective.clip_ratio is not None and not nets.shared
     if bonus and getattr(nets.policy, "bounds", None):
         known = False  # the entropy of squashed actions has no kernel
     if device == "cpu" and known and has_kernels(nets.policy, nets.value):

@@ -148,8 +148,8 @@ class ActorCritic:
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the modules, for an agent's `modules`."""
-        modules = {"policy": self.policy, "value": self.value, "norm": self.norm}
-        return {**modules, "shared": self.shared} if self.shared else modules
+        shared = {"shared": self.shared} if self.shared else {}
+        return {"policy": self.policy, "value": self.value, "norm": self.norm, **shared}
 
     def trained(self) -> nn.ModuleDict:
         """Return the networks that an objective takes, by name."""
@@ -294,8 +294,9 @@ class NetworkOptions(CheckedOptions):
     ) -> tuple[Policy, ValueFunction]:
         """Return a policy and a value function for inputs of this shape, see `networks`."""
         own = _own(make, spaces, self, rng) if make else {}
-        units = () if is_image(spaces.obs.shape, spaces.obs.dtype) else (64, 64)
-        units = units if self.hidden is None else self.hidden
+        units = self.hidden
+        if units is None:
+            units = () if is_image(spaces.obs.shape, spaces.obs.dtype) else (64, 64)
         value_units = units if self.value_hidden is None else self.value_hidden
         layers: Any = {"activation": self.activation, "layer_norm": self.layer_norm}
         policy = make_policy(

@@ -72,7 +72,7 @@ class Convolutions(nn.Module):
         first, *others = self.weights
         weights = [first * (1 / 255), *others]
         for layer, weight, bias in zip(self._layers, weights, self.biases, strict=True):
-            out = _Apply.apply(layer, self.threads, out, weight, bias, None)
+            out = _apply(layer, self.threads, out, weight, bias, None)
         return out.flatten(1)
 
     def numpy(self, x: Array) -> Array:
@@ -81,7 +81,7 @@ class Convolutions(nn.Module):
         weights = [first * np.float32(1 / 255), *others]
         out = self._images(x)
         for layer, weight, bias in zip(self._layers, weights, biases, strict=True):
-            out = layer.apply(out, weight, bias, None, rows=1)
+            out = layer.apply(1, out, weight, bias, None, rows=1)
         return out.reshape(*x.shape[:-1], self.size)
 
     def _images(self, x: Array) -> Array:
@@ -139,21 +139,21 @@ class _Layer:
 
     def apply(
         self,
+        threads: int,
         x: Array,
         weight: Array,
         bias: Array | None,
         y: Array | None,
-        threads: int = 1,
         rows: int = 0,
     ) -> Array:
         """Return relu(patches of x @ weight + bias), (N, *out); if y is given, zeros where y <= 0 instead of relu.
 
         Args:
+            threads: number of threads.
             x: images (N, *image).
             weight: (inputs, outputs).
             bias: (outputs,), or None.
             y: (N, *out), or None.
-            threads: number of threads.
             rows: images in a product. None depends on the others if it is 1.
         """
         out = np.empty((len(x), *self.out), weight.dtype)
@@ -171,7 +171,7 @@ class _Layer:
         _run(task, _blocks(len(x), rows or self._rows), threads)
         return out
 
-    def by_input(self, by_out: Array, weight: Array, y: Array, threads: int) -> Array:
+    def by_input(self, threads: int, by_out: Array, weight: Array, y: Array) -> Array:
         """Return the derivatives by the images (N, *image), given those by the outputs y, (N, *out)."""
         out = np.empty((len(y), *self.image), weight.dtype)
 
@@ -186,7 +186,7 @@ class _Layer:
         _run(task, _blocks(len(y), self._rows), threads)
         return out
 
-    def by_weight(self, x: Array, by_out: Array, y: Array, threads: int) -> tuple[Array, Array]:
+    def by_weight(self, threads: int, x: Array, by_out: Array, y: Array) -> tuple[Array, Array]:
         """Return the derivatives by the weight (inputs, outputs) and by the bias (outputs,)."""
         if self._is_whole:  # no sum of parts: each thread takes some of the inputs
             by_z = self._by_products(by_out, y)
@@ -260,7 +260,7 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, layer: _Layer, threads: int, x: Any, w: Any, b: Any, y: Any) -> Tensor:
-        out = layer.apply(*_arrays(x, w, b, y), threads)
+        out = layer.apply(threads, *_arrays(x, w, b, y))
         result = torch.from_numpy(out)
         ctx.save_for_backward(x, w, result if y is None else y)
         ctx.layer, ctx.threads = layer, threads
@@ -270,8 +270,8 @@ class _Apply(torch.autograd.Function):
     def backward(ctx: Any, by_out: Tensor) -> Any:
         x, w, y = ctx.saved_tensors
         how, needs_x = (ctx.layer, ctx.threads), ctx.needs_input_grad[2]
-        by_x = _ByInput.apply(*how, by_out, w, y) if needs_x else None
-        return None, None, by_x, *_ByWeight.apply(*how, x, by_out, y), None
+        by_x = _by_input(*how, by_out, w, y) if needs_x else None
+        return None, None, by_x, *_by_weight(*how, x, by_out, y), None
 
 
 class _ByInput(torch.autograd.Function):
@@ -281,14 +281,14 @@ class _ByInput(torch.autograd.Function):
     def forward(ctx: Any, layer: _Layer, threads: int, by_out: Any, w: Any, y: Any) -> Tensor:
         ctx.save_for_backward(by_out, w, y)
         ctx.layer, ctx.threads = layer, threads
-        return torch.from_numpy(layer.by_input(*_arrays(by_out, w, y), threads))
+        return torch.from_numpy(layer.by_input(threads, *_arrays(by_out, w, y)))
 
     @staticmethod
     def backward(ctx: Any, of_x: Tensor) -> Any:
         by_out, w, y = ctx.saved_tensors
         how = ctx.layer, ctx.threads
-        by_w, _ = _ByWeight.apply(*how, of_x, by_out, y)
-        return None, None, _Apply.apply(*how, of_x, w, None, y), by_w, None
+        by_w, _ = _by_weight(*how, of_x, by_out, y)
+        return None, None, _apply(*how, of_x, w, None, y), by_w, None
 
 
 class _ByWeight(torch.autograd.Function):
@@ -298,14 +298,19 @@ class _ByWeight(torch.autograd.Function):
     def forward(ctx: Any, layer: _Layer, threads: int, x: Any, by_out: Any, y: Any) -> Any:
         ctx.save_for_backward(x, by_out, y)
         ctx.layer, ctx.threads = layer, threads
-        return tuple(map(torch.from_numpy, layer.by_weight(*_arrays(x, by_out, y), threads)))
+        return tuple(map(torch.from_numpy, layer.by_weight(threads, *_arrays(x, by_out, y))))
 
     @staticmethod
     def backward(ctx: Any, of_w: Tensor, of_b: Tensor) -> Any:
         x, by_out, y = ctx.saved_tensors
         how, needs_x = (ctx.layer, ctx.threads), ctx.needs_input_grad[2]
-        by_x = _ByInput.apply(*how, by_out, of_w, y) if needs_x else None
-        return None, None, by_x, _Apply.apply(*how, x, of_w, of_b, y), None
+        by_x = _by_input(*how, by_out, of_w, y) if needs_x else None
+        return None, None, by_x, _apply(*how, x, of_w, of_b, y), None
+
+
+_apply: Any = _Apply.apply
+_by_input: Any = _ByInput.apply
+_by_weight: Any = _ByWeight.apply
 
 
 def _arrays(*tensors: Tensor | None) -> list[Any]:

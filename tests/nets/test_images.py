@@ -127,11 +127,9 @@ def test_threads_change_no_bit(shape, n):
 
 
 def test_an_error_in_any_thread_is_raised():
-    net = Convolutions((10, 10, 4), rng())
-    net.threads = 3
-    layer = net._layers[0]
+    layer = _Layer((10, 10, 4), (3, 3), 1, 16)
     with pytest.raises(ValueError, match="matmul"):
-        layer.apply(np.zeros((50, 10, 10, 4)), np.zeros((35, 16)), None, None, 3)
+        layer.apply(3, np.zeros((50, 10, 10, 4)), np.zeros((35, 16)), None, None)
 
 
 def test_ppo_shares_the_layers_and_acts_by_them():

@@ -57,14 +57,15 @@ class A2C(Agent):
         self.adam = Adam(self.flat)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
-        return self.policy.act(self.norm.numpy(step.obs), step.noise, explore=step.explore)
+        return self.policy.act(self.norm.numpy(step.obs), step.noise, step.mask, step.explore)
 
     def process(self, fragment: Fragment) -> Batch:
         val = self.value.predict(self.norm.numpy(fragment.obs))
         end_val = self.value.predict(self.norm.numpy(fragment.end_obs))
         adv = advantages(fragment, val, end_val, self.options.gamma, self.options.lam)
         adv = adv.astype(np.float32)
-        return {"obs": fragment.obs, "act": fragment.act, "adv": adv, "ret": adv + val}
+        rows = {"obs": fragment.obs, "act": fragment.act, "adv": adv, "ret": adv + val}
+        return {**rows, **fragment.extras}  # "action_mask", where the environment gives it
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         opt = self.options
@@ -72,7 +73,8 @@ class A2C(Agent):
         x = torch.from_numpy(self.norm.numpy(batch["obs"]))
         adv, ret = (torch.from_numpy(batch[name]) for name in ("adv", "ret"))
         adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)  # 1e-8: they may be equal
-        now = self.policy.distribution(x)
+        mask = torch.from_numpy(batch["action_mask"]) if "action_mask" in batch else None
+        now = self.policy.distribution(x, mask)
         policy_loss = -(self.policy.logp(now, torch.from_numpy(batch["act"])) * adv).mean()
         value_loss = (self.value(x) - ret / self.value.scale).square().mean()
         entropy = self.policy.entropy(now)

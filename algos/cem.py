@@ -7,6 +7,7 @@ import numpy as np
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
+from rank0rl.nets.candidates import check_episodes
 from rank0rl.options import CheckedOptions, option
 
 
@@ -37,6 +38,10 @@ class CEM(Agent):
         self.candidates = np.zeros((options.population, *self.mean.shape), np.float32)
         self.draw(rng, 0.0)
 
+    @classmethod
+    def check(cls, spaces: Spaces, options: CEMOptions, run: Any) -> None:
+        check_episodes(run, "cem", 2)
+
     def act(self, step: Step) -> tuple[Array, Batch]:
         weights = self.candidates[step.fragment_id % self.options.population]
         if not step.explore:
@@ -47,7 +52,7 @@ class CEM(Agent):
 
     def process(self, fragment: Fragment) -> Batch:
         candidate = self.candidates[[fragment.fragment_id % self.options.population]]
-        return {"ret": np.array([fragment.rew.sum() / len(fragment.end)]), "candidate": candidate}
+        return {"ret": np.array([fragment.rew.sum()]), "candidate": candidate}
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         count = max(1, int(self.options.elite * len(batch["ret"])))

@@ -1,6 +1,7 @@
 """CMA-ES, by the package cma: for policies with at most 3,000 weights.
 
-Source: Hansen 2016, arXiv:1604.00772; https://github.com/CMA-ES/pycma.
+Source: Hansen 2016, arXiv:1604.00772; https://github.com/CMA-ES/pycma. Observations are normalized as
+in `es`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.candidates import Candidates, check_episodes
+from rank0rl.nets.candidates import Candidates
 from rank0rl.options import CheckedOptions, OptionError, option
 
 with contextlib.suppress(ModuleNotFoundError):
@@ -60,7 +61,7 @@ class CMAES(Agent):
 
     @classmethod
     def check(cls, spaces: Spaces, options: CMAESOptions, run: Any) -> None:
-        check_episodes(run, "cmaes", options.population)
+        Candidates.check(run, "cmaes", options.population)
         if run.episodes_per_batch % options.population:
             raise OptionError(
                 f"every candidate needs as many episodes: got episodes_per_batch="
@@ -101,18 +102,20 @@ class CMAES(Agent):
         return self.candidates[fragment_id % self.options.population]
 
     def process(self, fragment: Fragment) -> Batch:
-        return {"ret": np.array([fragment.rew.sum() / len(fragment.end)])}
+        return {"ret": np.array([fragment.rew.sum()]), **self.nets.observed(fragment.obs)}
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         population = self.options.population
         of = batch["fragment_id"] % population
         self.tell(np.bincount(of, batch["ret"], population) / np.bincount(of, minlength=population))
+        self.nets.merge(batch)
         self.ask(int(rng.integers(2**63)))
         return {"best_return": float(self.told[-1].max()), "std": float(self.strategy.sigma)}
 
     def modules(self) -> dict[str, Any]:
         return {
             "policy": self.nets.mlp,
+            "norm": self.nets.norm,
             "candidates": self.candidates,
             "version": self.version,
         }

@@ -14,7 +14,7 @@ from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.candidates import Candidates, check_episodes
+from rank0rl.nets.candidates import Candidates
 from rank0rl.nets.flat import Adam
 from rank0rl.options import CheckedOptions, Scheduled, option, value_at
 
@@ -52,19 +52,13 @@ class ES(Agent):
 
     @classmethod
     def check(cls, spaces: Spaces, options: ESOptions, run: Any) -> None:
-        check_episodes(run, "es", 2)
+        Candidates.check(run, "es", 2)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         return self.nets.act(step, self.candidate, int(self.key[0])), {}
 
     def process(self, fragment: Fragment) -> Batch:
-        obs = fragment.obs.reshape(len(fragment.obs), -1)
-        return {
-            "ret": np.array([fragment.rew.sum()]),
-            "steps": np.array([len(obs)]),
-            "obs_mean": obs.mean(axis=0, dtype=np.float64)[None],
-            "obs_var": obs.var(axis=0, dtype=np.float64)[None],
-        }
+        return {"ret": np.array([fragment.rew.sum()]), **self.nets.observed(fragment.obs)}
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         opt, theta, ret = self.options, self.nets.theta, batch["ret"]
@@ -78,7 +72,7 @@ class ES(Agent):
         assert vector.grad is not None
         vector.grad.copy_(torch.from_numpy(np.float32(opt.weight_decay) * theta - gradient))
         self.adam.step(value_at(opt.lr, progress))
-        self.nets.norm.merge_groups(batch["steps"], batch["obs_mean"], batch["obs_var"])
+        self.nets.merge(batch)
         self.key[:] = rng.integers(2**63)
         return {
             "best_return": float(ret.max()),

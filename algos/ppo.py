@@ -7,7 +7,6 @@ and the decreasing step size as in Andrychowicz et al. 2021, arXiv:2006.05990.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,10 +15,10 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.actor_critic import MakeNetworks, NetworkOptions, Objective
+from rank0rl.nets.actor_critic import ClosedForm, MakeNetworks, NetworkOptions
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.recurrent import Cell, recurrent_networks
-from rank0rl.nets.update import GradientSteps, gradient_steps
+from rank0rl.nets.update import GradientSteps
 from rank0rl.options import Scheduled, changing, option, value_at
 from rank0rl.returns import explained_variance
 
@@ -62,7 +61,9 @@ class PPO(Agent):
     """Clipped PPO for box and discrete actions."""
 
     Options = PPOOptions
-    coefficients = ("lr", "gamma", "lam", "clip_ratio", "value_coef", "target_kl")
+    coefficients = (
+        *("lr", "gamma", "lam", "clip_ratio", "value_coef", "entropy_coef", "target_kl"),
+    )
     make_networks: MakeNetworks | None = None
     """A static method that makes the networks, in a class of one's own."""
     devices = ("cpu", "cuda")
@@ -78,11 +79,9 @@ class PPO(Agent):
         self.noise, self.memory = self.nets.noise, self.nets.memory
         if self.memory:
             self.devices = ("cpu",)
-        if opt.entropy_coef:  # else gradient steps are compiled without the bonus
-            self.coefficients = (*self.coefficients, "entropy_coef")
         self.flat = Flat(nn.ModuleList(self.nets.modules().values()))
         self.adam = Adam(self.flat, eps=1e-5)
-        self.objective = self.objective_at(0.0)
+        self.schedule(0.0)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         return self.nets.act(step)
@@ -93,29 +92,26 @@ class PPO(Agent):
 
     def prepare(self) -> None:
         """Make the gradient steps and compile them."""
-        opt = self.options
-        self.steps: GradientSteps = gradient_steps(
-            self.nets,
-            self.adam,
-            self.objective,
-            opt.max_grad_norm,
-            device=self.device,
-            threads=self.threads,
-            bonus=opt.entropy_coef != 0,
+        nets, limit = self.nets, self.options.max_grad_norm
+        self.steps = GradientSteps(
+            nets.trained(), nets.evaluate, self.adam, limit, self.device, self.threads
         )
+        self.steps.compile(self.closed_form())
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
-        """Make epochs of minibatch gradient steps on the clipped objective and the value loss."""
+        """Make epochs of minibatch gradient steps on the loss."""
         opt, size = self.options, self.nets.rows_of(self.options.minibatch_size)
         lr = value_at(opt.lr, progress)
-        self.objective = self.objective_at(progress)
+        self.schedule(progress)
         steps = self.nets.each_step(batch)
         ev = explained_variance(steps["val"], steps["ret"])
         self.value.merge(steps["ret"])
-        rows = self.nets.training_rows(batch)
+        more = {name: x for name, x in batch.items() if name != "fragment_id"}
+        rows = {**more, **self.nets.training_rows(batch)}
         rows["ret"] = rows["ret"] / self.value.scale.numpy()
+        rows["val"] = rows["val"] / self.value.scale.numpy()
         self.flat.check()
-        rows = self.steps.begin(rows, self.objective)
+        rows = self.steps.begin(rows, self.loss, self.closed_form())
         epoch = 0
         while epoch < opt.epochs:
             epoch += 1
@@ -124,11 +120,12 @@ class PPO(Agent):
             if opt.target_kl is not None and kl > opt.target_kl:
                 break
         self.steps.end()
+        self.updates = self.steps.how
         self.norm.merge(steps["obs"])
         return {
             "kl": kl,
             "entropy": float(entropy.mean()),
-            "clip_fraction": float((abs(np.expm1(log_ratio)) > self.objective.clip_ratio).mean()),
+            "clip_fraction": float((abs(np.expm1(log_ratio)) > self.clip_ratio).mean()),
             "value_loss": float(np.square(error).mean()),
             "explained_variance": ev,
             "epochs": epoch,
@@ -136,15 +133,40 @@ class PPO(Agent):
             **changing(progress, clip_ratio=opt.clip_ratio, entropy_coef=opt.entropy_coef),
         }
 
-    def objective_at(self, progress: float) -> Objective:
-        """Return the loss of a minibatch, with its coefficients as they are now."""
-        opt, clip_ratio = self.options, value_at(self.options.clip_ratio, progress)
-        return self.nets.objective(
-            policy_loss=partial(clipped_loss, clip_ratio=clip_ratio),
-            clip_ratio=clip_ratio,
-            value_coef=opt.value_coef,
-            entropy_coef=value_at(opt.entropy_coef, progress),
-            normalize=opt.normalize == "minibatch",
+    def schedule(self, progress: float) -> None:
+        """Set the coefficients that may change during the run."""
+        self.clip_ratio = value_at(self.options.clip_ratio, progress)
+        self.entropy_coef = value_at(self.options.entropy_coef, progress)
+
+    def loss(
+        self, log_ratio: Tensor, entropy: Tensor, value: Tensor, rows: dict[str, Tensor]
+    ) -> Tensor:
+        """Return the loss of a minibatch, (). It is the one that trains, on every device: change it as you like.
+
+        Args:
+            log_ratio: log of the ratio of new to old probability of the actions, (n,).
+            entropy: mean entropy of the policy, ().
+            value: predictions of the value function, (n,), in units of its scale.
+            rows: rows of the batch, (n, ...) each: those of `ActorCritic.training_rows`, others that
+                `process` returns, and "val", values at the time. "ret" and "val" are in units of the scale.
+        """
+        adv = rows["adv"]
+        if self.options.normalize == "minibatch":
+            adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
+        policy_loss = clipped_loss(log_ratio, adv, self.clip_ratio)
+        value_loss = (value - rows["ret"]).square().mean()
+        loss = policy_loss + self.options.value_coef * value_loss
+        return loss - self.entropy_coef * entropy if self.entropy_coef else loss
+
+    def closed_form(self) -> ClosedForm | None:
+        """Return the derivatives of `loss`, which make updates on the CPU faster, or None.
+
+        They are compared with `loss` before each update: a loss that differs is differentiated by torch.
+        """
+        opt = self.options
+        normalize = opt.normalize == "minibatch"
+        return ClosedForm(
+            clipped_slope, self.clip_ratio, opt.value_coef, self.entropy_coef, normalize
         )
 
     def modules(self) -> dict[str, Any]:
@@ -163,11 +185,17 @@ class PPO(Agent):
 def clipped_loss(log_ratio: Tensor, adv: Tensor, clip_ratio: float) -> Tensor:
     """Return -E[min(r A, clip(r) A)], with r the ratio of new to old probability of the actions.
 
-    log r and the normalized advantages A have shape (n,); clip(r) limits r to 1 +- clip_ratio. Change
-    `nets.kernels.losses._clipped_slopes` with it: updates on the CPU use that alone, this serves a GPU.
+    log r and the normalized advantages A have shape (n,); clip(r) limits r to 1 +- clip_ratio.
 
     Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     """
     ratio = torch.exp(log_ratio)
     clipped = ratio.clamp(1 - clip_ratio, 1 + clip_ratio)
     return -torch.minimum(ratio * adv, clipped * adv).mean()
+
+
+def clipped_slope(log_ratio: float, adv: float, clip_ratio: float) -> float:
+    """Return n times the derivative of `clipped_loss` by the log ratio of one of n rows, for kernels."""
+    ratio = np.exp(log_ratio)
+    clipped = (ratio - 1) * np.sign(adv) > clip_ratio  # nan is not
+    return 0.0 if clipped else -ratio * adv

@@ -40,18 +40,29 @@ class Reinforce(Agent):
         self.flat = Flat(self.policy)
         self.adam = Adam(self.flat)
 
+    @classmethod
+    def check(cls, spaces: Spaces, options: ReinforceOptions, run: Any) -> str | None:
+        if run.episodes_per_batch:
+            return None
+        return (
+            "reinforce has no value function, so a return ends where a batch of steps cuts its "
+            "episode off: for whole returns, set --episodes-per-batch"
+        )
+
     def act(self, step: Step) -> tuple[Array, Batch]:
-        return self.policy.act(inputs(step.obs), step.noise, explore=step.explore)
+        return self.policy.act(inputs(step.obs), step.noise, step.mask, step.explore)
 
     def process(self, fragment: Fragment) -> Batch:
         gamma = self.options.gamma
         ret = [discounted_sum(fragment.rew[steps], gamma) for steps in fragment.episodes()]
-        return {"obs": inputs(fragment.obs), "act": fragment.act, "ret": np.concatenate(ret)}
+        rows = {"obs": inputs(fragment.obs), "act": fragment.act, "ret": np.concatenate(ret)}
+        return {**rows, **fragment.extras}  # "action_mask", where the environment gives it
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         ret = batch["ret"]
         adv = torch.from_numpy((ret - ret.mean()) / (ret.std() + 1e-8)).float()  # 1e-8: no variance
-        now = self.policy.distribution(torch.from_numpy(batch["obs"]))
+        mask = torch.from_numpy(batch["action_mask"]) if "action_mask" in batch else None
+        now = self.policy.distribution(torch.from_numpy(batch["obs"]), mask)
         loss = -(self.policy.logp(now, torch.from_numpy(batch["act"])) * adv).mean()
         self.flat.zero_grad()
         loss.backward()

@@ -18,7 +18,7 @@ from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import MakeNetworks, NetworkOptions
 from rank0rl.nets.flat import Adam, Flat
-from rank0rl.nets.update import ValueFit, fisher_products
+from rank0rl.nets.update import FisherProducts, ValueFit
 from rank0rl.options import OptionError, Scheduled, changing, option, value_at
 from rank0rl.returns import explained_variance
 
@@ -81,7 +81,7 @@ class TRPO(Agent):
     def prepare(self) -> None:
         """Compile the gradient steps of the value function, and products with the Fisher matrix."""
         self.fit_value = ValueFit(self.value, self.adam, self.threads)
-        self.fisher = fisher_products(self.policy, self.flat, self.options.damping, self.threads)
+        self.fisher = FisherProducts(self.policy, self.flat, self.options.damping, self.threads)
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Make one step of the policy, then some epochs of the value function."""

@@ -37,6 +37,8 @@ class Space:
     """Box: lower bounds, with its shape. Actions are clipped to them on the way to the environment."""
     high: Array | None = None
     """Box: upper bounds, likewise."""
+    first: Array | None = None
+    """Discrete space: the environment's numbers for choices 0, with its shape; None if all are 0."""
     parts: Mapping[str, slice] = field(default_factory=dict)
     """Dict observations, flattened: the columns of each key."""
 
@@ -150,19 +152,26 @@ class Agent:
     threads: int = 1
     """Number of threads that `update` may use. What it computes must not depend on it."""
 
+    updates: str = ""
+    """Words about how `update` computes, such as "compiled", for the console and summary.json."""
+
     def __init__(self, spaces: Spaces, options: Any, rng: np.random.Generator) -> None:
         """Build the networks and everything else that `act`, `process` and `update` need."""
         raise NotImplementedError
 
     @classmethod
-    def check(cls, spaces: Spaces, options: Any, run: Any) -> None:
+    def check(cls, spaces: Spaces, options: Any, run: Any) -> str | None:
         """Check what training needs and acting does not, such as files of data.
 
         Rank 0 calls this before a run begins or goes on. `run` has the options of the run.
 
+        Returns:
+            A note for the console, if there is something that a user should know.
+
         Raises:
             ValueError: with all that a user needs to know.
         """
+        return None
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         """Choose actions. Every rank. A row must not depend on how many rows there are.

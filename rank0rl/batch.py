@@ -101,7 +101,11 @@ class Gathered:
     rows: Batch
     """Rows of all fragments in order of fragment ids, and "fragment_id", that of each row."""
     ended: Batch
-    """Episodes that ended, in order of fragment ids: "fragment_id", "return", "length", (E,) each."""
+    """Episodes that ended: "fragment_id", "return", "length", (E,) each.
+
+    They are in order of the steps at which they ended, then of fragment ids; whole-episode batches, which
+    have no such steps, in order of fragment ids.
+    """
     steps: int
     """Environment steps of all ranks."""
     sha256: str = ""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rank0rl import batch as batches
-from rank0rl.agent import Agent, Fragment
+from rank0rl.agent import Agent, Fragment, Space
 from rank0rl.batch import Batch, Gathered
 from rank0rl.envs.block import Settings
 from rank0rl.envs.retry import take_failures
@@ -19,7 +19,7 @@ from rank0rl.mpi.gather import GatherThread, gather_rows
 from rank0rl.rollout import Rollout, check_processed
 from rank0rl.run import signals, usage
 from rank0rl.run.agent_checks import Suspect
-from rank0rl.run.agents import is_reference
+from rank0rl.run.agents import is_reference, short_name
 from rank0rl.run.options import RunOptions
 from rank0rl.run.state import Unfinished
 from rank0rl.run.usage import Phases
@@ -43,6 +43,8 @@ class Collector:
         """Arrays of this rank that are rolled out and not gathered, by names such as "rows/obs"."""
         self._is_new = not is_reference(options.algo)  # of our own, tests say that they are honest
         self._took_s = 0.0
+        self._breaks_masks = self._noted_masks = False
+        self._quiet, self._algo = options.quiet, short_name(options.algo)
         self._ready: Gathered | None = None
 
     def batch(self, iteration: int) -> Gathered:
@@ -85,6 +87,9 @@ class Collector:
                 fragments = next(parts)
             with self._phases("process"):
                 rows = self._process(agent, fragments, iteration)
+            if check:
+                space = self.rollout.spaces.act
+                self._breaks_masks |= any(_breaks_mask(each, space) for each in fragments)
             steps += [len(fragment.rew) for fragment in fragments]
             if self._early and later:
                 self._early.begin(rows)
@@ -111,21 +116,27 @@ class Collector:
                 "took_s": int(1e6 * self._took_s),
                 "peak_mb": int(1e6 * usage.peak_mb()),
                 "signal": next(iter(signals.received), 0),
+                "breaks_masks": int(self._breaks_masks),
             }
             if self._take_failures:
                 mine |= take_failures(env.gym for env in self.rollout.envs)
             numbers = check_layout({}, "seconds and memory of ranks", numbers=[*mine.values()])
             ranks = dict(zip(mine, numbers.T, strict=True))  # name -> number of each rank
             signum = int(ranks.pop("signal").max())
+            breaks_masks = bool(ranks.pop("breaks_masks").any())
         if signum and not comm.get_rank():
             raise signals.Interrupted(signum)
+        if breaks_masks:
+            self._note_masks()
         with self._phases("gather"):
             gathered = gather_rows(self.rolled)
             rows, ended, envs = [_below(x, gathered) for x in ("rows/", "ended/", "envs/")]
             if self._early:
                 rows = batches.concatenate([each for each in [*self._early.take(), rows] if each])
             rows = batches.in_order(rows, rows["fragment_id"]) if rows else {}
-            ended = batches.in_order(ended, ended["fragment_id"])
+            for key in ("fragment_id", "step"):  # equal steps keep the order of fragment ids
+                ended = batches.in_order(ended, ended[key]) if key in ended else ended
+            ended.pop("step", None)
             steps = int(gathered["fragments/steps"].sum())
             ranks |= {name: ranks[name] / 1e6 for name in ("took_s", "peak_mb")}
         if not comm.get_rank():
@@ -137,6 +148,15 @@ class Collector:
             sha256 = weights.sha256_arrays(rows) if rows else ""
             settings = self.rollout.block.settings.json
             self._ready = Gathered(rows, ended, steps, sha256, settings, ranks)
+
+    def _note_masks(self) -> None:
+        """Print on rank 0, once, that the agent ignores masks."""
+        if not (self._noted_masks or self._quiet or comm.get_rank()):
+            print(
+                f'note: {self._algo} takes actions that info["action_mask"] forbids: it does not read '
+                "`step.mask`; the table in docs/agents.md says which agents do"
+            )
+        self._noted_masks = True
 
     def state(self) -> dict[str, Any]:
         """Return the episodes under way, their settings, and the batch that was collected ahead. Rank 0 only."""
@@ -187,6 +207,16 @@ class Collector:
             ids = np.full(batches.count(processed), fragment.fragment_id, np.int64)
             rows.append({**processed, "fragment_id": ids})
         return batches.concatenate(rows)
+
+
+def _breaks_mask(fragment: Fragment, space: Space) -> bool:
+    """Return True if an action of the fragment is one that its mask forbids."""
+    mask = fragment.extras.get("action_mask")
+    if mask is None:
+        return False
+    first = [columns.start for columns in space.choice_slices()]
+    columns = fragment.act.reshape(len(mask), -1) + first
+    return not np.take_along_axis(mask, columns, axis=1).all()
 
 
 def _under(prefix: str, batch: Batch) -> Batch:

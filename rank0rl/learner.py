@@ -51,6 +51,7 @@ class Learner:
         agent.threads = options.learner_threads or _free_cores(options)
         use_threads(agent.modules().values(), agent.threads)
         self._preparing: Future[None] | None = None
+        self._updates = ""
 
     def prepare(self) -> None:
         """Let rank 0's agent prepare its first update, in a thread. Call it once, if there is to be one."""
@@ -79,10 +80,17 @@ class Learner:
                 metrics = self._agent.update(batch.rows, rng, self._share_over())
             _check_metrics(metrics)
             self._check_weights()
+            self._tell_how()
         except Exception as error:
             error.add_note(f"In update, of iteration {iteration}; resuming the run repeats it.")
             raise
         return metrics
+
+    def _tell_how(self) -> None:
+        """Print how updates are computed, when that becomes known and whenever it changes."""
+        if self._agent.updates != self._updates and not self._options.quiet:
+            print(f"updates: {self._agent.updates}")
+        self._updates = self._agent.updates
 
     def _finish_preparing(self) -> None:
         if self._preparing is None:

@@ -15,7 +15,6 @@ from rank0rl.batch import Batch
 from rank0rl.envs.make import make
 from rank0rl.envs.spaces import (
     describe,
-    first_choice,
     is_flattened,
     mask_of,
     nested_actions,
@@ -49,7 +48,6 @@ class Policy:
         """Spaces as the agent has them, flattened."""
         self.observation_space = (env.env if is_flattened(env) else env).observation_space
         """Space of the observations that `__call__` takes, besides flattened ones."""
-        self._first = first_choice(env)
         self._nested = nested_actions(env)
         env.close()
         self._noise = draws(agent, options.seed if seed is None else seed, 0, 0)
@@ -90,7 +88,7 @@ class Policy:
         ids = np.zeros(len(rows), np.int64)
         step = Step(rows, self._noise(len(rows)), ids, mask, memory)
         act, extras = (self._best if deterministic else self.agent).act(step)
-        many = to_env(act, self.spaces.act, self._first)
+        many = to_env(act, self.spaces.act)
         if self._nested:
             many = [self._nested(row) for row in many]
         if not self.agent.memory:

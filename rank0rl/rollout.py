@@ -35,6 +35,8 @@ class Rollout:
         capacity: steps per env that there is room for at first.
     """
 
+    _numbers: tuple[str, ...] = ("fragment_id", "length")  # whole ones, of an episode that ended
+
     def __init__(
         self, block: EnvBlock, cuts: Sequence[int], info: Sequence[str], capacity: int
     ) -> None:
@@ -52,7 +54,8 @@ class Rollout:
 
         Returns:
             Fragments in order of fragment ids; and the episodes that ended, in the order in which
-            they ended: "fragment_id", "return", "length" and their figures by label, each (E,).
+            they ended: "fragment_id", "return", "length" and their figures by label, each (E,). With
+            `FixedSteps`, also "step", the step of the iteration at which they ended.
         """
         fragments = [fragment for part in self.parts(agent, iteration) for fragment in part]
         return sorted(fragments, key=lambda fragment: fragment.fragment_id), self.ended()
@@ -63,7 +66,7 @@ class Rollout:
         Yields:
             `nparts` lists of fragments. The last one has a fragment wherever this rank has any.
         """
-        self._ended = {name: [] for name in ("fragment_id", "return", "length", *self._info)}
+        self._ended = {name: [] for name in (*self._numbers, "return", *self._info)}
         if agent.memory != self.block.memory.shape[1]:
             self.block.memory = np.zeros((len(self.envs), agent.memory), np.float32)
         try:
@@ -79,9 +82,8 @@ class Rollout:
 
     def ended(self) -> Batch:
         """Return the episodes that ended in the last iteration, as `collect` does."""
-        whole = ("fragment_id", "length")
         return {
-            name: np.array(values, np.int64 if name in whole else np.float64)
+            name: np.array(values, np.int64 if name in self._numbers else np.float64)
             for name, values in self._ended.items()
         }
 
@@ -173,6 +175,8 @@ class FixedSteps(Rollout):
     `steps` is T. Cuts are numbers of finished environments; a game counts as one.
     """
 
+    _numbers = (*Rollout._numbers, "step")
+
     def __init__(
         self, block: EnvBlock, steps: int, cuts: Sequence[int] = (), info: Sequence[str] = ()
     ) -> None:
@@ -230,6 +234,7 @@ class FixedSteps(Rollout):
             ended = self._step(agent, envs, (rows, t), noise_at[t], fragment_id, t == 0)
             for env, last_obs in ended:
                 ends[env.row].append(self._end(env, t, last_obs))
+                self._ended["step"].append(t)
             if ended:
                 block.go_on([env for env, _ in ended])
         for env in envs:

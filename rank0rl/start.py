@@ -215,6 +215,7 @@ def _open_record(
     differences = [*changes, *_host_differences(machines)]
     modules = state.agent.modules().values()
     notes = [*plan.notes, *cost_notes(modules, getattr(plan.agent, "epochs", 1), options.device)]
+    notes += [plan.agents_note] if plan.agents_note else []
     notes += [f"{each}: the last bits of the curve may differ" for each in differences]
     for note in notes:
         logger.print(f"note: {note}")

@@ -109,7 +109,7 @@ def test_a_run_begins_with_all_weights_of_another_and_nothing_else(tmp_path):
             "'policy.mlp.weights.0' is of shape (4, 64) there and of shape (4, 8) here",
         ),
         pytest.param(
-            ["--algo", "cem", "--population", "5"],
+            ["--algo", "cem", "--population", "5", "--episodes-per-batch", "5"],
             "is absent there and of shape (5, 4, 2) here",
             marks=pytest.mark.slow,
         ),
@@ -118,7 +118,7 @@ def test_a_run_begins_with_all_weights_of_another_and_nothing_else(tmp_path):
 )
 def test_weights_that_do_not_fit_are_refused_on_every_rank(args, said, tmp_path):
     train(tmp_path / "a", *SMALL, "--total-steps", "64")
-    one = [*SMALL[:-2]] if "cem" in args else SMALL
+    one = ["CartPole", "--num-envs", "4"] if "cem" in args else SMALL
     done = train(
         tmp_path / "b", *one, "--init-from", str(tmp_path / "a"), *args, nprocs=2, expect=2
     )
@@ -200,6 +200,24 @@ def test_data_that_do_not_fit_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", "no .npz file in this folder")
     refused("toy/none-v0", "no such Minari dataset here")
+
+
+def test_choices_of_a_file_have_the_environments_numbers_and_those_of_a_batch_begin_at_0(tmp_path):
+    env = gym.Env()
+    env.observation_space = gym.spaces.Box(-1, 1, (2,))
+    for space, acts in (
+        (gym.spaces.Discrete(3, start=1), [1, 3, 2]),
+        (gym.spaces.MultiDiscrete([3, 2], start=[1, -1]), [[1, 0], [3, -1], [2, 0]]),
+    ):
+        env.action_space = space
+        obs, act, from_0 = np.zeros((3, 2)), np.array(acts), np.array(acts) - space.start
+        of_env = write(tmp_path / "env.npz", obs=obs, act=act)
+        kept = write(tmp_path / "kept.npz", obs=obs, act=from_0, fragment_id=np.zeros(3, int))
+        for data in (of_env, kept):
+            assert demonstrations.read(data, describe(env))["act"].tolist() == from_0.tolist()
+        below = write(tmp_path / "below.npz", obs=obs, act=act - 1)
+        with pytest.raises(OptionError, match="this environment takes"):
+            demonstrations.read(below, describe(env))
 
 
 def test_a_clone_learns_what_the_data_do(tmp_path):

@@ -19,10 +19,10 @@ MOST_LINES = 450  # of a file: more is a second idea
 HOUSE = {
     "files": 128,
     "top_modules": 16,
-    "public_names": 536,
-    "loop_files": 55,
+    "public_names": 548,
+    "loop_files": 56,
     "train_files": 81,
-    "path_files": 24,
+    "path_files": 25,
     "path_short": 0,
 }
 

@@ -54,6 +54,7 @@ def test_a_fragment_of_fixed_steps_by_hand():
         "fragment_id": [0, 1],
         "return": [6, 6],
         "length": [3, 3],
+        "step": [2, 2],
     }
 
 
@@ -256,7 +257,7 @@ def test_a_rank_without_envs_knows_the_spaces_and_collects_nothing():
     assert repr(rollout.spaces) == repr(make(steps=4).spaces)
     fragments, ended = rollout.collect(NoiseAgent(), 1)
     assert fragments == []
-    assert [len(array) for array in ended.values()] == [0, 0, 0]
+    assert [len(array) for array in ended.values()] == [0, 0, 0, 0]
     assert rollout.unfinished() == {}
     rollout.close()
 

@@ -9,6 +9,7 @@ from helpers.envs import ACT_SPACES, OBS_SPACES, Spaced
 from helpers.ranks import HERE, run
 from helpers.runs import curve, resume_on_ranks, sha, table, train, train_here, train_on_ranks
 
+from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs.make import is_known_wrapper, make, resolve
@@ -53,9 +54,38 @@ def test_cem_trains_on_boxes_and_single_choices(act, tmp_path):
 
 
 @pytest.mark.parametrize("act", MASKED)
-@pytest.mark.parametrize("algo", ["ppo", "trpo", "klppo"])
+@pytest.mark.parametrize("algo", ["ppo", "trpo", "klppo", "a2c", "reinforce"])
 def test_what_may_not_be_chosen_is_not_chosen(algo, act, tmp_path):
     two_iterations(algo, tmp_path, act=act, masked=True)  # the environment refuses it
+
+
+@pytest.mark.parametrize("algo", ["a2c", "reinforce"])
+def test_a_choice_that_is_never_allowed_learns_nothing(algo):
+    agent_class, options = AGENTS[algo]
+    spaces = Spaces(Space("box", (2,), "float32"), Space("discrete", (), "int64", choices=(3,)))
+    agent = agent_class(spaces, options, np.random.default_rng(0))
+    rng, mask, ends = np.random.default_rng(1), np.ones((8, 3), bool), np.arange(8) == 7
+    mask[:, 2] = False
+    obs, act = rng.standard_normal((9, 2), dtype=np.float32), np.arange(8) % 2
+    fragment = Fragment(
+        *(0, obs[:8], act, rng.random(8), ends, ~ends & ends, np.array([7]), obs[8:]),
+        extras={"action_mask": mask},
+    )
+    before = agent.policy.mlp.biases[-1].detach().numpy().copy()
+    agent.update(agent.process(fragment), rng, 0.0)
+    changed = agent.policy.mlp.biases[-1].detach().numpy() != before
+    assert changed.tolist() == [True, True, False]
+
+
+def test_an_agent_that_ignores_masks_is_named_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    args = ["helpers.envs:Spaced-v0", "--env-kwargs", "masked=1", "strict=0", "--algo"]
+    said = {}
+    for algo in ("cem", "reinforce"):
+        sizes = ["--num-envs", "4", "--episodes-per-batch", "4", "--num-episodes", "12"]
+        said[algo] = train(tmp_path / algo, *args, algo, *sizes, nprocs=2).stdout
+    assert said["cem"].count('note: cem takes actions that info["action_mask"] forbids') == 1
+    assert "action_mask" not in said["reinforce"]
 
 
 @pytest.mark.parametrize("act", MASKED)

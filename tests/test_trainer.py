@@ -49,6 +49,20 @@ def assert_same_curves(folder, args, all_nprocs, iterations):
     assert len({sha(folder / str(n)) for n in all_nprocs}) == 1
 
 
+@pytest.mark.parametrize("nprocs", [1, 3])
+def test_the_last_episodes_are_those_that_ended_last(nprocs, tmp_path, monkeypatch):
+    """360 episodes end, after one step in envs 0 to 3 (return 1), after two in envs 4 to 7 (return 3)."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    args = ["helpers.envs:Count-v0", "--env-kwargs-of", "helpers.envs:long_from_4_on"]
+    args += ["--algo", f"{HERE}/helpers/envs.py:NoiseAgent", "--num-envs", "8"]
+    args += ["--steps-per-batch", "480", "--total-steps", "480", "--gather-parts", "2"]
+    train_on_ranks(tmp_path / "r", *args, nprocs=nprocs)
+    ended = 8 * (8 * [1] + 4 * [3]) + 4 * [3]  # 16 steps, and 4 envs of the one before
+    [row] = table(tmp_path / "r")
+    assert row["episodes"] == "360"
+    assert float(row["return_mean"]) == np.mean(ended)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_batches_and_weights_for_every_number_of_ranks(mode, tmp_path):
     algo = ["--algo", f"{HERE}/helpers/agents.py:MpiSeen", "--hidden", "32", "32"]

@@ -18,7 +18,6 @@ from rank0rl.envs.spaces import (
     check_reset,
     check_step,
     describe,
-    first_choice,
     mask_of,
     name_of,
     nested_actions,
@@ -123,7 +122,6 @@ class EnvBlock:
         """Index of each env -> its spaces in words, to compare with those of other ranks."""
         refuse_other_spaces(self.words)
         self._choice_starts = [columns.start for columns in self.spaces.act.choice_slices()]
-        self._first_choice = first_choice(first)
         if not indices:
             first.close()
         self.seed = seed
@@ -320,7 +318,7 @@ class EnvBlock:
 
     def to_env(self, act: Array) -> Any:
         """Return actions as environments take them."""
-        return to_env(act, self.spaces.act, self._first_choice)
+        return to_env(act, self.spaces.act)
 
 
 def _rows(group: Sequence[Env]) -> slice:

@@ -22,8 +22,8 @@ def read(source: str, spaces: Spaces) -> Batch:
 
     Args:
         source: name of a Minari dataset on this machine, such as walker2d/ppo-v0; a file.npz with
-            the arrays "obs", (N, *obs), and "act", (N, *act); or a folder of such files, as
-            --keep-batches makes one.
+            the arrays "obs", (N, *obs), and "act", (N, *act), which has the environment's numbers
+            of choices; or a folder of such files. Batches of --keep-batches number choices from 0.
         spaces: spaces of the environment.
 
     Returns:
@@ -33,14 +33,14 @@ def read(source: str, spaces: Spaces) -> Batch:
         OptionError: if there is no such data, or it does not fit the spaces.
     """
     path = Path(source)
-    parts = _files(path) if path.exists() else _minari(source)
+    parts = _files(path, spaces.act.first) if path.exists() else _minari(source)
     rows = concatenate([_checked(obs, act, spaces, source) for obs, act in parts])
     if not count(rows):
         raise OptionError(f"--data {source}: there are no rows in it")
     return rows
 
 
-def _files(path: Path) -> Iterator[tuple[Any, Any]]:
+def _files(path: Path, first: Array | None) -> Iterator[tuple[Any, Any]]:
     files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     if not files:
         raise OptionError(f"--data {path}: there is no .npz file in this folder")
@@ -49,12 +49,13 @@ def _files(path: Path) -> Iterator[tuple[Any, Any]]:
             raise OptionError(f"--data {path}: {file.name} is not a regular file")
         try:
             with np.load(file, allow_pickle=False) as arrays:
-                yield arrays["obs"], arrays["act"]
+                obs, act, is_kept = arrays["obs"], arrays["act"], "fragment_id" in arrays
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise OptionError(
                 f"--data {path}: {file.name} must be an .npz file with the arrays obs and act: "
                 f"{error}"
             ) from None
+        yield obs, act if is_kept else _from_0(act, first)
 
 
 def _minari(name: str) -> Iterator[tuple[Any, Any]]:
@@ -73,7 +74,7 @@ def _minari(name: str) -> Iterator[tuple[Any, Any]]:
             f"minari list local shows those that there are"
         ) from None
     space = dataset.action_space
-    first = getattr(space, "start", 0)  # choices are numbered from 0 here
+    first = getattr(space, "start", None)
     if getattr(space, "low", None) is not None and space.dtype.kind in "iu":
         first = space.low  # a Box of integers: these are choices too
     try:
@@ -83,7 +84,12 @@ def _minari(name: str) -> Iterator[tuple[Any, Any]]:
     for obs, act in episodes:
         if not isinstance(obs, np.ndarray) or not isinstance(act, np.ndarray):
             raise OptionError(f"--data {name}: observations and actions must be arrays, not dicts")
-        yield obs[: len(act)], act - first if first is not None else act
+        yield obs[: len(act)], _from_0(act, first)
+
+
+def _from_0(act: Any, first: Any) -> Any:
+    """Return actions with choices that are numbered from 0. Those of another shape stay as they are."""
+    return act - first if first is not None and act.shape[1:] == np.shape(first) else act
 
 
 def _checked(obs: Any, act: Any, spaces: Spaces, source: str) -> Batch:

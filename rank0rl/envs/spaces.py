@@ -54,7 +54,9 @@ def _describe(space: gym.Space[Any]) -> Space:
         numbers = _choices(space)
         assert numbers is not None
         assert space.shape is not None
-        return Space("discrete", space.shape, "int64", choices=tuple(numbers[0].tolist()))
+        sizes, first = numbers[0].tolist(), numbers[1].reshape(space.shape)
+        renumbered = first if first.any() else None
+        return Space("discrete", space.shape, "int64", choices=tuple(sizes), first=renumbered)
     dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
     return Space(
         "box", space.shape, dtype.name, low=space.low.astype(dtype), high=space.high.astype(dtype)
@@ -93,22 +95,15 @@ def refuse_other_spaces(words: Mapping[int, str]) -> None:
             )
 
 
-def first_choice(env: gym.Env[Any, Any]) -> Any:
-    """Return the environment's number for the agent's choice 0, or one for each choice; None if all are 0."""
-    first = getattr(env.action_space, "start", 0)
-    return first if np.any(first) else None
-
-
-def to_env(act: Any, space: Space, first: Any) -> Any:
+def to_env(act: Any, space: Space) -> Any:
     """Convert actions of an agent, (B, *act), for environments: clip floats to the bounds, renumber choices.
 
     Args:
         act: actions as an agent gives them.
         space: space of the actions.
-        first: what `first_choice` returned.
     """
     if space.kind == "discrete":
-        return act if first is None else act + first
+        return act if space.first is None else act + space.first
     assert space.low is not None
     assert space.high is not None
     return np.minimum(np.maximum(act, space.low), space.high)  # half the time of np.clip

@@ -1,11 +1,11 @@
-"""A policy and a value function: their options, acting, rows with advantages, and the loss of a minibatch."""
+"""A policy and a value function: their options, acting, rows with advantages, and what a loss takes."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rank0rl.agent import Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.images import Convolutions
-from rank0rl.nets.mlp import MLP, Activation
+from rank0rl.nets.mlp import Activation
 from rank0rl.nets.networks import Hidden, columns_of, network
 from rank0rl.nets.normalize import Moments, Normalizer, is_image, normalizer
 from rank0rl.nets.policies import Actions, Mode, Policy, make_policy
@@ -25,62 +25,35 @@ from rank0rl.returns import advantages
 Array = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Objective:
-    """The loss of a minibatch: policy loss + value_coef E[(V - R)^2] - entropy_coef H.
+Loss: TypeAlias = Callable[[Tensor, Tensor, Tensor, dict[str, Tensor]], Tensor]
+"""Function of log ratios (n,), the mean entropy (), values (n,) and the rows of a minibatch: the loss, ()."""
 
-    Autograd takes the gradient of `loss`. For MLPs and PPO's clipped policy loss, compiled kernels do
-    the same, several times faster. Both take a minibatch's arrays by name:
+Outputs: TypeAlias = tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]
+"""The arguments of a `Loss`."""
 
-        obs: normalized, (n, inputs).
-        act: actions, (n, *act).
-        logp: log-probabilities of the actions under the acting policy, (n,).
-        adv: advantages, (n,).
-        ret: returns in units of the value function's scale, (n,).
-        mask: the choices that could be taken, (n, all choices), bool, where not all could be.
+Evaluate: TypeAlias = Callable[[Any, dict[str, Tensor]], Outputs]
+"""Function of networks by name and the rows of a minibatch that returns the arguments of a `Loss`."""
 
-    Both give the log of the ratio of new to old probability, (n,); the error of the value, (n,);
-    and the entropy, (1,).
+
+class ClosedForm(NamedTuple):
+    """A loss in the form f(log r, A) + value_coef E[(V - R)^2] - entropy_coef H, for kernels.
+
+    Wherever it differs from the loss in torch that an agent gives besides, that one is used.
     """
 
-    policy_loss: Callable[[Tensor, Tensor], Tensor] | None = None
-    """Loss of the policy, (), for log ratios (n,) and advantages (n,). None: the value function learns alone."""
-    clip_ratio: float | None = None
-    """Clip ratio r of a policy loss -E[min(r A, clip(r) A)], inf if it does not clip; None for any other loss."""
+    slope: Callable[[float, float, float], float] | None
+    """Derivative of f by one log ratio, times the number of rows, from that, its advantage and `coef`.
+
+    It is compiled: it uses numbers and functions of NumPy. None: the value function learns alone.
+    """
+    coef: float = 0.0
+    """The third argument of `slope`."""
     value_coef: float = 0.5
     """Weight of the value loss."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     normalize: bool = False
     """True if advantages get mean 0 and standard deviation 1 within each minibatch."""
-
-    def loss(
-        self,
-        nets: Any,
-        obs: Tensor,
-        act: Tensor,
-        logp: Tensor,
-        adv: Tensor,
-        ret: Tensor,
-        mask: Tensor | None = None,
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the loss, (), for autograd on any device; and what there is to record, as tensors."""
-        assert self.policy_loss
-        if self.normalize:
-            adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
-        policy = nets["policy"]
-        if "shared" in nets:
-            obs = nets["shared"](obs)
-        now = policy.distribution(obs, mask)
-        entropy = policy.entropy(now)
-        log_ratio = policy.logp(now, act) - logp
-        error = nets["value"](obs) - ret
-        loss = (
-            self.policy_loss(log_ratio, adv)
-            + self.value_coef * error.square().mean()
-            - self.entropy_coef * entropy
-        )
-        return loss, (log_ratio, error, entropy.reshape(1))
 
 
 class ValueFunction(nn.Module):
@@ -110,11 +83,6 @@ class ValueFunction(nn.Module):
     def predict(self, x: Array) -> Array:
         """Predict values (N,) in units of reward, from inputs (N, inputs), in NumPy."""
         return self.mlp.numpy(x)[:, 0] * self.scale.numpy()
-
-    def tables(self, theta: Tensor) -> Array:
-        """Return where the layers lie in the flat vector theta, for kernels."""
-        assert isinstance(self.mlp, MLP)  # see `update.has_kernels`
-        return self.mlp.table(theta)
 
     def merge(self, ret: Array) -> None:
         """Add returns (N,) to the statistics, without changing predictions in units of reward.
@@ -152,12 +120,26 @@ class ActorCritic:
         return {"policy": self.policy, "value": self.value, "norm": self.norm, **shared}
 
     def trained(self) -> nn.ModuleDict:
-        """Return the networks that an objective takes, by name."""
+        """Return the networks that `evaluate` takes, by name."""
         return nn.ModuleDict({n: net for n, net in self.modules().items() if n != "norm"})
 
-    def objective(self, **settings: Any) -> Objective:
-        """Return the loss of a minibatch of rows."""
-        return Objective(**settings)
+    def evaluate(self, nets: Any, rows: dict[str, Tensor]) -> Outputs:
+        """Return the arguments of a loss for the rows of a minibatch, for autograd on any device.
+
+        Args:
+            nets: the networks by name, as `trained` returns them, or a copy on another device.
+            rows: arrays of `training_rows` and others, as tensors, (n, ...) each.
+
+        Returns:
+            Log of the ratio of new to old probability of the actions, (n,); the mean entropy, (); values
+            in units of the value function's scale, (n,); and the rows, by step.
+        """
+        policy, x = nets["policy"], rows["obs"]
+        if "shared" in nets:
+            x = nets["shared"](x)
+        now = policy.distribution(x, rows.get("mask"))
+        log_ratio = policy.logp(now, rows["act"]) - rows["logp"]
+        return log_ratio, policy.entropy(now), nets["value"](x), rows
 
     def mode(self) -> nn.Module:
         """Return a module that gives the most probable actions, for an agent's `mode`."""
@@ -201,7 +183,12 @@ class ActorCritic:
         return {**rows, "logp": logp, "adv": adv, "val": val, "ret": adv + val}
 
     def training_rows(self, batch: Batch) -> Batch:
-        """Return the rows of a batch that an objective takes, (N, ...) each, with "obs" and "adv" normalized."""
+        """Return the rows of a batch to learn from, (N, ...) each.
+
+        Returns:
+            "obs", normalized; "act", actions or draws; "logp", their log-probabilities under the acting
+            policy; "adv", normalized over the batch; "ret"; and "mask", where not all choices could be taken.
+        """
         rows = {
             "obs": self.norm.numpy(batch["obs"]),
             "act": batch.get("draw", batch["act"]),

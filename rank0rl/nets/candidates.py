@@ -10,6 +10,7 @@ import numpy.typing as npt
 from torch import nn
 
 from rank0rl.agent import NEVER, Spaces, Step
+from rank0rl.batch import Batch
 from rank0rl.nets.flat import Flat
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.nets.policies import Mode, make_policy
@@ -26,11 +27,6 @@ def check_episodes(run: Any, algo: str, least: int) -> None:
         raise OptionError(
             f"{algo} compares whole episodes, one of each candidate: got episodes_per_batch="
             f"{run.episodes_per_batch}; set --episodes-per-batch to {least} or more"
-        )
-    if run.overlap:
-        raise OptionError(
-            f"{algo} learns from the candidates that have played, and with --overlap the next ones "
-            f"are playing already: leave it out; an update takes little time here"
         )
 
 
@@ -54,6 +50,16 @@ class Candidates:
         self._of: tuple[Any, ...] = ()
         self._layers: list[tuple[Array, Array]] = []
 
+    @staticmethod
+    def check(run: Any, algo: str, least: int) -> None:
+        """Raise OptionError as `check_episodes`, and if the next candidates play before an update."""
+        check_episodes(run, algo, least)
+        if run.overlap:
+            raise OptionError(
+                f"{algo} learns from the candidates that have played, and with --overlap the next "
+                f"ones are playing already: leave it out; an update takes little time here"
+            )
+
     def act(self, step: Step, weights_of: Callable[[int], Array], version: int) -> Array:
         """Return actions, (B, *act): each row's are those of its candidate, or of the center without `explore`.
 
@@ -74,6 +80,20 @@ class Candidates:
             out[~step.mask] = NEVER
         best = [out[:, columns].argmax(axis=1) for columns in self._space.choice_slices()]
         return np.stack(best, axis=1).reshape(-1, *self._space.shape)
+
+    @staticmethod
+    def observed(obs: Array) -> Batch:
+        """Return the row of an episode's observations, (T, *obs), for `merge`: few numbers, to be sent."""
+        flat = obs.reshape(len(obs), -1)
+        return {
+            "steps": np.array([len(flat)]),
+            "obs_mean": flat.mean(axis=0, dtype=np.float64)[None],
+            "obs_var": flat.var(axis=0, dtype=np.float64)[None],
+        }
+
+    def merge(self, batch: Batch) -> None:
+        """Add what was observed in the episodes of a batch to the normalizer. Rank 0 only."""
+        self.norm.merge_groups(batch["steps"], batch["obs_mean"], batch["obs_var"])
 
     def mode(self) -> nn.Module:
         """Return the center's policy as a torch module, for an agent's `mode`."""

@@ -6,7 +6,7 @@ operations on one tensor, a broadcast is one message, and any loss still works.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -78,6 +78,17 @@ class Flat:
 def place(parameter: Tensor, vector: Tensor) -> int:
     """Return where a parameter begins in the flat vector that holds it."""
     return (parameter.data_ptr() - vector.data_ptr()) // vector.element_size()
+
+
+def derivatives(loss: Tensor, by: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    """Return the derivatives of a loss, (), by tensors; None by those that it does not depend on.
+
+    They are those of `torch.autograd.grad`, whose checks take a quarter of the time for a few rows.
+    """
+    run = torch.autograd.graph._engine_run_backward
+    return run(
+        (loss,), (torch.ones_like(loss),), False, False, tuple(by), True, accumulate_grad=False
+    )
 
 
 class Views:

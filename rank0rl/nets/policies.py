@@ -23,7 +23,6 @@ from torch import Tensor, nn
 from rank0rl.agent import NEVER, Space, choose
 from rank0rl.batch import Batch
 from rank0rl.nets.flat import Views, place
-from rank0rl.nets.mlp import MLP
 from rank0rl.nets.networks import Hidden, network
 from rank0rl.options import OptionError
 
@@ -124,16 +123,15 @@ class GaussianPolicy(nn.Module):
         logp -= np.add.reduce(log_std).item() + 0.5 * _LOG_2PI * len(log_std)
         return logp
 
-    def tables(self, theta: Tensor) -> tuple[Array, Array | None, Array | None]:
-        """Return where the parameters lie in the flat vector theta, for kernels.
+    def tables(self, theta: Tensor) -> tuple[Array | None, Array | None]:
+        """Return what kernels of the distribution need, for the flat vector theta that holds the parameters.
 
         Returns:
-            The table of the network's layers. For normal draws, where the log standard deviations begin,
-            how many are summed, and of how many actions. For choices, where each one begins.
+            For normal draws, where the log standard deviations begin, how many are summed, and of how many
+            actions. For choices, the outputs at which each one begins. None for what does not apply.
         """
-        assert isinstance(self.mlp, MLP)  # see `update.has_kernels`
         shape = self.log_std.shape if self.log_std.ndim == 2 else (1, *self.log_std.shape)
-        return self.mlp.table(theta), np.array([place(self.log_std, theta), *shape]), None
+        return np.array([place(self.log_std, theta), *shape]), None
 
     def _draw(self, out: Array, noise: Array) -> Array:
         """Return the draws (B, k) for outputs of the network and noise (B, k)."""
@@ -157,6 +155,10 @@ class StateStdPolicy(GaussianPolicy):
         """Return means and log standard deviations, (N, k) each, for inputs (N, inputs)."""
         mean, more = self.mlp(x).chunk(2, dim=1)
         return mean, (self.log_std + more).clamp(float(_LOW), float(_HIGH))
+
+    def tables(self, theta: Tensor) -> tuple[Array | None, Array | None]:
+        """Return None for both: there are no kernels of it."""
+        return None, None
 
     def logp(self, of: tuple[Tensor, ...], draw: Tensor) -> Tensor:
         """Return the log-densities (N,) of draws (N, *shape)."""
@@ -213,11 +215,9 @@ class CategoricalPolicy(nn.Module):
             logits = logits.masked_fill(~mask, NEVER)
         return tuple(torch.log_softmax(logits[:, columns], dim=1) for columns in self._choices)
 
-    def tables(self, theta: Tensor) -> tuple[Array, Array | None, Array | None]:
+    def tables(self, theta: Tensor) -> tuple[Array | None, Array | None]:
         """Return what `GaussianPolicy.tables` does."""
-        assert isinstance(self.mlp, MLP)  # see `update.has_kernels`
-        starts = np.array([0, *np.cumsum(self.space.choices)])
-        return self.mlp.table(theta), None, starts
+        return None, np.array([0, *np.cumsum(self.space.choices)])
 
     def mode(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the most probable choices (N, *shape), int64, for inputs (N, inputs)."""

@@ -19,7 +19,7 @@ from rank0rl.batch import Batch
 from rank0rl.nets.actor_critic import (
     ActorCritic,
     MakeNetworks,
-    Objective,
+    Outputs,
     ValueFunction,
     normalized,
 )
@@ -167,8 +167,14 @@ class _RecurrentActorCritic(ActorCritic):
         self._length = chunk_steps
         self.memory = layer.memory
 
-    def objective(self, **settings: Any) -> Objective:
-        return _ChunkObjective(**settings)
+    def evaluate(self, nets: Any, rows: dict[str, Tensor]) -> Outputs:
+        """Return the arguments of a loss, by step, for chunks, through the recurrent layer."""
+        there = torch.arange(rows["obs"].shape[1]) < rows["steps"][:, None]
+        features = nets["shared"](rows["obs"], rows["memory"])
+        chunks = ("steps", "memory")  # one row for each
+        steps = {name: x[there] for name, x in rows.items() if name not in chunks}
+        heads = {name: nets[name] for name in ("policy", "value")}
+        return super().evaluate(heads, {**steps, "obs": features[there]})
 
     def mode(self) -> nn.Module:
         return _RecurrentMode(self.policy, self.norm, self.shared)
@@ -191,7 +197,7 @@ class _RecurrentActorCritic(ActorCritic):
         return {**chunked(steps, episodes, self._length), "memory": memory}
 
     def training_rows(self, batch: Batch) -> Batch:
-        """Return the chunks that the objective takes: as `ActorCritic`, with "memory" and "steps"."""
+        """Return chunks to learn from: as `ActorCritic`, with "memory" and "steps"."""
         there, obs = filled(batch["steps"], self._length), batch["obs"]
         flat = self.norm.numpy(obs.reshape(-1, *obs.shape[2:]))
         adv = np.zeros_like(batch["adv"])
@@ -216,20 +222,6 @@ class _RecurrentActorCritic(ActorCritic):
             x = torch.from_numpy(self.norm.numpy(obs))
             now = self.shared.step(x, torch.from_numpy(memory))
             return now[:, : self.shared.size].contiguous().numpy()
-
-
-class _ChunkObjective(Objective):
-    """The loss of the steps of some chunks, through the recurrent layer."""
-
-    def loss(  # type: ignore[override]
-        self, nets: Any, obs: Tensor, memory: Tensor, steps: Tensor, **others: Tensor
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """Return the loss, (), for chunks (n, L, ...); and what there is to record, by step."""
-        features = nets["shared"](obs, memory)
-        there = torch.arange(obs.shape[1]) < steps[:, None]
-        others = {name: x[there] for name, x in others.items()}
-        heads = {name: nets[name] for name in ("policy", "value")}
-        return super().loss(heads, features[there], **others)
 
 
 class _RecurrentMode(nn.Module):

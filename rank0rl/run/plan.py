@@ -44,6 +44,8 @@ class Plan:
     """The file that the settings come from, or "defaults"."""
     notes: tuple[str, ...]
     """Changes of the curve that a resume brings, for the console."""
+    agents_note: str
+    """Note of the agent, for the console; "" without one."""
     init: Mapping[str, Any]
     """Weights that a new run begins with, name -> tensor; nothing without --init-from."""
     unlock: Callable[[], None]
@@ -77,7 +79,7 @@ def prepare(
     options, agent, run = found.options, found.agent, found.run
     if found.before and words.is_auto:
         options = _without_beginning(options, found.before[0])
-    options = _check_all(options, agent, nworkers, found.made, check)
+    options, note = _check_all(options, agent, nworkers, found.made, check)
     notes: list[str] = []
     if found.before:
         _check_unchanged((options, agent), found.before)
@@ -92,7 +94,8 @@ def prepare(
     folder = run or new_folder(options)
     patience_s = 10 if restart or words.is_auto else 0  # the process that ends may be saving
     unlock = lock(folder, patience_s)
-    return Plan(options, agent, folder, str(found.file or "defaults"), tuple(notes), init, unlock)
+    source = str(found.file or "defaults")
+    return Plan(options, agent, folder, source, tuple(notes), note, init, unlock)
 
 
 def _check_all(
@@ -101,8 +104,8 @@ def _check_all(
     nworkers: int,
     made: int,
     check: Callable[[RunOptions], None] | None = None,
-) -> RunOptions:
-    """Check the options in every way that a run would find out too late; return them complete."""
+) -> tuple[RunOptions, str]:
+    """Check the options in every way that a run would find out too late; return them complete, and the agent's note."""
     options.check(nworkers)
     for name in FUNCTIONS:
         for function in functions_of(options, name):
@@ -111,7 +114,7 @@ def _check_all(
     options = dataclasses.replace(options, agents=agents)
     _check_games(options, nworkers)
     _check_memory(options, agent, spaces.obs)
-    load_agent(options.algo).check(spaces, agent, options)
+    note = load_agent(options.algo).check(spaces, agent, options) or ""
     _check_device(options)
     if check:
         check(options)
@@ -127,7 +130,7 @@ def _check_all(
             f"stop_after_iterations counts from the run's first start: got {last}, and the run has "
             f"made {made}; set --stop-after-iterations to more"
         )
-    return options
+    return options, note
 
 
 def _without_beginning(options: RunOptions, old: RunOptions) -> RunOptions:
@@ -297,7 +300,7 @@ def options_of(argv: Sequence[str], configs: Path | None) -> tuple[RunOptions, A
         SystemExit: for a wrong argument, after tyro has said what is wrong.
     """
     found = settings.read(Words.read(argv), configs)
-    return _check_all(found.options, found.agent, 1, 0), found.agent
+    return _check_all(found.options, found.agent, 1, 0)[0], found.agent
 
 
 def check_same(options: RunOptions, agent: Any, run: Path, argv: Sequence[str]) -> None:

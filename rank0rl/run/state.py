@@ -82,7 +82,7 @@ class Progress:
     same_schedule_since: int = 0
     """Iteration at which a resume last changed the length of the run."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
-    """Returns of the last episodes, in order of iterations, then of fragment ids."""
+    """Returns of the last episodes, in order of iterations, then as in `Gathered.ended`."""
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=LAST))
     """Steps of the same episodes."""
     infos: dict[str, deque[float]] = field(default_factory=dict)

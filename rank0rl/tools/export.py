@@ -226,7 +226,7 @@ def _exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.Expo
             f"for 2 observations: got {shape}"
         )
     obs = torch.zeros(2, *seen, dtype=getattr(torch, spaces.obs.dtype))
-    module = _ForEnvironment(mode, spaces.act, env_spaces.first_choice(env))
+    module = _ForEnvironment(mode, spaces.act)
     rows = {0: torch.export.Dim("N", max=2**31)}  # torch 2.6 refuses one without an end
     args = (obs, *more.values())
     return torch.export.export(module, args, dynamic_shapes=(rows,) * len(args), strict=False)
@@ -245,25 +245,21 @@ def _rows_seen(agent: Agent, spaces: Spaces) -> tuple[int, ...]:
 
 
 class _ForEnvironment(nn.Module):
-    """A module from an environment's observations to the actions that it takes.
-
-    `first` is the environment's number for choice 0, or one number for each choice of an action.
-    """
+    """A module from an environment's observations to the actions that it takes."""
 
     low: Tensor
     high: Tensor
     first: Tensor
 
-    def __init__(self, mode: nn.Module, space: Space, first: Any) -> None:
+    def __init__(self, mode: nn.Module, space: Space) -> None:
         super().__init__()
         self.mode, self.bounded = mode, not space.choices
         if self.bounded:
             self.register_buffer("low", torch.from_numpy(space.low))
             self.register_buffer("high", torch.from_numpy(space.high))
         else:
-            self.register_buffer(
-                "first", torch.from_numpy(np.asarray(0 if first is None else first, np.int64))
-            )
+            first = np.asarray(0 if space.first is None else space.first, np.int64)
+            self.register_buffer("first", torch.from_numpy(first))
 
     def forward(
         self, obs: Tensor, second: Tensor | None = None, third: Tensor | None = None

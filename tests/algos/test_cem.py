@@ -6,7 +6,9 @@ from helpers.runs import mean_return, train_here
 
 from rank0rl.agent import Space, Spaces, Step
 from rank0rl.algos.cem import CEM, CEMOptions
+from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
+from rank0rl.run.options import RunOptions
 
 
 def test_an_episode_is_acted_by_one_candidate():
@@ -38,9 +40,14 @@ def test_the_next_candidates_are_drawn_around_the_best():
     assert twin.std.tolist() == cem.std.tolist()
 
 
-@pytest.mark.parametrize("mode", ["steps", "episodes"])
-def test_it_learns(mode, tmp_path):
-    size = {"episodes_per_batch": 40} if mode == "episodes" else {"steps_per_batch": 400}
+def test_batches_that_cut_episodes_are_refused():
+    """A candidate would get what is left of its predecessor's episode."""
+    with pytest.raises(OptionError, match="whole episodes.*set --episodes-per-batch to 2 or more"):
+        CEM.check(None, CEMOptions(), RunOptions(steps_per_batch=400))
+    CEM.check(None, CEMOptions(), RunOptions(episodes_per_batch=40, overlap=True))
+
+
+def test_it_learns(tmp_path):
     kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 40, "total_steps": 20000}
-    _, run = train_here(CEM, CEMOptions(), tmp_path, **kwargs, **size)
+    _, run = train_here(CEM, CEMOptions(), tmp_path, **kwargs, episodes_per_batch=40)
     assert mean_return(run) > 8  # of 10; chance is 2.5

@@ -19,7 +19,9 @@ def make(**options):
 
 
 def batch(ret):
-    return {"ret": np.float64(ret), "fragment_id": np.arange(len(ret))}
+    n = len(ret)
+    obs = {"steps": np.ones(n, int), "obs_mean": np.zeros((n, 2)), "obs_var": np.ones((n, 2))}
+    return {"ret": np.float64(ret), "fragment_id": np.arange(n), **obs}
 
 
 def sphere(agent):
@@ -65,8 +67,10 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
         make()
 
 
-def test_it_learns(tmp_path):
+@pytest.mark.parametrize("shown", [(0, 1), (20, 40)])  # the second are beyond the limit of +-10
+def test_it_learns(shown, tmp_path):
     kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 4, "total_steps": 10000}
+    kwargs["env_kwargs"] = dict(zip(("low", "high"), shown, strict=True))
     options = CMAESOptions(population=12)
     _, run = train_here(CMAES, options, tmp_path, **kwargs, episodes_per_batch=24)
     assert mean_return(run) > 8  # of 10; chance is 2.5

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.runs import mean_return, train_here
+from helpers.runs import mean_return, train, train_here
 
 from rank0rl.agent import Space, Spaces, Step
 from rank0rl.algos.reinforce import Reinforce, ReinforceOptions, inputs
@@ -43,3 +43,11 @@ def test_state_and_load_give_the_same_next_update():
     for agent in (a, b):
         agent.update(batch, rng, 0.0)
     assert a.flat.vectors[0].tolist() == b.flat.vectors[0].tolist()
+
+
+def test_it_says_once_that_batches_of_steps_cut_returns(tmp_path):
+    args = ["CartPole", "--algo", "reinforce", "--num-envs", "4", "--total-steps", "128"]
+    sizes = {"steps": ["--steps-per-batch", "64"], "episodes": ["--episodes-per-batch", "4"]}
+    said = {mode: train(tmp_path / mode, *args, *size).stdout for mode, size in sizes.items()}
+    assert said["steps"].count("note: reinforce has no value function") == 1
+    assert "value function" not in said["episodes"]

@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 
+from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.algos.cem import CEM, CEMOptions
 from rank0rl.algos.klppo import KLPPO, KLPPOOptions
 from rank0rl.algos.ppo import PPO, PPOOptions
@@ -15,6 +16,7 @@ AGENTS = {
     "ppo": (PPO, PPOOptions(hidden=(8,), epochs=1)),
     "trpo": (TRPO, TRPOOptions(hidden=(8,), value_epochs=1)),
     "klppo": (KLPPO, KLPPOOptions(hidden=(8, 8), value_hidden=(8, 8), epochs=2)),
+    "a2c": (A2C, A2COptions(hidden=(8,))),
     "reinforce": (Reinforce, ReinforceOptions(hidden=(8,))),
     "cem": (CEM, CEMOptions(population=4)),
 }

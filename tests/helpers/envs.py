@@ -77,10 +77,13 @@ class Drawn(Count):
 
 
 class Identity(gym.Env):
-    """Rewards the choice that it shows: 1 if right, 0 if not; 10 steps."""
+    """Rewards the choice that it shows: 1 if right, 0 if not; 10 steps. It shows `low` and one `high`."""
 
-    observation_space = gym.spaces.Box(0, 1, (4,), np.float32)
     action_space = gym.spaces.Discrete(4)
+
+    def __init__(self, low=0, high=1):
+        self.low, self.high = low, high
+        self.observation_space = gym.spaces.Box(low, high, (4,), np.float32)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -94,7 +97,9 @@ class Identity(gym.Env):
 
     def _show(self):
         self.shown = int(self.np_random.integers(4))
-        return np.eye(4, dtype=np.float32)[self.shown]
+        obs = np.full(4, self.low, np.float32)
+        obs[self.shown] = self.high
+        return obs
 
 
 class Paid(Count):
@@ -313,6 +318,10 @@ class Spaced(gym.Env):
             mask[self.np_random.integers(len(mask))] = 1
         self.mask = masks[0] if isinstance(space, gym.spaces.Discrete) else tuple(masks)
         return {"action_mask": self.mask}
+
+
+def long_from_4_on(env):
+    return {"length": 1 + (env >= 4)}
 
 
 def noise_of(agent):

@@ -6,7 +6,7 @@ from helpers.policies import KINDS, box, mask_for, policy_of, rng
 
 from rank0rl.nets.flat import Flat
 from rank0rl.nets.policies import GaussianPolicy
-from rank0rl.nets.update import fisher_by_autograd, fisher_products
+from rank0rl.nets.update import FisherProducts, fisher_by_autograd
 
 N = 300  # rows: more than one block
 CASES = [(kind, False) for kind in KINDS] + [("categorical", True), ("several", True)]
@@ -26,7 +26,7 @@ def test_products_are_those_of_autograd_and_the_same_for_every_number_of_threads
     expected = fisher_by_autograd(policy, 0.3, obs, mask)(v)
     seen = []
     for threads in (1, 2, 3):
-        product = fisher_products(policy, flat, 0.3, threads)(obs, mask)
+        product = FisherProducts(policy, flat, 0.3, threads)(obs, mask)
         product(torch.ones_like(v))  # it leaves nothing behind
         seen.append(product(v))
     scale = expected.abs().max()
@@ -39,7 +39,7 @@ def test_products_of_a_larger_network_do_not_depend_on_threads():
     flat = Flat(policy)
     obs = torch.from_numpy(rng(1).standard_normal((2500, 17), dtype="f"))
     v = torch.from_numpy(rng(2).standard_normal(len(flat.vectors[0]), dtype="f"))
-    seen = [fisher_products(policy, flat, 0.1, threads)(obs)(v) for threads in (1, 2, 3, 5, 8)]
+    seen = [FisherProducts(policy, flat, 0.1, threads)(obs)(v) for threads in (1, 2, 3, 5, 8)]
     assert all(torch.equal(seen[0], other) for other in seen[1:])
     torch.testing.assert_close(
         seen[0], fisher_by_autograd(policy, 0.1, obs)(v), rtol=1e-3, atol=1e-4

@@ -1,7 +1,6 @@
 """Gradient steps in compiled kernels against autograd: one objective, two ways."""
 
 import copy
-from functools import partial
 
 import numpy as np
 import pytest
@@ -19,26 +18,51 @@ from helpers.policies import (
 from torch import nn
 
 from rank0rl.agent import Space
-from rank0rl.algos.ppo import clipped_loss
-from rank0rl.nets.actor_critic import ActorCritic, Objective, ValueFunction
+from rank0rl.algos.ppo import clipped_loss, clipped_slope
+from rank0rl.nets.actor_critic import ActorCritic, ClosedForm, ValueFunction
 from rank0rl.nets.flat import Adam, Flat
-from rank0rl.nets.kernels.steps import CompiledSteps, block_rows
-from rank0rl.nets.networks import network
-from rank0rl.nets.normalize import ObsNormalizer
-from rank0rl.nets.policies import GaussianPolicy, make_policy
-from rank0rl.nets.update import AutogradSteps, gradient_steps
+from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
+from rank0rl.nets.kernels.compiled import CompiledSteps
+from rank0rl.nets.kernels.steps import block_rows
+from rank0rl.nets.policies import make_policy
+from rank0rl.nets.update import AutogradSteps, ValueFit
 
 N = 300  # rows: more than one block
 
 
-def objective(clip_ratio=0.1, normalize=False):
-    return Objective(
-        policy_loss=partial(clipped_loss, clip_ratio=clip_ratio),
-        clip_ratio=clip_ratio,
-        value_coef=0.7,
-        entropy_coef=0.03,
-        normalize=normalize,
-    )
+class Objective:
+    """PPO's loss, twice: for torch and as a closed form."""
+
+    def __init__(self, clip_ratio=0.1, normalize=False, value_coef=0.7, entropy_coef=0.03):
+        self.clip_ratio, self.value_coef = clip_ratio, value_coef
+        self.normalize, self.entropy_coef = normalize, entropy_coef
+        self.closed = ClosedForm(clipped_slope, clip_ratio, value_coef, entropy_coef, normalize)
+
+    def loss(self, log_ratio, entropy, value, rows):
+        adv = rows["adv"]
+        if self.normalize:
+            adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
+        error = value - rows["ret"]
+        policy_loss = clipped_loss(log_ratio, adv, self.clip_ratio)
+        return policy_loss + self.value_coef * error.square().mean() - self.entropy_coef * entropy
+
+
+def evaluate(nets, rows):
+    return ActorCritic(None, nets["policy"], nets["value"]).evaluate(nets, rows)
+
+
+def compiled(nets, adam, both, limit=0.5, threads=1, way=CLOSED):
+    steps = CompiledSteps(nets, evaluate, adam, limit, threads)
+    steps.way = way
+    steps.begin({}, both.loss, both.closed)
+    return steps
+
+
+def by_autograd(nets, rows, both):
+    """Return the gradient and what is recorded."""
+    steps = AutogradSteps(nets, evaluate, Adam(Flat(nets)), np.inf)
+    gradient, *seen = steps.gradient(rows, both.loss)
+    return torch.from_numpy(gradient), seen
 
 
 def networks(kind, dtype=torch.float32):
@@ -63,23 +87,22 @@ PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("clip_ratio", [0.1, np.inf])
+@pytest.mark.parametrize("way", [CLOSED, LOSS, OUTPUTS], ids=["closed", "loss", "outputs"])
 @pytest.mark.parametrize(("kind", "masked"), CASES)
-def test_kernels_write_the_gradient_of_the_loss(kind, masked, clip_ratio, dtype):
+def test_kernels_write_the_gradient_of_the_loss(kind, masked, way, clip_ratio, dtype):
     nets = networks(kind, dtype)
-    flat, both = Flat(nets), objective(clip_ratio)
+    both = Objective(clip_ratio)
     rows = rows_of(nets["policy"], masked, np.dtype(str(dtype).removeprefix("torch.")))
-    loss, expected = both.loss(nets, **{k: torch.from_numpy(x) for k, x in rows.items()})
-    flat.zero_grad()
-    loss.backward()
-    gradient = flat.vectors[0].grad.clone()
+    gradient, expected = by_autograd(nets, rows, both)
+    flat = Flat(nets)
     flat.vectors[0].grad.fill_(7.0)  # written over, not added to
     before = flat.vectors[0].detach().clone()
-    steps = CompiledSteps(nets, Adam(flat), both, 0.5, 1)
+    steps = compiled(nets, Adam(flat), both, way=way)
     seen = steps.epoch(rows, N, rng(0), 0.0)
     order = rng(0).permutation(N)
     assert 50 < (abs(np.expm1(seen[0])) > 0.1).sum() < 250
     exact = PRECISIONS[dtype]
-    for x, y in zip(seen, (y.detach().numpy() for y in expected), strict=True):
+    for x, y in zip(seen, expected, strict=True):
         np.testing.assert_allclose(x, y[order] if len(y) == N else y, rtol=0, atol=20 * exact)
     scale = gradient.abs().max()
     torch.testing.assert_close(flat.vectors[0].grad / scale, gradient / scale, rtol=0, atol=exact)
@@ -88,17 +111,20 @@ def test_kernels_write_the_gradient_of_the_loss(kind, masked, clip_ratio, dtype)
 
 
 @pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("way", [CLOSED, LOSS, OUTPUTS], ids=["closed", "loss", "outputs"])
 @pytest.mark.parametrize(("kind", "masked"), CASES)
-def test_two_epochs_are_those_of_autograd(kind, masked, normalize):
+def test_two_epochs_are_those_of_autograd(kind, masked, way, normalize):
     """Minibatches of two blocks, a smaller last one, gradients above and below the limit."""
-    ours, both = networks(kind), objective(0.2, normalize)
+    ours, both = networks(kind), Objective(0.2, normalize)
     theirs = copy.deepcopy(ours)
     rows, norms = rows_of(ours["policy"], masked), []
-    for nets, make in ((ours, CompiledSteps), (theirs, AutogradSteps)):
+    for nets in (ours, theirs):
         adam = Adam(Flat(nets), eps=1e-5)
-        given = (2,) if make is CompiledSteps else ("cpu",)
-        steps, draws = make(nets, adam, both, 1.0, *given), rng(3)
-        begun = steps.begin(rows, both)
+        if nets is ours:
+            steps = compiled(nets, adam, both, 1.0, 2, way)
+        else:
+            steps = AutogradSteps(nets, evaluate, adam, 1.0)
+        draws, begun = rng(3), steps.begin(rows, both.loss, both.closed)
         seen = [steps.epoch(begun, 140, draws, 3e-3) for _ in range(2)]
         steps.end()
         norms.append(seen)
@@ -109,8 +135,9 @@ def test_two_epochs_are_those_of_autograd(kind, masked, normalize):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.parametrize("way", [CLOSED, LOSS, OUTPUTS], ids=["closed", "loss", "outputs"])
 @pytest.mark.parametrize("kind", ["gaussian", "several"])
-def test_the_bits_do_not_depend_on_the_number_of_threads(kind):
+def test_the_bits_do_not_depend_on_the_number_of_threads(kind, way):
     """Networks of several slices; minibatches of 1, 3 and 8 blocks, and smaller last ones."""
     weights, n = set(), 2500
     space = box(6) if kind == "gaussian" else SEVERAL
@@ -122,7 +149,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(kind):
         flat = Flat(nets)
         act = drawn_by(policy, obs, noise_for(policy, n))
         rows = {"obs": obs, "act": act, "logp": logp / 9 - 8, "adv": adv, "ret": ret}
-        steps = CompiledSteps(nets, Adam(flat), objective(), 0.5, threads)
+        steps = compiled(nets, Adam(flat), Objective(), 0.5, threads, way)
         for size in (64, 300, 1100):
             steps.epoch(rows, size, rng(1), 1e-3)
         weights.add(flat.vectors[0].detach().numpy().tobytes())
@@ -135,15 +162,13 @@ def test_networks_and_minibatches_of_any_size(hidden, n):
     space = Space("discrete", (), "int64", choices=(50,))
     policy, value = make_policy((2,), space, hidden, rng()), ValueFunction((2,), hidden, rng())
     nets = nn.ModuleDict({"policy": policy, "value": value})
-    flat, obs = Flat(nets), rng(1).standard_normal((n, 2), dtype=np.float32)
+    obs = rng(1).standard_normal((n, 2), dtype=np.float32)
     adv, ret, logp = rng(2).standard_normal((3, n)).astype("f")
     act = drawn_by(policy, obs, noise_for(policy, n))
     rows = {"obs": obs, "act": act, "logp": logp / 9 - 4, "adv": adv, "ret": ret}
-    loss, _ = objective().loss(nets, **{k: torch.from_numpy(x) for k, x in rows.items()})
-    flat.zero_grad()
-    loss.backward()
-    expected = flat.vectors[0].grad.clone()
-    CompiledSteps(nets, Adam(flat), objective(), 0.5, 2).epoch(rows, n, rng(0), 0.0)
+    expected, _ = by_autograd(nets, rows, Objective())
+    flat = Flat(nets)
+    compiled(nets, Adam(flat), Objective(), 0.5, 2).epoch(rows, n, rng(0), 0.0)
     scale = expected.abs().max()
     torch.testing.assert_close(flat.vectors[0].grad / scale, expected / scale, rtol=0, atol=2e-5)
 
@@ -153,9 +178,8 @@ def test_fitting_alone_takes_the_steps_of_autograd(threads):
     value = ValueFunction((5,), (8, 6), rng())
     slow = copy.deepcopy(value)
     x, ret = rng(2).standard_normal((N, 5), dtype=np.float32), rng(4).standard_normal(N)
-    adam, rows = Adam(Flat(value)), {"obs": x, "ret": ret.astype("f")}
-    alone, loss = nn.ModuleDict({"value": value}), Objective(clip_ratio=np.inf, value_coef=1.0)
-    CompiledSteps(alone, adam, loss, np.inf, threads).epoch(rows, 140, rng(5), 3e-3)
+    fit = ValueFit(value, Adam(Flat(value)), threads)
+    fit(x, ret.astype("f"), rng(5), 3e-3, 1, 140)
     theirs = torch.optim.Adam(slow.parameters(), lr=3e-3)
     order = rng(5).permutation(N)
     for few in (order[:140], order[140:280], order[280:]):
@@ -177,7 +201,7 @@ def test_a_gradient_that_is_not_finite_makes_no_step(name, wrong):
     if (name, wrong) == ("logp", np.inf):
         rows["adv"][0] = -1.0  # else it is clipped, which is right
     before = flat.vectors[0].detach().clone()
-    steps = CompiledSteps(nets, Adam(flat), objective(), 0.5, 2)
+    steps = compiled(nets, Adam(flat), Objective(), 0.5, 2)
     with pytest.raises(FloatingPointError, match="the gradient is not finite"):
         steps.epoch(rows, N, rng(0), 1e-3)
     assert torch.equal(flat.vectors[0], before)
@@ -187,7 +211,7 @@ def test_a_ratio_that_overflows_is_no_gradient_where_nothing_is_clipped():
     nets = networks("gaussian")
     flat, rows = Flat(nets), rows_of(nets["policy"], False)
     rows["adv"], rows["logp"] = abs(rows["adv"]), rows["logp"] - 1000
-    steps = CompiledSteps(nets, Adam(flat), objective(np.inf), 0.5, 1)
+    steps = compiled(nets, Adam(flat), Objective(np.inf), 0.5, 1)
     with pytest.raises(FloatingPointError, match="the gradient is not finite"):
         steps.epoch(rows, N, rng(0), 1e-3)
 
@@ -196,37 +220,11 @@ def test_more_steps_than_one_call_makes_are_counted():
     nets = networks("gaussian")
     flat, rows = Flat(nets), rows_of(nets["policy"], False)
     adam = Adam(flat)
-    steps = CompiledSteps(nets, adam, objective(), 0.5, 2)
+    steps = compiled(nets, adam, Objective(), 0.5, 2)
     _, _, entropy = steps.epoch(rows, 1, rng(0), 1e-4)
     assert adam.steps == len(entropy) == N > 256
     assert (entropy != 0).all()
 
 
-class MyPolicy(GaussianPolicy):
-    """It may have another `logp`."""
-
-
-class MyObjective(Objective):
-    """It may have another `loss`."""
-
-
 def test_blocks_depend_on_the_minibatch_alone():
     assert [block_rows(n) for n in (1, 64, 128, 256, 1024, 20_000)] == [128] * 5 + [2500]
-
-
-def test_kernels_are_for_the_cpu_and_mlps_and_losses_that_they_know():
-    policy, value = policy_of("gaussian"), ValueFunction((5,), (8,), rng())
-    adam = Adam(Flat(nn.ModuleList([policy, value])))
-    nets = ActorCritic(ObsNormalizer((5,)), policy, value)
-    assert isinstance(gradient_steps(nets, adam, objective(), 0.5), CompiledSteps)
-    assert isinstance(gradient_steps(nets, adam, objective(), 0.5, "cpu:0"), AutogradSteps)
-    other = objective(clip_ratio=None)
-    assert isinstance(gradient_steps(nets, adam, other, 0.5), AutogradSteps)
-    mine = MyObjective(**vars(objective()))
-    assert isinstance(gradient_steps(nets, adam, mine, 0.5), AutogradSteps)
-    my_policy = MyPolicy((5,), box(2), (8,), rng())
-    adam_of_mine = Adam(Flat(nn.ModuleList([my_policy, value])))
-    with_mine = ActorCritic(ObsNormalizer((5,)), my_policy, value)
-    assert isinstance(gradient_steps(with_mine, adam_of_mine, objective(), 0.5), AutogradSteps)
-    nets.value.mlp = network((12, 10, 3), (8,), 1, rng(), 1.0)
-    assert isinstance(gradient_steps(nets, adam, objective(), 0.5), AutogradSteps)

@@ -31,7 +31,7 @@ def test_the_kind_of_batch_on_the_command_line_replaces_that_of_the_file(argv):
         ("--steps-per-batch 64000000", ("64000000 steps", "1.0 GB")),
         ("--num-envs 10000000", ("640000000 steps", "9.5 GB")),
         ("--hidden 5000000", ()),
-        ("--algo cem", ()),
+        ("--algo cem --episodes-per-batch 40", ()),
     ],
 )
 def test_what_memory_cannot_hold_is_refused(argv, facts, tmp_path, monkeypatch):

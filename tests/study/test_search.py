@@ -154,6 +154,8 @@ def test_scores(tmp_path):
     write_run(tmp_path / "a", [0.0, 10.0])  # at 1000 and 2000 of 9000 steps
     assert _score(tmp_path / "a", "final") == 10.0
     assert _score(tmp_path / "a", "mean") == pytest.approx((5.0 + 7 * 10.0) / 8)
+    write_run(tmp_path / "c", [np.nan, -7.0], total_steps=2000)  # the only return, in the last row
+    assert _score(tmp_path / "c", "mean") == _score(tmp_path / "c", "final") == -7.0
     write_run(tmp_path / "b", [np.nan])
     assert _score(tmp_path / "b", "final") == -np.inf
 

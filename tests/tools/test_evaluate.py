@@ -51,7 +51,8 @@ def test_wrong_use(tmp_path, capsys):
 
 @pytest.mark.parametrize("algo", ["cem"])
 def test_any_agent(algo, tmp_path):
-    train(tmp_path, *SMALL[:-2], "--algo", algo, "--population", "4", "--total-steps", "128")
+    sizes = ["--population", "4", "--episodes-per-batch", "4", "--total-steps", "128"]
+    train(tmp_path, "CartPole", "--algo", algo, "--num-envs", "4", *sizes)
     assert len(evaluate(tmp_path, 5)["length"]) == 5
 
 

@@ -56,7 +56,7 @@ def in_numpy(agent, env, obs, mask=None):
     best = np.stack(
         [logits[:, columns].argmax(axis=1) for columns in space.choice_slices()], axis=1
     )
-    return spaces.to_env(best.reshape(-1, *space.shape), space, spaces.first_choice(env))
+    return spaces.to_env(best.reshape(-1, *space.shape), space)
 
 
 CASES = [("ppo", "box", act) for act in ACT_SPACES]
@@ -125,7 +125,7 @@ def test_no_action_that_the_mask_forbids(act):
     env.observation_space.seed(0)
     agent = untrained("ppo", env)
     policy = _exported(agent, env, masked=True).module()
-    first = spaces.first_choice(env)
+    first = spaces.describe(env).act.first
     first = 0 if first is None else first
     for n in (1, 30):
         obs = observations(env, n)
@@ -265,7 +265,8 @@ def test_onnx_needs_its_packages(tmp_path, monkeypatch, capsys):
 
 
 def test_wrong_use(tmp_path, capsys):
-    train(tmp_path, *SMALL[:-2], "--algo", "cem", "--population", "4", "--total-steps", "128")
+    sizes = ["--population", "4", "--episodes-per-batch", "4", "--total-steps", "128"]
+    train(tmp_path, "CartPole", "--algo", "cem", "--num-envs", "4", *sizes)
     for out, facts in (("a.pt2", ("CEM", "mode(")), ("a.pth", ("a.pth", ".pt2", ".onnx"))):
         assert main([str(tmp_path), "--out", str(tmp_path / out)]) == 2
         err = capsys.readouterr().err

@@ -60,6 +60,25 @@ def kernel(function: F) -> F:
     return compiled
 
 
+@functools.cache
+def scalar(function: Callable[..., float], dtype: Any) -> Any:
+    """Compile a function (x, y, coefficient) -> number, x and y of this dtype. Kernels `call` its address.
+
+    It uses numbers and functions of NumPy, and may come from a file of a user.
+    """
+    number = numba.from_dtype(np.dtype(dtype))
+    options = {"error_model": "numpy", "fastmath": _ASSUME}
+    signature, folder = number(number, number, types.float64), cache_folder()
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder or "")
+    try:
+        return numba.cfunc(signature, cache=bool(folder), **options)(function)
+    except Exception:
+        return numba.cfunc(signature, **options)(function)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
 def inner(function: F) -> F:
     """Compile a function that only kernels call. A call from Python would crash: code for it is left out.
 
@@ -181,6 +200,18 @@ class Team:
             raise
         finally:
             wait(others)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def call(typingctx: Any, address: Any, x: Any, y: Any, coefficient: Any) -> Any:
+    """Call what `scalar` has compiled, by its address."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function = ir.FunctionType(args[1].type, [each.type for each in args[1:]])
+        pointer = builder.inttoptr(args[0], function.as_pointer())
+        return builder.call(pointer, args[1:])
+
+    return x(address, x, x, types.float64), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rank0rl.nets.kernels.compiler import Team, kernel, meet, part
-from rank0rl.nets.kernels.losses import log_softmax
+from rank0rl.nets.kernels.distributions import log_softmax, tables_of
 from rank0rl.nets.kernels.mlp import backward, forward, layer
 from rank0rl.nets.kernels.steps import SLICE, block_rows, kernel_block_rows
 
@@ -162,12 +162,17 @@ def _choice_metric(starts: Array, logp: Array, by: Array, n_all: int) -> None:
 
 
 class CompiledFisher:
-    """Makes products with the Fisher matrix of a policy, see `update.fisher_products`."""
+    """Makes products with the Fisher matrix of a policy, see `update.FisherProducts`."""
 
     def __init__(self, policy: Any, theta: Tensor, damping: float, threads: int) -> None:
         self._theta = theta.detach()
-        self._layers, self._std_place, self._starts = policy.tables(theta)
+        self._layers = policy.mlp.table(theta)
+        self._std_place, self._starts = tables_of(policy, theta)
+        self.known = self._std_place is not None or self._starts is not None
+        """False for distributions without kernels."""
         self._damping, self._team = float(damping), Team(threads)
+        if not self.known:
+            return
         none = torch.zeros((0, int(self._layers[0, 2])), dtype=theta.dtype)
         self(none)(torch.zeros_like(self._theta))  # compiles
 

@@ -75,6 +75,16 @@ def forward(theta: Array, layers: Array, x: Array, work: Array) -> Array:
     return x
 
 
+@part
+def outputs(layers: Array, work: Array, n: int) -> Array:
+    """Return the outputs (n, outputs) that `forward` has left in work for n rows, as a view."""
+    end = 0
+    for i in range(len(layers)):
+        end += n * layers[i, 3]
+    width = layers[len(layers) - 1, 3]
+    return work[end - n * width : end].reshape(n, width)
+
+
 @inner
 def backward(
     theta: Array, layers: Array, x: Array, work: Array, by_out: Array, grad: Array, spare: Array

@@ -1,4 +1,4 @@
-"""Gradient steps of MLPs in compiled kernels, in place, by one thread or several, with the same bits.
+"""Kernels of gradient steps: what the networks give, their gradient, clipping and Adam.
 
 The gradient of a minibatch is a sum of tasks: each network by itself, and its rows in blocks whose
 size does not depend on the number of threads. Whoever computes a task, the sums are added in one
@@ -8,188 +8,28 @@ order.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor, nn
 
-from rank0rl.batch import Batch, count, take
-from rank0rl.nets.actor_critic import Objective, normalized
-from rank0rl.nets.flat import Adam, place
-from rank0rl.nets.kernels.compiler import Team, inner, kernel, meet, part
-from rank0rl.nets.kernels.losses import choice_slopes, normal_slopes, value_slopes
-from rank0rl.nets.kernels.mlp import adam, backward, forward, square
+from rank0rl.nets.kernels.compiler import call, inner, kernel, meet, part
+from rank0rl.nets.kernels.distributions import (
+    choice_log_ratio,
+    choice_slopes,
+    normal_log_ratio,
+    normal_slopes,
+)
+from rank0rl.nets.kernels.mlp import adam, backward, forward, outputs, square
 
 Array = npt.NDArray[Any]
 
 SLICE = 2048  # parameters that a thread adds up and steps at once
 _BLOCK = 128  # rows of a task at least, ...
 _BLOCKS = 8  # ... and tasks of a minibatch and network at most: each has a gradient of its own
-_STEPS = 256  # of one call: a signal is heard between two
-_SOME = 256  # rows whose entropy is recorded, where that takes long
 
 
-class CompiledSteps:
-    """Gradient steps of a policy and a value function, with the interface of `AutogradSteps`.
-
-    The parameters' `.grad` is left as the gradient of the last minibatch.
-
-    Args:
-        nets: "policy" and "value", or "value" alone: MLPs on the CPU, flat, with gradients in place.
-        adam: over their parameters.
-        objective: the loss of a minibatch, with a clip ratio.
-        max_grad_norm: norm to which a larger gradient is scaled down.
-        threads: number of threads; the results do not depend on it.
-    """
-
-    def __init__(
-        self,
-        nets: nn.ModuleDict,
-        adam: Adam,
-        objective: Objective,
-        max_grad_norm: float,
-        threads: int,
-    ) -> None:
-        [vector] = adam.flat.vectors
-        assert vector.grad is not None
-        theta = vector.detach()
-        self._theta, self._grad = theta.numpy(), vector.grad.numpy()
-        self._adam, self._objective, self._max_grad_norm = adam, objective, max_grad_norm
-        self._team, self._rooms = Team(threads), dict[int, _Room]()
-        modules = dict(nets.items())
-        policy: Any = modules.get("policy")
-        self._policy = policy
-        self._tables: Any = policy.tables(theta) if policy else (None, None, None)
-        self._value: Array = modules["value"].tables(theta)  # type: ignore[operator]
-        self._slices = [
-            (a, min(a + SLICE, end), i)
-            for i, network in enumerate(modules.values())
-            for start, end in [_range(network, theta)]
-            for a in range(start, end, SLICE)
-        ]
-        self.epoch(self._no_rows(), 1, np.random.default_rng(0), 0.0)  # compiles
-
-    def begin(self, rows: Batch, objective: Objective) -> dict[str, Any]:
-        """Take the objective of this update; return the rows, which are where the steps compute."""
-        self._objective = objective
-        return rows
-
-    def epoch(
-        self, rows: Mapping[str, Array], minibatch_size: int, rng: np.random.Generator, lr: float
-    ) -> tuple[Array, Array, Array]:
-        """Make the gradient steps of one epoch: see `AutogradSteps.epoch`.
-
-        Returns:
-            What `Objective` gives to record, of all minibatches: (N,), (N,), (minibatches,).
-
-        Raises:
-            FloatingPointError: if a gradient is not finite.
-        """
-        objective, n, number = self._objective, count(rows), self._theta.dtype
-        shuffled = take(rows, rng.permutation(n))
-        size = min(minibatch_size, max(n, 1))
-        given = self._in_order(shuffled, minibatch_size)
-        seen = _Seen(*(np.zeros(k, number) for k in (n, n, -(-n // minibatch_size))))
-        assert objective.clip_ratio is not None
-        settings = _Settings(
-            size=size,
-            clip_ratio=float(objective.clip_ratio),
-            value_coef=float(objective.value_coef),
-            entropy_coef=float(objective.entropy_coef),
-            max_grad_norm=float(self._max_grad_norm),
-            lr=float(lr),
-            eps=self._adam.eps,
-        )
-        policy, std_place, starts = self._tables
-        nets = _Weights(self._theta, *self._adam.moments()), policy, self._value, std_place, starts
-        room = self._room(size)
-        for first in range(0, max(n, 1), size * _STEPS):  # once without rows, to compile
-            last, made = min(first + size * _STEPS, n), self._adam.steps
-            work = *nets, given, room, seen, settings, first, last, made
-            if not self._team.run(_make_steps, len(room.grads), *work):
-                raise FloatingPointError(
-                    "the gradient is not finite: look for inf or nan in observations and rewards, or "
-                    "lower the step size"
-                )
-            if last > first:  # else another thread may be loading a checkpoint
-                self._adam.steps = made - (first - last) // size
-        return seen.log_ratio, seen.error, self._entropy(seen, given.obs)
-
-    def end(self) -> None:
-        """Do nothing: the weights are in place."""
-
-    def _no_rows(self) -> Batch:
-        """Return rows with the types of all others."""
-        none = np.zeros(0, self._theta.dtype)
-        layers, _, starts = self._tables
-        rows = {"obs": np.zeros((0, self._value[0, 2]), none.dtype), "ret": none}
-        if layers is None:
-            return rows
-        act = np.zeros((0, layers[-1, 3] if starts is None else len(starts) - 1), np.int64)
-        return {**rows, "act": act, "logp": none, "adv": none}
-
-    def _in_order(self, shuffled: Batch, minibatch_size: int) -> _Rows:
-        """Return the rows of an epoch as the kernel takes them."""
-        number, n = self._theta.dtype, len(shuffled["ret"])
-        obs, ret = (np.ascontiguousarray(shuffled[name], number) for name in ("obs", "ret"))
-        if not self._policy:
-            return _Rows(obs, ret)
-        adv, act = shuffled["adv"], shuffled["act"]
-        if self._objective.normalize and n:
-            starts = range(0, n, minibatch_size)
-            adv = np.concatenate([normalized(adv[a : a + minibatch_size]) for a in starts])
-        kind = np.int64 if self._tables[1] is None else number
-        return _Rows(
-            obs=obs,
-            ret=ret,
-            act=np.ascontiguousarray(act.reshape(n, math.prod(act.shape[1:])), kind),
-            logp=np.ascontiguousarray(shuffled["logp"], number),
-            adv=np.ascontiguousarray(adv, number),
-            mask=np.ascontiguousarray(shuffled.get("mask", np.zeros((n, 0), bool))),
-        )
-
-    def _entropy(self, seen: _Seen, obs: Array) -> Array:
-        """Return the entropy, (minibatches,). Of squashed actions, which kernels do not know, of some rows."""
-        if getattr(self._policy, "bounds", None) is None or not len(obs):
-            return seen.entropy
-        with torch.no_grad():
-            some = self._policy.distribution(torch.from_numpy(obs[:_SOME]))
-            return self._policy.entropy(some).numpy().reshape(1)
-
-    def _room(self, size: int) -> _Room:
-        """Return memory for minibatches of this size; the memory for other ones is given up."""
-        if size not in self._rooms:
-            rows, number = block_rows(size), self._theta.dtype
-            tables = [self._value] if self._policy is None else [self._tables[0], self._value]
-            tasks = len(tables) * -(-size // rows)
-            widest = max(int(table[:, 3].max()) for table in tables)
-            numbers = max(int(table[:, 3].sum()) for table in tables)
-            self._rooms = {
-                size: _Room(
-                    grads=np.zeros((tasks, len(self._theta)), number),
-                    work=np.zeros((tasks, rows * numbers), number),
-                    spare=np.zeros((tasks, 2 * rows * widest), number),
-                    total=self._grad,
-                    slices=np.array(self._slices),
-                    squares=np.zeros(len(self._slices), number),
-                    entropies=np.zeros(tasks, number),
-                )
-            }
-        return self._rooms[size]
-
-
-def _range(network: nn.Module, theta: Tensor) -> tuple[int, int]:
-    """Return where the parameters of a network begin and end in the flat vector."""
-    places = [(place(p, theta), p.numel()) for p in network.parameters()]
-    start, end = min(a for a, _ in places), max(a + n for a, n in places)
-    assert end - start == sum(n for _, n in places), "a network's parameters lie side by side"
-    return start, end
-
-
-class _Weights(NamedTuple):
+class Weights(NamedTuple):
     """Parameters and Adam's moments, vectors of the same length."""
 
     theta: Array
@@ -197,7 +37,7 @@ class _Weights(NamedTuple):
     second: Array
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """Rows of a batch in the order of an epoch. Without a policy, there are only the first two."""
 
     obs: Array
@@ -208,7 +48,7 @@ class _Rows(NamedTuple):
     mask: Any = None
 
 
-class _Room(NamedTuple):
+class Room(NamedTuple):
     """Memory that the tasks share, and how the parameters are divided among threads."""
 
     grads: Array
@@ -225,23 +65,28 @@ class _Room(NamedTuple):
     """Sum of squares of the gradient in each slice."""
     entropies: Array
     """Sum of the entropies of each task's rows."""
+    by_log_ratio: Array
+    """Derivatives of the loss of a minibatch by the log ratios, (rows,)."""
+    by_value: Array
+    """Derivatives by the values, (rows,)."""
+    outputs: Array
+    """Outputs of the policy's network, or the derivatives by them, (rows, outputs), where torch takes these."""
 
 
-class _Seen(NamedTuple):
-    """Arrays that an epoch fills for the record: see `Objective`."""
+class Seen(NamedTuple):
+    """Numbers that the networks give for the rows of an epoch, (N,), and the entropy of each minibatch."""
 
     log_ratio: Array
-    error: Array
+    value: Array
     entropy: Array
 
 
-class _Settings(NamedTuple):
-    """Numbers of the objective and of the optimizer; size is that of a minibatch."""
+class Settings(NamedTuple):
+    """Numbers of the closed form and of the optimizer; size is that of a minibatch."""
 
     size: int
-    clip_ratio: float
+    coef: float
     value_coef: float
-    entropy_coef: float
     max_grad_norm: float
     lr: float
     eps: float
@@ -256,94 +101,220 @@ kernel_block_rows = part(block_rows)  # for kernels
 
 
 @kernel
-def _make_steps(
+def make_steps(
     thread: int,
     threads: int,
     barrier: Array,
-    weights: _Weights,
+    weights: Weights,
     policy: Array | None,
     value: Array,
     std_place: Array | None,
     starts: Array | None,
-    rows: _Rows,
-    room: _Room,
-    seen: _Seen,
-    settings: _Settings,
+    rows: Rows,
+    room: Room,
+    seen: Seen,
+    settings: Settings,
+    slope: int,
+    by_entropy: float,
     first: int,
     last: int,
     step: int,
 ) -> bool:
-    """Make gradient steps on `Objective`, on one minibatch after the other, from row first to row last.
+    """Make gradient steps on a `ClosedForm`, on one minibatch after the other, from row first to row last.
 
     `policy` and `value` are tables of layers; without a policy, the value function learns alone. Normal
     actions have `std_place`: where the log standard deviations begin in theta, how many are summed, and
-    of how many actions. Choices have `starts`, see `choice_slopes`. `step` steps were made before.
+    of how many actions. Choices have `starts`, see `choice_log_ratio`. `slope` is the address of `ClosedForm.slope`. `step` steps were made before.
 
     Returns:
         False if a gradient is not finite; that step and those after it are not made.
     """
     networks = 1 if policy is None else 2  # numba leaves out what does not apply
+    number = weights.theta.dtype.type
     for begin in range(first, last, settings.size):
         end = min(begin + settings.size, last)
-        size = kernel_block_rows(end - begin)
-        blocks = -(-(end - begin) // size)
+        n = end - begin
+        size = kernel_block_rows(n)
+        blocks = -(-n // size)
+        weight, factor = number(1 / n), number(2 * settings.value_coef / n)
         for task in range(thread, networks * blocks, threads):
             a = begin + task // networks * size
             b = min(a + size, end)
-            x, work, grad = rows.obs[a:b], room.work[task], room.grads[task]
-            layers = value
+            _forward_rows(task, weights.theta, policy, value, std_place, starts, rows, room, seen,
+                          begin, a, b)  # fmt: skip
             if policy is not None and task % networks == 0:
-                layers = policy
-            out = forward(weights.theta, layers, x, work)
-            if policy is not None and task % networks == 0:
-                room.entropies[task] = _policy_slopes(
-                    weights.theta, std_place, starts, rows, settings, end - begin, a, b, out,
-                    seen.log_ratio[a:b], grad, room.spare[task],
-                )  # fmt: skip
+                for row in range(a, b):
+                    by = call(slope, seen.log_ratio[row], rows.adv[row], settings.coef)
+                    room.by_log_ratio[row - begin] = weight * by
             else:
-                coef = settings.value_coef
-                value_slopes(out, rows.ret[a:b], coef, end - begin, seen.error[a:b])
-            backward(weights.theta, layers, x, work, out, grad, room.spare[task])
+                for row in range(a, b):
+                    room.by_value[row - begin] = factor * (seen.value[row] - rows.ret[row])
+            _backward_rows(task, weights.theta, policy, value, std_place, starts, rows, room,
+                           by_entropy, n, begin, a, b)  # fmt: skip
         meet(threads, barrier)
         if thread == 0 and policy is not None:
-            total = room.entropies[0]
-            for block in range(1, blocks):
-                total += room.entropies[2 * block]
-            seen.entropy[begin // settings.size] = total / (end - begin)
+            seen.entropy[begin // settings.size] = _mean_entropy(room, blocks, n)
         step += 1
         if not _descend(thread, threads, barrier, weights, room, blocks, networks, settings, step):
             return False
     return True
 
 
-@part
-def _policy_slopes(
+@kernel
+def evaluate(
+    thread: int,
+    threads: int,
+    barrier: Array,
     theta: Array,
+    policy: Array | None,
+    value: Array,
     std_place: Array | None,
     starts: Array | None,
-    rows: _Rows,
-    settings: _Settings,
-    n: int,
+    rows: Rows,
+    room: Room,
+    seen: Seen,
+    minibatch_size: int,
+    begin: int,
+    end: int,
+) -> None:
+    """Compute what the networks give for a minibatch, rows begin to end. See `make_steps`."""
+    networks = 1 if policy is None else 2
+    size = kernel_block_rows(end - begin)
+    blocks = -(-(end - begin) // size)
+    for task in range(thread, networks * blocks, threads):
+        a = begin + task // networks * size
+        b = min(a + size, end)
+        _forward_rows(task, theta, policy, value, std_place, starts, rows, room, seen, begin, a, b)
+    meet(threads, barrier)
+    if thread == 0 and policy is not None and end > begin:
+        seen.entropy[begin // minibatch_size] = _mean_entropy(room, blocks, end - begin)
+
+
+@kernel
+def follow(
+    thread: int,
+    threads: int,
+    barrier: Array,
+    weights: Weights,
+    policy: Array | None,
+    value: Array,
+    std_place: Array | None,
+    starts: Array | None,
+    rows: Rows,
+    room: Room,
+    settings: Settings,
+    by_entropy: float,
+    begin: int,
+    end: int,
+    step: int,
+) -> bool:
+    """Make step number `step`, along the derivatives that are in `room`. See `make_steps`."""
+    networks = 1 if policy is None else 2
+    n = end - begin
+    if n == 0:
+        return True
+    size = kernel_block_rows(n)
+    blocks = -(-n // size)
+    for task in range(thread, networks * blocks, threads):
+        a = begin + task // networks * size
+        b = min(a + size, end)
+        _backward_rows(task, weights.theta, policy, value, std_place, starts, rows, room,
+                       by_entropy, n, begin, a, b)  # fmt: skip
+    meet(threads, barrier)
+    return _descend(thread, threads, barrier, weights, room, blocks, networks, settings, step)
+
+
+@part
+def _forward_rows(
+    task: int,
+    theta: Array,
+    policy: Array | None,
+    value: Array,
+    std_place: Array | None,
+    starts: Array | None,
+    rows: Rows,
+    room: Room,
+    seen: Seen,
+    begin: int,
     a: int,
     b: int,
-    out: Array,
-    log_ratio: Array,
-    grad: Array,
-    spare: Array,
-) -> Any:
-    """Turn the policy's outputs for rows a to b of n into derivatives; return the sum of the entropies."""
-    act, logp, adv = rows.act[a:b], rows.logp[a:b], rows.adv[a:b]
-    clip, bonus = settings.clip_ratio, settings.entropy_coef
-    total = theta.dtype.type(0)
-    if std_place is not None:
+) -> None:
+    """Compute what the network of a task gives for rows a to b of a minibatch that begins at `begin`."""
+    x, work, spare = rows.obs[a:b], room.work[task], room.spare[task]
+    is_policy = policy is not None and task % 2 == 0
+    layers = value
+    if policy is not None and task % 2 == 0:
+        layers = policy
+    out = forward(theta, layers, x, work)
+    if not is_policy:
+        for row in range(a, b):
+            seen.value[row] = out[row - a, 0]
+    elif std_place is not None:
         at, times, k = std_place[0], std_place[1], std_place[2]
         stds = theta[at : at + times * k].reshape(times, k)
+        room.entropies[task] = normal_log_ratio(
+            stds, out, rows.act[a:b], rows.logp[a:b], seen.log_ratio[a:b], spare[:k]
+        )
+    elif starts is not None:
+        entropies = spare[: (b - a) * (len(starts) - 1)]
+        room.entropies[task] = choice_log_ratio(
+            starts,
+            rows.mask[a:b],
+            out,
+            rows.act[a:b],
+            rows.logp[a:b],
+            seen.log_ratio[a:b],
+            entropies,
+        )
+    else:
+        room.outputs[a - begin : b - begin] = out
+
+
+@part
+def _backward_rows(
+    task: int,
+    theta: Array,
+    policy: Array | None,
+    value: Array,
+    std_place: Array | None,
+    starts: Array | None,
+    rows: Rows,
+    room: Room,
+    by_entropy: float,
+    n: int,
+    begin: int,
+    a: int,
+    b: int,
+) -> None:
+    """Write the gradient of a task, for rows a to b of n, from the derivatives that are in `room`."""
+    x, work, grad, spare = rows.obs[a:b], room.work[task], room.grads[task], room.spare[task]
+    is_policy = policy is not None and task % 2 == 0
+    layers = value
+    if policy is not None and task % 2 == 0:
+        layers = policy
+    out, slopes = outputs(layers, work, b - a), room.by_log_ratio[a - begin : b - begin]
+    if not is_policy:
+        for row in range(a, b):
+            out[row - a, 0] = room.by_value[row - begin]
+    elif std_place is not None:
+        at, times, k = std_place[0], std_place[1], std_place[2]
         by_stds = grad[at : at + times * k].reshape(times, k)
-        total = normal_slopes(stds, out, act, logp, adv, clip, bonus, n, log_ratio, by_stds, spare)
-    if starts is not None:
-        mask = rows.mask[a:b]
-        total = choice_slopes(starts, mask, out, act, logp, adv, clip, bonus, n, log_ratio, spare)
-    return total
+        share = by_entropy * (b - a) / n
+        normal_slopes(out, rows.act[a:b], slopes, share, spare[:k], by_stds)
+    elif starts is not None:
+        entropies = spare[: (b - a) * (len(starts) - 1)]
+        choice_slopes(starts, out, rows.act[a:b], slopes, by_entropy / n, entropies)
+    else:
+        out[:] = room.outputs[a - begin : b - begin]
+    backward(theta, layers, x, work, out, grad, spare)
+
+
+@part
+def _mean_entropy(room: Room, blocks: int, n: int) -> Any:
+    total = room.entropies[0]
+    for block in range(1, blocks):
+        total += room.entropies[2 * block]
+    return total / n
 
 
 @inner
@@ -351,11 +322,11 @@ def _descend(
     thread: int,
     threads: int,
     barrier: Array,
-    weights: _Weights,
-    room: _Room,
+    weights: Weights,
+    room: Room,
     blocks: int,
     networks: int,
-    settings: _Settings,
+    settings: Settings,
     step: int,
 ) -> bool:
     """Make one step along the sum of the tasks' gradients, unless its norm is not finite: return False then."""

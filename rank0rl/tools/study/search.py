@@ -95,8 +95,10 @@ def _score(folder: Path, objective: str) -> float:
         return float(ret[-1])
     by_steps = "num_episodes" not in run.settings
     end = max(float(run.settings["total_steps"]) if by_steps else 0.0, steps[-1])
+    if end == steps[0]:  # the first return came in the last row
+        return float(ret[-1])
     ret, steps = np.append(ret, ret[-1]), np.append(steps, end)
-    return float(np.trapezoid(ret, steps) / max(1.0, end - steps[0]))
+    return float(np.trapezoid(ret, steps) / (end - steps[0]))
 
 
 @dataclass(eq=False)

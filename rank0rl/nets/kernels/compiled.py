@@ -1,0 +1,380 @@
+"""Gradient steps of MLPs in compiled kernels, in place, by one thread or several, with the same bits.
+
+Networks, clipping and Adam are always compiled. The loss is differentiated in one of three ways: by
+its closed form, in the kernel; by torch, given log ratios, entropy and values; or by torch, given the
+outputs of the networks. See `update.GradientSteps`, which takes the fastest that is right.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from rank0rl.batch import Batch, count, take
+from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, normalized
+from rank0rl.nets.flat import Adam, derivatives, place
+from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
+from rank0rl.nets.kernels.compiler import Team, scalar
+from rank0rl.nets.kernels.distributions import tables_of
+from rank0rl.nets.kernels.steps import (
+    SLICE,
+    Room,
+    Rows,
+    Seen,
+    Settings,
+    Weights,
+    block_rows,
+    evaluate,
+    follow,
+    make_steps,
+)
+
+Array = npt.NDArray[Any]
+
+_STEPS = 256  # of one call: a signal is heard between two
+_SOME = 256  # rows whose entropy is recorded, where that takes long
+_NAMES = ("obs", "act", "logp", "adv", "ret", "mask")  # rows that kernels take
+
+
+class CompiledSteps:
+    """Gradient steps of a policy and a value function, with the interface of `AutogradSteps`.
+
+    The parameters' `.grad` is left as the gradient of the last minibatch.
+
+    Args:
+        nets: "policy" and "value", or "value" alone: MLPs on the CPU, flat, with gradients in place.
+        evaluate: what torch does with these networks: see `actor_critic.Evaluate`.
+        adam: over their parameters.
+        max_grad_norm: norm to which a larger gradient is scaled down.
+        threads: number of threads; the results do not depend on it.
+    """
+
+    def __init__(
+        self,
+        nets: nn.ModuleDict,
+        evaluate: Evaluate,
+        adam: Adam,
+        max_grad_norm: float,
+        threads: int,
+    ) -> None:
+        [vector] = adam.flat.vectors
+        assert vector.grad is not None
+        theta = vector.detach()
+        self._theta, self._grad = theta.numpy(), vector.grad.numpy()
+        self._adam, self._max_grad_norm = adam, max_grad_norm
+        self._team, self._rooms = Team(threads), dict[int, Room]()
+        self._modules: dict[str, Any] = dict(nets.items())
+        self._heads, self._evaluate = _Heads(self._modules, theta), evaluate
+        policy = self._modules.get("policy")
+        self._layers = policy.mlp.table(theta) if policy else None
+        self._value = self._modules["value"].mlp.table(theta)
+        self._tables = tables_of(policy, theta)
+        self._slices = [
+            (a, min(a + SLICE, end), i)
+            for i, network in enumerate(self._modules.values())
+            for start, end in [_range(network, theta)]
+            for a in range(start, end, SLICE)
+        ]
+        self.ways: tuple[str, ...] = (CLOSED,)
+        """Ways to differentiate the loss, the fastest first."""
+        if policy:
+            known = any(table is not None for table in self._tables)
+            self.ways = (CLOSED, LOSS, OUTPUTS) if known else (OUTPUTS,)
+        self.way = self.ways[0]
+        """The one that is taken."""
+        self.knows_entropy = True
+        """False if kernels compute another entropy than the policy. Some rows' is then recorded, by torch."""
+        self._loss: Loss | None = None
+        self._closed: ClosedForm | None = None
+
+    def begin(self, rows: Batch, loss: Loss, closed: ClosedForm | None) -> dict[str, Any]:
+        """Take the loss of this update; return the rows, which are where the steps compute."""
+        self._loss, self._closed = loss, closed
+        return rows
+
+    def epoch(
+        self, rows: Mapping[str, Array], minibatch_size: int, rng: np.random.Generator, lr: float
+    ) -> tuple[Array, Array, Array]:
+        """Make the gradient steps of one epoch: see `AutogradSteps.epoch`.
+
+        Raises:
+            FloatingPointError: if a gradient is not finite.
+        """
+        n, number = count(rows), self._theta.dtype
+        size = min(minibatch_size, max(n, 1))
+        order = rng.permutation(n)
+        shuffled = take({name: rows[name] for name in _NAMES if name in rows}, order)
+        seen = Seen(*(np.zeros(k, number) for k in (n, n, -(-n // size))))
+        closed = self._closed if self.way == CLOSED else None
+        settings = Settings(
+            size=size,
+            coef=float(closed.coef) if closed else 0.0,
+            value_coef=float(closed.value_coef) if closed else 0.0,
+            max_grad_norm=float(self._max_grad_norm),
+            lr=float(lr),
+            eps=self._adam.eps,
+        )
+        given = self._in_order(shuffled, minibatch_size)
+        if self.way == CLOSED:
+            self._in_kernels(given, seen, settings)
+        else:
+            self._with_torch(take(rows, order), given, seen, settings)
+        error = seen.value - shuffled["ret"] if "ret" in shuffled else seen.value
+        return seen.log_ratio, error, self._entropy(seen, given.obs)
+
+    def end(self) -> None:
+        """Do nothing: the weights are in place."""
+
+    def compile(self, closed: ClosedForm | None) -> None:
+        """Compile the kernels of the way that is taken, by a closed form if there is one."""
+        self._closed = closed
+        if self.way == CLOSED and closed is None:
+            self.way = LOSS
+        self.epoch(self._no_rows(), 1, np.random.default_rng(0), 0.0)
+
+    def gradient(
+        self, way: str, rows: Batch, loss: Loss, closed: ClosedForm | None
+    ) -> list[Array] | None:
+        """Return the gradient of the loss of some rows, by a way, and what `epoch` does, in order of the rows.
+
+        Returns:
+            None if this way cannot do it.
+        """
+        if way == CLOSED and closed is None:
+            return None
+        n, kept = len(rows["obs"]), (self._theta, *self._adam.moments())
+        before, steps = [array.copy() for array in kept], self._adam.steps
+        self.way = way
+        self.begin(rows, loss, closed)
+        try:
+            seen = self.epoch(rows, n, np.random.default_rng(0), 0.0)
+        except _OtherInputsError:
+            return None
+        except FloatingPointError:
+            seen = np.full(n, np.nan), np.full(n, np.nan), np.full(1, np.nan)
+        finally:
+            for array, was in zip(kept, before, strict=True):
+                array[:] = was
+            self._adam.steps = steps
+        order, of_rows = np.random.default_rng(0).permutation(n), np.empty((2, n), self._grad.dtype)
+        of_rows[:, order] = seen[:2]
+        return [self._grad.copy(), *of_rows, seen[2]]
+
+    def slopes(
+        self, closed: ClosedForm, rows: Batch, log_ratio: Array, value: Array
+    ) -> list[Array]:
+        """Return the derivatives of a closed form by log ratios (n,), values (n,) and the entropy (), of n rows."""
+        n, by = len(value), np.zeros(len(value))
+        if closed.slope:
+            slope = scalar(closed.slope, self._theta.dtype).ctypes
+            adv = normalized(rows["adv"]) if closed.normalize else rows["adv"]
+            by = np.array([slope(x, a, closed.coef) for x, a in zip(log_ratio, adv, strict=True)])
+        by_value = 2 * closed.value_coef * (value - rows["ret"])
+        return [by / n, by_value / n, np.array(-closed.entropy_coef)]
+
+    def _in_kernels(self, given: Rows, seen: Seen, settings: Settings) -> None:
+        """Make the steps of an epoch by the closed form."""
+        assert self._closed
+        slope = scalar(self._closed.slope, self._theta.dtype).address if self._closed.slope else 0
+        by_entropy, n, size = -float(self._closed.entropy_coef), len(given.obs), settings.size
+        room = self._room(size)
+        for first in range(0, max(n, 1), size * _STEPS):  # once without rows, to compile
+            last, made = min(first + size * _STEPS, n), self._adam.steps
+            work = *self._nets(), given, room, seen, settings, slope, by_entropy, first, last, made
+            self._made(self._team.run(make_steps, len(room.grads), *work))
+            if last > first:  # else another thread may be loading a checkpoint
+                self._adam.steps = made - (first - last) // size
+
+    def _with_torch(self, rows: Batch, given: Rows, seen: Seen, settings: Settings) -> None:
+        """Make the steps of an epoch with derivatives of the loss by torch."""
+        n, size = len(given.obs), settings.size
+        room, differentiate = self._room(size), self._by_outputs
+        if self.way == LOSS:
+            differentiate = self._by_log_ratios
+        tensors = {name: torch.split(torch.from_numpy(x), size) for name, x in rows.items()}
+        starts = range(0, max(n, 1), size)  # once without rows, to compile
+        for step, first in enumerate(starts, self._adam.steps + 1):
+            last = min(first + size, n)
+            nets, tasks = self._nets(), len(room.grads)
+            work = *nets[1:], given, room, seen, size, first, last
+            self._team.run(evaluate, tasks, nets[0].theta, *work)
+            by_entropy = 0.0
+            if n:
+                few = {name: x[first // size] for name, x in tensors.items()}
+                by_entropy = differentiate(few, room, seen, first // size, slice(first, last))
+            work = *nets, given, room, settings, by_entropy, first, last, step
+            self._made(self._team.run(follow, tasks, *work))
+            if n:
+                self._adam.steps = step
+
+    def _by_log_ratios(
+        self, few: dict[str, Tensor], room: Room, seen: Seen, minibatch: int, at: slice
+    ) -> float:
+        """Write the derivatives of the loss by log ratios and values; return that by the entropy."""
+        log_ratio = torch.from_numpy(seen.log_ratio[at]).requires_grad_()
+        value = torch.from_numpy(seen.value[at]).requires_grad_()
+        entropy = torch.from_numpy(seen.entropy[minibatch : minibatch + 1])[0].requires_grad_()
+        assert self._loss
+        loss, n = self._loss(log_ratio, entropy, value, few), len(value)
+        by = derivatives(loss, (log_ratio, value, entropy))
+        room.by_log_ratio[:n] = 0 if by[0] is None else by[0].numpy()
+        room.by_value[:n] = 0 if by[1] is None else by[1].numpy()
+        return 0.0 if by[2] is None else float(by[2])
+
+    def _by_outputs(
+        self, few: dict[str, Tensor], room: Room, seen: Seen, minibatch: int, at: slice
+    ) -> float:
+        """Write the derivatives of the loss by the outputs of the networks, and by parameters beside them."""
+        n = len(few["obs"])
+        nets, outs = self._heads.given(few["obs"], room.outputs[:n], seen.value[at])
+        log_ratio, entropy, value, few = self._evaluate(nets, few)
+        wanted = (*outs, *self._heads.beside)
+        assert self._loss
+        loss = self._loss(log_ratio, entropy, value, few)
+        by, by_value, *others = derivatives(loss, wanted)
+        room.outputs[:n] = 0 if by is None else by.numpy()
+        room.by_value[:n] = 0 if by_value is None else by_value[:, 0].numpy()
+        for (network, where), each in zip(self._heads.places, others, strict=True):
+            room.grads[:, where] = 0  # of the other blocks
+            if each is not None:
+                room.grads[network, where] = each.reshape(-1).numpy()
+        seen.log_ratio[at] = log_ratio.detach().numpy()
+        seen.value[at] = value.detach().numpy()
+        seen.entropy[minibatch] = entropy.detach().numpy()
+        return 0.0
+
+    @staticmethod
+    def _made(finite: bool) -> None:
+        if not finite:
+            raise FloatingPointError(
+                "the gradient is not finite: look for inf or nan in observations and rewards, or "
+                "lower the step size"
+            )
+
+    def _nets(self) -> tuple[Any, ...]:
+        """Return the arguments of kernels that describe weights and networks."""
+        weights = Weights(self._theta, *self._adam.moments())
+        tables = (None, None) if self.way == OUTPUTS else self._tables
+        return weights, self._layers, self._value, *tables
+
+    def _no_rows(self) -> Batch:
+        """Return rows with the types of all others."""
+        none = np.zeros(0, self._theta.dtype)
+        rows = {"obs": np.zeros((0, self._value[0, 2]), none.dtype), "ret": none}
+        if self._layers is None:
+            return rows
+        starts = self._tables[1]
+        act = np.zeros((0, self._layers[-1, 3] if starts is None else len(starts) - 1), np.int64)
+        return {**rows, "act": act, "logp": none, "adv": none}
+
+    def _in_order(self, shuffled: Batch, minibatch_size: int) -> Rows:
+        """Return the rows of an epoch as the kernels of this way take them."""
+        number, n = self._theta.dtype, len(shuffled["obs"])
+        obs = np.ascontiguousarray(shuffled["obs"], number)
+        ret = np.ascontiguousarray(shuffled.get("ret", np.zeros(n)), number)
+        if self._layers is None or self.way == OUTPUTS:
+            return Rows(obs, ret)
+        adv, act = shuffled.get("adv", ret), shuffled["act"]
+        if self._closed and self._closed.normalize and n:
+            starts = range(0, n, minibatch_size)
+            adv = np.concatenate([normalized(adv[a : a + minibatch_size]) for a in starts])
+        kind = np.int64 if self._tables[0] is None else number
+        return Rows(
+            obs=obs,
+            ret=ret,
+            act=np.ascontiguousarray(act.reshape(n, math.prod(act.shape[1:])), kind),
+            logp=np.ascontiguousarray(shuffled["logp"], number),
+            adv=np.ascontiguousarray(adv, number),
+            mask=np.ascontiguousarray(shuffled.get("mask", np.zeros((n, 0), bool))),
+        )
+
+    def _entropy(self, seen: Seen, obs: Array) -> Array:
+        """Return the entropy, (minibatches,), or that of some rows, (1,)."""
+        policy = self._modules.get("policy")
+        if policy is None or self.way == OUTPUTS or self.knows_entropy:
+            return seen.entropy
+        with torch.no_grad():
+            some = policy.distribution(torch.from_numpy(obs[:_SOME]))
+            return policy.entropy(some).numpy().reshape(1)
+
+    def _room(self, size: int) -> Room:
+        """Return memory for minibatches of this size; the memory for other ones is given up."""
+        if size not in self._rooms:
+            rows, number = block_rows(size), self._theta.dtype
+            tables = [self._value] if self._layers is None else [self._layers, self._value]
+            tasks = len(tables) * -(-size // rows)
+            widest = max(int(table[:, 3].max()) for table in tables)
+            numbers = max(int(table[:, 3].sum()) for table in tables)
+            self._rooms = {
+                size: Room(
+                    grads=np.zeros((tasks, len(self._theta)), number),
+                    work=np.zeros((tasks, rows * numbers), number),
+                    spare=np.zeros((tasks, 2 * rows * widest), number),
+                    total=self._grad,
+                    slices=np.array(self._slices),
+                    squares=np.zeros(len(self._slices), number),
+                    entropies=np.zeros(tasks, number),
+                    by_log_ratio=np.zeros(size, number),
+                    by_value=np.zeros(size, number),
+                    outputs=np.zeros((size, int(tables[0][-1, 3])), number),
+                )
+            }
+        return self._rooms[size]
+
+
+class _Given(nn.Module):
+    """Stands for a network whose outputs are known: those of one minibatch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x = self.out = torch.empty(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x is not self.x:
+            raise _OtherInputsError("a loss or a policy computes a network for other inputs too")
+        return self.out
+
+
+class _OtherInputsError(RuntimeError):
+    """A network is computed for other inputs than the rows: kernels do not follow that."""
+
+
+class _Heads:
+    """The modules with the outputs of their networks given, and their parameters beside these networks."""
+
+    def __init__(self, modules: dict[str, Any], theta: Tensor) -> None:
+        self._nets: dict[str, Any] = {}
+        self._given: list[_Given] = []
+        self.beside: list[nn.Parameter] = []
+        self.places: list[tuple[int, slice]] = []
+        for network, (name, module) in enumerate(modules.items()):
+            given, head = _Given(), copy.copy(module)
+            head.__dict__["_modules"] = {**module._modules, "mlp": given}
+            self._nets[name] = head
+            self._given.append(given)
+            for p in head.parameters():
+                start = place(p, theta)
+                self.beside.append(p)
+                self.places.append((network, slice(start, start + p.numel())))
+
+    def given(self, x: Tensor, out: Array, value: Array) -> tuple[dict[str, Any], list[Tensor]]:
+        """Return the modules for inputs x, and the outputs, by which to differentiate."""
+        outs = [torch.from_numpy(out).clone(), torch.from_numpy(value).clone()[:, None]]
+        for given, each in zip(self._given, outs[-len(self._given) :], strict=True):
+            given.x, given.out = x, each.requires_grad_()
+        return self._nets, outs
+
+
+def _range(network: nn.Module, theta: Tensor) -> tuple[int, int]:
+    """Return where the parameters of a network begin and end in the flat vector."""
+    places = [(place(p, theta), p.numel()) for p in network.parameters()]
+    start, end = min(a for a, _ in places), max(a + n for a, n in places)
+    assert end - start == sum(n for _, n in places), "a network's parameters lie side by side"
+    return start, end

@@ -1,0 +1,326 @@
+"""The loss that stands in an agent's file is the one that trains, whatever is changed and however it is computed."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import train, train_on_ranks
+from torch import nn
+
+from rank0rl.agent import Space, Spaces, Step
+from rank0rl.algos.ppo import PPO, PPOOptions, clipped_loss
+from rank0rl.algos.trpo import TRPO, TRPOOptions
+from rank0rl.mpi.weights import sha256_tensors
+from rank0rl.nets.actor_critic import ValueFunction
+from rank0rl.nets.policies import CategoricalPolicy, GaussianPolicy
+
+OBS, N = Space("box", (4,), "float32"), 300
+BOX = Space("box", (2,), "float32", low=-np.ones(2, "f"), high=np.ones(2, "f"))
+CHOICE = Space("discrete", (), "int64", choices=(3,))
+
+COMPILED = "compiled"
+LOSS = "compiled, loss by torch"
+OTHER_FORM = "compiled, loss by torch (which is not its closed form)"
+OUTPUTS = "compiled, policy and loss by torch"
+
+
+def learn(of=PPO, act=BOX, updates=2, **options):
+    """Return the agent after updates on rows of its own."""
+    given = {"lr": 1e-2, "minibatch_size": 64, "epochs": 2, **options}
+    agent = of(Spaces(OBS, act), PPOOptions(**given), np.random.default_rng(0))
+    agent.prepare()
+    for i in range(updates):
+        rng = np.random.default_rng(i + 1)
+        obs, adv, ret = (rng.standard_normal(s, dtype="f") for s in ((N, 4), N, N))
+        kind, k = agent.noise
+        noise = (rng.standard_normal if kind == "normal" else rng.random)((N, k), dtype="f")
+        mask = rng.random((N, 3)) < 0.7 if act is CHOICE else None
+        if act is CHOICE:
+            mask[:, 0] = True
+        action, extras = agent.act(Step(obs, noise, np.zeros(N, np.int64), mask))
+        batch = {"obs": obs, "act": action, "adv": adv, "ret": ret, "fragment_id": np.zeros(N)}
+        batch |= {"val": agent.value.predict(agent.norm.numpy(obs)), **extras}
+        batch |= {"mask": mask} if act is CHOICE else {}
+        of_what = extras.get("draw", action)
+        batch["logp"] = agent.policy.log_prob(agent.norm.numpy(obs), of_what, mask)
+        agent.update(batch, np.random.default_rng(i), i / updates)
+    return agent
+
+
+def sha(agent):
+    return sha256_tensors(nn.ModuleDict(agent.modules()).state_dict())
+
+
+def summary(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+class Plain(PPO):
+    pass
+
+
+class Zero(PPO):
+    def loss(self, *args):
+        return 0 * super().loss(*args)
+
+
+class NoLoss(PPO):
+    def loss(self, log_ratio, entropy, value, rows):
+        return torch.zeros(())
+
+
+class OtherClip(PPO):
+    def loss(self, log_ratio, entropy, value, rows):
+        policy_loss = clipped_loss(log_ratio, rows["adv"], 0.4)
+        return policy_loss + 0.5 * (value - rows["ret"]).square().mean()
+
+
+class LittleMore(PPO):
+    def loss(self, log_ratio, *others):
+        return super().loss(log_ratio, *others) + 1e-3 * log_ratio.square().mean()
+
+
+class Huber(PPO):
+    def loss(self, log_ratio, entropy, value, rows):
+        policy_loss = clipped_loss(log_ratio, rows["adv"], self.clip_ratio)
+        return policy_loss + nn.functional.huber_loss(value, rows["ret"])
+
+
+class Bonus(PPO):
+    def loss(self, log_ratio, entropy, *others):
+        return super().loss(log_ratio, entropy, *others) - 0.1 * entropy
+
+
+class SecondUpdate(PPO):
+    updates_begun = 0
+
+    def update(self, *args):
+        self.updates_begun += 1
+        return super().update(*args)
+
+    def loss(self, log_ratio, *others):
+        more = 100 * (torch.expm1(log_ratio) - log_ratio).mean()
+        return super().loss(log_ratio, *others) + more * (self.updates_begun > 1)
+
+
+class NewLossInUpdate(PPO):
+    def update(self, *args):
+        self.loss = lambda ratio, entropy, value, rows: (ratio * rows["adv"]).mean()
+        return super().update(*args)
+
+
+class NoClosedForm(PPO):
+    def closed_form(self):
+        return None
+
+
+class OwnRows(PPO):
+    def loss(self, log_ratio, entropy, value, rows):
+        kept = (value - rows["val"]).square().mean()
+        return super().loss(log_ratio, entropy, value, rows) + kept
+
+
+class Decay(PPO):
+    def loss(self, *args):
+        return super().loss(*args) + sum(p.square().sum() for p in self.policy.parameters())
+
+
+class Symmetric(PPO):
+    def loss(self, log_ratio, entropy, value, rows):
+        mean, _ = self.policy.distribution(rows["obs"])
+        mirrored, _ = self.policy.distribution(-rows["obs"])
+        return super().loss(log_ratio, entropy, value, rows) + (mean + mirrored).square().mean()
+
+
+class Loud(GaussianPolicy):
+    """Another log-density than kernels have."""
+
+    def logp(self, of, draw):
+        return 2 * super().logp(of, draw)
+
+
+class LoudPolicy(PPO):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.policy.__class__ = Loud
+
+
+OF_POLICY = GaussianPolicy.logp, GaussianPolicy.entropy, GaussianPolicy.distribution
+FORWARD = ValueFunction.forward
+EDITED = {
+    "logp": (GaussianPolicy, "logp", lambda s, of, draw: 1.5 * OF_POLICY[0](s, of, draw), OUTPUTS),
+    "entropy": (GaussianPolicy, "entropy", lambda s, of: 3 * OF_POLICY[1](s, of), OUTPUTS),
+    "distribution": (
+        *(GaussianPolicy, "distribution"),
+        lambda s, x, mask=None: tuple(2 * each for each in OF_POLICY[2](s, x)),
+        OUTPUTS,
+    ),
+    "value": (ValueFunction, "forward", lambda s, x: FORWARD(s, x) ** 3, OUTPUTS),
+    "value of others": (
+        *(ValueFunction, "forward", lambda s, x: FORWARD(s, x) + FORWARD(s, -x)),
+        "by autograd (policy or value function is not what kernels compute)",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def unchanged():
+    return {n: sha(learn(entropy_coef=0.01, updates=n)) for n in (1, 2)}
+
+
+@pytest.mark.parametrize("of", [PPO, Plain])
+def test_the_same_loss_is_compiled_and_has_the_same_weights(of, unchanged):
+    agent = learn(of, entropy_coef=0.01)
+    assert sha(agent) == unchanged[2]
+    assert agent.updates == COMPILED
+
+
+@pytest.mark.parametrize(
+    ("of", "how"),
+    [
+        (Zero, OTHER_FORM),
+        (OtherClip, OTHER_FORM),
+        (LittleMore, OTHER_FORM),
+        (Huber, OTHER_FORM),
+        (Bonus, OTHER_FORM),
+        (OwnRows, OTHER_FORM),
+        (NewLossInUpdate, OTHER_FORM),
+        (Decay, "by autograd (the loss computes networks itself)"),
+        (Symmetric, "by autograd (the loss computes networks itself)"),
+        (LoudPolicy, OUTPUTS),
+    ],
+)
+def test_a_change_trains_at_once_as_autograd_trains_it(of, how, unchanged, monkeypatch):
+    agent = learn(of, entropy_coef=0.01, updates=1)
+    assert sha(agent) != unchanged[1]
+    assert agent.updates.split("; but")[0] == how
+    assert_near_autograd(agent, of, monkeypatch)
+
+
+def assert_near_autograd(agent, of, monkeypatch):
+    monkeypatch.setattr("rank0rl.nets.update.has_kernels", lambda *_: False)
+    slow = learn(of, entropy_coef=0.01, updates=1)
+    assert slow.updates.startswith("by autograd")
+    for p, q in zip(agent.policy.parameters(), slow.policy.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-3, atol=2e-3)
+
+
+def test_a_loss_that_changes_in_the_second_update_trains_from_there_on(unchanged):
+    assert sha(learn(SecondUpdate, entropy_coef=0.01, updates=1)) == unchanged[1]
+    agent = learn(SecondUpdate, entropy_coef=0.01)
+    assert sha(agent) != unchanged[2]
+    assert agent.updates == OTHER_FORM
+
+
+@pytest.mark.parametrize("name", EDITED)
+def test_an_edit_of_policy_or_value_function_trains(name, unchanged, monkeypatch):
+    owner, method, changed, how = EDITED[name]
+    monkeypatch.setattr(owner, method, changed)
+    agent = learn(entropy_coef=0.01, updates=1)
+    assert sha(agent) != unchanged[1]
+    assert agent.updates.split("; but")[0] == how
+    assert_near_autograd(agent, PPO, monkeypatch)
+
+
+def test_a_loss_that_depends_on_nothing_is_an_error():
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        learn(NoLoss)
+
+
+def test_without_a_closed_form_torch_takes_the_derivatives_of_the_loss():
+    agent = learn(NoClosedForm)
+    assert agent.updates == LOSS
+    same = learn()
+    for p, q in zip(agent.policy.parameters(), same.policy.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("act", "options", "how"),
+    [
+        (BOX, {}, COMPILED),
+        (BOX, {"normalize": "minibatch"}, COMPILED),
+        (BOX, {"actions": "squashed"}, COMPILED),
+        (BOX, {"actions": "squashed", "entropy_coef": 0.01}, OUTPUTS),
+        (BOX, {"actions": "squashed", "entropy_coef": "linear:0:0.1"}, OUTPUTS),
+        (BOX, {"actions": "beta"}, OUTPUTS),
+        (BOX, {"state_std": True}, OUTPUTS),
+        (BOX, {"state_std": True, "actions": "squashed", "entropy_coef": 0.01}, OUTPUTS),
+        (CHOICE, {"entropy_coef": 0.01}, COMPILED),
+    ],
+)
+def test_how_updates_are_computed_by_options(act, options, how, monkeypatch):
+    agent = learn(act=act, **options)
+    assert agent.updates == how
+    monkeypatch.setattr("rank0rl.nets.update.has_kernels", lambda *_: False)
+    slow = learn(act=act, **options)
+    for p, q in zip(agent.policy.parameters(), slow.policy.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=5e-3, atol=5e-3)
+
+
+def test_the_run_says_that_probabilities_disagree_before_the_first_step(monkeypatch):
+    monkeypatch.setattr(GaussianPolicy, "logp", EDITED["logp"][2])
+    assert "; but log_prob and logp of the policy differ" in learn(updates=1).updates
+    monkeypatch.undo()
+    assert "differ" not in learn(updates=1).updates
+
+
+def test_checks_leave_weights_and_moments_as_they_were():
+    agent = PPO(Spaces(OBS, BOX), PPOOptions(), np.random.default_rng(0))
+    agent.prepare()
+    before = sha(agent)
+    rng = np.random.default_rng(0)
+    rows = {
+        "obs": rng.standard_normal((N, 4), dtype="f"),
+        "act": rng.standard_normal((N, 2), dtype="f"),
+    }
+    rows |= {name: rng.standard_normal(N, dtype="f") for name in ("logp", "adv", "ret", "val")}
+    agent.steps.begin(rows, agent.loss, agent.closed_form())
+    assert sha(agent) == before
+    assert agent.adam.steps == 0
+    assert not any(np.any(moment) for moment in agent.adam.moments())
+
+
+IN_FILE = """
+import torch
+from rank0rl.algos.ppo import PPO
+class SPO(PPO):
+    def loss(self, log_ratio, entropy, value, rows):
+        off, adv = torch.expm1(log_ratio), rows["adv"]
+        policy_loss = ((adv.abs() / 0.4) * off.square() - off * adv).mean()
+        return policy_loss + 0.5 * (value - rows["ret"]).square().mean()
+"""
+
+
+def test_a_loss_of_ones_own_is_named_and_has_one_curve_on_any_number_of_ranks(tmp_path):
+    (tmp_path / "spo.py").write_text(IN_FILE)
+    args = ["CartPole", "--num-envs", "6", "--steps-per-batch", "96", "--total-steps", "192"]
+    args += ["--algo", f"{tmp_path / 'spo.py'}:SPO"]
+    done = train(tmp_path / "1", *args)
+    assert f"updates: {OTHER_FORM}\n" in done.stdout
+    shas = {summary(tmp_path / "1")["weights_sha256"]}
+    assert summary(tmp_path / "1")["updates"] == OTHER_FORM
+    for n in (2, 3):
+        train_on_ranks(tmp_path / str(n), *args, nprocs=n)
+        shas.add(summary(tmp_path / str(n))["weights_sha256"])
+    assert len(shas) == 1
+
+
+@pytest.mark.parametrize("act", [BOX, CHOICE], ids=["box", "choice"])
+def test_products_with_the_fisher_matrix_are_those_of_the_policy(act, monkeypatch):
+    owner = GaussianPolicy if act is BOX else CategoricalPolicy
+    before = owner.distribution
+    obs = torch.from_numpy(np.random.default_rng(0).standard_normal((20, 4), dtype="f"))
+    products = []
+    for scale in (1, 2):
+        monkeypatch.setattr(
+            owner,
+            "distribution",
+            lambda s, x, mask=None, scale=scale: before(s, scale * x, mask),
+        )
+        agent = TRPO(Spaces(OBS, act), TRPOOptions(), np.random.default_rng(0))
+        agent.prepare()
+        product = agent.fisher(obs)
+        products.append(product(torch.ones_like(agent.flat.vectors[0].detach())))
+    assert not torch.allclose(*products)

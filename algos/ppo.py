@@ -71,7 +71,7 @@ class PPO(Agent):
     def __init__(self, spaces: Spaces, options: PPOOptions, rng: np.random.Generator) -> None:
         self.options = opt = options
         if opt.recurrent is None:
-            self.nets = opt.networks(spaces, rng, self.make_networks)
+            self.nets = opt.networks(spaces, rng, self.make_networks, share=True)
         else:
             self.nets = recurrent_networks(opt, spaces, rng, self.make_networks)
         self.mode_obs = opt.policy_obs

@@ -212,6 +212,26 @@ class ActorCritic:
         return self.shared.numpy(x) if self.shared else x
 
 
+class Part:
+    """Attribute of an agent that is a part of its `nets`, and of the same name. So there is one of each."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Take the name of the attribute."""
+        self._name = name
+
+    def __get__(self, agent: Any, owner: type | None = None) -> Any:
+        """Return the part."""
+        return getattr(agent.nets, self._name)
+
+    def __set__(self, agent: Any, value: Any) -> None:
+        """Refuse another one, which would not be used everywhere."""
+        raise AttributeError(
+            f"{type(agent).__name__}.{self._name} is that of its nets, which act and learn: to have another "
+            f"policy or value function, give the class a static method make_networks(spaces, options, rng) "
+            f"that returns it by name, as docs/policies.md says"
+        )
+
+
 def normalized(adv: Array) -> Array:
     """Return advantages with mean 0 and standard deviation 1, (N,), float32."""
     adv = adv - adv.sum() / np.float32(len(adv))

@@ -66,6 +66,8 @@ class GradientSteps:
         device: str = "cpu",
         threads: int = 1,
     ) -> None:
+        """Raise RuntimeError if Adam is not over the parameters of these networks."""
+        adam.flat.check_holds(nets)
         self._nets, self._evaluate, self._adam = nets, evaluate, adam
         self._compiled: CompiledSteps | None = None
         why = f"on {device}" if device != "cpu" else _why_not(nets)

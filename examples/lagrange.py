@@ -17,7 +17,7 @@ from rank0rl.options import option
 class LagrangeOptions(PPOOptions):
     """Options of PPO, and two more."""
 
-    cost_limit: float = option(0.1, "[0, inf)")
+    cost_limit: float = option(0.5, "[0, inf)")
     """Mean cost of a step that is allowed."""
     multiplier_lr: float = option(1.0, "(0, inf)")
     """Step size of the multiplier."""

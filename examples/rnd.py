@@ -1,6 +1,6 @@
 """Curiosity: a bonus for observations that a network cannot predict yet (random network distillation).
 
-    python train.py MountainCar --algo examples/rnd.py --config configs/ppo.toml --total-steps 300000
+    python train.py MountainCarContinuous --algo examples/rnd.py --config configs/ppo.toml --total-steps 200000
 
 Source: Burda et al. 2018, arXiv:1810.12894.
 """
@@ -20,7 +20,7 @@ from rank0rl.options import option
 class RNDOptions(PPOOptions):
     """Options of PPO, and two more."""
 
-    bonus_coef: float = option(0.1, "[0, inf)")
+    bonus_coef: float = option(1.0, "[0, inf)")
     """Weight of the bonus, in units of its running standard deviation."""
     bonus_lr: float = option(1e-3, "(0, inf)")
     """Adam's step size for the predictor."""

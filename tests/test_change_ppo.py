@@ -1,0 +1,149 @@
+"""The examples of docs/change-ppo.md: each edit has its effect, and one curve on any number of ranks."""
+
+import importlib
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.ranks import HERE
+from helpers.runs import curve, resume_on_ranks, sha, table, train, train_here, train_on_ranks
+
+from examples.kl_penalty import KLPenalty
+from examples.lagrange import Lagrange
+from examples.rnd import RND
+from examples.spo import SPO
+from examples.symmetry import Symmetry
+from rank0rl.agent import Fragment, Space, Spaces
+from rank0rl.algos.ppo import PPO
+
+PAGE = HERE.parent / "docs" / "change-ppo.md"
+LOSS = "compiled, loss by torch (which is not its closed form)"
+OWN_NETWORK = "by autograd (the loss computes networks itself)"
+HOW = {  # example -> how the page says that its updates are computed
+    "spo": LOSS,
+    "kl_penalty": LOSS,
+    "lagrange": "compiled",
+    "rnd": "compiled",
+    "symmetry": OWN_NETWORK,
+}
+SMALL = ["Pendulum", "--num-envs", "4", "--steps-per-batch", "128", "--total-steps", "512"]
+SPACES = Spaces(
+    Space("box", (3,), "float32"),
+    Space("box", (1,), "float32", low=-np.ones(1, "f"), high=np.ones(1, "f")),
+)
+
+
+def made(of, **options):
+    return of(SPACES, of.Options(**options), np.random.default_rng(0))
+
+
+def trained(of, folder, **options):
+    """Return the agent and the recorder of a short run on Pendulum."""
+    folder.mkdir()
+    size = {"num_envs": 4, "steps_per_batch": 128, "total_steps": 512, "env_id": "Pendulum"}
+    return train_here(of, of.Options(**options), folder, **size)
+
+
+def fragment(seed=0, T=20):
+    rng = np.random.default_rng(seed)
+    obs, act = (rng.standard_normal((T, n), dtype="f") for n in (3, 1))
+    flags, end = np.zeros(T, bool), np.array([T - 1])
+    return Fragment(0, obs, act, rng.standard_normal(T), flags, flags, end, obs[-1:])
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_one_hash_on_one_rank_and_stopped_and_resumed_on_two(name, tmp_path):
+    whole, parts, args = tmp_path / "1", tmp_path / "2", [*SMALL, "--algo", f"examples/{name}.py"]
+    done = train(whole, *args)
+    assert f"updates: {HOW[name]}\n" in done.stdout
+    train_on_ranks(parts, *args, "--stop-after-iterations", "2", nprocs=2)
+    resume_on_ranks(parts, nprocs=2)
+    assert curve(parts) == curve(whole)
+    assert sha(parts) == sha(whole)
+
+
+@pytest.mark.parametrize("name", HOW)
+def test_the_page_has_each_example_its_command_and_what_the_console_says(name):
+    doc = importlib.import_module(f"examples.{name}").__doc__
+    command = re.search(r"^ {4}(python .*)$", doc, re.M)[1]
+    section = re.search(
+        rf"^## (?:(?!^## ).)*examples/{name}\.py.*?(?=^## |\Z)", PAGE.read_text(), re.M | re.S
+    )
+    assert section, name
+    assert f"\n{command}\n" in section[0]
+    assert f"`updates: {HOW[name]}`" in section[0]
+    assert f'--8<-- "examples/{name}.py"' in section[0]
+
+
+def test_spo_has_its_best_ratio_at_the_limit_and_pulls_back_what_is_beyond():
+    ratio = torch.tensor([1.1, 1.2, 1.5, 0.9, 0.8, 0.5])
+    adv = torch.tensor([2.0, 2.0, 2.0, -3.0, -3.0, -3.0])
+    log_ratio = ratio.log().requires_grad_()
+    rows = {"adv": adv, "ret": torch.zeros(6)}
+    loss = made(SPO).loss(log_ratio, torch.zeros(()), torch.full((6,), 2.0), rows)
+    objective = ratio * adv - adv.abs() / 0.4 * (ratio - 1) ** 2
+    torch.testing.assert_close(loss, 0.5 * 4 - objective.mean())
+    (slope,) = torch.autograd.grad(loss, log_ratio)
+    assert (slope * adv).round(decimals=4).sign().tolist() == [-1, 0, 1, -1, 0, 1]
+
+
+@pytest.mark.slow  # the compiler runs
+def test_the_closed_form_on_the_page_is_that_of_spo(tmp_path):
+    [code] = re.findall(r"^```python\n(import numpy.*?)^```$", PAGE.read_text(), re.M | re.S)
+    (tmp_path / "closed.py").write_text(code)
+    done = train(tmp_path / "run", *SMALL, "--algo", f"{tmp_path / 'closed.py'}:CompiledSPO")
+    assert "updates: compiled\n" in done.stdout
+
+
+def test_a_kl_penalty_keeps_the_policy_near_and_a_weight_of_0_is_ppo(tmp_path):
+    ways = {"ppo": (PPO, {}), "none": (KLPenalty, {"kl_coef": 0.0})}
+    ways["much"] = (KLPenalty, {"kl_coef": 100.0})
+    for name, (of, options) in ways.items():
+        trained(of, tmp_path / name, lr=1e-2, **options)
+    kl = {name: [float(row["kl"]) for row in table(tmp_path / name)] for name in ways}
+    assert kl["none"] == kl["ppo"]
+    assert kl["much"][-1] < kl["none"][-1] / 5
+
+
+def test_a_multiplier_takes_the_cost_from_the_rewards_and_moves_towards_the_limit(tmp_path):
+    agent, some = made(Lagrange), fragment()
+    agent.multiplier[:] = 3
+    rows = agent.process(some)
+    np.testing.assert_allclose(rows["cost"], some.act[:, 0] ** 2)
+    expected = made(PPO).process(replace(some, rew=some.rew - 3 * some.act[:, 0] ** 2))
+    np.testing.assert_allclose(rows["adv"], expected["adv"], rtol=1e-5)
+
+    trained(Lagrange, tmp_path / "run", cost_limit=0.5, multiplier_lr=2.0)
+    rows = table(tmp_path / "run")
+    cost, multiplier = ([float(row[key]) for row in rows] for key in ("cost", "multiplier"))
+    assert multiplier[0] == 0
+    for i, now in enumerate(multiplier[1:]):
+        assert now == pytest.approx(max(0, multiplier[i] + 2 * (cost[i] - 0.5)), rel=1e-4)
+    assert max(multiplier) > 0
+
+
+def test_the_bonus_is_in_the_rewards_and_falls_where_the_agent_has_been():
+    agent, seen, new = made(RND, bonus_lr=1e-2), fragment(0, 200), fragment(1, 200)
+    new.obs += 3
+    error = agent.process(seen)["error"]
+    expected = made(PPO).process(replace(seen, rew=seen.rew + error))
+    np.testing.assert_allclose(agent.process(seen)["ret"], expected["ret"], rtol=1e-3, atol=1e-3)
+    agent.prepare()
+    for i in range(8):
+        agent.update(agent.process(seen), np.random.default_rng(i), 0.0)
+    assert agent.process(seen)["error"].mean() < error.mean() / 5
+    assert agent.process(new)["error"].mean() > 5 * agent.process(seen)["error"].mean()
+
+
+def test_a_symmetry_loss_makes_the_policy_symmetric(tmp_path):
+    obs, off = fragment(T=200).obs, []
+    for coef in (0.0, 10.0):
+        agent = trained(Symmetry, tmp_path / str(coef), lr=3e-3, symmetry_coef=coef)[0]
+        mean, mirrored = (
+            agent.policy.mlp.numpy(agent.norm.numpy(x))
+            for x in (obs, obs * np.float32([1, -1, -1]))
+        )
+        off.append(np.square(mean + mirrored).mean() / np.square(mean - mirrored).mean())
+    assert off[1] < off[0] / 3

@@ -16,7 +16,7 @@ from torch import nn
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch, minibatches
 from rank0rl.envs import demonstrations
-from rank0rl.nets.actor_critic import NetworkOptions
+from rank0rl.nets.actor_critic import NetworkOptions, Part
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.update import ValueFit
 from rank0rl.options import OptionError, Scheduled, option, value_at
@@ -51,13 +51,13 @@ class BC(Agent):
     """
 
     Options = BCOptions
+    norm, policy, value = Part(), Part(), Part()
     coefficients = ("lr", "gamma", "lam")
 
     def __init__(self, spaces: Spaces, options: BCOptions, rng: np.random.Generator) -> None:
         self.options, self.spaces = options, spaces
         self.nets = options.networks(spaces, rng)
         self.mode_obs = options.policy_obs
-        self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise = self.nets.noise
         self.flat = Flat(self.policy)
         self.value_flat = Flat(nn.ModuleList([self.value, self.norm]))

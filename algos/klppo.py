@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.actor_critic import ActorCritic, ValueFunction
+from rank0rl.nets.actor_critic import ActorCritic, Part, ValueFunction
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import Actions, make_policy
@@ -70,11 +70,12 @@ class KLPPO(Agent):
     """PPO with an adaptive KL penalty, for box and discrete actions."""
 
     Options = KLPPOOptions
+    norm, policy, value = Part(), Part(), Part()
     coefficients = ("gamma", "lam", "target_kl", "eta")
 
     def __init__(self, spaces: Spaces, options: KLPPOOptions, rng: np.random.Generator) -> None:
         self.options = options
-        self.norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype, coarse=True)
+        norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype, coarse=True)
         size = inputs[0] if len(inputs) == 1 else 12  # an image has too many numbers
         hidden = options.hidden or _sizes(10 * size, 10 * spaces.act.size)
         value_hidden = options.value_hidden or _sizes(10 * size, 5)
@@ -84,9 +85,9 @@ class KLPPO(Agent):
         # standard deviations move as fast.
         rows = max(1, 10 * hidden[-1] // 96)
         about: Any = {"log_std": options.log_std, "rows": rows, "actions": options.actions}
-        self.policy = make_policy(inputs, spaces.act, hidden, rng, **about)
-        self.value = ValueFunction(inputs, value_hidden, rng)
-        self.nets = ActorCritic(self.norm, self.policy, self.value)
+        policy = make_policy(inputs, spaces.act, hidden, rng, **about)
+        value = ValueFunction(inputs, value_hidden, rng)
+        self.nets = ActorCritic(norm, policy, value)
         self.noise = self.policy.noise
         self.flat = Flat(self.policy)
         self.value_flat = Flat(nn.ModuleList([self.value, self.norm]))

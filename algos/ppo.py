@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.actor_critic import ClosedForm, MakeNetworks, NetworkOptions
+from rank0rl.nets.actor_critic import ClosedForm, MakeNetworks, NetworkOptions, Part
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.recurrent import Cell, recurrent_networks
 from rank0rl.nets.update import GradientSteps
@@ -61,6 +61,7 @@ class PPO(Agent):
     """Clipped PPO for box and discrete actions."""
 
     Options = PPOOptions
+    norm, policy, value = Part(), Part(), Part()
     coefficients = (
         *("lr", "gamma", "lam", "clip_ratio", "value_coef", "entropy_coef", "target_kl"),
     )
@@ -71,11 +72,10 @@ class PPO(Agent):
     def __init__(self, spaces: Spaces, options: PPOOptions, rng: np.random.Generator) -> None:
         self.options = opt = options
         if opt.recurrent is None:
-            self.nets = opt.networks(spaces, rng, self.make_networks)
+            self.nets = opt.networks(spaces, rng, self.make_networks, share=True)
         else:
             self.nets = recurrent_networks(opt, spaces, rng, self.make_networks)
         self.mode_obs = opt.policy_obs
-        self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise, self.memory = self.nets.noise, self.nets.memory
         if self.memory:
             self.devices = ("cpu",)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.actor_critic import MakeNetworks, NetworkOptions
+from rank0rl.nets.actor_critic import MakeNetworks, NetworkOptions, Part
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.update import FisherProducts, ValueFit
 from rank0rl.options import OptionError, Scheduled, changing, option, value_at
@@ -55,6 +55,7 @@ class TRPO(Agent):
     """TRPO for box and discrete actions."""
 
     Options = TRPOOptions
+    norm, policy, value = Part(), Part(), Part()
     coefficients = ("gamma", "lam", "target_kl", "value_lr")
     make_networks: MakeNetworks | None = None
     """A static method that makes the networks, in a class of one's own."""
@@ -63,7 +64,6 @@ class TRPO(Agent):
         self.options = options
         self.nets = options.networks(spaces, rng, self.make_networks)
         self.mode_obs = options.policy_obs
-        self.norm, self.policy, self.value = self.nets.norm, self.nets.policy, self.nets.value
         self.noise = self.policy.noise
         if {*self.policy.parameters()} & {*self.value.parameters()}:
             raise OptionError("trpo steps policy and value function apart: they may share no layer")

@@ -3,13 +3,16 @@
 It prints steps per second, for benchmarks/train.py. The arguments are which one, environments, steps a batch, rows
 a minibatch, and iterations. All have ten epochs, two 64x64 tanh networks and one torch thread. `single-file` is
 a loop in the style of the one-file implementations: torch modules, Gymnasium's vector environment,
-autograd and torch's Adam.
+autograd and torch's Adam. `--pong` measures stable-baselines3 on images, with four epochs:
+
+    python benchmarks/others.py stable-baselines3 8 1024 256 4 --pong --threads 2
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -17,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 EPOCHS = 10
+PONG_EPOCHS = 4
 
 
 def main() -> None:
@@ -25,14 +29,19 @@ def main() -> None:
     parser.add_argument("which", choices=ways)
     for name in ("envs", "batch", "minibatch", "iterations"):
         parser.add_argument(name, type=int)
+    parser.add_argument("--pong", action="store_true", help="stable-baselines3 on ALE/Pong-v5")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads")
     args = parser.parse_args()
-    torch.set_num_threads(1)
-    begins = ways[args.which](args.envs, args.batch, args.minibatch, args.iterations)
+    torch.set_num_threads(args.threads)
+    way = partial(stable_baselines, pong=True) if args.pong else ways[args.which]
+    begins = way(args.envs, args.batch, args.minibatch, args.iterations)
     each = (begins[-1] - begins[0]) / (len(begins) - 1)
     print(args.batch / each)
 
 
-def stable_baselines(envs: int, batch: int, minibatch: int, iterations: int) -> list[float]:
+def stable_baselines(
+    envs: int, batch: int, minibatch: int, iterations: int, pong: bool = False
+) -> list[float]:
     """Train with stable-baselines3; return the times at which iterations began."""
     from stable_baselines3 import PPO
     from stable_baselines3.common.callbacks import BaseCallback
@@ -48,15 +57,24 @@ def stable_baselines(envs: int, batch: int, minibatch: int, iterations: int) -> 
             return True
 
     model = PPO(
-        "MlpPolicy",
-        make_vec_env("Walker2d-v5", envs),
+        "CnnPolicy" if pong else "MlpPolicy",
+        make_vec_env(make_pong if pong else "Walker2d-v5", envs),
         n_steps=batch // envs,
         batch_size=minibatch,
-        n_epochs=EPOCHS,
+        n_epochs=PONG_EPOCHS if pong else EPOCHS,
         device="cpu",
     )
     model.learn(batch * iterations, callback=Times())
     return begins
+
+
+def make_pong() -> gym.Env:
+    """Make Pong with the wrappers of configs/ppo-ALE-Pong.toml."""
+    import ale_py
+
+    gym.register_envs(ale_py)
+    env = gym.wrappers.AtariPreprocessing(gym.make("ALE/Pong-v5", frameskip=1))
+    return gym.wrappers.FrameStackObservation(gym.wrappers.ClipReward(env, -1, 1), 4)
 
 
 def single_file(envs: int, batch: int, minibatch: int, iterations: int) -> list[float]:

@@ -4,6 +4,11 @@ It needs the bench extra. A larger batch:
 
     python benchmarks/train.py --steps-per-batch 20000 --minibatch-size 256 --iterations 4
 
+Images: Pong, with four epochs and the same network everywhere, and with torch threads of stable-baselines3 as --nprocs
+says. It needs the atari extra too.
+
+    python benchmarks/train.py --pong --iterations 6
+
 Every figure is a process of its own, and all ways take turns. The first iteration is not timed.
 """
 
@@ -32,6 +37,7 @@ def main() -> None:
     parser.add_argument("--steps-per-batch", type=int, default=2048)
     parser.add_argument("--minibatch-size", type=int, default=64)
     parser.add_argument("--iterations", type=int, default=15)
+    parser.add_argument("--pong", action="store_true", help="ALE/Pong-v5 in place of Walker2d")
     parser.add_argument(
         "--sb3", type=int, nargs="*", default=[1, 8], help="environments of stable-baselines3"
     )
@@ -45,20 +51,22 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", help="CSV in benchmarks/results that gets the rows")
     args = parser.parse_args()
+    if args.pong:
+        args.steps_per_batch, args.minibatch_size = 1024, 256
     phases: dict[str, list[float]] = {}
     phases_before: dict[str, list[float]] = {}
     bare_way, ours, beside, before, others = ways_of(args, phases, phases_before)
     seen = alternate({**bare_way, **ours, **beside, **before, **others}, args.repeats)
-    [limit] = (seen[name] for name in bare_way)
     figures = dict(seen)
     last = seen[list(ours)[-1]]
     for name in beside:
         figures[f"{args.beside} / without"] = ratio(seen[name], last)
     for now, then in zip(ours, before, strict=False):
         figures[f"{now} / before"] = ratio(seen[now], seen[then])
-        if then == list(before)[-1]:
-            figures["before / bare"] = ratio(seen[then], limit)
-    figures["rank0rl / bare"] = ratio(last, limit)
+        if then == list(before)[-1] and bare_way:
+            figures["before / bare"] = ratio(seen[then], seen[next(iter(bare_way))])
+    for name in bare_way:
+        figures["rank0rl / bare"] = ratio(last, seen[name])
     if others:
         best = max((seen[name] for name in others), key=statistics.median)
         figures["rank0rl / the best other"] = ratio(last, best)
@@ -66,8 +74,9 @@ def main() -> None:
         figures["speedup"] = ratio(last, seen[next(iter(ours))])
     for name, those in (("", phases), ("before: ", phases_before)):
         figures |= {name + phase: these for phase, these in those.items()}
-    size = f"{args.steps_per_batch} steps a batch, minibatches of {args.minibatch_size}, 10 epochs"
-    show(f"Walker2d, {size}, steps/s and ms", figures, args.out)
+    size = f"{args.steps_per_batch} steps a batch, minibatches of {args.minibatch_size}"
+    task = "Pong, 4 epochs" if args.pong else "Walker2d, 10 epochs"
+    show(f"{task}, {size}, steps/s and ms", figures, args.out)
 
 
 def ways_of(args: argparse.Namespace, phases: dict, phases_before: dict) -> list[dict]:
@@ -82,6 +91,13 @@ def ways_of(args: argparse.Namespace, phases: dict, phases_before: dict) -> list
         root = args.before.resolve()
         for n in args.nprocs:
             before[f"before, ranks: {n}"] = partial(rank0rl, args, n, phases_before, (), root)
+    if args.pong:
+        for n in args.nprocs:
+            options = ["--pong", "--threads", str(n)]
+            others[f"stable-baselines3, threads: {n}"] = partial(
+                other, args, "stable-baselines3", 8, options
+            )
+        return [{}, ours, beside, before, others]
     for name, counts in (("stable-baselines3", args.sb3), ("single-file", args.single_file)):
         for n in counts:
             others[f"{name}, environments: {n}"] = partial(other, args, name, n)
@@ -94,10 +110,13 @@ def ways_of(args: argparse.Namespace, phases: dict, phases_before: dict) -> list
     ]
 
 
-def other(args: argparse.Namespace, name: str, environments: int) -> float:
+def other(
+    args: argparse.Namespace, name: str, environments: int, options: Sequence[str] = ()
+) -> float:
     """Return the steps per second of another project."""
     sizes = environments, args.steps_per_batch, args.minibatch_size, max(3, args.iterations // 4)
     command = [sys.executable, str(ROOT / "benchmarks" / "others.py"), name, *map(str, sizes)]
+    command += options
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
 
@@ -132,9 +151,11 @@ def rank0rl(
 ) -> float:
     """Run train.py; return its steps per second, and add its phases to a dict of figures."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "train.py", "Walker2d", "--config", "configs/ppo.toml"]
-        command += ["--steps-per-batch", str(args.steps_per_batch), "--num-envs", "32"]
-        command += ["--minibatch-size", str(args.minibatch_size), "--nprocs", str(nprocs)]
+        task = ["Walker2d", "--config", "configs/ppo.toml", "--num-envs", "32"]
+        task = ["ale_py:ALE/Pong-v5"] if args.pong else task
+        command = [sys.executable, "train.py", *task, "--nprocs", str(nprocs)]
+        command += ["--steps-per-batch", str(args.steps_per_batch)]
+        command += ["--minibatch-size", str(args.minibatch_size)]
         command += [
             "--stop-after-iterations",
             str(args.iterations),

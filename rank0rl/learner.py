@@ -16,6 +16,7 @@ from rank0rl.batch import Gathered
 from rank0rl.collector import Collector
 from rank0rl.mpi import comm, weights
 from rank0rl.mpi.threads import set_threads
+from rank0rl.nets.images import use_threads
 from rank0rl.run.agent_checks import PREPARING
 from rank0rl.run.machine import available_cores
 from rank0rl.run.options import RunOptions
@@ -48,6 +49,7 @@ class Learner:
         tensors = weights.named_tensors(agent.modules())
         self._infinite = {name for name, t in tensors.items() if t.isinf().any()}  # as masks may be
         agent.threads = options.learner_threads or _free_cores(options)
+        use_threads(agent.modules().values(), agent.threads)
         self._preparing: Future[None] | None = None
         self._updates = ""
 

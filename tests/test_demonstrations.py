@@ -241,7 +241,6 @@ def test_a_clone_of_normal_actions_has_their_spread():
     agent = BC.__new__(BC)
     agent.options = BCOptions(data="x")
     agent.nets = agent.options.networks(BOX, rng)
-    agent.norm, agent.policy = agent.nets.norm, agent.nets.policy
     from rank0rl.nets.flat import Adam, Flat
 
     agent.flat = Flat(agent.policy)

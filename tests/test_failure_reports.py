@@ -12,7 +12,7 @@ PLACES = {
     "constructor": "While making the environment of env {env}.",
     "reset": "In fragment {env} of iteration 1: Breaks-v1, episode with seed {seed}, in its reset.",
     "step": "In fragment {env} of iteration 1: Breaks-v1, episode with seed {seed}, step 11, action [",
-    "init": 'fail("init")',
+    "init": 'fail_at("init")',
     "act": "In fragment {env} of iteration 1: Breaks-v1, episode with seed {seed}, the agent acts in step 1",
     "process": "In process, of fragment {env} in iteration 1.",
     "update": "In update, of iteration 1; resuming the run repeats it.",

@@ -104,7 +104,7 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
     try:
         env = _maker(env_id)(**kwargs)
     except Exception as error:  # whatever the environment's constructor raises
-        raise ValueError(f"cannot make environment {env_id!r}: {_reason(error)}") from error
+        raise ValueError(f"cannot make environment {env_id!r}: {_reason(error)}") from None
     agent = first_agent(env, env_id)
     if agent is not None and wrappers:
         raise ValueError(

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Fragment, Spaces, Step
 from rank0rl.batch import Batch
+from rank0rl.nets.images import Convolutions
 from rank0rl.nets.mlp import Activation
 from rank0rl.nets.networks import Hidden, columns_of, network
-from rank0rl.nets.normalize import Moments, Normalizer, normalizer
+from rank0rl.nets.normalize import Moments, Normalizer, is_image, normalizer
 from rank0rl.nets.policies import Actions, Mode, Policy, make_policy
 from rank0rl.options import CheckedOptions, OptionError, option
 from rank0rl.returns import advantages
@@ -101,16 +102,22 @@ class ValueFunction(nn.Module):
 
 
 class ActorCritic:
-    """A policy and a value function over observations that `norm` has normalized."""
+    """A policy and a value function over observations that `norm` has normalized.
 
-    def __init__(self, norm: Normalizer, policy: Policy, value: ValueFunction) -> None:
-        self.norm, self.policy, self.value = norm, policy, value
+    `shared` are layers that turn these into features for both, if there are such layers.
+    """
+
+    def __init__(
+        self, norm: Normalizer, policy: Policy, value: ValueFunction, shared: Any = None
+    ) -> None:
+        self.norm, self.policy, self.value, self.shared = norm, policy, value, shared
         self.noise = policy.noise
         self.memory = 0
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the modules, for an agent's `modules`."""
-        return {"policy": self.policy, "value": self.value, "norm": self.norm}
+        shared = {"shared": self.shared} if self.shared else {}
+        return {"policy": self.policy, "value": self.value, "norm": self.norm, **shared}
 
     def trained(self) -> nn.ModuleDict:
         """Return the networks that `evaluate` takes, by name."""
@@ -127,14 +134,18 @@ class ActorCritic:
             Log of the ratio of new to old probability of the actions, (n,); the mean entropy, (); values
             in units of the value function's scale, (n,); and the rows, by step.
         """
-        policy = nets["policy"]
-        now = policy.distribution(rows["obs"], rows.get("mask"))
+        policy, x = nets["policy"], rows["obs"]
+        if "shared" in nets:
+            x = nets["shared"](x)
+        now = policy.distribution(x, rows.get("mask"))
         log_ratio = policy.logp(now, rows["act"]) - rows["logp"]
-        return log_ratio, policy.entropy(now), nets["value"](rows["obs"]), rows
+        return log_ratio, policy.entropy(now), nets["value"](x), rows
 
     def mode(self) -> nn.Module:
         """Return a module that gives the most probable actions, for an agent's `mode`."""
         mlp: Any = self.policy.mlp
+        if self.shared:
+            return Mode(self.policy, nn.Sequential(self.norm, self.shared))
         if not hasattr(mlp, "columns"):
             return Mode(self.policy, self.norm)
         norm: Any = self.norm
@@ -144,7 +155,9 @@ class ActorCritic:
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         """Return actions and extras, for an agent's `act`."""
-        return self.policy.act(self.norm.numpy(step.obs), step.noise, step.mask, step.explore)
+        x = self._features(step.obs, None)
+        act, extras = self.policy.act(x, step.noise, step.mask, step.explore)
+        return act, {**extras, "features": x} if self.shared else extras
 
     def process(self, fragment: Fragment, gamma: float, lam: float) -> Batch:
         """Turn a fragment of T steps into rows, for an agent's `process`. See `returns.gae`.
@@ -159,7 +172,9 @@ class ActorCritic:
         for name, extra in (("draw", "draw"), ("mask", "action_mask")):
             if extra in fragment.extras:
                 rows[name] = fragment.extras[extra]
-        x = self._features(fragment.obs, fragment.extras.get("memory"))
+        x = fragment.extras.get("features")
+        if x is None:
+            x = self._features(fragment.obs, fragment.extras.get("memory"))
         # All steps at once, which spares `act` the work.
         logp = self.policy.log_prob(x, rows.get("draw", fragment.act), rows.get("mask"))
         val = self.value.predict(x)
@@ -193,7 +208,28 @@ class ActorCritic:
 
     def _features(self, obs: Array, memory: Any) -> Array:
         """Return what policy and value function take, for observations of one fragment."""
-        return self.norm.numpy(obs)
+        x = self.norm.numpy(obs)
+        return self.shared.numpy(x) if self.shared else x
+
+
+class Part:
+    """Attribute of an agent that is a part of its `nets`, and of the same name. So there is one of each."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Take the name of the attribute."""
+        self._name = name
+
+    def __get__(self, agent: Any, owner: type | None = None) -> Any:
+        """Return the part."""
+        return getattr(agent.nets, self._name)
+
+    def __set__(self, agent: Any, value: Any) -> None:
+        """Refuse another one, which would not be used everywhere."""
+        raise AttributeError(
+            f"{type(agent).__name__}.{self._name} is that of its nets, which act and learn: to have another "
+            f"policy or value function, give the class a static method make_networks(spaces, options, rng) "
+            f"that returns it by name, as docs/policies.md says"
+        )
 
 
 def normalized(adv: Array) -> Array:
@@ -216,8 +252,8 @@ value function's returns (N, 1). Torch's own generator is seeded by rng before.
 class NetworkOptions(CheckedOptions):
     """Options of a policy and a value function."""
 
-    hidden: tuple[int, ...] = option((64, 64), "[1, inf)")
-    """Units of each hidden layer of the policy and of the value function."""
+    hidden: tuple[int, ...] | None = option(None, "[1, inf)")
+    """Units of each hidden layer of the policy and of the value function. None: 64 64; with images none, because they go through layers of their own first."""
     value_hidden: tuple[int, ...] | None = option(None, "[1, inf)")
     """Units of each hidden layer of the value function. None: those of --hidden."""
     activation: Activation = "tanh"
@@ -236,15 +272,25 @@ class NetworkOptions(CheckedOptions):
     """Distribution of continuous actions: normal (clipped to the bounds), squashed (tanh of normal) or beta. The last two never leave the bounds."""
 
     def networks(
-        self, spaces: Spaces, rng: np.random.Generator, make: MakeNetworks | None = None
+        self,
+        spaces: Spaces,
+        rng: np.random.Generator,
+        make: MakeNetworks | None = None,
+        share: bool = False,
     ) -> ActorCritic:
         """Return new networks for these spaces, or those of your own that `make` returns.
+
+        With `share`, policy and value function share the layers for images.
 
         Raises:
             OptionError: if there are no such networks for these spaces.
         """
         norm, inputs = normalizer(spaces.obs.shape, spaces.obs.dtype)
-        return ActorCritic(norm, *self.policy_and_value(inputs, spaces, rng, make))
+        shared = None
+        if share and len(inputs) == 3 and make is None:
+            shared = Convolutions(inputs, rng)
+            inputs = (shared.size,)
+        return ActorCritic(norm, *self.policy_and_value(inputs, spaces, rng, make), shared)
 
     def policy_and_value(
         self,
@@ -255,13 +301,15 @@ class NetworkOptions(CheckedOptions):
     ) -> tuple[Policy, ValueFunction]:
         """Return a policy and a value function for inputs of this shape, see `networks`."""
         own = _own(make, spaces, self, rng) if make else {}
-        hidden = own.get("policy", self.hidden)
-        value_hidden = self.hidden if self.value_hidden is None else self.value_hidden
+        units = self.hidden
+        if units is None:
+            units = () if is_image(spaces.obs.shape, spaces.obs.dtype) else (64, 64)
+        value_units = units if self.value_hidden is None else self.value_hidden
         layers: Any = {"activation": self.activation, "layer_norm": self.layer_norm}
         policy = make_policy(
             inputs,
             spaces.act,
-            hidden,
+            own.get("policy", units),
             rng,
             log_std=self.log_std,
             actions=self.actions,
@@ -270,7 +318,7 @@ class NetworkOptions(CheckedOptions):
             **layers,
         )
         columns = columns_of(spaces.obs, self.critic_obs, "critic_obs")
-        hidden = own.get("value", value_hidden)
+        hidden = own.get("value", value_units)
         return policy, ValueFunction(inputs, hidden, rng, columns=columns, **layers)
 
 

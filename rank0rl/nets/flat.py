@@ -59,6 +59,19 @@ class Flat:
         for grad in grads:
             grad.mul_(scale)
 
+    def check_holds(self, module: nn.Module) -> None:
+        """Check that it holds the parameters of a module.
+
+        Raises:
+            RuntimeError: if one of them is not there; the message names it.
+        """
+        held = {id(p) for _, p, _, _ in self._views}
+        for name, p in module.named_parameters():
+            if id(p) not in held:
+                raise RuntimeError(
+                    f"{name} is not in the flat vector: flatten the networks that learn"
+                )
+
     def check(self) -> None:
         """Check that parameters and gradients still are views.
 

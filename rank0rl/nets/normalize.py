@@ -122,14 +122,14 @@ class ObsNormalizer(nn.Module):
             self.scale.copy_(1 / torch.sqrt(self.moments.var + 1e-8))  # 1e-8: some never change
 
 
-class _PixelScale(nn.Module):
-    """Flattened images, with bytes scaled to 0..1: the counterpart of `ObsNormalizer`."""
+class _Bytes(nn.Module):
+    """Flattened images, as bytes: the counterpart of `ObsNormalizer`. Networks scale them to 0..1."""
 
     def forward(self, obs: Tensor) -> Tensor:
-        return obs.reshape(obs.shape[0], -1) * (1 / 255)
+        return obs.reshape(obs.shape[0], -1)
 
     def numpy(self, obs: Array) -> Array:
-        return obs.reshape(len(obs), -1) * np.float32(1 / 255)
+        return obs.reshape(len(obs), -1)
 
     def merge(self, obs: Array) -> None:
         """Do nothing: the scale is fixed."""
@@ -138,7 +138,7 @@ class _PixelScale(nn.Module):
         """Do nothing: the scale is fixed."""
 
 
-Normalizer: TypeAlias = ObsNormalizer | _PixelScale
+Normalizer: TypeAlias = ObsNormalizer | _Bytes
 
 
 def is_image(shape: Sequence[int], dtype: str) -> bool:
@@ -151,5 +151,5 @@ def normalizer(
 ) -> tuple[Normalizer, tuple[int, ...]]:
     """Return a normalizer for observations, and the shape of a network's inputs behind it."""
     if is_image(shape, dtype):
-        return _PixelScale(), tuple(shape)
+        return _Bytes(), tuple(shape)
     return ObsNormalizer(shape, coarse), (math.prod(shape),)

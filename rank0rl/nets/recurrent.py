@@ -163,28 +163,26 @@ class _RecurrentActorCritic(ActorCritic):
         value: ValueFunction,
         chunk_steps: int,
     ) -> None:
-        super().__init__(norm, policy, value)
-        self.layer, self._length = layer, chunk_steps
+        super().__init__(norm, policy, value, layer)
+        self._length = chunk_steps
         self.memory = layer.memory
-
-    def modules(self) -> dict[str, nn.Module]:
-        return {**super().modules(), "recurrent": self.layer}
 
     def evaluate(self, nets: Any, rows: dict[str, Tensor]) -> Outputs:
         """Return the arguments of a loss, by step, for chunks, through the recurrent layer."""
         there = torch.arange(rows["obs"].shape[1]) < rows["steps"][:, None]
-        features = nets["recurrent"](rows["obs"], rows["memory"])
+        features = nets["shared"](rows["obs"], rows["memory"])
         chunks = ("steps", "memory")  # one row for each
         steps = {name: x[there] for name, x in rows.items() if name not in chunks}
-        return super().evaluate(nets, {**steps, "obs": features[there]})
+        heads = {name: nets[name] for name in ("policy", "value")}
+        return super().evaluate(heads, {**steps, "obs": features[there]})
 
     def mode(self) -> nn.Module:
-        return _RecurrentMode(self.policy, self.norm, self.layer)
+        return _RecurrentMode(self.policy, self.norm, self.shared)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         assert step.memory is not None
-        now = self.layer.numpy(self.norm.numpy(step.obs), step.memory)
-        features = np.ascontiguousarray(now[:, : self.layer.size])
+        now = self.shared.numpy(self.norm.numpy(step.obs), step.memory)
+        features = np.ascontiguousarray(now[:, : self.shared.size])
         act, extras = self.policy.act(features, step.noise, step.mask, step.explore)
         return act, {**extras, "memory": now}
 
@@ -222,8 +220,8 @@ class _RecurrentActorCritic(ActorCritic):
     def _features(self, obs: Array, memory: Array) -> Array:
         with torch.no_grad():
             x = torch.from_numpy(self.norm.numpy(obs))
-            now = self.layer.step(x, torch.from_numpy(memory))
-            return now[:, : self.layer.size].contiguous().numpy()
+            now = self.shared.step(x, torch.from_numpy(memory))
+            return now[:, : self.shared.size].contiguous().numpy()
 
 
 class _RecurrentMode(nn.Module):

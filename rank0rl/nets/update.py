@@ -6,8 +6,8 @@ This module is the door to `nets.kernels`, and loads the compiler when it is nee
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -66,7 +66,10 @@ class GradientSteps:
         device: str = "cpu",
         threads: int = 1,
     ) -> None:
+        """Raise RuntimeError if Adam is not over the parameters of these networks."""
+        adam.flat.check_holds(nets)
         self._nets, self._evaluate, self._adam = nets, evaluate, adam
+        self._trained = [*nets.parameters()]
         self._compiled: CompiledSteps | None = None
         why = f"on {device}" if device != "cpu" else _why_not(nets)
         if not why:
@@ -125,7 +128,7 @@ class GradientSteps:
         compiled = self._compiled
         if compiled is None or self._steps is not compiled:
             return
-        few = _some(rows, _FEW)
+        few = _finite(_some(rows, _FEW))
         n = len(few["obs"])
         if not n:
             return
@@ -161,7 +164,7 @@ class GradientSteps:
         log_ratio = torch.from_numpy(_spread(n)).to(dtype).requires_grad_()
         value = torch.linspace(-2, 2, n, dtype=dtype).requires_grad_()
         entropy = torch.ones((), dtype=dtype).requires_grad_()
-        inputs = [log_ratio, value, entropy, *self._nets.parameters()]
+        inputs = [log_ratio, value, entropy, *self._trained]
         by = derivatives(loss(log_ratio, entropy, value, _tensors(few)), inputs)
         given = [
             torch.zeros_like(x) if b is None else b for x, b in zip(inputs[:3], by, strict=False)
@@ -170,6 +173,8 @@ class GradientSteps:
             self._take(None, "the loss computes networks itself")
         elif compiled.way != OUTPUTS and not compiled.knows_entropy and given[2] != 0:
             self._take(OUTPUTS)
+        elif not all(x.isfinite().all() for x in given):
+            pass  # the rows are not, which the first step will report
         elif compiled.way == CLOSED and not (
             closed
             and _agree(
@@ -276,18 +281,22 @@ def has_kernels(*networks: Any) -> bool:
     return all(type(mlp) is MLP for mlp in mlps)
 
 
+@functools.cache
 def _spread(n: int) -> Array:
     """Return log ratios of a check, (n,), of ratios from 0.1 to 8."""
     return np.random.default_rng(0).permutation(np.linspace(np.log(0.1), np.log(8), n))
 
 
 def _some(rows: Batch, most: int) -> Batch:
-    """Return at most so many rows, from all over a batch, without those that hold nan or inf."""
+    """Return at most so many rows, from all over a batch."""
     n = len(rows["obs"])
-    few = take(rows, np.linspace(0, n - 1, min(most, n)).astype(np.int64))
-    floats = [x for x in few.values() if x.dtype.kind == "f"]
-    finite = [np.isfinite(x).reshape(len(x), -1).all(axis=1) for x in floats]
-    return few if all(each.all() for each in finite) else take(few, np.logical_and.reduce(finite))
+    return {name: x[:: -(-n // most)] for name, x in rows.items()}
+
+
+def _finite(rows: Batch) -> Batch:
+    """Return the rows that hold neither nan nor inf."""
+    floats = [x.reshape(len(x), -1) for x in rows.values() if x.dtype.kind == "f"]
+    return take(rows, np.logical_and.reduce([np.isfinite(x).all(axis=1) for x in floats]))
 
 
 def _tensors(rows: Batch) -> dict[str, Tensor]:
@@ -295,14 +304,9 @@ def _tensors(rows: Batch) -> dict[str, Tensor]:
 
 
 def _agree(got: Sequence[Array], wanted: Sequence[Array], near: float = _NEAR) -> bool:
-    """Return True if arrays are the same but for rounding. Where one is not finite, the other is not either."""
-    pairs = [(np.asarray(x), np.asarray(y)) for x, y in zip(got, wanted, strict=True)]
-    return all(
-        np.allclose(
-            x, y, rtol=0, atol=near * np.abs(y[np.isfinite(y)]).max(initial=1e-9), equal_nan=True
-        )
-        for x, y in pairs
-    )
+    """Return True if arrays are the same but for rounding."""
+    pairs = zip(got, wanted, strict=True)
+    return all(abs(x - y).max(initial=0) <= near * abs(y).max(initial=1e-9) for x, y in pairs)
 
 
 class ValueFit:
@@ -364,7 +368,7 @@ class FisherProducts:
     """
 
     def __init__(self, policy: Policy, flat: Flat, damping: float, threads: int) -> None:
-        self._slow = partial(fisher_by_autograd, policy, damping)
+        self._slow = functools.partial(fisher_by_autograd, policy, damping)
         self._fast: Callable[..., Product] | None = None
         self._checked = False
         if has_kernels(policy) and hasattr(policy, "tables"):

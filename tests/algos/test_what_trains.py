@@ -9,6 +9,8 @@ from helpers.runs import train, train_on_ranks
 from torch import nn
 
 from rank0rl.agent import Space, Spaces, Step
+from rank0rl.algos.bc import BC
+from rank0rl.algos.klppo import KLPPO
 from rank0rl.algos.ppo import PPO, PPOOptions, clipped_loss
 from rank0rl.algos.trpo import TRPO, TRPOOptions
 from rank0rl.mpi.weights import sha256_tensors
@@ -305,6 +307,24 @@ def test_a_loss_of_ones_own_is_named_and_has_one_curve_on_any_number_of_ranks(tm
         train_on_ranks(tmp_path / str(n), *args, nprocs=n)
         shas.add(summary(tmp_path / str(n))["weights_sha256"])
     assert len(shas) == 1
+
+
+@pytest.mark.parametrize("of", [PPO, TRPO, KLPPO, BC])
+@pytest.mark.parametrize("name", ["policy", "value", "norm"])
+def test_an_agent_has_one_policy_and_one_value_function(of, name):
+    agent = of(Spaces(OBS, BOX), of.Options(), np.random.default_rng(0))
+    assert getattr(agent, name) is getattr(agent.nets, name)
+    with pytest.raises(
+        AttributeError, match=f"{of.__name__}.{name} is that of its nets.*make_networks"
+    ):
+        setattr(agent, name, nn.Linear(4, 1))
+
+
+def test_networks_that_no_optimizer_has_are_refused():
+    agent = PPO(Spaces(OBS, BOX), PPOOptions(), np.random.default_rng(0))
+    agent.nets = PPO(Spaces(OBS, BOX), PPOOptions(), np.random.default_rng(1)).nets
+    with pytest.raises(RuntimeError, match="policy.log_std is not in the flat vector"):
+        agent.prepare()
 
 
 @pytest.mark.parametrize("act", [BOX, CHOICE], ids=["box", "choice"])

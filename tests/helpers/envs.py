@@ -252,6 +252,7 @@ OBS_SPACES = {
     "box": gym.spaces.Box(-1, 1, (3,)),
     "box2d": gym.spaces.Box(-1, 1, (2, 3), np.float64),
     "image": gym.spaces.Box(0, 255, (12, 12, 3), np.uint8),
+    "frames": gym.spaces.Box(0, 255, (2, 36, 40), np.uint8),
     "scalar": gym.spaces.Box(-1, 1, ()),
     "discrete": gym.spaces.Discrete(4, start=1),
     "multi": gym.spaces.MultiDiscrete([3, 2]),

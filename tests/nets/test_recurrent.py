@@ -121,14 +121,14 @@ def test_chunks_of_a_fragment_and_their_loss_are_those_of_its_steps(cell):
     # Values, with the memory of an oracle that goes step by step.
     memory, features = torch.zeros(1, nets.memory), []
     for t in range(13):
-        memory = nets.layer.step(torch.from_numpy(fragment.obs[t : t + 1]), memory)
+        memory = nets.shared.step(torch.from_numpy(fragment.obs[t : t + 1]), memory)
         features.append(memory[:, :8])
         if t == 4:
             memory = torch.zeros_like(memory)
     features = torch.cat(features)
     values = nets.value(features)
     np.testing.assert_allclose(one["val"], values.detach(), atol=1e-5)
-    last = nets.layer.step(torch.from_numpy(fragment.end_obs[1:]), memory)
+    last = nets.shared.step(torch.from_numpy(fragment.end_obs[1:]), memory)
     last_value = nets.value(last[:, :8]).item()
     delta = fragment.rew[12] + 0.9 * last_value - values[12].item()
     assert one["ret"][12] == pytest.approx(delta + values[12].item(), abs=1e-5)
@@ -156,7 +156,7 @@ def test_chunks_of_a_fragment_and_their_loss_are_those_of_its_steps(cell):
     ours = torch.autograd.grad(loss, heads, retain_graph=True)
     for mine, oracle in zip(ours, torch.autograd.grad(expected, heads), strict=True):
         torch.testing.assert_close(mine, oracle, rtol=1e-3, atol=1e-5)
-    through = torch.autograd.grad(loss, [*nets.layer.parameters()])
+    through = torch.autograd.grad(loss, [*nets.shared.parameters()])
     assert all(g.abs().max() > 0 for g in through)
 
 

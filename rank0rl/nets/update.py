@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from rank0rl.batch import Batch, minibatches, take
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, Outputs, ValueFunction
-from rank0rl.nets.flat import Adam, Flat, derivatives
-from rank0rl.nets.kernels import CLOSED, OUTPUTS
+from rank0rl.nets.flat import Adam, Flat, derivatives, place
+from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.mlp import MLP
 from rank0rl.nets.policies import Policy
 
@@ -69,7 +69,7 @@ class GradientSteps:
         """Raise RuntimeError if Adam is not over the parameters of these networks."""
         adam.flat.check_holds(nets)
         self._nets, self._evaluate, self._adam = nets, evaluate, adam
-        self._trained = [*nets.parameters()]
+        self._trained = [p for p in nets.parameters() if p.requires_grad]
         self._compiled: CompiledSteps | None = None
         why = f"on {device}" if device != "cpu" else _why_not(nets)
         if not why:
@@ -78,7 +78,8 @@ class GradientSteps:
             self._compiled = CompiledSteps(nets, evaluate, adam, max_grad_norm, threads)
         self._autograd = AutogradSteps(nets, evaluate, adam, max_grad_norm, device)
         self._steps: CompiledSteps | AutogradSteps = self._compiled or self._autograd
-        self._checked = False
+        self._base = self._compiled.ways[0] if self._compiled else None
+        self._is_away, self._checked, self._why, self._note = device != "cpu", False, "", ""
         self.how = f"by autograd ({why})" if why else self._compiled.way if self._compiled else ""
         """Words about how updates are computed. That is checked when the first update begins."""
 
@@ -99,10 +100,17 @@ class GradientSteps:
         Returns:
             The rows, where the steps compute.
         """
-        if self._steps is self._compiled and len(rows["obs"]):
-            self._follow_loss(rows, loss, closed)
-            if not self._checked:
-                self._choose(rows, loss, closed)
+        if len(rows["obs"]) and (self._base or self._is_away):
+            way, why = self._way(rows, loss, closed)
+            if self._is_away and why:
+                raise ValueError(
+                    f"{why}, which learn on another device as a copy: its gradient would be lost; give the "
+                    f'agent devices = ("cpu",), or a loss of log ratios, entropy, values and rows alone'
+                )
+            if way and not self._checked:
+                way = self._check(way, rows, loss, closed)
+                why = why if way else "policy or value function is not what kernels compute"
+            self._take(way, why)
         return self._steps.begin(rows, loss, closed)
 
     def epoch(
@@ -123,75 +131,89 @@ class GradientSteps:
         """Bring the weights home."""
         self._steps.end()
 
-    def _choose(self, rows: Batch, loss: Loss, closed: ClosedForm | None) -> None:
-        """Take the first way whose gradient is that of autograd."""
-        compiled = self._compiled
-        if compiled is None or self._steps is not compiled:
-            return
-        few = _finite(_some(rows, _FEW))
+    def _way(self, rows: Batch, loss: Loss, closed: ClosedForm | None) -> tuple[str | None, str]:
+        """Return the fastest way that is right for this loss, None for autograd, and why it is no faster one.
+
+        The loss is computed on all rows: with log ratios near 0, values and an entropy as they are, and
+        with ratios from 0.1 to 8.
+        """
+        n, dtype, same, bonus = len(rows["obs"]), rows["ret"].dtype, closed is not None, False
+        with torch.no_grad():
+            _, now, _, _ = self._evaluate(self._nets, _tensors(_some(rows, _LOOK)))
+        near, value = (
+            0.05 * np.random.default_rng(1).standard_normal(n),
+            rows.get("val", rows["ret"]),
+        )
+        for x, v, h in ((near, value, now), (_spread(n), np.linspace(-2, 2, n), torch.ones(()))):
+            given = [torch.from_numpy(np.asarray(each).astype(dtype)) for each in (x, h.numpy(), v)]
+            leaves = [each.requires_grad_() for each in given]
+            by = derivatives(loss(*leaves, _tensors(_copy(rows))), [*leaves, *self._trained])
+            if any(each is not None for each in by[3:]):
+                return None, "the loss computes networks itself"
+            got = [np.zeros(()) if b is None else b.numpy() for b in by[:3]]
+            bonus = bonus or bool(got[1])
+            if same and closed and self._compiled and self._base == CLOSED:
+                form = self._compiled.slopes(
+                    closed, rows, *(x.detach().numpy() for x in leaves[::2])
+                )
+                same = _agree([got[0], got[2], got[1]], form, _EXACT)
+        if bonus and self._compiled and not self._compiled.knows_entropy:
+            return OUTPUTS, ""
+        if same or self._base != CLOSED:
+            return self._base, ""
+        return LOSS, " (which is not its closed form)" if closed else ""
+
+    def _check(self, way: str, rows: Batch, loss: Loss, closed: ClosedForm | None) -> str | None:
+        """Return the first way, from this one on, whose gradient is that of autograd; None if no other is."""
+        compiled, few = self._compiled, _finite(_some(rows, _FEW))
         n = len(few["obs"])
-        if not n:
-            return
+        if compiled is None or not n:
+            return way
+        rng = np.random.default_rng(2)
         with torch.no_grad():
             log_ratio = self._evaluate(self._nets, _tensors(few))[0].numpy()
         if "logp" in few:
             few["logp"] = few["logp"] + log_ratio - _spread(n).astype(few["logp"].dtype)
-        wanted = self._autograd.gradient(few, loss)
-        self._checked, before = True, compiled.way
-        for way in compiled.ways[compiled.ways.index(compiled.way) :]:
-            got = compiled.gradient(way, few, loss, closed)
-            if got and _agree(got[:-1], wanted[:-1]):
-                compiled.knows_entropy = _agree(got[-1:], wanted[-1:])
-                if way != before:
-                    self._take(way)
+            few["adv"] = rng.standard_normal(n).astype(few["adv"].dtype)
+        wanted = self._autograd.gradient(_copy(few), loss)
+        self._checked, found = True, None
+        for each in compiled.ways[compiled.ways.index(way) :]:
+            got = compiled.gradient(each, _copy(few), loss, closed)
+            if got and _agree(
+                [*self._by_network(got[0]), *got[1:3]], [*self._by_network(wanted[0]), *wanted[1:3]]
+            ):
+                compiled.knows_entropy = _agree(got[3:], wanted[3:])
+                found = each
                 break
-        else:
-            self._take(None, "policy or value function is not what kernels compute")
+        if found is None or compiled.ways.index(found) > compiled.ways.index(way):
+            self._base = found
         apart = float(abs(log_ratio).max(initial=0))
         if apart > _APART and self._adam.steps == 0:
-            self.how += (
+            self._note = (
                 f"; but log_prob and logp of the policy differ, by up to {apart:.2g}: ratios of new to "
                 f"old probability are not 1 before the first step"
             )
+        return found
 
-    def _follow_loss(self, rows: Batch, loss: Loss, closed: ClosedForm | None) -> None:
-        """Take another way if the loss of this update needs it."""
-        compiled = self._compiled
-        if compiled is None or self._steps is not compiled:
-            return
-        few = _some(rows, _LOOK)
-        n, dtype = len(few["obs"]), torch.from_numpy(few["ret"]).dtype
-        log_ratio = torch.from_numpy(_spread(n)).to(dtype).requires_grad_()
-        value = torch.linspace(-2, 2, n, dtype=dtype).requires_grad_()
-        entropy = torch.ones((), dtype=dtype).requires_grad_()
-        inputs = [log_ratio, value, entropy, *self._trained]
-        by = derivatives(loss(log_ratio, entropy, value, _tensors(few)), inputs)
-        given = [
-            torch.zeros_like(x) if b is None else b for x, b in zip(inputs[:3], by, strict=False)
+    def _by_network(self, gradient: Array) -> list[Array]:
+        """Return the parts of a gradient, one for each network."""
+        [theta] = self._adam.flat.vectors
+        places = [
+            [slice(place(p, theta), place(p, theta) + p.numel()) for p in net.parameters()]
+            for net in self._nets.values()
         ]
-        if any(each is not None for each in by[3:]):
-            self._take(None, "the loss computes networks itself")
-        elif compiled.way != OUTPUTS and not compiled.knows_entropy and given[2] != 0:
-            self._take(OUTPUTS)
-        elif not all(x.isfinite().all() for x in given):
-            pass  # the rows are not, which the first step will report
-        elif compiled.way == CLOSED and not (
-            closed
-            and _agree(
-                compiled.slopes(closed, few, log_ratio.detach().numpy(), value.detach().numpy()),
-                [x.numpy() for x in given],
-                _EXACT,
-            )
-        ):
-            why = " (which is not its closed form)" if closed else ""
-            self._take(compiled.ways[1] if len(compiled.ways) > 1 else None, why)
+        return [np.concatenate([gradient[each] for each in of]) for of in places]
 
-    def _take(self, way: str | None, why: str = "") -> None:
+    def _take(self, way: str | None, why: str) -> None:
         """Take a way of the kernels, or autograd."""
+        if self._is_away:
+            return
         if way is None or self._compiled is None:
-            self._steps, self.how = self._autograd, f"by autograd ({why})"
+            self._steps, self.how = self._autograd, f"by autograd ({why or self._why})"
         else:
-            self._compiled.way, self.how = way, way + why
+            self._steps, self._compiled.way, self.how = self._compiled, way, way + why
+        self._why = why or self._why
+        self.how += self._note
 
 
 class AutogradSteps:
@@ -265,9 +287,10 @@ class AutogradSteps:
 
 def _why_not(nets: nn.ModuleDict) -> str:
     """Return why networks are not compiled, "" if they are."""
+    parameters = [id(p) for net in nets.values() for p in net.parameters()]
+    if not {*nets} <= {"policy", "value"} or len({*parameters}) < len(parameters):
+        return "policy and value function share a layer"
     for name, net in nets.items():
-        if name not in ("policy", "value"):
-            return "policy and value function share a layer"
         if not has_kernels(net):
             return (
                 f"the {'policy' if name == 'policy' else 'value function'} is a network of your own"
@@ -288,14 +311,19 @@ def _spread(n: int) -> Array:
 
 
 def _some(rows: Batch, most: int) -> Batch:
-    """Return at most so many rows, from all over a batch."""
+    """Return a copy of at most so many rows, from all over a batch."""
     n = len(rows["obs"])
-    return {name: x[:: -(-n // most)] for name, x in rows.items()}
+    return {name: x[:: -(-n // most)].copy() for name, x in rows.items()}
+
+
+def _copy(rows: Batch) -> Batch:
+    return {name: x.copy() for name, x in rows.items()}
 
 
 def _finite(rows: Batch) -> Batch:
     """Return the rows that hold neither nan nor inf."""
-    floats = [x.reshape(len(x), -1) for x in rows.values() if x.dtype.kind == "f"]
+    known = [rows[name] for name in ("obs", "act", "logp", "adv", "ret") if name in rows]
+    floats = [x.reshape(len(x), -1) for x in known if x.dtype.kind == "f"]
     return take(rows, np.logical_and.reduce([np.isfinite(x).all(axis=1) for x in floats]))
 
 
@@ -413,28 +441,3 @@ def fisher_by_autograd(
 
 def _flat(tensors: tuple[Tensor, ...]) -> Tensor:
     return torch.cat([t.reshape(-1) for t in tensors])
-
-
-def check_device(device: str) -> None:
-    """Check that a device exists.
-
-    Raises:
-        ValueError: if it is not a CPU or CUDA device, or this machine or this torch lacks it.
-    """
-    try:
-        kind, index = torch.device(device).type, torch.device(device).index or 0
-    except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise ValueError(f"device must be cpu, cuda or cuda:1: got {device!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device {device!r} needs a GPU that torch sees: torch {torch.__version__} sees none; "
-            f"check nvidia-smi and that torch is a CUDA build (pytorch.org/get-started), or leave "
-            f"out --device"
-        )
-    if kind == "cuda" and index >= torch.cuda.device_count():
-        raise ValueError(
-            f"there is no device {device!r}: this machine has cuda:0 to "
-            f"cuda:{torch.cuda.device_count() - 1}; set --device to one of them"
-        )

@@ -131,3 +131,30 @@ def _cpu() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "unknown"
+
+
+def check_device(device: str) -> None:
+    """Check that a device exists.
+
+    Raises:
+        ValueError: if it is not a CPU or CUDA device, or this machine or this torch lacks it.
+    """
+    import torch
+
+    try:
+        kind, index = torch.device(device).type, torch.device(device).index or 0
+    except RuntimeError:
+        kind = ""
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"device must be cpu, cuda or cuda:1: got {device!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"device {device!r} needs a GPU that torch sees: torch {torch.__version__} sees none; "
+            f"check nvidia-smi and that torch is a CUDA build (pytorch.org/get-started), or leave "
+            f"out --device"
+        )
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        raise ValueError(
+            f"there is no device {device!r}: this machine has cuda:0 to "
+            f"cuda:{torch.cuda.device_count() - 1}; set --device to one of them"
+        )

@@ -20,12 +20,12 @@ from rank0rl.envs.make import make
 from rank0rl.envs.spaces import describe
 from rank0rl.envs.wrappers import ResetMethod, refuse_running_statistics
 from rank0rl.nets.normalize import is_image
-from rank0rl.nets.update import check_device
 from rank0rl.options import flag, names
 from rank0rl.run import checkpoint, hooks, machine, settings
 from rank0rl.run.agents import load_agent, load_function
 from rank0rl.run.folder import lock, new_folder
 from rank0rl.run.launch_options import Words, check_cpu
+from rank0rl.run.machine import check_device
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
 

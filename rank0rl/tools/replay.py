@@ -22,11 +22,11 @@ from rank0rl.launch.failures import usage_error
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import weights
 from rank0rl.mpi.threads import set_threads
-from rank0rl.nets.update import check_device
 from rank0rl.run import checkpoint
 from rank0rl.run.agents import load_function, make_agent
 from rank0rl.run.hooks import Coefficients, Curriculum, Hook
 from rank0rl.run.logger import read_rows
+from rank0rl.run.machine import check_device
 from rank0rl.run.options import RunOptions
 from rank0rl.run.settings import of_file, read_saved
 from rank0rl.run.shares import make_rollout

@@ -7,8 +7,8 @@ from helpers.runs import SMALL, curve, replay, resume, train, train_on_ranks
 
 from rank0rl.agent import Space, Spaces
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.nets.update import check_device
 from rank0rl.run import plan
+from rank0rl.run.machine import check_device
 from rank0rl.run.options import RunOptions
 
 BOX = Space("box", (2,), "float32", low=-np.ones(2), high=np.ones(2))

@@ -43,7 +43,7 @@ def test_a_file_is_over_the_defaults(tmp_path):
         ("anneal = true", "setting 'anneal' does not exist"),
         ("state_std = 1", "state_std must be bool: got 1"),
         ('target_kl = "x"', r"target_kl must be float \| None: got 'x'"),
-        ("hidden = [64.5]", r"hidden must be tuple\[int, ...\]: got \[64.5\]"),
+        ("hidden = [64.5]", r"hidden must be tuple\[int, ...\] \| None: got \[64.5\]"),
         ('steps_per_batch = "a"', r"steps_per_batch must be int \| None"),
         ('normalize = "run"', r"normalize must be Literal\['batch', 'minibatch'\]: got 'run'"),
         ("algo = 3", "algo must be str: got 3"),

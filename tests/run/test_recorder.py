@@ -115,10 +115,11 @@ def test_the_time_that_is_left(tmp_path, monkeypatch):
 
 def test_the_console_shows_return_length_kl_and_entropy_and_phases_if_asked_for(tmp_path):
     args = [*SMALL, "--total-steps", "128"]
-    plain = train(tmp_path / "a", *args).stdout.splitlines()[1]
+    how, plain = train(tmp_path / "a", *args).stdout.splitlines()[1:3]
+    assert how == "updates: compiled"
     figures = r"return \S+  length \d+  kl \S+  entropy \S+  \S+/s"
     assert re.fullmatch(rf"1: 64 steps \(50%\)  {figures}", plain)
-    asked = train(tmp_path / "b", *args, "--phases").stdout.splitlines()[1]
+    asked = train(tmp_path / "b", *args, "--phases").stdout.splitlines()[2]
     assert re.search(r"/s  collect \d+%  ", asked)
 
 

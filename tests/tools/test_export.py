@@ -219,7 +219,8 @@ def test_onnx_gives_the_actions_of_the_program(obs, act, options, masked, tmp_pa
             expected = expected if agent.memory else (expected,)
             for got, one in zip(graph.run(None, given), expected, strict=True):
                 assert (got.shape, got.dtype) == (one.shape, one.numpy().dtype)
-                assert np.allclose(got, one, rtol=1e-6, atol=1e-6)
+                size = 1 + abs(one.numpy()).max()  # sums of hundreds of products round alike
+                np.testing.assert_allclose(got, one, rtol=0, atol=1e-6 * size)
             x["memory"] = expected[-1].numpy()
 
 

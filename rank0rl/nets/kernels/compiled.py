@@ -30,6 +30,7 @@ from rank0rl.nets.kernels.steps import (
     Seen,
     Settings,
     Weights,
+    apply,
     block_rows,
     evaluate,
     follow,
@@ -171,11 +172,11 @@ class CompiledSteps:
         self, closed: ClosedForm, rows: Batch, log_ratio: Array, value: Array
     ) -> list[Array]:
         """Return the derivatives of a closed form by log ratios (n,), values (n,) and the entropy (), of n rows."""
-        n, by = len(value), np.zeros(len(value))
+        n, by = len(value), np.zeros(len(value), self._theta.dtype)
         if closed.slope:
-            slope = scalar(closed.slope, self._theta.dtype).ctypes
+            slope = scalar(closed.slope, self._theta.dtype).address
             adv = normalized(rows["adv"]) if closed.normalize else rows["adv"]
-            by = np.array([slope(x, a, closed.coef) for x, a in zip(log_ratio, adv, strict=True)])
+            apply(slope, log_ratio, np.ascontiguousarray(adv, by.dtype), float(closed.coef), by)
         by_value = 2 * closed.value_coef * (value - rows["ret"])
         return [by / n, by_value / n, np.array(-closed.entropy_coef)]
 
@@ -359,7 +360,7 @@ class _Heads:
             head.__dict__["_modules"] = {**module._modules, "mlp": given}
             self._nets[name] = head
             self._given.append(given)
-            for p in head.parameters():
+            for p in (p for p in head.parameters() if p.requires_grad):
                 start = place(p, theta)
                 self.beside.append(p)
                 self.places.append((network, slice(start, start + p.numel())))

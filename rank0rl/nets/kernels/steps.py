@@ -101,6 +101,13 @@ kernel_block_rows = part(block_rows)  # for kernels
 
 
 @kernel
+def apply(slope: int, log_ratio: Array, adv: Array, coef: float, out: Array) -> None:
+    """Write what `ClosedForm.slope`, at this address, gives for each row."""
+    for row in range(len(out)):
+        out[row] = call(slope, log_ratio[row], adv[row], coef)
+
+
+@kernel
 def make_steps(
     thread: int,
     threads: int,

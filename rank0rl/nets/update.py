@@ -147,7 +147,10 @@ class GradientSteps:
         for x, v, h in ((near, value, now), (_spread(n), np.linspace(-2, 2, n), torch.ones(()))):
             given = [torch.from_numpy(np.asarray(each).astype(dtype)) for each in (x, h.numpy(), v)]
             leaves = [each.requires_grad_() for each in given]
-            by = derivatives(loss(*leaves, _tensors(_copy(rows))), [*leaves, *self._trained])
+            by = derivatives(
+                loss(leaves[0], leaves[1], leaves[2], _tensors(_copy(rows))),
+                [*leaves, *self._trained],
+            )
             if any(each is not None for each in by[3:]):
                 return None, "the loss computes networks itself"
             got = [np.zeros(()) if b is None else b.numpy() for b in by[:3]]

@@ -166,6 +166,58 @@ EDITED = {
 }
 
 
+class InPlace(PPO):
+    def loss(self, log_ratio, entropy, value, rows):
+        rows["adv"] *= 0.5
+        return super().loss(log_ratio, entropy, value, rows)
+
+
+class Sparse(PPO):
+    def loss(self, log_ratio, entropy, value, rows):
+        few = rows["ret"] > rows["ret"].mean() + 2.6 * rows["ret"].std()  # nearly none
+        return super().loss(log_ratio, entropy, value, rows) + 5 * (log_ratio.exp() * few).mean()
+
+
+class Floor(PPO):
+    def loss(self, log_ratio, entropy, *others):
+        floor = float("inf") if self.entropy_coef == 0 else 2.9  # above what it is in these runs
+        return super().loss(log_ratio, entropy, *others) + 5 * torch.relu(floor - entropy).clamp(
+            max=9
+        )
+
+
+class NearOne(PPO):
+    def loss(self, log_ratio, entropy, value, rows):
+        loss = super().loss(log_ratio, entropy, value, rows)
+        return loss + 3 * (value - 1).square().mean() if log_ratio.abs().mean() < 0.2 else loss
+
+
+class Logarithm(PPO):
+    def loss(self, log_ratio, entropy, value, rows):
+        return (
+            super().loss(log_ratio, entropy, value, rows) + (torch.log(value + 1.9)).square().mean()
+        )
+
+
+@pytest.mark.parametrize("of", [InPlace, Sparse, Floor, NearOne, Logarithm])
+def test_what_a_look_at_one_point_would_miss(of, unchanged, monkeypatch):
+    agent = learn(of, entropy_coef=0.01, updates=1)
+    assert sha(agent) != unchanged[1]
+    assert agent.updates.split("; but")[0] == OTHER_FORM
+    assert_near_autograd(agent, of, monkeypatch)
+
+
+def test_a_frozen_parameter_stays_where_it_is():
+    class Frozen(PPO):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.policy.log_std.requires_grad_(False)
+
+    agent = learn(Frozen)
+    assert not agent.policy.log_std.any()
+    assert "autograd" in agent.updates or OUTPUTS in agent.updates
+
+
 @pytest.fixture(scope="module")
 def unchanged():
     return {n: sha(learn(entropy_coef=0.01, updates=n)) for n in (1, 2)}

@@ -29,10 +29,8 @@ Array = npt.NDArray[Any]
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
 
-_FEW, _LOOK = 256, 32  # rows of the first check, and of the later ones
-_NEAR = (
-    2e-4  # kernels and autograd round differently, by less than this share of the largest number
-)
+_FEW, _LOOK = 256, 32  # rows whose gradient is checked, and whose entropy is taken
+_NEAR = 2e-4  # kernels and autograd round differently, by less than this share of the largest
 _EXACT = 1e-5  # the derivatives by log ratios, values and entropy, of one row each
 _APART = 1e-3  # log ratios before the first step: at most 1e-5 were seen
 

@@ -19,7 +19,7 @@ from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.algos.ppo import PPO
 
 PAGE = HERE.parent / "docs" / "change-ppo.md"
-LOSS = "compiled, loss by torch (which is not its closed form)"
+LOSS = "compiled, loss by torch (loss and closed_form differ)"
 OWN_NETWORK = "by autograd (the loss computes networks itself)"
 HOW = {  # example -> how the page says that its updates are computed
     "spo": LOSS,

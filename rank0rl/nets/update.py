@@ -5,7 +5,6 @@ This module is the door to `nets.kernels`, and loads the compiler when it is nee
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,8 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rank0rl.batch import Batch, minibatches, take
+from rank0rl.batch import Batch, take
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, Outputs, ValueFunction
+from rank0rl.nets.autograd import AutogradSteps, tensors
 from rank0rl.nets.flat import Adam, Flat, derivatives, place
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.mlp import MLP
@@ -31,7 +31,7 @@ Product: TypeAlias = Callable[[Tensor], Tensor]
 
 _FEW, _LOOK = 256, 32  # rows whose gradient is checked, and whose entropy is taken
 _NEAR = 2e-4  # kernels and autograd round differently, by less than this share of the largest
-_EXACT = 1e-5  # the derivatives by log ratios, values and entropy, of one row each
+_EXACT = 1e-6  # derivatives by one log ratio, value or entropy: some roundings of float32
 _APART = 1e-3  # log ratios before the first step: at most 1e-5 were seen
 
 
@@ -132,37 +132,33 @@ class GradientSteps:
     def _way(self, rows: Batch, loss: Loss, closed: ClosedForm | None) -> tuple[str | None, str]:
         """Return the fastest way that is right for this loss, None for autograd, and why it is no faster one.
 
-        The loss is computed on all rows: with log ratios near 0, values and an entropy as they are, and
-        with ratios from 0.1 to 8.
+        The loss is computed on all rows: with ratios from 0.1 to 8, then with log ratios near 0 and with
+        values and an entropy as they are.
         """
-        n, dtype, same, bonus = len(rows["obs"]), rows["ret"].dtype, closed is not None, False
-        with torch.no_grad():
-            _, now, _, _ = self._evaluate(self._nets, _tensors(_some(rows, _LOOK)))
-        near, value = (
-            0.05 * np.random.default_rng(1).standard_normal(n),
-            rows.get("val", rows["ret"]),
-        )
-        for x, v, h in ((near, value, now), (_spread(n), np.linspace(-2, 2, n), torch.ones(()))):
-            given = [torch.from_numpy(np.asarray(each).astype(dtype)) for each in (x, h.numpy(), v)]
-            leaves = [each.requires_grad_() for each in given]
+        same, bonus, entropy = closed is not None, False, torch.ones(())
+        near, spread, values = _points(len(rows["obs"]))
+        for x, v in ((spread, values), (near, rows.get("val", rows["ret"]))):
+            given = [torch.from_numpy(each.astype(rows["ret"].dtype)) for each in (x, v)]
+            leaves = [each.requires_grad_() for each in (given[0], entropy, given[1])]
             by = derivatives(
-                loss(leaves[0], leaves[1], leaves[2], _tensors(_copy(rows))),
-                [*leaves, *self._trained],
+                _checked(loss, *leaves, tensors(_copy(rows))), [*leaves, *self._trained]
             )
             if any(each is not None for each in by[3:]):
                 return None, "the loss computes networks itself"
-            got = [np.zeros(()) if b is None else b.numpy() for b in by[:3]]
+            got = [np.zeros(()) if each is None else each.numpy() for each in by[:3]]
             bonus = bonus or bool(got[1])
             if same and closed and self._compiled and self._base == CLOSED:
-                form = self._compiled.slopes(
-                    closed, rows, *(x.detach().numpy() for x in leaves[::2])
-                )
-                same = _agree([got[0], got[2], got[1]], form, _EXACT)
+                numbers = (each.detach().numpy() for each in given)
+                form = self._compiled.slopes(closed, rows, *numbers)
+                same = _equal([got[0], got[2], got[1]], form)
+            if by[1] is not None:  # the second time, as it is
+                with torch.no_grad():
+                    entropy = self._evaluate(self._nets, tensors(_some(rows, _LOOK)))[1].clone()
         if bonus and self._compiled and not self._compiled.knows_entropy:
             return OUTPUTS, ""
         if same or self._base != CLOSED:
             return self._base, ""
-        return LOSS, " (which is not its closed form)" if closed else ""
+        return LOSS, " (loss and closed_form differ)" if closed else ""
 
     def _check(self, way: str, rows: Batch, loss: Loss, closed: ClosedForm | None) -> str | None:
         """Return the first way, from this one on, whose gradient is that of autograd; None if no other is."""
@@ -172,9 +168,9 @@ class GradientSteps:
             return way
         rng = np.random.default_rng(2)
         with torch.no_grad():
-            log_ratio = self._evaluate(self._nets, _tensors(few))[0].numpy()
+            log_ratio = self._evaluate(self._nets, tensors(few))[0].numpy()
         if "logp" in few:
-            few["logp"] = few["logp"] + log_ratio - _spread(n).astype(few["logp"].dtype)
+            few["logp"] = few["logp"] + log_ratio - _points(n)[1].astype(few["logp"].dtype)
             few["adv"] = rng.standard_normal(n).astype(few["adv"].dtype)
         wanted = self._autograd.gradient(_copy(few), loss)
         self._checked, found = True, None
@@ -217,75 +213,6 @@ class GradientSteps:
         self.how += self._note
 
 
-class AutogradSteps:
-    """Gradient steps by autograd: on the networks themselves on the CPU, on a copy on another device.
-
-    The copy takes the weights at the start of an update and returns them at its end. The arguments are
-    those of `GradientSteps`.
-    """
-
-    def __init__(
-        self,
-        nets: nn.ModuleDict,
-        evaluate: Evaluate,
-        adam: Adam,
-        max_grad_norm: float,
-        device: str = "cpu",
-    ) -> None:
-        self._home, self._home_adam, self._evaluate = nets, adam, evaluate
-        self._max_grad_norm, self._device = max_grad_norm, torch.device(device)
-        self._nets, self._adam = nets, adam
-        if device != "cpu":
-            self._nets = copy.deepcopy(nets).to(self._device)
-            self._adam = Adam(Flat(self._nets), adam.eps)
-        self._loss: Loss | None = None
-
-    def begin(self, rows: Batch, loss: Loss, closed: ClosedForm | None = None) -> dict[str, Any]:
-        """Take the loss, and the weights from home; return the rows, on the device."""
-        self._loss = loss
-        if self._nets is not self._home:
-            self._nets.load_state_dict(self._home.state_dict())
-            self._adam.load(self._home_adam.state())
-        return {name: x.to(self._device) for name, x in _tensors(rows).items()}
-
-    def epoch(
-        self, rows: dict[str, Any], minibatch_size: int, rng: np.random.Generator, lr: float
-    ) -> tuple[Array, Array, Array]:
-        """Make the gradient steps of one epoch: see `GradientSteps.epoch`."""
-        size = torch.tensor(lr, device=self._device)
-        seen = []
-        epoch: Any = minibatches(rows, minibatch_size, rng)
-        for minibatch in epoch:
-            seen.append(self._backward(minibatch))
-            self._adam.flat.limit_norm(self._max_grad_norm)
-            self._adam.step(size)
-        log_ratio, error, entropy = (
-            torch.cat(tensors).cpu().numpy() for tensors in zip(*seen, strict=True)
-        )
-        return log_ratio, error, entropy
-
-    def end(self) -> None:
-        """Give weights and Adam's moments back to home."""
-        if self._nets is not self._home:
-            self._home.load_state_dict(self._nets.state_dict())
-            self._home_adam.load(self._adam.state())
-
-    def gradient(self, rows: Batch, loss: Loss) -> list[Array]:
-        """Return the gradient of the loss of some rows, and what `epoch` does."""
-        seen = self._backward(self.begin(rows, loss))
-        grads = [v.grad for v in self._adam.flat.vectors if v.grad is not None]
-        return [torch.cat(grads).numpy().copy(), *(x.numpy() for x in seen)]
-
-    def _backward(self, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the gradient of a minibatch; return log ratios, errors and the entropy, (1,)."""
-        assert self._loss
-        log_ratio, entropy, value, rows = self._evaluate(self._nets, rows)
-        loss = self._loss(log_ratio, entropy, value, rows)
-        self._adam.flat.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return log_ratio.detach(), (value - rows["ret"]).detach(), entropy.detach().reshape(1)
-
-
 def _why_not(nets: nn.ModuleDict) -> str:
     """Return why networks are not compiled, "" if they are."""
     parameters = [id(p) for net in nets.values() for p in net.parameters()]
@@ -306,9 +233,22 @@ def has_kernels(*networks: Any) -> bool:
 
 
 @functools.cache
-def _spread(n: int) -> Array:
-    """Return log ratios of a check, (n,), of ratios from 0.1 to 8."""
-    return np.random.default_rng(0).permutation(np.linspace(np.log(0.1), np.log(8), n))
+def _points(n: int) -> tuple[Array, Array, Array]:
+    """Return what checks take, (n,) each: log ratios near 0, those of ratios from 0.1 to 8, and values."""
+    spread = np.random.default_rng(0).permutation(np.linspace(np.log(0.1), np.log(8), n))
+    return 0.05 * np.random.default_rng(1).standard_normal(n), spread, np.linspace(-2, 2, n)
+
+
+def _checked(loss: Loss, *given: Any) -> Tensor:
+    """Return a loss; raise ValueError unless it is one number with a gradient."""
+    got: Any = loss(*given)
+    if isinstance(got, Tensor) and got.shape == () and got.requires_grad:
+        return got
+    what = f"a tensor of shape {tuple(got.shape)}" if isinstance(got, Tensor) else f"{got!r:.50}"
+    if isinstance(got, Tensor) and got.shape == ():
+        what = "a number without one: it depends on neither log_ratio, entropy nor value"
+    name = getattr(loss, "__qualname__", "loss")
+    raise ValueError(f"{name} must return one number with a gradient, such as a mean(): got {what}")
 
 
 def _some(rows: Batch, most: int) -> Batch:
@@ -328,14 +268,19 @@ def _finite(rows: Batch) -> Batch:
     return take(rows, np.logical_and.reduce([np.isfinite(x).all(axis=1) for x in floats]))
 
 
-def _tensors(rows: Batch) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(x) for name, x in rows.items()}
+def _equal(got: Sequence[Array], wanted: Sequence[Array]) -> bool:
+    """Return True if each number is the same, but for some roundings of it and of the largest."""
+    for x, y in zip(got, wanted, strict=True):
+        size = abs(y)
+        if not (abs(x - y) <= _EXACT * size + 0.1 * _EXACT * size.max(initial=0)).all():
+            return False
+    return True
 
 
-def _agree(got: Sequence[Array], wanted: Sequence[Array], near: float = _NEAR) -> bool:
+def _agree(got: Sequence[Array], wanted: Sequence[Array]) -> bool:
     """Return True if arrays are the same but for rounding."""
     pairs = zip(got, wanted, strict=True)
-    return all(abs(x - y).max(initial=0) <= near * abs(y).max(initial=1e-9) for x, y in pairs)
+    return all(abs(x - y).max(initial=0) <= _NEAR * abs(y).max(initial=1e-9) for x, y in pairs)
 
 
 class ValueFit:

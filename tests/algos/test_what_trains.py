@@ -23,7 +23,7 @@ CHOICE = Space("discrete", (), "int64", choices=(3,))
 
 COMPILED = "compiled"
 LOSS = "compiled, loss by torch"
-OTHER_FORM = "compiled, loss by torch (which is not its closed form)"
+OTHER_FORM = "compiled, loss by torch (loss and closed_form differ)"
 OUTPUTS = "compiled, policy and loss by torch"
 
 
@@ -67,9 +67,26 @@ class Zero(PPO):
         return 0 * super().loss(*args)
 
 
-class NoLoss(PPO):
+class NoMean(PPO):
     def loss(self, log_ratio, entropy, value, rows):
-        return torch.zeros(())
+        return (value - rows["ret"]).square()
+
+
+class NoReturn(PPO):
+    def loss(self, *given):
+        super().loss(*given)
+
+
+class NoGradient(PPO):
+    def loss(self, *given):
+        return super().loss(*given).detach()
+
+
+class Raises(PPO):
+    def loss(self, log_ratio, *others):
+        if len(log_ratio) < N:
+            raise KeyError("in a minibatch")
+        return super().loss(log_ratio, *others) + log_ratio.square().mean()
 
 
 class OtherClip(PPO):
@@ -80,7 +97,7 @@ class OtherClip(PPO):
 
 class LittleMore(PPO):
     def loss(self, log_ratio, *others):
-        return super().loss(log_ratio, *others) + 1e-3 * log_ratio.square().mean()
+        return super().loss(log_ratio, *others) + 1e-5 * log_ratio.square().mean()
 
 
 class Huber(PPO):
@@ -277,9 +294,22 @@ def test_an_edit_of_policy_or_value_function_trains(name, unchanged, monkeypatch
     assert_near_autograd(agent, PPO, monkeypatch)
 
 
-def test_a_loss_that_depends_on_nothing_is_an_error():
-    with pytest.raises(RuntimeError, match="does not require grad"):
-        learn(NoLoss)
+@pytest.mark.parametrize(
+    ("of", "got"),
+    [
+        (NoMean, r"got a tensor of shape \(\d+,\)"),
+        (NoReturn, "got None"),
+        (NoGradient, "depends on neither log_ratio, entropy nor value"),
+    ],
+)
+def test_a_loss_is_one_number_with_a_gradient(of, got):
+    with pytest.raises(ValueError, match=rf"{of.__name__}.loss must return one number .*{got}"):
+        learn(of)
+
+
+def test_an_error_of_a_loss_passes_through_a_kernel():
+    with pytest.raises(KeyError, match="in a minibatch"):
+        learn(Raises)
 
 
 def test_without_a_closed_form_torch_takes_the_derivatives_of_the_loss():

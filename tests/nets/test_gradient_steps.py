@@ -21,13 +21,14 @@ from torch import nn
 from rank0rl.agent import Space
 from rank0rl.algos.ppo import clipped_loss, clipped_slope
 from rank0rl.nets.actor_critic import ActorCritic, ClosedForm, ValueFunction
+from rank0rl.nets.autograd import AutogradSteps
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.kernels.compiled import CompiledSteps
 from rank0rl.nets.kernels.steps import block_rows
 from rank0rl.nets.mlp import Activation
 from rank0rl.nets.policies import GaussianPolicy, make_policy
-from rank0rl.nets.update import AutogradSteps, ValueFit
+from rank0rl.nets.update import ValueFit
 
 N = 300  # rows: more than one block
 

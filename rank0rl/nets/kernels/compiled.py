@@ -8,6 +8,7 @@ outputs of the networks. See `update.GradientSteps`, which takes the fastest tha
 from __future__ import annotations
 
 import copy
+import ctypes
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -32,8 +33,6 @@ from rank0rl.nets.kernels.steps import (
     Weights,
     apply,
     block_rows,
-    evaluate,
-    follow,
     make_steps,
 )
 
@@ -123,10 +122,7 @@ class CompiledSteps:
             eps=self._adam.eps,
         )
         given = self._in_order(shuffled, minibatch_size)
-        if self.way == CLOSED:
-            self._in_kernels(given, seen, settings)
-        else:
-            self._with_torch(take(rows, order), given, seen, settings)
+        self._make({} if closed else take(rows, order), given, seen, settings)
         error = seen.value - shuffled["ret"] if "ret" in shuffled else seen.value
         return seen.log_ratio, error, self._entropy(seen, given.obs)
 
@@ -180,45 +176,46 @@ class CompiledSteps:
         by_value = 2 * closed.value_coef * (value - rows["ret"])
         return [by / n, by_value / n, np.array(-closed.entropy_coef)]
 
-    def _in_kernels(self, given: Rows, seen: Seen, settings: Settings) -> None:
-        """Make the steps of an epoch by the closed form."""
-        assert self._closed
-        slope = scalar(self._closed.slope, self._theta.dtype).address if self._closed.slope else 0
-        by_entropy, n, size = -float(self._closed.entropy_coef), len(given.obs), settings.size
-        room = self._room(size)
+    def _make(self, rows: Batch, given: Rows, seen: Seen, settings: Settings) -> None:
+        """Make the steps of an epoch."""
+        closed = self._closed if self.way == CLOSED else None
+        n, size, room = len(given.obs), settings.size, self._room(settings.size)
+        slope = scalar(closed.slope, self._theta.dtype).address if closed and closed.slope else 0
+        room.by_entropy[0] = -closed.entropy_coef if closed else 0.0
+        split = (
+            {} if closed else {k: torch.split(torch.from_numpy(x), size) for k, x in rows.items()}
+        )
+        by_torch = self._by_outputs if self.way == OUTPUTS else self._by_log_ratios
+        raised: list[BaseException] = []
+
+        def differentiate(first: int) -> bool:
+            try:
+                few = {name: minibatches[first // size] for name, minibatches in split.items()}
+                by_torch(few, room, seen, first // size, slice(first, min(first + size, n)))
+            except BaseException as error:  # it cannot pass through a kernel
+                raised.append(error)
+            return not raised
+
+        called = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(differentiate)
+        address = 0 if closed else ctypes.cast(called, ctypes.c_void_p).value
         for first in range(0, max(n, 1), size * _STEPS):  # once without rows, to compile
             last, made = min(first + size * _STEPS, n), self._adam.steps
-            work = *self._nets(), given, room, seen, settings, slope, by_entropy, first, last, made
-            self._made(self._team.run(make_steps, len(room.grads), *work))
+            work = *self._nets(), given, room, seen, settings, slope, address, first, last, made
+            finite = self._team.run(make_steps, len(room.grads), *work)
+            if raised:
+                raise raised[0]
+            if not finite:
+                raise FloatingPointError(
+                    "the gradient is not finite: look for inf or nan in observations and rewards, or "
+                    "lower the step size"
+                )
             if last > first:  # else another thread may be loading a checkpoint
                 self._adam.steps = made - (first - last) // size
 
-    def _with_torch(self, rows: Batch, given: Rows, seen: Seen, settings: Settings) -> None:
-        """Make the steps of an epoch with derivatives of the loss by torch."""
-        n, size = len(given.obs), settings.size
-        room, differentiate = self._room(size), self._by_outputs
-        if self.way == LOSS:
-            differentiate = self._by_log_ratios
-        tensors = {name: torch.split(torch.from_numpy(x), size) for name, x in rows.items()}
-        starts = range(0, max(n, 1), size)  # once without rows, to compile
-        for step, first in enumerate(starts, self._adam.steps + 1):
-            last = min(first + size, n)
-            nets, tasks = self._nets(), len(room.grads)
-            work = *nets[1:], given, room, seen, size, first, last
-            self._team.run(evaluate, tasks, nets[0].theta, *work)
-            by_entropy = 0.0
-            if n:
-                few = {name: x[first // size] for name, x in tensors.items()}
-                by_entropy = differentiate(few, room, seen, first // size, slice(first, last))
-            work = *nets, given, room, settings, by_entropy, first, last, step
-            self._made(self._team.run(follow, tasks, *work))
-            if n:
-                self._adam.steps = step
-
     def _by_log_ratios(
         self, few: dict[str, Tensor], room: Room, seen: Seen, minibatch: int, at: slice
-    ) -> float:
-        """Write the derivatives of the loss by log ratios and values; return that by the entropy."""
+    ) -> None:
+        """Write the derivatives of the loss by log ratios, values and entropy."""
         log_ratio = torch.from_numpy(seen.log_ratio[at]).requires_grad_()
         value = torch.from_numpy(seen.value[at]).requires_grad_()
         entropy = torch.from_numpy(seen.entropy[minibatch : minibatch + 1])[0].requires_grad_()
@@ -227,11 +224,11 @@ class CompiledSteps:
         by = derivatives(loss, (log_ratio, value, entropy))
         room.by_log_ratio[:n] = 0 if by[0] is None else by[0].numpy()
         room.by_value[:n] = 0 if by[1] is None else by[1].numpy()
-        return 0.0 if by[2] is None else float(by[2])
+        room.by_entropy[0] = 0 if by[2] is None else by[2].numpy()
 
     def _by_outputs(
         self, few: dict[str, Tensor], room: Room, seen: Seen, minibatch: int, at: slice
-    ) -> float:
+    ) -> None:
         """Write the derivatives of the loss by the outputs of the networks, and by parameters beside them."""
         n = len(few["obs"])
         nets, outs = self._heads.given(few["obs"], room.outputs[:n], seen.value[at])
@@ -249,15 +246,6 @@ class CompiledSteps:
         seen.log_ratio[at] = log_ratio.detach().numpy()
         seen.value[at] = value.detach().numpy()
         seen.entropy[minibatch] = entropy.detach().numpy()
-        return 0.0
-
-    @staticmethod
-    def _made(finite: bool) -> None:
-        if not finite:
-            raise FloatingPointError(
-                "the gradient is not finite: look for inf or nan in observations and rewards, or "
-                "lower the step size"
-            )
 
     def _nets(self) -> tuple[Any, ...]:
         """Return the arguments of kernels that describe weights and networks."""
@@ -281,7 +269,7 @@ class CompiledSteps:
         obs = np.ascontiguousarray(shuffled["obs"], number)
         ret = np.ascontiguousarray(shuffled.get("ret", np.zeros(n)), number)
         if self._layers is None or self.way == OUTPUTS:
-            return Rows(obs, ret)
+            return Rows(obs, ret, adv=ret)
         adv, act = shuffled.get("adv", ret), shuffled["act"]
         if self._closed and self._closed.normalize and n:
             starts = range(0, n, minibatch_size)
@@ -324,6 +312,8 @@ class CompiledSteps:
                     entropies=np.zeros(tasks, number),
                     by_log_ratio=np.zeros(size, number),
                     by_value=np.zeros(size, number),
+                    by_entropy=np.zeros(1, number),
+                    goes_on=np.ones(1, np.int64),
                     outputs=np.zeros((size, int(tables[0][-1, 3])), number),
                 )
             }

@@ -229,6 +229,18 @@ def call(typingctx: Any, address: Any, x: Any, y: Any, coefficient: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
+def ask(typingctx: Any, address: Any, number: Any) -> Any:
+    """Call a function of Python, (int64) -> int64, by the address that ctypes gives it."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        pointer = builder.inttoptr(args[0], ir.FunctionType(word, [word]).as_pointer())
+        return builder.call(pointer, [args[1]])
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
 def _atomic_add(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """Add to an element of an array of int64; return what it was before."""
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.nets.kernels.compiler import call, inner, kernel, meet, part
+from rank0rl.nets.kernels.compiler import ask, call, inner, kernel, meet, part
 from rank0rl.nets.kernels.distributions import (
     choice_log_ratio,
     choice_slopes,
@@ -69,6 +69,10 @@ class Room(NamedTuple):
     """Derivatives of the loss of a minibatch by the log ratios, (rows,)."""
     by_value: Array
     """Derivatives by the values, (rows,)."""
+    by_entropy: Array
+    """Derivative by the mean entropy, (1,)."""
+    goes_on: Array
+    """(1,), 0 if the derivatives could not be computed: no step is made."""
     outputs: Array
     """Outputs of the policy's network, or the derivatives by them, (rows, outputs), where torch takes these."""
 
@@ -122,113 +126,83 @@ def make_steps(
     seen: Seen,
     settings: Settings,
     slope: int,
-    by_entropy: float,
+    differentiate: int,
     first: int,
     last: int,
     step: int,
 ) -> bool:
-    """Make gradient steps on a `ClosedForm`, on one minibatch after the other, from row first to row last.
+    """Make gradient steps on one minibatch after the other, from row first to row last.
 
     `policy` and `value` are tables of layers; without a policy, the value function learns alone. Normal
     actions have `std_place`: where the log standard deviations begin in theta, how many are summed, and
-    of how many actions. Choices have `starts`, see `choice_log_ratio`. `slope` is the address of `ClosedForm.slope`. `step` steps were made before.
+    of how many actions. Choices have `starts`, see `choice_log_ratio`. `step` steps were made before.
+
+    The loss is a `ClosedForm`, whose slope has the address `slope`. Or `differentiate` is the address of
+    a function of Python: it is called with the first row of a minibatch, whose outputs are known, and
+    writes the derivatives of the loss into `room`. It returns 0 to stop.
 
     Returns:
-        False if a gradient is not finite; that step and those after it are not made.
+        False if a gradient is not finite, or `differentiate` has stopped; that step and those after it are not made.
     """
     networks = 1 if policy is None else 2  # numba leaves out what does not apply
-    number = weights.theta.dtype.type
     for begin in range(first, last, settings.size):
         end = min(begin + settings.size, last)
         n = end - begin
         size = kernel_block_rows(n)
         blocks = -(-n // size)
-        weight, factor = number(1 / n), number(2 * settings.value_coef / n)
         for task in range(thread, networks * blocks, threads):
             a = begin + task // networks * size
             b = min(a + size, end)
             _forward_rows(task, weights.theta, policy, value, std_place, starts, rows, room, seen,
                           begin, a, b)  # fmt: skip
-            if policy is not None and task % networks == 0:
-                for row in range(a, b):
-                    by = call(slope, seen.log_ratio[row], rows.adv[row], settings.coef)
-                    room.by_log_ratio[row - begin] = weight * by
-            else:
-                for row in range(a, b):
-                    room.by_value[row - begin] = factor * (seen.value[row] - rows.ret[row])
-            _backward_rows(task, weights.theta, policy, value, std_place, starts, rows, room,
-                           by_entropy, n, begin, a, b)  # fmt: skip
+            if not differentiate:
+                _differentiate_rows(task, policy, rows, room, seen, settings, slope, n, begin, a, b)
+                _backward_rows(task, weights.theta, policy, value, std_place, starts, rows, room,
+                               n, begin, a, b)  # fmt: skip
         meet(threads, barrier)
         if thread == 0 and policy is not None:
             seen.entropy[begin // settings.size] = _mean_entropy(room, blocks, n)
+        if differentiate:
+            if thread == 0:
+                room.goes_on[0] = ask(differentiate, begin)
+            meet(threads, barrier)
+            for task in range(thread, networks * blocks, threads):
+                a = begin + task // networks * size
+                b = min(a + size, end)
+                _backward_rows(task, weights.theta, policy, value, std_place, starts, rows, room,
+                               n, begin, a, b)  # fmt: skip
+            meet(threads, barrier)
         step += 1
         if not _descend(thread, threads, barrier, weights, room, blocks, networks, settings, step):
             return False
     return True
 
 
-@kernel
-def evaluate(
-    thread: int,
-    threads: int,
-    barrier: Array,
-    theta: Array,
+@part
+def _differentiate_rows(
+    task: int,
     policy: Array | None,
-    value: Array,
-    std_place: Array | None,
-    starts: Array | None,
     rows: Rows,
     room: Room,
     seen: Seen,
-    minibatch_size: int,
-    begin: int,
-    end: int,
-) -> None:
-    """Compute what the networks give for a minibatch, rows begin to end. See `make_steps`."""
-    networks = 1 if policy is None else 2
-    size = kernel_block_rows(end - begin)
-    blocks = -(-(end - begin) // size)
-    for task in range(thread, networks * blocks, threads):
-        a = begin + task // networks * size
-        b = min(a + size, end)
-        _forward_rows(task, theta, policy, value, std_place, starts, rows, room, seen, begin, a, b)
-    meet(threads, barrier)
-    if thread == 0 and policy is not None and end > begin:
-        seen.entropy[begin // minibatch_size] = _mean_entropy(room, blocks, end - begin)
-
-
-@kernel
-def follow(
-    thread: int,
-    threads: int,
-    barrier: Array,
-    weights: Weights,
-    policy: Array | None,
-    value: Array,
-    std_place: Array | None,
-    starts: Array | None,
-    rows: Rows,
-    room: Room,
     settings: Settings,
-    by_entropy: float,
+    slope: int,
+    n: int,
     begin: int,
-    end: int,
-    step: int,
-) -> bool:
-    """Make step number `step`, along the derivatives that are in `room`. See `make_steps`."""
-    networks = 1 if policy is None else 2
-    n = end - begin
-    if n == 0:
-        return True
-    size = kernel_block_rows(n)
-    blocks = -(-n // size)
-    for task in range(thread, networks * blocks, threads):
-        a = begin + task // networks * size
-        b = min(a + size, end)
-        _backward_rows(task, weights.theta, policy, value, std_place, starts, rows, room,
-                       by_entropy, n, begin, a, b)  # fmt: skip
-    meet(threads, barrier)
-    return _descend(thread, threads, barrier, weights, room, blocks, networks, settings, step)
+    a: int,
+    b: int,
+) -> None:
+    """Write the derivatives of a closed form by the log ratios or values of rows a to b of n."""
+    number = room.by_value.dtype.type
+    if policy is not None and task % 2 == 0:
+        weight = number(1 / n)
+        for row in range(a, b):
+            by = call(slope, seen.log_ratio[row], rows.adv[row], settings.coef)
+            room.by_log_ratio[row - begin] = weight * by
+    else:
+        factor = number(2 * settings.value_coef / n)
+        for row in range(a, b):
+            room.by_value[row - begin] = factor * (seen.value[row] - rows.ret[row])
 
 
 @part
@@ -287,7 +261,6 @@ def _backward_rows(
     starts: Array | None,
     rows: Rows,
     room: Room,
-    by_entropy: float,
     n: int,
     begin: int,
     a: int,
@@ -306,11 +279,11 @@ def _backward_rows(
     elif std_place is not None:
         at, times, k = std_place[0], std_place[1], std_place[2]
         by_stds = grad[at : at + times * k].reshape(times, k)
-        share = by_entropy * (b - a) / n
+        share = room.by_entropy[0] * (b - a) / n
         normal_slopes(out, rows.act[a:b], slopes, share, spare[:k], by_stds)
     elif starts is not None:
         entropies = spare[: (b - a) * (len(starts) - 1)]
-        choice_slopes(starts, out, rows.act[a:b], slopes, by_entropy / n, entropies)
+        choice_slopes(starts, out, rows.act[a:b], slopes, room.by_entropy[0] / n, entropies)
     else:
         out[:] = room.outputs[a - begin : b - begin]
     backward(theta, layers, x, work, out, grad, spare)
@@ -352,7 +325,7 @@ def _descend(
     for i in range(len(slices)):
         squares += room.squares[i]
     norm = math.sqrt(squares)
-    if not np.isfinite(norm):
+    if not np.isfinite(norm) or not room.goes_on[0]:
         return False
     scale = min(1.0, settings.max_grad_norm / norm) if norm > 0 else 1.0
     theta, first, second = weights.theta, weights.first, weights.second

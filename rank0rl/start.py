@@ -87,12 +87,13 @@ def start(
             agent = make_agent(options, agent_options, rollout.spaces)
             if options.init_from and not options.resume:
                 _load_init(agent, plan)
+            machines = comm.allgather_obj(machine.describe(), "what every rank runs on")
+            _refuse_other_fingerprints(machines)
         except OptionError as error:  # the same on every rank
             if isinstance(plan, Plan):
                 discard(folder)
             return _refuse(error)
         collector = Collector(agent, rollout, options, phases)
-        machines = comm.allgather_obj(machine.describe(), "what every rank runs on")
         state = State(agent, collector, options, as_settings(options, agent_options))
         if options.eval_every:
             state.hooks.append(Evaluation(options, nworkers))
@@ -201,6 +202,7 @@ def _open_record(
     logger = Logger(folder, options.quiet)
     about: dict[str, Any] = {name: getattr(options, name) for name in ("env_id", "algo", "seed")}
     about |= {"nprocs": nworkers, "num_envs": options.num_envs}
+    about["fingerprint"] = machine.short(start["fingerprint"])
     command = partial(_resume_command, plan, nworkers, words_to_go_on(state.settings))
     recorder = Recorder(state, options, phases, about, logger, command)
     logger.print(
@@ -220,6 +222,20 @@ def _open_record(
     for note in notes:
         logger.print(f"note: {note}")
     return recorder
+
+
+def _refuse_other_fingerprints(machines: Sequence[Mapping[str, Any]]) -> None:
+    """Raise OptionError if ranks compute other bits than rank 0: the curve would depend on their number."""
+    first = machines[0]
+    for rank, each in enumerate(machines):
+        if each["fingerprint"] != first["fingerprint"]:
+            names = machine.unlike(first["fingerprint"], each["fingerprint"])
+            raise OptionError(
+                f"ranks must compute the same bits: on rank {rank} ({each['host']}, {each['cpu']}) "
+                f"{', '.join(names[:3])} gives others than on rank 0 ({first['host']}, {first['cpu']}), "
+                f"{len(names)} of the functions that were compared; leave out --cpu native, and have the "
+                f"same versions and variables on every host (rank0rl doctor --hosts compares them)"
+            )
 
 
 def _host_differences(machines: Sequence[Mapping[str, Any]]) -> list[str]:

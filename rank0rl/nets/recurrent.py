@@ -93,7 +93,10 @@ class Recurrent(nn.Module):
         before: Any = memory[None]
         if self._is_lstm:
             before = tuple(part.contiguous() for part in before.split(self.size, dim=2))
-        return self.layer(x, before)[0]
+        with torch.backends.mkldnn.flags(
+            enabled=False
+        ):  # oneDNN's LSTM has other bits on other CPUs
+            return self.layer(x, before)[0]
 
     def step(self, x: Tensor, memory: Tensor) -> Tensor:
         """Return the next memory (N, m) for inputs (N, inputs) and memory (N, m). It begins with the features."""

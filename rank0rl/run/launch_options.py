@@ -24,18 +24,16 @@ _AUTO = "auto"  # in place of the folder of --resume
 
 # NumPy's names before and after 2.4; it passes over those that it does not know.
 _NUMPY = "X86_V4 AVX512_ICL AVX512_SPR AVX512F AVX512CD AVX512_SKX AVX512_CLX AVX512_CNL"
-_CPUS = {
-    "avx2": {
-        "OPENBLAS_CORETYPE": "Haswell",
-        "NPY_DISABLE_CPU_FEATURES": _NUMPY,
-        "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "MKL_CBWR": "AVX2",
-        "NUMBA_CPU_NAME": "haswell",
-        "NUMBA_CPU_FEATURES": "",
-    }
+_PORTABLE = {
+    "OPENBLAS_CORETYPE": "Haswell",
+    "NPY_DISABLE_CPU_FEATURES": _NUMPY,
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_CBWR": "COMPATIBLE",
+    "NUMBA_CPU_NAME": "haswell",
+    "NUMBA_CPU_FEATURES": "",
 }
-"""Name of --cpu -> environment variables, which libraries read when they are loaded."""
+"""Environment variables of --cpu portable, which libraries read when they are loaded."""
 
 # How ranks are started is part of one start of a run. It never changes the curve.
 _launch = partial(setting, changes_curve=False, resume=True, in_file=False, launch=True)
@@ -65,8 +63,8 @@ class LaunchOptions(CheckedOptions):
     """Number of times that a job with a failed rank is started again, from its last checkpoint."""
     num_envs: int = setting(32, "[1, inf)", changes_curve=True, resume=False)
     """Environments over all ranks, at least one per rank. The number is part of the experiment: nprocs never changes it."""
-    cpu: str | None = setting(None, changes_curve=True, resume=True)
-    """Instructions that the libraries may use: avx2, so that CPUs of different types run the same ones. None: the best of each CPU."""
+    cpu: str = setting("portable", changes_curve=True, resume=True)
+    """Instructions that libraries use. portable: those that give the same bits on every x86-64 CPU with AVX2. native: the best of this CPU."""
     config: str | None = setting(None, changes_curve=True, resume=False, in_file=False)
     """TOML file of settings. None: the file in configs/ that is named after the agent and the environment, if there is one."""
     resume: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
@@ -230,51 +228,61 @@ def _setting(file: str | Path, name: str) -> Any:
         return None
 
 
-def limit_cpu(name: str | None) -> None:
-    """Limit the instructions that libraries use in this process, and in those that it starts.
+def limit_cpu(name: str) -> None:
+    """Choose the instructions that libraries use in this process, and in those that it starts.
 
     NumPy, OpenBLAS, torch and compiled updates choose their code by the type of CPU. Sums in another
-    order and other approximations have other last bits.
+    order and other approximations have other last bits. Once NumPy is loaded, it is too late.
 
     Args:
-        name: the value of --cpu. None: do not limit them.
+        name: the value of --cpu, portable or native.
 
     Raises:
-        ValueError: for an unknown name.
+        ValueError: for another value, and for portable on an x86-64 CPU without AVX2 and FMA.
     """
-    if name is None:
+    if name not in ("portable", "native"):
+        raise ValueError(f"cpu must be portable or native: got {name!r}; set --cpu")
+    if name == "native":
         return
-    if name not in _CPUS:
-        raise ValueError(f"cpu must be one of {', '.join(_CPUS)}: got {name!r}; set --cpu")
+    if not _has_avx2():
+        raise ValueError(
+            "--cpu portable, which is the default, needs a CPU with AVX2 and FMA (Intel since 2013, AMD "
+            "since 2015): this one has not; give --cpu native, whose results may differ from other CPUs'"
+        )
     if "numpy" not in sys.modules:
-        os.environ.update(_CPUS[name])
+        os.environ.update(_PORTABLE)
 
 
 def limit_cpu_as(words: Iterable[str]) -> None:
-    """Limit the instructions as the first run did that these words name, by its folder or a file in it."""
-    for word in words:
-        for folder in (Path(word), *Path(word).parents[:2]):
-            file = folder / "config.toml"
-            if os.path.isfile(
-                file
-            ):  # a word may be no path at all: False, where Path.is_file raises
-                name = _setting(file, "cpu")
-                if isinstance(name, str) and name in _CPUS:  # others are refused when it is read
-                    limit_cpu(name)
-                return
+    """Choose the instructions as the first run did that these words name, by its folder or a file in it."""
+    folders = (folder for word in words for folder in (Path(word), *Path(word).parents[:2]))
+    files = (folder / "config.toml" for folder in folders)
+    # a word may be no path at all: False, where Path.is_file raises
+    found = (_setting(file, "cpu") for file in files if os.path.isfile(file))
+    limit_cpu(next((name for name in found if name in ("portable", "native")), "portable"))
 
 
-def check_cpu(name: str | None) -> None:
-    """Check that the instructions are limited as the value of --cpu says.
+def check_cpu(name: str) -> None:
+    """Check that libraries use the instructions that --cpu names.
 
     Raises:
-        ValueError: if the libraries were loaded before the value was known.
+        ValueError: if they were loaded before the value was known.
     """
-    if name is not None and any(os.environ.get(k) != v for k, v in _CPUS[name].items()):
+    if name == "portable" and any(os.environ.get(k) != v for k, v in _PORTABLE.items()):
         raise ValueError(
-            f"cpu {name} must be known before NumPy is loaded: give --cpu {name} on the command line of "
-            f"train, or the file that sets it by --config"
+            "--cpu portable, which is the default, must be known before NumPy is loaded: start training by "
+            "train.py, python -m rank0rl train or rank0rl.train, or give --cpu native"
         )
+
+
+def _has_avx2() -> bool:
+    """Return False if this is an x86-64 CPU without AVX2 or FMA."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return True
+    flags = re.search(r"^flags\s*:(.*)$", text, re.M)
+    return not flags or {"avx2", "fma"} <= {*flags[1].split()}
 
 
 def program() -> list[str]:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import importlib.metadata
+import math
 import os
 import platform
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rank0rl.mpi import comm
-from rank0rl.mpi.threads import blas
+from rank0rl.mpi.threads import blas, one_thread
 
 
 def available_cores() -> list[tuple[int, ...]]:
@@ -55,8 +60,68 @@ _PACKAGES = ("rank0rl", "numpy", "torch", "gymnasium", "mujoco", "mpi4py", "numb
 
 
 def describe() -> dict[str, Any]:
-    """Return this host's name, CPU and versions of packages. The last two can change the last bits of a result."""
-    return {"host": platform.node(), "cpu": _cpu(), "versions": _versions()}
+    """Return this host's name, CPU, versions of packages, and its `fingerprint`."""
+    about = {"host": platform.node(), "cpu": _cpu(), "versions": _versions()}
+    return {**about, "fingerprint": fingerprint()}
+
+
+def fingerprint() -> str:
+    """Return what this machine computes: four characters for each of `_primitives`, in hexadecimal.
+
+    Machines with equal fingerprints and versions give the same curve.
+    """
+    with one_thread(), np.errstate(all="ignore"):
+        return "".join(_digest(compute())[:4] for compute in _primitives().values())
+
+
+@functools.cache
+def _primitives() -> dict[str, Callable[[], Any]]:
+    """Return functions whose last bits may depend on the CPU, the C library or a version, by name.
+
+    Each computes the same numbers on all machines.
+    """
+    import torch
+
+    import rank0rl.nets  # noqa: F401  as training has torch
+
+    rng, found = np.random.default_rng(0), dict[str, Callable[[], Any]]()
+    for dtype in ("float32", "float64"):
+        x, square = rng.uniform(-4, 4, 515).astype(dtype), rng.standard_normal((48, 48))
+        above, square = abs(x) + np.asarray(0.001, dtype), square.astype(dtype)
+        for names, of in (("exp expm1 tanh sin cbrt arctan", x), ("log log1p sqrt", above)):
+            for name in names.split():
+                found[f"numpy {name} of {dtype}"] = functools.partial(getattr(np, name), of)
+        found |= {
+            f"numpy power of {dtype}": functools.partial(np.power, above, x),
+            f"numpy sum of {dtype}": functools.partial(np.sum, square, 1),
+            f"numpy product of {dtype}": functools.partial(np.matmul, square, square[:, :17]),
+            f"numpy qr of {dtype}": functools.partial(np.linalg.qr, square),
+        }
+        t, positive, matrix = torch.from_numpy(x), torch.from_numpy(above), torch.from_numpy(square)
+        for names, tensor in (("exp tanh sigmoid erf sin", t), ("log log1p sqrt atan", positive)):
+            for name in names.split():
+                found[f"torch {name} of {dtype}"] = functools.partial(getattr(torch, name), tensor)
+        found |= {
+            f"torch softmax of {dtype}": functools.partial(torch.softmax, matrix, 1),
+            f"torch var of {dtype}": functools.partial(torch.var, matrix, 0),
+            f"torch product of {dtype}": functools.partial(torch.mm, matrix, matrix[:, :17]),
+            f"torch qr of {dtype}": functools.partial(torch.linalg.qr, matrix),
+        }
+    for name in ("exp", "expm1", "sin", "cos", "tan", "sinh", "tanh", "erf", "atan", "asinh"):
+        found[f"C {name}"] = _each(getattr(math, name), x)
+    for name in ("log", "log1p", "sqrt", "lgamma", "cbrt"):
+        found[f"C {name}"] = _each(getattr(math, name), above)
+    return found
+
+
+def _each(function: Callable[[float], float], x: Any) -> Callable[[], Any]:
+    return lambda: [function(number) for number in x.tolist()]
+
+
+def _digest(result: Any) -> str:
+    """Return a hash of the bits of an array, a tensor, or several."""
+    parts = result if isinstance(result, tuple) else (result,)
+    return hashlib.sha256(b"".join(np.asarray(part).tobytes() for part in parts)).hexdigest()
 
 
 def provenance(machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -89,17 +154,35 @@ def differences(
         how: format of a line, with {name}, {before} and {now}.
     """
     first, second = (
-        {
-            **{name: r.get(name) for name in ("cpu", "blas")},
-            **{k: v for k, v in r.get("versions", {}).items() if k != "mpi4py"},
-        }
-        for r in (before, now)
+        {name: v for name, v in each.get("versions", {}).items() if name != "mpi4py"}
+        for each in (before, now)
     )
-    return [
+    found = [
         how.format(name=name, before=first.get(name), now=second.get(name))
         for name in {**first, **second}
         if first.get(name) != second.get(name)
     ]
+    one, other = (str(each.get("fingerprint", "none")) for each in (before, now))
+    if one != other:
+        names = unlike(one, other)
+        what = f"fingerprint ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+        found.append(how.format(name=what, before=short(one), now=short(other)))
+    return found
+
+
+def unlike(one: str, other: str) -> list[str]:
+    """Return the names of the primitives in which two fingerprints differ."""
+    names = [*_primitives()]
+    if len(one) != len(other) or len(one) != 4 * len(names):
+        return ["of other primitives"]
+    return [
+        name for i, name in enumerate(names) if one[4 * i : 4 * i + 4] != other[4 * i : 4 * i + 4]
+    ]
+
+
+def short(fingerprint: str) -> str:
+    """Return a short name of a fingerprint."""
+    return hashlib.sha256(fingerprint.encode()).hexdigest()[:8] if fingerprint != "none" else "none"
 
 
 def _commit() -> str:
@@ -117,6 +200,8 @@ def _commit() -> str:
 
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
+    if library := " ".join(platform.libc_ver()).strip():
+        found["libc"] = library
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)

@@ -271,10 +271,10 @@ def _other_host(host: str, vendor: str, ranks: int) -> list[_Line]:
     trip_s, ahead_s = min(answers)
     here = machine.describe()
     how = "{name} is {now} there and {before} here"
-    differing = machine.differences({**here, "cpu": about["cpu"]}, about, how)
-    cpu = f"another CPU, {about['cpu']}: the last bits may differ"
-    if about["cpu"] == here["cpu"]:
-        cpu = "same CPU type"
+    differing = machine.differences(here, about, how)
+    cpu = f"same bits, {about['cpu']}"
+    if about["fingerprint"] != here["fingerprint"]:
+        cpu = f"other bits, {about['cpu']}"
     speed = f"round trip by ssh {1e3 * trip_s:.2f} ms, clock {1e3 * ahead_s:+.1f} ms"
     remedy = "; ".join([*differing, "install the same versions"]) if differing else ""
     return [_Line(host, f"{speed}, {cpu}", remedy), _room(about["free_mb"], vendor, ranks)]

@@ -112,7 +112,7 @@ def _say(error: _DifferentError, run: Path) -> None:
     if lines := machine.differences(error.start, here, how):
         print("what may be the reason:", *lines, sep="\n")
     else:
-        print("versions, CPU and BLAS are those of the record")
+        print("versions and fingerprint are those of the record")
 
 
 @dataclass(frozen=True)

@@ -38,10 +38,8 @@ ThreadpoolController().select(user_api="blas").limit(limits=1)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# What LLVM may assume about floats. Infinities and nan stay what they are: checks look for them.
-_ASSUME = {"contract", "reassoc", "nsz", "arcp"}
-
-_ALWAYS = {"nogil": True, "error_model": "numpy", "fastmath": _ASSUME}
+# Without fastmath, a kernel has one result, however LLVM optimizes it. `fma` and `dot` say what is fast.
+_ALWAYS = {"nogil": True, "error_model": "numpy"}
 
 _SPINS = 2000  # before a thread gives its core away: about 20 us
 _yield_core = types.ExternalFunction("sched_yield", types.int32())
@@ -69,14 +67,13 @@ def scalar(function: Callable[..., float], dtype: Any) -> Any:
     It uses numbers and functions of NumPy, and may come from a file of a user.
     """
     number = numba.from_dtype(np.dtype(dtype))
-    options = {"error_model": "numpy", "fastmath": _ASSUME}
     signature, folder = number(number, number, types.float64), cache_folder()
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = str(folder or "")
     try:
-        return numba.cfunc(signature, cache=bool(folder), **options)(function)
+        return numba.cfunc(signature, cache=bool(folder), error_model="numpy")(function)
     except Exception:
-        return numba.cfunc(signature, **options)(function)
+        return numba.cfunc(signature, error_model="numpy")(function)
     finally:
         numba.config.CACHE_DIR = before
 
@@ -238,6 +235,16 @@ def ask(typingctx: Any, address: Any, number: Any) -> Any:
         return builder.call(pointer, [args[1]])
 
     return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def fma(typingctx: Any, x: Any, y: Any, z: Any) -> Any:
+    """Return x y + z, rounded once, for three floats of one type."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fma(*args)
+
+    return x(x, x, x), codegen
 
 
 @intrinsic  # type: ignore[untyped-decorator]

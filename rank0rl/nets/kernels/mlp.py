@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rank0rl.nets.kernels.compiler import by_dtype, inner, part
+from rank0rl.nets.kernels.compiler import by_dtype, fma, inner, part
 
 Array = npt.NDArray[Any]
 
@@ -64,8 +64,8 @@ def _fit(x: Any) -> Any:
     one = np.float32(1)
     v = np.maximum(np.minimum(x, limit), -limit)
     s = v * v
-    above = v * (one + s * (p1 + s * (p2 + s * (p3 + s * p4))))
-    return above / (one + s * (q1 + s * (q2 + s * (q3 + s * q4))))
+    above = fma(s, fma(s, fma(s, fma(s, p4, p3), p2), p1), one)
+    return v * above / fma(s, fma(s, fma(s, fma(s, q4, q3), q2), q1), one)
 
 
 def _exact(x: Any) -> Any:
@@ -149,14 +149,10 @@ def _normalize(x: Array, scale: Array, more: Array) -> None:
     share, eps = number(1 / width), number(_EPS)
     normal, inverse = _normal_rows(more, n, width)
     for row in range(n):
-        mean, var = number(0), number(0)
-        for j in range(width):
-            mean += x[row, j]
-        mean *= share
+        mean = total(x[row]) * share
         for j in range(width):
             x[row, j] -= mean
-            var += x[row, j] * x[row, j]
-        factor = number(1) / np.sqrt(var * share + eps)
+        factor = number(1) / np.sqrt(dot(x[row], x[row]) * share + eps)
         inverse[row] = factor
         for j in range(width):
             z = x[row, j] * factor
@@ -175,12 +171,7 @@ def _along_normal(more: Array, by: Array) -> None:
     share = number(1 / width)
     normal, inverse = _normal_rows(more, n, width)
     for row in range(n):
-        mean, along = number(0), number(0)
-        for j in range(width):
-            mean += by[row, j]
-            along += by[row, j] * normal[row, j]
-        mean *= share
-        along *= share
+        mean, along = total(by[row]) * share, dot(by[row], normal[row]) * share
         factor = inverse[row]
         for j in range(width):
             by[row, j] = factor * (by[row, j] - mean - along * normal[row, j])
@@ -358,9 +349,38 @@ def adam(
 
 
 @part
-def square(x: Array) -> Any:
-    """Return the sum of squares of a vector."""
-    total = x.dtype.type(0)
-    for i in range(len(x)):
-        total += x[i] * x[i]
-    return total
+def dot(x: Array, y: Array) -> Any:
+    """Return the sum of products of two vectors. The order of the additions is fixed, and suits vector code."""
+    number, n = x.dtype.type, len(x) // 8 * 8
+    a = b = c = d = e = f = g = h = number(0)
+    for i in range(0, n, 8):
+        a = fma(x[i], y[i], a)
+        b = fma(x[i + 1], y[i + 1], b)
+        c = fma(x[i + 2], y[i + 2], c)
+        d = fma(x[i + 3], y[i + 3], d)
+        e = fma(x[i + 4], y[i + 4], e)
+        f = fma(x[i + 5], y[i + 5], f)
+        g = fma(x[i + 6], y[i + 6], g)
+        h = fma(x[i + 7], y[i + 7], h)
+    for i in range(n, len(x)):
+        a = fma(x[i], y[i], a)
+    return ((a + e) + (c + g)) + ((b + f) + (d + h))
+
+
+@part
+def total(x: Array) -> Any:
+    """Return the sum of a vector, added as `dot` does."""
+    number, n = x.dtype.type, len(x) // 8 * 8
+    a = b = c = d = e = f = g = h = number(0)
+    for i in range(0, n, 8):
+        a += x[i]
+        b += x[i + 1]
+        c += x[i + 2]
+        d += x[i + 3]
+        e += x[i + 4]
+        f += x[i + 5]
+        g += x[i + 6]
+        h += x[i + 7]
+    for i in range(n, len(x)):
+        a += x[i]
+    return ((a + e) + (c + g)) + ((b + f) + (d + h))

@@ -20,7 +20,7 @@ from rank0rl.nets.kernels.distributions import (
     normal_log_ratio,
     normal_slopes,
 )
-from rank0rl.nets.kernels.mlp import adam, backward, forward, outputs, square
+from rank0rl.nets.kernels.mlp import adam, backward, dot, forward, outputs
 
 Array = npt.NDArray[Any]
 
@@ -319,7 +319,7 @@ def _descend(
             task = block * networks + network
             for j in range(a, b):
                 total[j] += grads[task, j]
-        room.squares[i] = square(total[a:b])
+        room.squares[i] = dot(total[a:b], total[a:b])
     meet(threads, barrier)
     squares = 0.0
     for i in range(len(slices)):

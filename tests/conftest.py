@@ -5,6 +5,11 @@ import signal
 
 import pytest
 
+from rank0rl.run.launch_options import limit_cpu
+
+# Before NumPy is loaded here, and in the processes that tests start.
+limit_cpu("portable")
+
 # Where tests are started in the background of a shell, or under nohup, these are ignored, and so they
 # would be in all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,7 +8,7 @@ import pytest
 from helpers.ranks import HERE
 from helpers.runs import SMALL, sha
 
-from rank0rl.run import launch_options, settings
+from rank0rl.run import launch_options, machine, settings
 
 MORE = ["--total-steps", "256", "--hidden", "64", "64"]
 
@@ -31,12 +31,12 @@ def test_what_libraries_would_choose_does_not_matter(tmp_path):
     """Other types of CPU, as far as they can be had here: the libraries take it for one of them."""
     others = (
         {"OPENBLAS_CORETYPE": "Nehalem"},
-        {"MKL_CBWR": "COMPATIBLE", "ATEN_CPU_CAPABILITY": "default"},
+        {"MKL_CBWR": "AVX2", "ATEN_CPU_CAPABILITY": "default"},
     )
     for name, other in zip("ab", others, strict=True):
-        train(tmp_path / name, *SMALL, *MORE, "--cpu", "avx2", **other)
+        train(tmp_path / name, *SMALL, *MORE, **other)
         start = settings.starts(tmp_path / name / "config.toml")[0]
-        assert start["settings"]["cpu"] == "avx2"
+        assert start["settings"]["cpu"] == "portable"
         assert "Haswell" in start["blas"]
     assert sha(tmp_path / "a") == sha(tmp_path / "b")
     replay = [sys.executable, "-m", "rank0rl", "replay", str(tmp_path / "a"), "--iteration", "2"]
@@ -50,10 +50,29 @@ def test_what_libraries_would_choose_does_not_matter(tmp_path):
     assert done.stdout.count("the same data") == 2, done.stdout + done.stderr
 
 
+def test_native_leaves_the_choice_to_the_libraries(tmp_path):
+    train(tmp_path, *SMALL, *MORE, "--cpu", "native", OPENBLAS_CORETYPE="Nehalem")
+    start = settings.starts(tmp_path / "config.toml")[0]
+    assert start["settings"]["cpu"] == "native"
+    assert "Nehalem" in start["blas"]
+    portable = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from rank0rl.run.launch_options import limit_cpu\n"
+            "limit_cpu('portable')\nfrom rank0rl.run import machine\nprint(machine.fingerprint())",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert machine.unlike(portable, start["fingerprint"])
+
+
 @pytest.mark.slow
 def test_a_resume_keeps_the_limit_also_from_a_file(tmp_path):
     file = tmp_path / "settings.toml"
-    file.write_text('env_id = "CartPole"\ncpu = "avx2"\nnum_envs = 4\nsteps_per_batch = 64\n')
+    file.write_text('env_id = "CartPole"\ncpu = "native"\nnum_envs = 4\nsteps_per_batch = 64\n')
     run = tmp_path / "run"
     train(
         run,
@@ -64,6 +83,7 @@ def test_a_resume_keeps_the_limit_also_from_a_file(tmp_path):
         "128",
         "--stop-after-iterations",
         "1",
+        OPENBLAS_CORETYPE="Nehalem",
     )
     done = subprocess.run(
         [sys.executable, "train.py", "--resume", str(run), "--nprocs", "2"],
@@ -71,18 +91,20 @@ def test_a_resume_keeps_the_limit_also_from_a_file(tmp_path):
         text=True,
         cwd=HERE.parent,
         check=False,
+        env={**os.environ, "OPENBLAS_CORETYPE": "Nehalem"},
     )
     assert done.returncode == 0, done.stderr
     assert "may differ" not in done.stdout
-    assert ["Haswell" in start["blas"] for start in settings.starts(run / "config.toml")] == [
-        True
-    ] * 2
+    starts = settings.starts(run / "config.toml")
+    assert ["Nehalem" in start["blas"] for start in starts] == [True] * 2
 
 
 @pytest.mark.parametrize(
-    ("cpu", "said"), [("sse9", "cpu must be one of avx2: got 'sse9'"), ("avx2", "before NumPy")]
+    ("cpu", "said"),
+    [("avx2", "cpu must be portable or native: got 'avx2'"), ("portable", "before NumPy")],
 )
 def test_a_wrong_limit(cpu, said, monkeypatch):
+    monkeypatch.setenv("MKL_CBWR", "AVX2")
     with pytest.raises(ValueError, match=said):
         launch_options.limit_cpu(cpu)  # NumPy is loaded here
         launch_options.check_cpu(cpu)
@@ -91,7 +113,8 @@ def test_a_wrong_limit(cpu, said, monkeypatch):
 def test_a_tool_reads_the_limit_of_the_first_run_that_a_word_names(tmp_path, monkeypatch):
     limited = []
     monkeypatch.setattr(launch_options, "limit_cpu", limited.append)
-    (tmp_path / "config.toml").write_text('cpu = "avx2"\n')
+    (tmp_path / "config.toml").write_text('cpu = "native"\n')
     words = ["x" * 300, "--train=" + "y/" * 3000, str(tmp_path / "checkpoints" / "1.pt")]
     launch_options.limit_cpu_as(words)  # the first words can be no paths
-    assert limited == ["avx2"]
+    launch_options.limit_cpu_as(words[:2])
+    assert limited == ["native", "portable"]

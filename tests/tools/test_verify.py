@@ -83,7 +83,7 @@ def test_another_seed_gives_another_first_row(run, capsys):
     said = capsys.readouterr().out
     assert "iteration 1 differs" in said
     assert "batch_sha256: recorded" in said
-    assert "versions, CPU and BLAS are those of the record" in said
+    assert "versions and fingerprint are those of the record" in said
 
 
 @pytest.mark.slow

@@ -123,6 +123,14 @@ def test_the_console_shows_return_length_kl_and_entropy_and_phases_if_asked_for(
     assert re.search(r"/s  collect \d+%  ", asked)
 
 
+def test_a_run_without_an_episode_says_so(tmp_path):
+    args = ["Pendulum", "--num-envs", "2", "--steps-per-batch", "64", "--total-steps", "128"]
+    lines = train(tmp_path / "r", *args).stdout.splitlines()
+    assert re.fullmatch(r"1: 64 steps \(50%\)  no episode has ended  kl \S+  .*", lines[2])
+    assert "return          no episode has ended" in lines
+    assert not any("nan" in line or "None" in line for line in lines)
+
+
 def test_the_line_of_a_long_run_fits_the_console(tmp_path, monkeypatch):
     _, kept = train_here(
         *(PPO, PPOOptions(hidden=(8,)), tmp_path),

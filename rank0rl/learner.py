@@ -112,9 +112,10 @@ class Learner:
             wrong = tensor.isnan() if name in self._infinite else tensor * 0  # inf * 0 is nan
             if wrong.any():
                 raise FloatingPointError(
-                    f"{name!r} holds {'nan' if tensor.isnan().any() else 'inf'}: try a lower "
-                    f"learning rate, or smaller rewards and observations; the run's last "
-                    f"checkpoint is from before this update"
+                    f"{name!r} holds {'nan' if tensor.isnan().any() else 'inf'}: look for nan "
+                    f"and inf in a loss of your own and in its gradient, or try a lower learning rate, or "
+                    f"smaller rewards and observations; the run's last checkpoint is from before this "
+                    f"update"
                 )
 
 

@@ -349,7 +349,7 @@ def test_whole_runs_with_two_seeds_differ(tmp_path):
         ({"loss": "x,y"}, 0.0, "update must return a dict of name -> number"),
         ({1: 0.0}, 0.0, "update must return a dict of name -> number"),
         ({"a\nb": 0.0}, 0.0, "update must return a dict of name -> number"),
-        ({"loss": 0.0}, np.nan, "'bias' holds nan"),
+        ({"loss": 0.0}, np.nan, "'bias' holds nan: look for nan and inf in a loss of your own"),
         ({"loss": 0.0}, -np.inf, "'bias' holds inf"),
     ],
 )

@@ -19,7 +19,7 @@ MOST_LINES = 450  # of a file: more is a second idea
 HOUSE = {
     "files": 129,
     "top_modules": 16,
-    "public_names": 552,
+    "public_names": 551,
     "loop_files": 57,
     "train_files": 82,
     "path_files": 25,

@@ -38,11 +38,11 @@ Evaluate: TypeAlias = Callable[[Any, dict[str, Tensor]], Outputs]
 class ClosedForm(NamedTuple):
     """A loss in the form f(log r, A) + value_coef E[(V - R)^2] - entropy_coef H, for kernels.
 
-    Wherever it differs from the loss in torch that an agent gives besides, that one is used.
+    Where it differs from the agent's loss in torch, the loss in torch is used.
     """
 
     slope: Callable[[float, float, float], float] | None
-    """Derivative of f by one log ratio, times the number of rows, from that, its advantage and `coef`.
+    """n times the derivative of E[f] by the log ratio of one of n rows, from that, its advantage and `coef`.
 
     It is compiled: it uses numbers and functions of NumPy. None: the value function learns alone.
     """

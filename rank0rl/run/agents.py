@@ -14,7 +14,7 @@ from typing import Any
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
 from rank0rl.envs.make import why
-from rank0rl.options import OptionError
+from rank0rl.options import OptionError, facts
 from rank0rl.run import files
 from rank0rl.run.options import RunOptions
 
@@ -65,7 +65,7 @@ def load_agent(algo: str) -> type[Agent]:
         )
     own = agent.Options
     for needed in (of.Options for of in agent.__mro__ if issubclass(of, Agent)):
-        if needed is not Agent.Options and not issubclass(own, needed):
+        if facts(needed).keys() - facts(own).keys():
             raise ValueError(
                 f"{agent.__name__}.Options must derive from {needed.__name__}, which the agent's base "
                 f"class needs: got {own.__name__}; import {needed.__name__} from {needed.__module__}, "

@@ -44,7 +44,8 @@ class ClosedForm(NamedTuple):
     slope: Callable[[float, float, float], float] | None
     """n times the derivative of E[f] by the log ratio of one of n rows, from that, its advantage and `coef`.
 
-    It is compiled: it uses numbers and functions of NumPy. None: the value function learns alone.
+    It is compiled: it uses numbers and functions of NumPy. If numba cannot compile it, the loss in torch is
+    used. None: the value function learns alone.
     """
     coef: float = 0.0
     """The third argument of `slope`."""
@@ -220,8 +221,8 @@ class Part:
         self._name = name
 
     def __get__(self, agent: Any, owner: type | None = None) -> Any:
-        """Return the part."""
-        return getattr(agent.nets, self._name)
+        """Return the part; of the class, this attribute itself."""
+        return self if agent is None else getattr(agent.nets, self._name)
 
     def __set__(self, agent: Any, value: Any) -> None:
         """Refuse another one, which would not be used everywhere."""

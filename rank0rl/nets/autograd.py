@@ -80,10 +80,12 @@ class AutogradSteps:
         """Compute the gradient of a minibatch; return log ratios, errors and the entropy, (1,)."""
         assert self._loss
         log_ratio, entropy, value, rows = self._evaluate(self._nets, rows)
+        error = (value - rows["ret"]).detach()  # before the loss, which may change all in place
+        seen = log_ratio.detach().clone(), error, entropy.detach().clone().reshape(1)
         loss = self._loss(log_ratio, entropy, value, rows)
         self._adam.flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        return log_ratio.detach(), (value - rows["ret"]).detach(), entropy.detach().reshape(1)
+        return seen
 
 
 def tensors(rows: Batch) -> dict[str, Tensor]:

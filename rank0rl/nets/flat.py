@@ -59,25 +59,19 @@ class Flat:
         for grad in grads:
             grad.mul_(scale)
 
-    def check_holds(self, module: nn.Module) -> None:
-        """Check that it holds the parameters of a module.
+    def check(self, module: nn.Module) -> None:
+        """Check that it holds the parameters of a module, and that they and their gradients still are views.
 
         Raises:
-            RuntimeError: if one of them is not there; the message names it.
+            RuntimeError: if one does not; the message names it.
         """
         held = {id(p) for _, p, _, _ in self._views}
         for name, p in module.named_parameters():
             if id(p) not in held:
                 raise RuntimeError(
-                    f"{name} is not in the flat vector: flatten the networks that learn"
+                    f"{name} is not in the flat vector: flatten the networks that learn, and give "
+                    f"the vector an optimizer: flat = Flat(module), adam = Adam(flat)"
                 )
-
-    def check(self) -> None:
-        """Check that parameters and gradients still are views.
-
-        Raises:
-            RuntimeError: if one is not; the message names it.
-        """
         for name, p, address, grad_address in self._views:
             if p.data_ptr() != address:
                 raise RuntimeError(f"{name} has left the flat vector: flatten after a copy or move")

@@ -297,7 +297,7 @@ class Recorder:
             "return_mean": mean(progress["returns"]) if progress["returns"] else None,
             **({"best_eval": progress["best_eval"]} if self._options.eval_every else {}),
             "weights_sha256": weights.sha256_tensors(self._boundary["weights"]),
-            "updates": self.state.agent.updates,
+            **({"updates": self.state.agent.updates} if self.state.agent.updates else {}),
             "ended": self._ended,
         }
 

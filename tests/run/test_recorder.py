@@ -39,6 +39,17 @@ def test_the_spread_of_the_last_100_episodes(tmp_path, monkeypatch):
     assert 0 < float(row["return_std"]) < high - low
 
 
+def test_a_start_without_an_update_says_nothing_of_updates(tmp_path):
+    def summary():
+        return json.loads((tmp_path / "summary.json").read_text())
+
+    train(tmp_path, *SMALL, "--total-steps", "64")
+    before = summary()
+    assert before.pop("updates") == "compiled"
+    resume(tmp_path)
+    assert summary() == before
+
+
 def test_silence_is_kept_but_for_errors(tmp_path):
     done = train(tmp_path / "a", *SMALL, "--total-steps", "128", "--quiet", nprocs=2)
     assert done.stdout == done.stderr == ""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rank0rl.batch import Batch, minibatches
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss
-from rank0rl.nets.flat import Adam, Flat
+from rank0rl.nets.flat import Adam, Flat, tensors
 
 Array = npt.NDArray[Any]
 
@@ -86,8 +86,3 @@ class AutogradSteps:
         self._adam.flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         return seen
-
-
-def tensors(rows: Batch) -> dict[str, Tensor]:
-    """Return the arrays of a batch as tensors of the same memory."""
-    return {name: torch.from_numpy(x) for name, x in rows.items()}

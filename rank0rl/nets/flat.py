@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rank0rl.batch import Batch
+
 Array = npt.NDArray[Any]
 
 
@@ -85,6 +87,11 @@ class Flat:
 def place(parameter: Tensor, vector: Tensor) -> int:
     """Return where a parameter begins in the flat vector that holds it."""
     return (parameter.data_ptr() - vector.data_ptr()) // vector.element_size()
+
+
+def tensors(rows: Batch) -> dict[str, Tensor]:
+    """Return the arrays of a batch as tensors of the same memory."""
+    return {name: torch.from_numpy(x) for name, x in rows.items()}
 
 
 def derivatives(loss: Tensor, by: Sequence[Tensor]) -> Sequence[Tensor | None]:

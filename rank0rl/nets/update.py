@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from rank0rl.batch import Batch, take
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, Outputs, ValueFunction
-from rank0rl.nets.autograd import AutogradSteps, tensors
-from rank0rl.nets.flat import Adam, Flat, derivatives
+from rank0rl.nets.autograd import AutogradSteps
+from rank0rl.nets.flat import Adam, Flat, derivatives, tensors
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.mlp import MLP
 from rank0rl.nets.policies import Policy

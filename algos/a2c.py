@@ -80,6 +80,7 @@ class A2C(Agent):
         entropy = self.policy.entropy(now)
         self.flat.zero_grad()
         (policy_loss + opt.value_coef * value_loss - opt.entropy_coef * entropy).backward()
+        self.flat.check(nn.ModuleDict(self.modules()))
         self.flat.limit_norm(opt.max_grad_norm)
         self.adam.step(value_at(opt.lr, progress))
         self.norm.merge(batch["obs"])

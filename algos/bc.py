@@ -105,7 +105,7 @@ class BC(Agent):
                     break
         ev = explained_variance(batch["val"], batch["ret"])
         self.value.merge(batch["ret"])
-        self.value_flat.check()
+        self.value_flat.check(self.value)
         x, epochs, size = self.norm.numpy(batch["obs"]), opt.value_epochs, opt.minibatch_size
         value_loss = self.fit_value(x, batch["ret"], rng, lr, epochs, size)
         loss = float(np.mean(losses))
@@ -117,7 +117,7 @@ class BC(Agent):
         loss = -self.policy.logp(now, torch.from_numpy(few["act"])).mean()
         self.flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.flat.check()
+        self.flat.check(self.policy)
         self.flat.limit_norm(1.0)
         self.adam.step(lr)
         return loss.item()

@@ -116,7 +116,7 @@ class KLPPO(Agent):
         metrics = self.improve(**{name: torch.from_numpy(x) for name, x in rows.items()})
         ev = explained_variance(batch["val"], ret)
         self.value.merge(ret)
-        self.value_flat.check()
+        self.value_flat.check(self.value)
         if self.previous:
             obs = np.concatenate([obs, self.norm.numpy(self.previous["obs"])])
             ret = np.concatenate([ret, self.previous["ret"]])
@@ -134,7 +134,7 @@ class KLPPO(Agent):
         The arguments are rows of `ActorCritic.training_rows`, as tensors. Returns numbers for the record.
         """
         opt, policy = self.options, self.policy
-        self.flat.check()
+        self.flat.check(policy)
         with torch.no_grad():
             was = policy.distribution(obs, mask)
         for epoch in range(opt.epochs + 1):

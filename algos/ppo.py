@@ -110,7 +110,7 @@ class PPO(Agent):
         rows = {**more, **self.nets.training_rows(batch)}
         rows["ret"] = rows["ret"] / self.value.scale.numpy()
         rows["val"] = rows["val"] / self.value.scale.numpy()
-        self.flat.check()
+        self.flat.check(self.nets.trained())
         rows = self.steps.begin(rows, self.loss, self.closed_form())
         epoch = 0
         while epoch < opt.epochs:

@@ -66,7 +66,7 @@ class Reinforce(Agent):
         loss = -(self.policy.logp(now, torch.from_numpy(batch["act"])) * adv).mean()
         self.flat.zero_grad()
         loss.backward()
-        self.flat.check()
+        self.flat.check(self.policy)
         self.adam.step(value_at(self.options.lr, progress))
         return {"loss": loss.item()}
 

@@ -93,7 +93,7 @@ class TRPO(Agent):
         metrics = self.improve(target_kl, **tensors)
         ev = explained_variance(batch["val"], ret)
         self.value.merge(ret)
-        self.value_flat.check()
+        self.value_flat.check(self.value)
         epochs, size = opt.value_epochs, opt.value_minibatch_size
         loss = self.fit_value(obs, ret, rng, value_lr, epochs, size)
         self.norm.merge(batch["obs"])
@@ -123,7 +123,7 @@ class TRPO(Agent):
         """
         opt, policy = self.options, self.policy
         theta = self.flat.vectors[0]
-        self.flat.check()
+        self.flat.check(policy)
         before = policy.distribution(obs, mask)
         was = tuple(x.detach() for x in before)
 

@@ -9,10 +9,11 @@
 from dataclasses import dataclass
 
 import torch
+from torch.nn import Sequential, Tanh
 
 import rank0rl
 from rank0rl.agent import choose
-from rank0rl.nets.layers import MLP  # a row of it has the same bits in every batch
+from rank0rl.nets.layers import Linear  # a row of it has the same bits in every batch
 from rank0rl.returns import advantages
 
 
@@ -32,8 +33,8 @@ class MyA2C(rank0rl.Agent):
 
     def __init__(self, spaces, options, rng):
         self.space = spaces.act
-        self.policy = MLP([spaces.obs.size, 64, spaces.act.size])
-        self.value = MLP([spaces.obs.size, 64, 1])
+        self.policy = Sequential(Linear(spaces.obs.size, 64), Tanh(), Linear(64, spaces.act.size))
+        self.value = Sequential(Linear(spaces.obs.size, 64), Tanh(), Linear(64, 1))
         both = torch.nn.ModuleList([self.policy, self.value])
         self.adam = torch.optim.Adam(both.parameters(), lr=options.lr)
 

@@ -8,10 +8,11 @@ Source: Burda et al. 2018, arXiv:1810.12894.
 from dataclasses import dataclass, replace
 
 import torch
+from torch.nn import Sequential, Tanh
 
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.batch import minibatches
-from rank0rl.nets.layers import MLP  # a row of it has the same bits in every batch
+from rank0rl.nets.layers import Linear  # a row of it has the same bits in every batch
 from rank0rl.nets.normalize import Moments
 from rank0rl.options import option
 
@@ -33,8 +34,8 @@ class RND(PPO):
 
     def __init__(self, spaces, options, rng):
         super().__init__(spaces, options, rng)
-        self.target = MLP([spaces.obs.size, 64, 32])
-        self.predictor = MLP([spaces.obs.size, 64, 32])
+        self.target = Sequential(Linear(spaces.obs.size, 64), Tanh(), Linear(64, 32))
+        self.predictor = Sequential(Linear(spaces.obs.size, 64), Tanh(), Linear(64, 32))
         self.errors = Moments(())
         self.bonus_adam = torch.optim.Adam(self.predictor.parameters(), options.bonus_lr)
 

@@ -14,7 +14,7 @@ class SPO(PPO):
     def loss(self, log_ratio, entropy, value, rows):
         """Return the loss of a minibatch: maximize r A - |A| / (2 clip_ratio) (r - 1)^2.
 
-        Advantages are normalized over the batch, whatever --normalize says.
+        The advantages in `rows` are normalized over the batch. `--normalize minibatch` changes nothing here.
         """
         ratio, adv = log_ratio.exp(), rows["adv"]
         objective = ratio * adv - adv.abs() / (2 * self.clip_ratio) * (ratio - 1).square()

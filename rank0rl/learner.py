@@ -112,9 +112,10 @@ class Learner:
             wrong = tensor.isnan() if name in self._infinite else tensor * 0  # inf * 0 is nan
             if wrong.any():
                 raise FloatingPointError(
-                    f"{name!r} holds {'nan' if tensor.isnan().any() else 'inf'}: try a lower "
-                    f"learning rate, or smaller rewards and observations; the run's last "
-                    f"checkpoint is from before this update"
+                    f"{name!r} holds {'nan' if tensor.isnan().any() else 'inf'}: look for nan "
+                    f"and inf in a loss of your own and in its gradient, or try a lower learning rate, or "
+                    f"smaller rewards and observations; the run's last checkpoint is from before this "
+                    f"update"
                 )
 
 
@@ -177,15 +178,18 @@ def _free_cores(options: RunOptions) -> int:
 
 
 def _check_metrics(metrics: Any) -> None:
-    """Raise unless an update has returned what can be recorded."""
-    if (
-        not isinstance(metrics, Mapping)
-        or not all(isinstance(name, str) and name.isprintable() for name in metrics)
-        or not all(map(_is_number, metrics.values()))
-    ):
+    """Raise unless an update has returned what can be recorded, and name what cannot."""
+    wrong = metrics
+    if isinstance(metrics, Mapping):
+        wrong = {k: x for k, x in metrics.items() if not (_is_name(k) and _is_number(x))}
+    if wrong or not isinstance(metrics, Mapping):
         raise TypeError(
-            f"update must return a dict of name -> number, for the record: got {metrics!r:.100}"
+            f"update must return a dict of name -> number, for the record: got {wrong!r:.100}"
         )
+
+
+def _is_name(name: Any) -> bool:
+    return isinstance(name, str) and name.isprintable()
 
 
 def _is_number(value: Any) -> bool:
@@ -193,4 +197,4 @@ def _is_number(value: Any) -> bool:
         float(value)
     except (TypeError, ValueError):
         return False
-    return np.ndim(value) == 0
+    return np.ndim(value) == 0 and not isinstance(value, str | bytes)

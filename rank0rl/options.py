@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -252,7 +253,9 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _type_name(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    """Return the name of a type as a user of TOML knows it."""
+    name = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    return re.sub(r"tuple\[(\w+), \.\.\.\]", r"a list of \1", name)
 
 
 def flag(name: str) -> str:

@@ -27,7 +27,7 @@ from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import comm
 from rank0rl.mpi.threads import set_threads
-from rank0rl.nets.networks import cost_notes
+from rank0rl.nets.networks import network_notes
 from rank0rl.options import OptionError, as_settings, flag, names
 from rank0rl.run import checkpoint, machine, settings
 from rank0rl.run.agents import load_agent, make_agent
@@ -216,7 +216,7 @@ def _open_record(
     changes = machine.differences(starts[-2], starts[-1]) if len(starts) > 1 else []
     differences = [*changes, *_host_differences(machines)]
     modules = state.agent.modules().values()
-    notes = [*plan.notes, *cost_notes(modules, getattr(plan.agent, "epochs", 1), options.device)]
+    notes = [*plan.notes, *network_notes(modules, plan.agent, options.device)]
     notes += [plan.agents_note] if plan.agents_note else []
     notes += [f"{each}: the last bits of the curve may differ" for each in differences]
     for note in notes:

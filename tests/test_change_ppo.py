@@ -17,8 +17,10 @@ from examples.spo import SPO
 from examples.symmetry import Symmetry
 from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.algos.ppo import PPO
+from rank0rl.run.agents import load_agent
 
-PAGE = HERE.parent / "docs" / "change-ppo.md"
+DOCS = HERE.parent / "docs"
+PAGE, UPDATES = DOCS / "change-ppo.md", DOCS / "updates.md"
 LOSS = "compiled, loss by torch (loss and closed_form differ)"
 OWN_NETWORK = "by autograd (the loss computes networks itself)"
 HOW = {  # example -> how the page says that its updates are computed
@@ -91,10 +93,22 @@ def test_spo_has_its_best_ratio_at_the_limit_and_pulls_back_what_is_beyond():
 
 @pytest.mark.slow  # the compiler runs
 def test_the_closed_form_on_the_page_is_that_of_spo(tmp_path):
-    [code] = re.findall(r"^```python\n(import numpy.*?)^```$", PAGE.read_text(), re.M | re.S)
+    [code] = re.findall(r"^```python\n(import numpy.*?)^```$", UPDATES.read_text(), re.M | re.S)
     (tmp_path / "closed.py").write_text(code)
     done = train(tmp_path / "run", *SMALL, "--algo", f"{tmp_path / 'closed.py'}:CompiledSPO")
     assert "updates: compiled\n" in done.stdout
+
+
+def test_the_huber_loss_on_the_page_is_ppos_near_0_and_a_line_beyond_one_deviation(tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
+    [code] = [block for block in blocks if "class Huber" in block]
+    (tmp_path / "huber.py").write_text(code)
+    huber, ppo = made(load_agent(f"{tmp_path / 'huber.py'}"), entropy_coef=0.1), made(PPO)
+    log_ratio = torch.tensor([0.5, -0.5])
+    for error, more in ((0.9, -0.1 * 2), (3.0, -0.1 * 2 - 0.5 * (3**2 - (2 * 3 - 1)))):
+        value, rows = torch.full((2,), error), {"adv": torch.ones(2), "ret": torch.zeros(2)}
+        given = log_ratio, torch.tensor(2.0), value, rows
+        torch.testing.assert_close(huber.loss(*given), ppo.loss(*given) + more)
 
 
 def test_a_kl_penalty_keeps_the_policy_near_and_a_weight_of_0_is_ppo(tmp_path):

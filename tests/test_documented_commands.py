@@ -188,7 +188,8 @@ def checkout(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name)
     for name in ("train.py", "Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder / name)
-    own = [block("policies.md", "class MyPPO"), block("python.md", "class MLflow")]
+    pages = {"policies": "MyPPO", "python": "MLflow", "change-ppo": "Huber"}
+    own = [block(f"{page}.md", f"class {name}") for page, name in pages.items()]
     (folder / "my_file.py").write_text("\n".join([*own, MY_FILE]))
     (folder / "mlflow.py").write_text(
         "log_params = log_metrics = end_run = lambda *_, **__: None\n"

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from helpers.ranks import HERE, on_ranks, run, typed
-from helpers.runs import mean_return, train_here
+from helpers.runs import mean_return, needs_onnx, train_here
 
 import rank0rl
 from rank0rl.algos.ppo import PPO, PPOOptions
@@ -92,13 +92,18 @@ def test_the_numbered_examples_are_short_and_in_the_docs():
         assert f"\n    python examples/{name}.py" in doc(path), name
 
 
-@pytest.mark.parametrize("name", NUMBERED)
+@pytest.fixture(params=NUMBERED)
+def name(request):
+    if request.param == "10_export":
+        needs_onnx()
+    return request.param
+
+
 def test_a_numbered_example_can_be_imported(name):
     importlib.import_module(f"examples.{name}")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NUMBERED)
 def test_a_numbered_example_runs(name, tmp_path):
     lines = typed(f"python {EXAMPLES}/{name}.py", cwd=tmp_path)
     pattern, least = NUMBERED[name]

@@ -17,11 +17,11 @@ MOST_LINES = 450  # of a file: more is a second idea
 
 # Today's numbers. `python benchmarks/house.py` prints them; its docstring says how each one is counted.
 HOUSE = {
-    "files": 129,
+    "files": 130,
     "top_modules": 16,
-    "public_names": 552,
-    "loop_files": 57,
-    "train_files": 82,
+    "public_names": 551,
+    "loop_files": 58,
+    "train_files": 83,
     "path_files": 25,
     "path_short": 0,
 }

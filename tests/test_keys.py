@@ -63,7 +63,7 @@ def test_the_exported_policy_takes_only_its_own():
     np.testing.assert_array_equal(got, expected)
     assert 0 < got.mean() < 1
     assert isinstance(agent.policy.mlp.net.weights[0], torch.nn.Parameter)
-    agent.flat.check()  # the agent can go on learning
+    agent.flat.check(agent.policy)  # the agent can go on learning
 
 
 def test_networks_of_ones_own_take_what_they_see():

@@ -347,9 +347,15 @@ def test_whole_runs_with_two_seeds_differ(tmp_path):
         ({"loss": np.zeros(2)}, 0.0, "update must return a dict of name -> number"),
         ({"loss": None}, 0.0, "update must return a dict of name -> number"),
         ({"loss": "x,y"}, 0.0, "update must return a dict of name -> number"),
+        ({"kl": "0.1"}, 0.0, "update must return a dict of name -> number"),
+        (
+            {**{f"metric_{i}": 0.1 for i in range(50)}, "loss": "none"},
+            0.0,
+            "for the record: got {'loss': 'none'}",
+        ),
         ({1: 0.0}, 0.0, "update must return a dict of name -> number"),
         ({"a\nb": 0.0}, 0.0, "update must return a dict of name -> number"),
-        ({"loss": 0.0}, np.nan, "'bias' holds nan"),
+        ({"loss": 0.0}, np.nan, "'bias' holds nan: look for nan and inf in a loss of your own"),
         ({"loss": 0.0}, -np.inf, "'bias' holds inf"),
     ],
 )

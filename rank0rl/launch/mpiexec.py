@@ -72,7 +72,8 @@ _REMEDIES = {
 # A batch system may signal every process of a job, this shell too: it goes on waiting for its rank.
 # Its last words may still be on their way through the launcher: a line that follows them on either stream
 # tells the supervisor when they are there.
-# The sleep is short enough to leave nothing behind if the supervisor is gone.
+# It stays while its launcher lives, for 30 s at most: elsewhere, nobody else ends it once the launcher is killed.
+# A zombie does not live: in a container without an init process, a launcher without a supervisor stays one.
 _SHELL = """
 rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}}
 job=$RANK0RL_JOB
@@ -80,6 +81,11 @@ exec 3>&2 2>/dev/null
 trap : TERM USR1
 end_of() {
     while wait $1; status=$?; [ $status -gt 128 ] && kill -0 $1; do :; done
+}
+lives() {
+    read -r stat < /proc/$1/stat
+    case ${stat##*) } in Z*) return 1 ;; esac
+    kill -0 $1
 }
 here=$(uname -n)
 read -r supervisor nprocs host < "$job/begun"
@@ -93,7 +99,7 @@ if [ "$host" = "$here" ]; then
     if [ $status = 0 ] && [ -e "$job/ended.$rank" ]; then
         [ -e "$job/meets.$rank" ] && exit 0
         count() { set -- "$job/$1".[0-9]*; echo $#; }
-        while [ $(count ended) -lt $nprocs ] && kill -0 $supervisor; do sleep 0.05; done
+        while [ $(count ended) -lt $nprocs ] && lives $supervisor; do sleep 0.05; done
         exit 0
     fi
     mark() { (printf '\\036%s %s.%s \\n' "${job##*/}" $1 $rank); }
@@ -108,7 +114,7 @@ else
         case ${stat##*) } in T*) now=T ;; *) now= ;; esac
         [ "$now" = "$was" ] || say state $now
         was=$now
-        [ -d /proc/$PPID ] || kill -9 $child
+        lives $PPID || kill -9 $child
         sleep 1 3>&-
     done > /dev/null &
     end_of $child
@@ -116,7 +122,8 @@ else
     say status $status
     [ $status = 0 ] && exit 0
 fi
-sleep 30
+stayed=0
+while lives $PPID && [ $((stayed += 1)) -le 30 ]; do sleep 1; done
 exit $status
 """
 

@@ -144,7 +144,7 @@ class Supervisor:
         if launcher is not None:
             self._drain()  # files from other hosts may be in it
         interrupted = self._folder / "interrupted"
-        if not self._received and interrupted.exists():
+        if not self._received and interrupted.exists() and not self._failures.find_lost():
             self._received.append(int(interrupted.read_text()))
         found = not self._received and self._failures.find(launcher)
         if self._failures.code == SUCCESS:
@@ -226,6 +226,11 @@ class _FailureDetector:
             return True
         return self._find_ended(launcher) or (launcher is None and self._find_lasting())
 
+    def find_lost(self) -> bool:
+        """Look at once for a rank whose end nobody waits for. Open MPI's launcher then ends all by SIGTERM."""
+        why = self._lost()
+        return bool(why) and self.report(FAILURE, why)
+
     def report(self, code: int, why: str) -> bool:
         """Print why the job ends and keep the exit code; if a rank reports, its code counts. Return True."""
         return self._keep(code, why, self._claim())
@@ -251,7 +256,7 @@ class _FailureDetector:
             together = ranks.has("ended", rank)
             said = together and status == WRONG_USE  # rank 0 has reported it for all
             why = "" if said else f"{self._name(rank)} {_how_it_ended(status, together)}"
-            return self.report(status or FAILURE, why)
+            return self.find_lost() or self.report(status or FAILURE, why)
         return launcher is not None and self._report_launcher(launcher)
 
     def _report_launcher(self, launcher: int) -> bool:
@@ -293,11 +298,14 @@ class _FailureDetector:
                 f"rank {late[0]} {what} within {self._start_timeout_s:g} s; raise the start timeout "
                 f"if it was still importing",
             )
-        orphans = ranks.orphans()
-        ends = ranks.ends()  # read later: a shell writes its rank's exit status first
-        lost = [why for rank, why in orphans.items() if rank not in ends]
         # At once if the launcher was ended.
-        return self._lasts("lost", lost, 0) and self.report(FAILURE, lost[0])
+        return self._lasts("lost", self._lost(), 0) and self.find_lost()
+
+    def _lost(self) -> str:
+        """Return why nobody waits for the end of a rank on this host, "" if there is no such rank."""
+        orphans = self._ranks.orphans()
+        ends = self._ranks.ends()  # read later: a shell writes its rank's exit status first
+        return next((why for rank, why in orphans.items() if rank not in ends), "")
 
     def _find_stopped(self) -> bool:
         """Look for processes that are stopped by a signal."""

@@ -38,7 +38,7 @@ def named_tensors(*things: Any, to_overwrite: bool = False) -> dict[str, Tensor]
     """
     found: dict[str, Tensor] = {}
     alone = len(things) == 1 and isinstance(things[0], Mapping)
-    for name, tensor in _tensors(things[0] if alone else things, "", to_overwrite):
+    for name, tensor in _tensors(things[0] if alone else things, (), to_overwrite):
         if name in found:
             raise ValueError(f"two weights are called {name!r}: give one of them another name")
         found[name] = tensor
@@ -48,10 +48,11 @@ def named_tensors(*things: Any, to_overwrite: bool = False) -> dict[str, Tensor]
     return found
 
 
-def _tensors(thing: Any, name: str, to_overwrite: bool) -> Iterator[tuple[str, Tensor]]:
+def _tensors(thing: Any, path: tuple[str, ...], to_overwrite: bool) -> Iterator[tuple[str, Tensor]]:
+    name = ".".join(path)
     if isinstance(thing, Mapping | list | tuple):
         for key, child in thing.items() if isinstance(thing, Mapping) else enumerate(thing):
-            yield from _tensors(child, f"{name}.{key}" if name else str(key), to_overwrite)
+            yield from _tensors(child, (*path, str(key)), to_overwrite)
     elif isinstance(thing, nn.Module):
         for key, tensor in [*thing.named_parameters(), *thing.named_buffers()]:
             yield f"{name}.{key}", tensor.data

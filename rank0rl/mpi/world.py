@@ -17,7 +17,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar
 
@@ -64,7 +65,7 @@ def world() -> Comm | None:
         mpi4py.rc.finalize = False  # a rank that ends early would wait there: see _leave
     # This component of Open MPI would say on stderr that it found no network.
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _files_in(job.my_folder()):
         warnings.simplefilter("ignore", RuntimeWarning)  # about another MPI's launcher: see below
         from mpi4py import MPI
 
@@ -89,6 +90,20 @@ def world() -> Comm | None:
         sys.excepthook = functools.partial(_end_job, fork.report)
     atexit.register(_leave, comm, ours)
     return comm
+
+
+@contextlib.contextmanager
+def _files_in(folder: Path | None) -> Iterator[None]:
+    """Let MPI make its files in the job's folder. Open MPI leaves some where a rank does not reach its launcher."""
+    before = os.environ.get("TMPDIR")
+    if folder:
+        os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        os.environ.pop("TMPDIR", None)
+        if before is not None:
+            os.environ["TMPDIR"] = before
 
 
 def among(comm: Comm | None) -> Comm | None:

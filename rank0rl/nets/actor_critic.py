@@ -38,13 +38,14 @@ Evaluate: TypeAlias = Callable[[Any, dict[str, Tensor]], Outputs]
 class ClosedForm(NamedTuple):
     """A loss in the form f(log r, A) + value_coef E[(V - R)^2] - entropy_coef H, for kernels.
 
-    Wherever it differs from the loss in torch that an agent gives besides, that one is used.
+    Where it differs from the agent's loss in torch, the loss in torch is used.
     """
 
     slope: Callable[[float, float, float], float] | None
-    """Derivative of f by one log ratio, times the number of rows, from that, its advantage and `coef`.
+    """n times the derivative of E[f] by the log ratio of one of n rows, from that, its advantage and `coef`.
 
-    It is compiled: it uses numbers and functions of NumPy. None: the value function learns alone.
+    It is compiled: it uses numbers and functions of NumPy. If numba cannot compile it, the loss in torch is
+    used. None: the value function learns alone.
     """
     coef: float = 0.0
     """The third argument of `slope`."""
@@ -220,8 +221,8 @@ class Part:
         self._name = name
 
     def __get__(self, agent: Any, owner: type | None = None) -> Any:
-        """Return the part."""
-        return getattr(agent.nets, self._name)
+        """Return the part; of the class, this attribute itself."""
+        return self if agent is None else getattr(agent.nets, self._name)
 
     def __set__(self, agent: Any, value: Any) -> None:
         """Refuse another one, which would not be used everywhere."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rank0rl.batch import Batch, minibatches
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss
-from rank0rl.nets.flat import Adam, Flat
+from rank0rl.nets.flat import Adam, Flat, tensors
 
 Array = npt.NDArray[Any]
 
@@ -80,12 +80,9 @@ class AutogradSteps:
         """Compute the gradient of a minibatch; return log ratios, errors and the entropy, (1,)."""
         assert self._loss
         log_ratio, entropy, value, rows = self._evaluate(self._nets, rows)
+        error = (value - rows["ret"]).detach()  # before the loss, which may change all in place
+        seen = log_ratio.detach().clone(), error, entropy.detach().clone().reshape(1)
         loss = self._loss(log_ratio, entropy, value, rows)
         self._adam.flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        return log_ratio.detach(), (value - rows["ret"]).detach(), entropy.detach().reshape(1)
-
-
-def tensors(rows: Batch) -> dict[str, Tensor]:
-    """Return the arrays of a batch as tensors of the same memory."""
-    return {name: torch.from_numpy(x) for name, x in rows.items()}
+        return seen

@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rank0rl.batch import Batch
+
 Array = npt.NDArray[Any]
 
 
@@ -59,25 +61,19 @@ class Flat:
         for grad in grads:
             grad.mul_(scale)
 
-    def check_holds(self, module: nn.Module) -> None:
-        """Check that it holds the parameters of a module.
+    def check(self, module: nn.Module) -> None:
+        """Check that it holds the parameters of a module, and that they and their gradients still are views.
 
         Raises:
-            RuntimeError: if one of them is not there; the message names it.
+            RuntimeError: if one does not; the message names it.
         """
         held = {id(p) for _, p, _, _ in self._views}
         for name, p in module.named_parameters():
             if id(p) not in held:
                 raise RuntimeError(
-                    f"{name} is not in the flat vector: flatten the networks that learn"
+                    f"{name} is not in the flat vector: flatten the networks that learn, and give "
+                    f"the vector an optimizer: flat = Flat(module), adam = Adam(flat)"
                 )
-
-    def check(self) -> None:
-        """Check that parameters and gradients still are views.
-
-        Raises:
-            RuntimeError: if one is not; the message names it.
-        """
         for name, p, address, grad_address in self._views:
             if p.data_ptr() != address:
                 raise RuntimeError(f"{name} has left the flat vector: flatten after a copy or move")
@@ -91,6 +87,11 @@ class Flat:
 def place(parameter: Tensor, vector: Tensor) -> int:
     """Return where a parameter begins in the flat vector that holds it."""
     return (parameter.data_ptr() - vector.data_ptr()) // vector.element_size()
+
+
+def tensors(rows: Batch) -> dict[str, Tensor]:
+    """Return the arrays of a batch as tensors of the same memory."""
+    return {name: torch.from_numpy(x) for name, x in rows.items()}
 
 
 def derivatives(loss: Tensor, by: Sequence[Tensor]) -> Sequence[Tensor | None]:

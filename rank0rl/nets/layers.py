@@ -9,9 +9,6 @@ ELU, Softplus and Mish do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-
 import torch
 from torch import Tensor, nn
 
@@ -26,22 +23,6 @@ class Linear(nn.Linear):
         stack = x.detach().numpy()[..., None, :] @ self.weight.detach().numpy().T
         out = torch.from_numpy(stack[..., 0, :])
         return out if self.bias is None else out + self.bias
-
-
-class MLP(nn.Sequential):
-    """Linear layers with activations between them.
-
-    Args:
-        sizes: number of inputs, of units in each hidden layer, and of outputs.
-        activation: makes the module after each hidden layer.
-    """
-
-    def __init__(self, sizes: Sequence[int], activation: Callable[[], nn.Module] = nn.Tanh) -> None:
-        """Draw the weights, from torch's global generator."""
-        layers: list[nn.Module] = []
-        for inputs, outputs in pairwise(sizes):
-            layers += [Linear(inputs, outputs), activation()]
-        super().__init__(*layers[:-1])
 
 
 class GRU(nn.Module):

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from rank0rl.batch import Batch, take
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, Outputs, ValueFunction
-from rank0rl.nets.autograd import AutogradSteps, tensors
-from rank0rl.nets.flat import Adam, Flat, derivatives, place
+from rank0rl.nets.autograd import AutogradSteps
+from rank0rl.nets.flat import Adam, Flat, derivatives, tensors
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.mlp import MLP
 from rank0rl.nets.policies import Policy
@@ -33,6 +33,9 @@ _FEW, _LOOK = 256, 32  # rows whose gradient is checked, and whose entropy is ta
 _NEAR = 2e-4  # kernels and autograd round differently, by less than this share of the largest
 _EXACT = 1e-6  # derivatives by one log ratio, value or entropy: some roundings of float32
 _APART = 1e-3  # log ratios before the first step: at most 1e-5 were seen
+_IN_PLACE = (
+    "the loss changes an argument in place: write x = x.clamp(...), not x.clamp_(...) or x += ..."
+)
 
 
 class GradientSteps:
@@ -65,7 +68,7 @@ class GradientSteps:
         threads: int = 1,
     ) -> None:
         """Raise RuntimeError if Adam is not over the parameters of these networks."""
-        adam.flat.check_holds(nets)
+        adam.flat.check(nets)
         self._nets, self._evaluate, self._adam = nets, evaluate, adam
         self._trained = [p for p in nets.parameters() if p.requires_grad]
         self._compiled: CompiledSteps | None = None
@@ -98,8 +101,17 @@ class GradientSteps:
         Returns:
             The rows, where the steps compute.
         """
+        broken = self._compiled.why_not(closed) if self._compiled else ""
+        closed = None if broken else closed
         if len(rows["obs"]) and (self._base or self._is_away):
-            way, why = self._way(rows, loss, closed)
+            try:
+                way, why = self._way(rows, loss, closed)
+            except RuntimeError as error:
+                if "in-place operation" not in str(error):
+                    raise
+                raise ValueError(_IN_PLACE) from error
+            if broken and way == LOSS:
+                why = f" (its closed form does not compile: {broken})"
             if self._is_away and why:
                 raise ValueError(
                     f"{why}, which learn on another device as a copy: its gradient would be lost; give the "
@@ -176,8 +188,9 @@ class GradientSteps:
         self._checked, found = True, None
         for each in compiled.ways[compiled.ways.index(way) :]:
             got = compiled.gradient(each, _copy(few), loss, closed)
+            by_network = compiled.by_network
             if got and _agree(
-                [*self._by_network(got[0]), *got[1:3]], [*self._by_network(wanted[0]), *wanted[1:3]]
+                [*by_network(got[0]), *got[1:3]], [*by_network(wanted[0]), *wanted[1:3]]
             ):
                 compiled.knows_entropy = _agree(got[3:], wanted[3:])
                 found = each
@@ -191,15 +204,6 @@ class GradientSteps:
                 f"old probability are not 1 before the first step"
             )
         return found
-
-    def _by_network(self, gradient: Array) -> list[Array]:
-        """Return the parts of a gradient, one for each network."""
-        [theta] = self._adam.flat.vectors
-        places = [
-            [slice(place(p, theta), place(p, theta) + p.numel()) for p in net.parameters()]
-            for net in self._nets.values()
-        ]
-        return [np.concatenate([gradient[each] for each in of]) for of in places]
 
     def _take(self, way: str | None, why: str) -> None:
         """Take a way of the kernels, or autograd."""
@@ -358,9 +362,7 @@ class FisherProducts:
         if not self._checked:
             few = obs[:_FEW], None if mask is None else mask[:_FEW]
             wanted = self._slow(*few)
-            ones = torch.ones(
-                sum(p.numel() for p in self._slow.args[0].parameters()), dtype=obs.dtype
-            )
+            ones = _flat(tuple(map(torch.ones_like, self._slow.args[0].parameters())))
             got = self._fast(*few)(ones)
             self._checked = True
             if not _agree([got.numpy()], [wanted(ones).numpy()]):

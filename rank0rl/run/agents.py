@@ -14,7 +14,7 @@ from typing import Any
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
 from rank0rl.envs.make import why
-from rank0rl.options import OptionError
+from rank0rl.options import OptionError, facts
 from rank0rl.run import files
 from rank0rl.run.options import RunOptions
 
@@ -40,7 +40,7 @@ def load_agent(algo: str) -> type[Agent]:
             agent.
 
     Raises:
-        ValueError: if there is no such agent, or it lacks a method.
+        ValueError: if there is no such agent, or it lacks a method or options.
     """
     where, _, name = algo.partition(":")
     module = _import(where, algo)
@@ -63,6 +63,14 @@ def load_agent(algo: str) -> type[Agent]:
             f"agent {agent.__name__} has no {' and no '.join(missing)}: expected "
             f"{', '.join(_METHODS[m] for m in missing)}; rank0rl/agent.py says what each one returns"
         )
+    own = agent.Options
+    for needed in (of.Options for of in agent.__mro__ if issubclass(of, Agent)):
+        if facts(needed).keys() - facts(own).keys():
+            raise ValueError(
+                f"{agent.__name__}.Options must derive from {needed.__name__}, which the agent's base "
+                f"class needs: got {own.__name__}; import {needed.__name__} from {needed.__module__}, "
+                f"and write class {own.__name__}({needed.__name__})"
+            )
     return agent
 
 

@@ -30,58 +30,58 @@ class NotSaved(Exception):
     """Failure to write a file of the run. For a checkpoint, the message names the last complete one."""
 
 
-def snapshot(value: Any, name: str = "") -> Any:
+def snapshot(value: Any, path: tuple[Any, ...] = ()) -> Any:
     """Return a copy of nested dicts and lists of tensors, arrays, numbers and strings; arrays become tensors.
 
     Args:
         value: what to copy.
-        name: its dotted name, for error messages.
+        path: the keys that lead to it, for error messages.
 
     Raises:
         TypeError: for any other object, because loading it from a file would run code.
     """
     if isinstance(value, Mapping):
-        return {_plain(k, name): snapshot(v, _below(name, k)) for k, v in value.items()}
+        return {_plain(k, path): snapshot(v, (*path, k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [snapshot(each, _below(name, i)) for i, each in enumerate(value)]
+        return [snapshot(each, (*path, i)) for i, each in enumerate(value)]
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         return torch.from_numpy(value.copy())
-    return _plain(value.item() if isinstance(value, np.generic) else value, name)
+    return _plain(value.item() if isinstance(value, np.generic) else value, path)
 
 
-def _plain(value: Any, name: str) -> Any:
+def _plain(value: Any, path: tuple[Any, ...]) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(
         f"a checkpoint holds tensors, arrays, numbers and strings, in dicts and lists: got "
-        f"{type(value).__name__} in {name or 'its state'!r}"
+        f"{type(value).__name__} in {_dotted(path) or 'its state'!r}"
     )
 
 
 def first_difference(a: Any, b: Any) -> str | None:
     """Return the name of the first item in which two snapshots differ, bit for bit; None if they are equal."""
     mine, other = _comparable(a), _comparable(b)
-    differ = (name for name in {**mine, **other} if mine.get(name) != other.get(name))
-    return next(differ, None)
+    differ = (path for path in {**mine, **other} if mine.get(path) != other.get(path))
+    return next(map(_dotted, differ), None)
 
 
-def _comparable(value: Any, name: str = "") -> dict[str, Any]:
-    """Return, by name, the bytes or the text of each leaf and the size of each dict and list."""
+def _comparable(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
+    """Return, by path, the bytes or the text of each leaf and the size of each dict and list."""
     if isinstance(value, torch.Tensor):
         raw = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return {name: (value.dtype, value.shape, raw)}
+        return {path: (value.dtype, value.shape, raw)}
     if not isinstance(value, dict | list):
-        return {name: repr(value)}
-    found: dict[str, Any] = {name: len(value)}
+        return {path: repr(value)}
+    found: dict[tuple[Any, ...], Any] = {path: len(value)}
     for key, child in value.items() if isinstance(value, dict) else enumerate(value):
-        found |= _comparable(child, _below(name, key))
+        found |= _comparable(child, (*path, key))
     return found
 
 
-def _below(name: str, key: Any) -> str:
-    return f"{name}.{key}" if name else str(key)
+def _dotted(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))
 
 
 def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int | str) -> None:

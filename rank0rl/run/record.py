@@ -71,6 +71,9 @@ def known_mean(values: Any) -> float:
     return mean([value for value in values if not np.isnan(value)])
 
 
+_NO_EPISODE = "no episode has ended"
+
+
 def _console_line(
     state: State, seconds_left: float | None, steps_per_s: float, metrics: Mapping[str, float]
 ) -> str:
@@ -83,17 +86,18 @@ def _console_line(
         metrics: numbers that the agent's update returned.
     """
     progress, over = state.progress, min(state.share_over(), 1.0)
+    ended = _NO_EPISODE
+    if progress.returns:
+        ended = f"return {mean(progress.returns):.5g}  length {mean(progress.lengths):.0f}"
     means = {name: known_mean(values) for name, values in progress.infos.items()}
     figures = {
-        "return": f"{mean(progress.returns):.5g}",
-        "length": f"{mean(progress.lengths):.0f}",
         **{name: f"{metrics[name]:.2g}" for name in ("kl", "entropy") if name in metrics},
         **{name: f"{value:.3g}" for name, value in means.items()},
     }
     steps = f"{progress.steps:,}" if progress.steps < 1e7 else f"{progress.steps / 1e6:.1f}M"
     left = "" if seconds_left is None else f", {_clock(max(seconds_left, 0.0))} left"
     return (
-        f"{progress.iteration}: {steps} steps ({over:.0%}{left})  "
+        f"{progress.iteration}: {steps} steps ({over:.0%}{left})  {ended}  "
         + "".join(f"{name} {figure}  " for name, figure in figures.items())
         + f"{steps_per_s:,.0f}/s"
     )
@@ -109,8 +113,9 @@ def _console_table(summary: Mapping[str, Any], episodes: int, folder: Path) -> s
     """Return the summary of a run as a table, with the number of episodes in its mean return."""
     nprocs = summary.get("nprocs", 1)
     ranks = f"{nprocs} rank{'s' * (nprocs > 1)}"
+    ret = f"{short(summary['return_mean'])}  mean of the last {episodes} episodes"
     rows = {
-        "return": f"{short(summary['return_mean'])}  mean of the last {episodes} episodes",
+        "return": ret if episodes else _NO_EPISODE,
         "best evaluation": short(summary["best_eval"]) if "best_eval" in summary else "",
         "steps": f"{summary['steps']:,} in {summary['iterations']:,} iterations and {summary['episodes']:,} episodes",
         "time": f"{_clock(summary['seconds'])}, {summary['steps_per_s']:,.0f} steps/s on {ranks}",
@@ -292,7 +297,7 @@ class Recorder:
             "return_mean": mean(progress["returns"]) if progress["returns"] else None,
             **({"best_eval": progress["best_eval"]} if self._options.eval_every else {}),
             "weights_sha256": weights.sha256_tensors(self._boundary["weights"]),
-            "updates": self.state.agent.updates,
+            **({"updates": self.state.agent.updates} if self.state.agent.updates else {}),
             "ended": self._ended,
         }
 

@@ -36,7 +36,7 @@ from rank0rl.run.trust import trusted
 from rank0rl.tools.evaluate import RunToLoad
 
 _SAY_S = 10.0  # seconds between two lines of progress
-_LOOK_S = 0.5  # seconds between two looks at the record, which is read as a whole
+_LOOK_S = 0.5  # seconds between two looks at the record, which is read as a whole if it has changed
 
 # A sample.
 _SHARE = 0.05  # of the run's time
@@ -404,12 +404,13 @@ def _trained(
             preexec_fn=functools.partial(end_with_parent, os.getpid()),  # noqa: PLW1509
         )
         try:
-            ended = False
+            ended, seen = False, None
             while not ended:
                 ended = process.poll() is not None
-                rows = read_rows(run)
-                yield from rows[read:]
-                read = len(rows)
+                if (now := _stamp(run / "progress.csv")) != seen:
+                    rows, seen = read_rows(run), now
+                    yield from rows[read:]
+                    read = len(rows)
                 time.sleep(0 if ended else _LOOK_S)
         finally:
             if process.poll() is None:
@@ -425,3 +426,12 @@ def _trained(
             raise ValueError("\n".join([failed, *lines]))
         for line in lines:  # such as that the episode of an environment cannot be repeated
             print(line)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Return the size of a file and the time of its last change; None if there is no file."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_size, about.st_mtime_ns

@@ -1,6 +1,8 @@
 """The loss that stands in an agent's file is the one that trains, whatever is changed and however it is computed."""
 
 import json
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,12 +11,11 @@ from helpers.runs import train, train_on_ranks
 from torch import nn
 
 from rank0rl.agent import Space, Spaces, Step
-from rank0rl.algos.bc import BC
-from rank0rl.algos.klppo import KLPPO
 from rank0rl.algos.ppo import PPO, PPOOptions, clipped_loss
 from rank0rl.algos.trpo import TRPO, TRPOOptions
 from rank0rl.mpi.weights import sha256_tensors
 from rank0rl.nets.actor_critic import ValueFunction
+from rank0rl.nets.kernels import compiled, compiler
 from rank0rl.nets.policies import CategoricalPolicy, GaussianPolicy
 
 OBS, N = Space("box", (4,), "float32"), 300
@@ -46,7 +47,7 @@ def learn(of=PPO, act=BOX, updates=2, **options):
         batch |= {"mask": mask} if act is CHOICE else {}
         of_what = extras.get("draw", action)
         batch["logp"] = agent.policy.log_prob(agent.norm.numpy(obs), of_what, mask)
-        agent.update(batch, np.random.default_rng(i), i / updates)
+        agent.seen = agent.update(batch, np.random.default_rng(i), i / updates)
     return agent
 
 
@@ -224,6 +225,74 @@ def test_what_a_look_at_one_point_would_miss(of, unchanged, monkeypatch):
     assert_near_autograd(agent, of, monkeypatch)
 
 
+UNTYPED: list = []
+
+
+def of_python(log_ratio, adv, clip_ratio):
+    return float(len(UNTYPED)) - np.exp(log_ratio) * adv
+
+
+@dataclass
+class OfObject:
+    """A function without a hash."""
+
+    scale: float = -1.0
+
+    def __call__(self, log_ratio, adv, clip_ratio):
+        return self.scale * np.exp(log_ratio) * adv
+
+
+@pytest.mark.parametrize(
+    ("slope", "why"),
+    [
+        (of_python, "Untyped global name 'UNTYPED': Cannot type empty list"),
+        (lambda log_ratio, adv: adv, "Signature mismatch: 3 argument types given"),
+        (partial(of_python), "'functools.partial' object has no attribute '__name__'"),
+        (OfObject(), "unhashable type: 'OfObject'"),
+    ],
+)
+def test_a_closed_form_that_does_not_compile_is_not_used(slope, why, monkeypatch):
+    class Uncompiled(PPO):
+        def closed_form(self):
+            return super().closed_form()._replace(slope=slope)
+
+    tried = []
+    monkeypatch.setattr(compiled, "scalar", lambda *a: tried.append(a) or compiler.scalar(*a))
+    agent = learn(Uncompiled)
+    assert agent.updates.startswith(f"{LOSS} (its closed form does not compile: {why}")
+    assert "\n" not in agent.updates
+    assert len(tried) == 1
+    assert sha(agent) == sha(learn(NoClosedForm))
+
+
+class Clamps(PPO):
+    def loss(self, log_ratio, *others):
+        return super().loss(log_ratio.clamp_(-0.1, 0.1), *others)
+
+
+class AddsToValues(PPO):
+    def loss(self, log_ratio, entropy, value, rows):
+        value += 1
+        return super().loss(log_ratio, entropy, value, rows)
+
+
+@pytest.mark.parametrize("of", [Clamps, AddsToValues])
+@pytest.mark.parametrize("options", [{}, {"actions": "beta"}], ids=["compiled", "outputs"])
+def test_a_loss_that_changes_its_arguments_in_place_is_refused(of, options):
+    with pytest.raises(ValueError, match="changes an argument in place: write x = x.clamp"):
+        learn(of, **options)
+
+
+def test_autograd_records_what_was_there_before_the_loss(monkeypatch):
+    monkeypatch.setattr("rank0rl.nets.update.has_kernels", lambda *_: False)
+    assert learn(Clamps).seen["kl"] == pytest.approx(learn(ClampsACopy).seen["kl"])
+
+
+class ClampsACopy(PPO):
+    def loss(self, log_ratio, *others):
+        return super().loss(log_ratio.clamp(-0.1, 0.1), *others)
+
+
 def test_a_frozen_parameter_stays_where_it_is():
     class Frozen(PPO):
         def __init__(self, *args):
@@ -389,24 +458,6 @@ def test_a_loss_of_ones_own_is_named_and_has_one_curve_on_any_number_of_ranks(tm
         train_on_ranks(tmp_path / str(n), *args, nprocs=n)
         shas.add(summary(tmp_path / str(n))["weights_sha256"])
     assert len(shas) == 1
-
-
-@pytest.mark.parametrize("of", [PPO, TRPO, KLPPO, BC])
-@pytest.mark.parametrize("name", ["policy", "value", "norm"])
-def test_an_agent_has_one_policy_and_one_value_function(of, name):
-    agent = of(Spaces(OBS, BOX), of.Options(), np.random.default_rng(0))
-    assert getattr(agent, name) is getattr(agent.nets, name)
-    with pytest.raises(
-        AttributeError, match=f"{of.__name__}.{name} is that of its nets.*make_networks"
-    ):
-        setattr(agent, name, nn.Linear(4, 1))
-
-
-def test_networks_that_no_optimizer_has_are_refused():
-    agent = PPO(Spaces(OBS, BOX), PPOOptions(), np.random.default_rng(0))
-    agent.nets = PPO(Spaces(OBS, BOX), PPOOptions(), np.random.default_rng(1)).nets
-    with pytest.raises(RuntimeError, match="policy.log_std is not in the flat vector"):
-        agent.prepare()
 
 
 @pytest.mark.parametrize("act", [BOX, CHOICE], ids=["box", "choice"])

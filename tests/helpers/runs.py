@@ -8,6 +8,7 @@ import sys
 import time
 
 import numpy as np
+import pytest
 import tomli_w
 from helpers import forks
 from helpers.ranks import HERE, LIMIT_S, on_ranks, run
@@ -27,6 +28,11 @@ from rank0rl.run.state import State
 from rank0rl.run.usage import Phases
 from rank0rl.tools import video
 from rank0rl.trainer import train as train_loop
+
+
+def needs_onnx():
+    """Return ONNX Runtime; skip a test where it is missing, or what writes its files."""
+    return [pytest.importorskip(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
 
 
 def train_here(agent_class, agent_options, folder, **options):

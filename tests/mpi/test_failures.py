@@ -9,7 +9,7 @@ from helpers.jobs import wait_until
 
 from rank0rl.launch import job, processes, supervisor
 from rank0rl.launch.processes import Ranks
-from rank0rl.launch.supervisor import _FailureDetector, _how_it_ended
+from rank0rl.launch.supervisor import Supervisor, _FailureDetector, _how_it_ended
 
 
 class Alone:
@@ -221,6 +221,25 @@ def test_a_rank_whose_end_nobody_waits_for_ends_the_job(which, said, tree, tmp_p
     assert look(found, clock, 1)
     assert found.code == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "without"), [({"interrupted": "15"}, ([15], None)), ({"status_1": "143"}, ([], 143))]
+)
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_signal_of_the_launcher_is_not_why_the_job_ends(
+    lost, said, without, tree, tmp_path, capsys
+):
+    """Open MPI's sends SIGTERM to all ranks when the shell around one of them is killed."""
+    received = []
+    watching = Supervisor(tmp_path, 2, (), received, 300)
+    write(tmp_path, rank_0=str(tree["rank"]), **said)
+    if lost:
+        os.kill(tree["shell"], signal.SIGKILL)
+        wait_until(lambda: Ranks(tmp_path, 2).orphans())
+    watching._is_over()
+    assert (received, watching._failures.code) == (([], 1) if lost else without)
+    assert ("the shell around rank 0 was ended\n" in capsys.readouterr().err) == lost
 
 
 def test_a_rank_that_has_ended_has_the_time_to_close_what_is_its_own(tree, tmp_path, clock):

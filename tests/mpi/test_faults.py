@@ -4,6 +4,7 @@ import contextlib
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,9 @@ from helpers.jobs import (
     wait_until,
 )
 from helpers.ranks import HERE, LIMIT_S, mpiexec, run
+
+from rank0rl.launch import job
+from rank0rl.launch.mpiexec import _rank_command
 
 # fault -> exit code, and what the report says
 FAULTS = {
@@ -245,6 +249,42 @@ def test_what_a_rank_has_started_ends_with_it(tmp_path):
         with contextlib.suppress(OSError):  # it has ended meanwhile
             left.append(path.read_bytes())
     assert b"sleep\x0047\x00" not in left
+
+
+def test_ranks_that_do_not_reach_their_launcher_leave_no_file(tmp_path, monkeypatch):
+    """Open MPI's take themselves for a job of one."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    text = """
+launcher = int((rank0rl.launch.job.my_folder() / "launcher").read_text())
+if rank0rl.launch.job.world_rank() == 1:
+    os.kill(launcher, 19)
+while open(f"/proc/{launcher}/stat").read().rpartition(")")[2].split()[0] != "T":
+    time.sleep(0.01)
+rank0rl.mpi.comm.barrier()
+"""
+    process, token = start_script(tmp_path, text)
+    _, err = end(process, token)
+    assert process.returncode == 128 + signal.SIGSTOP, err
+    assert [*(tmp_path / "tmp").iterdir()] == []
+
+
+LAUNCHER = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(600)"
+
+
+def test_no_shell_waits_for_a_launcher_that_is_a_zombie(tmp_path, monkeypatch):
+    """As in a container without an init process, where nobody waits for what has no parent."""
+    monkeypatch.setenv(job.FOLDER, str(tmp_path))
+    monkeypatch.setenv("PMI_RANK", "0")
+    job.create(tmp_path, 1)
+    process, token = start("-c", LAUNCHER, *_rank_command(["-c", "import os; os._exit(3)"]))
+    wait_until((tmp_path / "status.0").exists)
+    process.kill()
+    end_s = time.monotonic() + 10
+    while processes(token) and time.monotonic() < end_s:
+        time.sleep(0.1)
+    assert processes(token) == []
+    process.wait()
 
 
 EARLY = """

@@ -113,6 +113,13 @@ def test_what_is_no_weight_is_named():
         weights.named_tensors({"a": {"b": 3}})
 
 
+def test_an_empty_key_is_a_part_of_the_name():
+    a, b, c = (torch.full((2,), float(i)) for i in range(3))
+    found = weights.named_tensors({"": {"a": a, "": {"": b}}, "a": c, "net": {"": nn.Linear(1, 1)}})
+    assert [*found] == [".a", "..", "a", "net..weight", "net..bias"]
+    assert [found[name][0].item() for name in (".a", "..", "a")] == [0, 1, 2]
+
+
 def on_rank_chksum(rank, value):
     net = nn.ModuleDict({"v": ValueFunction((3,), (4,), np.random.default_rng(0))})
     same = weights.chksum(net, {"array": np.arange(3)})

@@ -24,7 +24,7 @@ def train(module, flat, optimizer):
         flat.zero_grad() if flat else optimizer.zero_grad()
         module(torch.from_numpy(OBS)).square().mean().backward()
         if flat:
-            flat.check()
+            flat.check(module)
         optimizer.step()
     return [p.detach().clone() for p in module.parameters()]
 
@@ -43,7 +43,7 @@ def test_flat_keeps_its_views_when_a_state_is_loaded_and_holds_buffers_and_dtype
     module = nn.ModuleList([ValueFunction((5,), (8,), rng()), ObsNormalizer((5,))])
     flat = Flat(module)
     module.load_state_dict(copy.deepcopy(module.state_dict()))
-    flat.check()
+    flat.check(module)
     storages = {t.untyped_storage().data_ptr() for t in module.state_dict().values()}
     assert len(storages) == 2  # float32 and float64
 
@@ -82,7 +82,7 @@ BREAKERS = {
 def test_flat_notices_when_views_are_lost(name):
     mlp = MLP([5, 4, 1], rng(), 1.0)
     flat = Flat(mlp)
-    flat.check()
+    flat.check(mlp)
     BREAKERS[name](mlp)
     with pytest.raises(RuntimeError, match="has left the flat vector"):
-        flat.check()
+        flat.check(mlp)

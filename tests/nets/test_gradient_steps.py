@@ -139,7 +139,7 @@ def test_kernels_write_the_gradient_of_the_loss(kind, masked, way, clip_ratio, d
     scale = gradient.abs().max()
     torch.testing.assert_close(flat.vectors[0].grad / scale, gradient / scale, rtol=0, atol=exact)
     assert torch.equal(flat.vectors[0], before)
-    flat.check()
+    flat.check(nets)
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from rank0rl.nets.layers import GRU, MLP, Linear
+from rank0rl.nets.layers import GRU, Linear
 
 torch.manual_seed(0)
 X, MEMORY = torch.randn(67, 17), torch.randn(67, 24)
 LAYERS = {
     "linear": (Linear(17, 33), (X,)),
     "no bias": (Linear(17, 33, bias=False), (X,)),
-    "mlp": (MLP([17, 64, 64, 6]), (X,)),
-    "relu": (MLP([17, 64, 6], nn.ReLU), (X,)),
+    "tanh": (nn.Sequential(Linear(17, 64), nn.Tanh(), Linear(64, 6)), (X,)),
+    "relu": (nn.Sequential(Linear(17, 64), nn.ReLU(), Linear(64, 6)), (X,)),
     "gru": (GRU(17, 24), (X, MEMORY)),
 }
 

@@ -13,7 +13,7 @@ from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.algos.trpo import TRPO, TRPOOptions
 from rank0rl.nets.actor_critic import NetworkOptions
 from rank0rl.nets.mlp import MLP, Activation
-from rank0rl.nets.networks import cost_notes, network
+from rank0rl.nets.networks import network, network_notes
 from rank0rl.nets.normalize import is_image, normalizer
 from rank0rl.nets.update import has_kernels
 from rank0rl.options import OptionError
@@ -180,8 +180,32 @@ def test_what_is_no_dict_of_networks_is_refused(made):
         Wrong(BOX, PPOOptions(), rng())
 
 
+def noted(kind, **options):
+    """Return the notes about the networks of an agent with these options."""
+    agent = kind(BOX, PPOOptions(**options), rng())
+    return network_notes(agent.modules().values(), agent.options, "cpu")
+
+
+def test_options_without_effect_on_networks_of_ones_own_are_noted():
+    _, note = noted(Mine, hidden=(128,), layer_norm=True, epochs=3)
+    assert note.endswith(": --hidden, --layer-norm")
+    assert len(noted(Mine, epochs=3)) == 1
+
+    class One(Mine):
+        left = ""
+
+        @classmethod
+        def make_networks(cls, *args):
+            return {k: net for k, net in Mine.make_networks(*args).items() if k != cls.left}
+
+    One.left = "value"  # it is built in, and has these layers
+    assert len(noted(One, hidden=(128,))) == 1
+    One.left = "policy"  # which is built in, and acts on all rows at once
+    assert noted(One, hidden=(128,)) == []
+
+
 def test_the_cost_is_said_once_and_an_mlp_of_nets_has_none():
-    [note] = cost_notes(Mine(BOX, PPOOptions(), rng()).modules().values(), 10, "cpu")
+    [note] = noted(Mine)
     assert "one row at a time" in note
 
     class Ours(PPO):
@@ -190,7 +214,7 @@ def test_the_cost_is_said_once_and_an_mlp_of_nets_has_none():
             return {"policy": MLP([5, 4, 3], rng, 0.01), "value": MLP([5, 4, 1], rng, 1.0)}
 
     agent = Ours(BOX, PPOOptions(), rng())
-    assert cost_notes(agent.modules().values(), 10, "cpu") == []
+    assert noted(Ours) == []
     assert has_kernels(agent.policy, agent.value)
     assert type(agent.policy.mlp) is MLP
 
@@ -223,4 +247,5 @@ def test_what_is_an_image():
 )
 def test_many_passes_over_images_on_a_cpu_are_noted(shape, epochs, device, notes):
     net = network(shape, (8,), 3, rng(), 1.0)
-    assert len(cost_notes([nn.Sequential(net), np.zeros(1)], epochs, device)) == notes
+    given = [nn.Sequential(net), np.zeros(1)], PPOOptions(epochs=epochs), device
+    assert len(network_notes(*given)) == notes

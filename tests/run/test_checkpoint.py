@@ -68,6 +68,13 @@ def test_the_first_difference_is_named():
     assert checkpoint.first_difference(a, b) == "list.4"
 
 
+def test_a_difference_under_an_empty_key_is_found():
+    a, b = ({"": {"a": 1, "": n}, "a": 2} for n in (3, 4))
+    assert checkpoint.first_difference(a, a) is None
+    assert checkpoint.first_difference(a, b) == "."
+    assert checkpoint.first_difference(a, {**a, "": {**a[""], "a": 5}}) == ".a"
+
+
 def test_200_truncations_and_a_changed_byte_are_clear_errors(tmp_path):
     path = tmp_path / "c.pt"
     checkpoint.write(path, checkpoint.snapshot(STATE))

@@ -39,6 +39,17 @@ def test_the_spread_of_the_last_100_episodes(tmp_path, monkeypatch):
     assert 0 < float(row["return_std"]) < high - low
 
 
+def test_a_start_without_an_update_says_nothing_of_updates(tmp_path):
+    def summary():
+        return json.loads((tmp_path / "summary.json").read_text())
+
+    train(tmp_path, *SMALL, "--total-steps", "64")
+    before = summary()
+    assert before.pop("updates") == "compiled"
+    resume(tmp_path)
+    assert summary() == before
+
+
 def test_silence_is_kept_but_for_errors(tmp_path):
     done = train(tmp_path / "a", *SMALL, "--total-steps", "128", "--quiet", nprocs=2)
     assert done.stdout == done.stderr == ""
@@ -121,6 +132,14 @@ def test_the_console_shows_return_length_kl_and_entropy_and_phases_if_asked_for(
     assert re.fullmatch(rf"1: 64 steps \(50%\)  {figures}", plain)
     asked = train(tmp_path / "b", *args, "--phases").stdout.splitlines()[2]
     assert re.search(r"/s  collect \d+%  ", asked)
+
+
+def test_a_run_without_an_episode_says_so(tmp_path):
+    args = ["Pendulum", "--num-envs", "2", "--steps-per-batch", "64", "--total-steps", "128"]
+    lines = train(tmp_path / "r", *args).stdout.splitlines()
+    assert re.fullmatch(r"1: 64 steps \(50%\)  no episode has ended  kl \S+  .*", lines[2])
+    assert "return          no episode has ended" in lines
+    assert not any("nan" in line or "None" in line for line in lines)
 
 
 def test_the_line_of_a_long_run_fits_the_console(tmp_path, monkeypatch):

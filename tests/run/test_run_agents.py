@@ -35,6 +35,28 @@ def test_an_agent_of_ones_own_has_the_algos_of_its_project(tmp_path, monkeypatch
     del sys.modules["algos"], sys.modules["algos.util"]
 
 
+OWN_OPTIONS = """
+from dataclasses import dataclass
+from rank0rl.algos.ppo import PPO
+@dataclass(frozen=True)
+class MyOptions:
+    kl_coef: float = 1.0
+class Mine(PPO):
+    Options = MyOptions
+class Child(Mine):
+    pass
+"""
+
+
+@pytest.mark.parametrize("algo", ["mine.py:Mine", "mine.py:Child"])
+def test_options_without_those_of_the_base_class_are_one_line(tmp_path, algo):
+    (tmp_path / "mine.py").write_text(OWN_OPTIONS)
+    with pytest.raises(ValueError, match=r"\w+\.Options must derive from PPOOptions") as error:
+        load_agent(f"{tmp_path}/{algo}")
+    assert "got MyOptions; import PPOOptions from rank0rl.algos.ppo, " in str(error.value)
+    assert str(error.value).endswith("write class MyOptions(PPOOptions)")
+
+
 @pytest.mark.parametrize(
     ("algo", "text", "said"),
     [

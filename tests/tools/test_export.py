@@ -11,7 +11,7 @@ from helpers import forks
 from helpers.agents import AGENTS
 from helpers.envs import ACT_SPACES
 from helpers.ranks import HERE, run
-from helpers.runs import SMALL, train
+from helpers.runs import SMALL, needs_onnx, train
 
 from rank0rl.agent import Step
 from rank0rl.algos.ppo import PPO, PPOOptions
@@ -86,7 +86,7 @@ def test_actions_are_those_of_the_numpy_path(algo, obs, act):
     if act == "multi":
         assert got.min(axis=0).tolist() == [1, 0]
         assert got.max(axis=0).tolist() == [3, 1]
-    agent.flat.check()  # the agent can go on learning
+    agent.flat.check(agent.policy)  # the agent can go on learning
     assert all(p.requires_grad for p in agent.policy.parameters())
 
 
@@ -176,11 +176,6 @@ def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monk
         obs = np.random.default_rng(n).normal(size=(n, 5)).astype(np.float32)
         mask = np.tile(np.array([0, 1, 0, 0, 1], bool), (n, 1)) if masked else None
         assert got == str(in_numpy(agent, env, obs, mask).tolist())
-
-
-def needs_onnx():
-    """Return ONNX Runtime; skip a test where it is missing, or what writes its files."""
-    return [pytest.importorskip(name) for name in ("onnx", "onnxscript", "onnxruntime")][-1]
 
 
 GRU, LSTM = ({"recurrent": cell, "memory_size": 6} for cell in ("gru", "lstm"))

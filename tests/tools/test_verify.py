@@ -7,6 +7,8 @@ import pytest
 from helpers.runs import SMALL, resume, table, train
 
 from rank0rl.run import checkpoint
+from rank0rl.run.logger import read_rows
+from rank0rl.tools import verify as tool
 from rank0rl.tools.verify import main
 
 FIRST = ["--total-steps", "640", "--stop-after-iterations", "2", "--eval-every", "2"]
@@ -74,6 +76,14 @@ def test_a_changed_digit_is_named_with_its_row_and_ends_the_training(run, capsys
     assert f"now {entropy}" in said
     assert said.count(": recorded ") == 1
     assert "numpy: 0." in said
+
+
+def test_the_record_is_read_only_when_it_has_changed(run, monkeypatch):
+    read = []
+    monkeypatch.setattr(tool, "read_rows", lambda folder: read.append(1) or read_rows(folder))
+    monkeypatch.setattr(tool, "_LOOK_S", 0.01)  # a hundred looks and more before the first row
+    verify(run, "--rows", "2")
+    assert 1 <= len(read) <= 4  # once before, and once for each row
 
 
 @pytest.mark.slow

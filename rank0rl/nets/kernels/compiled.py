@@ -76,10 +76,10 @@ class CompiledSteps:
         self._layers = policy.mlp.table(theta) if policy else None
         self._value = self._modules["value"].mlp.table(theta)
         self._tables = tables_of(policy, theta)
+        self._ranges = [_range(network, theta) for network in self._modules.values()]
         self._slices = [
             (a, min(a + SLICE, end), i)
-            for i, network in enumerate(self._modules.values())
-            for start, end in [_range(network, theta)]
+            for i, (start, end) in enumerate(self._ranges)
             for a in range(start, end, SLICE)
         ]
         self.ways: tuple[str, ...] = (CLOSED,)
@@ -93,6 +93,8 @@ class CompiledSteps:
         """False if kernels compute another entropy than the policy. Some rows' is then recorded, by torch."""
         self._loss: Loss | None = None
         self._closed: ClosedForm | None = None
+        self._slope: Any = None  # the last one that was compiled, and numba's error
+        self._error = ""
 
     def begin(self, rows: Batch, loss: Loss, closed: ClosedForm | None) -> dict[str, Any]:
         """Take the loss of this update; return the rows, which are where the steps compute."""
@@ -131,10 +133,17 @@ class CompiledSteps:
 
     def compile(self, closed: ClosedForm | None) -> None:
         """Compile the kernels of the way that is taken, by a closed form if there is one."""
-        self._closed = closed
-        if self.way == CLOSED and closed is None:
+        self._closed = None if self.why_not(closed) else closed
+        if self.way == CLOSED and self._closed is None:
             self.way = LOSS
         self.epoch(self._no_rows(), 1, np.random.default_rng(0), 0.0)
+
+    def why_not(self, closed: ClosedForm | None) -> str:
+        """Return why a closed form does not compile, "" if it does."""
+        slope = closed.slope if closed else None
+        if slope != self._slope:
+            self._slope, self._error = slope, _error(slope, self._theta.dtype) if slope else ""
+        return self._error
 
     def gradient(
         self, way: str, rows: Batch, loss: Loss, closed: ClosedForm | None
@@ -163,6 +172,10 @@ class CompiledSteps:
         order, of_rows = np.random.default_rng(0).permutation(n), np.empty((2, n), self._grad.dtype)
         of_rows[:, order] = seen[:2]
         return [self._grad.copy(), *of_rows, seen[2]]
+
+    def by_network(self, gradient: Array) -> list[Array]:
+        """Return the parts of a gradient, one for each network."""
+        return [gradient[start:end] for start, end in self._ranges]
 
     def slopes(
         self, closed: ClosedForm, rows: Batch, log_ratio: Array, value: Array
@@ -318,6 +331,17 @@ class CompiledSteps:
                 )
             }
         return self._rooms[size]
+
+
+def _error(slope: Any, dtype: Any) -> str:
+    """Return the line of numba's error that says why a slope does not compile, "" if it does."""
+    try:
+        scalar(slope, dtype)
+    except Exception as error:
+        lines = str(error).splitlines()
+        said = [line for line in lines if line and not line.startswith("Failed in nopython mode")]
+        return said[0] if said else type(error).__name__
+    return ""
 
 
 class _Given(nn.Module):

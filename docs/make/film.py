@@ -1,6 +1,6 @@
 """Film how a Walker2d learns, as docs/walker.webp: python docs/make/film.py RUN.
 
-    python train.py Walker2d --cpu avx2 --keep-checkpoints spread:16 --run-dir RUN
+    python train.py Walker2d --keep-checkpoints spread:16 --run-dir RUN
 
 RUN has 16 checkpoints; three of them walk side by side. Without a display, EGL or OSMesa is needed.
 """

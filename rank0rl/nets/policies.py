@@ -258,6 +258,8 @@ class CategoricalPolicy(nn.Module):
 class BetaPolicy(nn.Module):
     """Independent draws in 0..1 from Beta(a, b), scaled to the bounds. A network gives a and b, both above 1.
 
+    What follows from a and b is computed in float64, because large terms nearly cancel.
+
     Source: Chou et al. 2017, proceedings.mlr.press/v70/chou17a (a and b above 1, by softplus).
     """
 
@@ -309,14 +311,14 @@ class BetaPolicy(nn.Module):
     @staticmethod
     def logp(of: tuple[Tensor, ...], draw: Tensor) -> Tensor:
         """Return the log-densities (N,) of draws (N, k) in 0..1."""
-        a, b = of
-        logs = (a - 1) * torch.log(draw) + (b - 1) * torch.log1p(-draw)
-        return (logs - _log_beta(a, b)).sum(dim=1)
+        a, b, x = of[0].double(), of[1].double(), draw.double()
+        logs = (a - 1) * torch.log(x) + (b - 1) * torch.log1p(-x)
+        return (logs - _log_beta(a, b)).sum(dim=1).to(of[0].dtype)
 
     @staticmethod
     def entropy(of: tuple[Tensor, ...]) -> Tensor:
         """Return the mean entropy over the inputs, (), in nats, of the draws scaled to -1..1."""
-        a, b = of
+        a, b = of[0].double(), of[1].double()
         each = (
             _log_beta(a, b)
             - (a - 1) * torch.digamma(a)
@@ -324,12 +326,12 @@ class BetaPolicy(nn.Module):
             + (a + b - 2) * torch.digamma(a + b)
             + np.log(2)
         )
-        return each.sum(dim=1).mean()
+        return each.sum(dim=1).mean().to(of[0].dtype)
 
     @staticmethod
     def kl(old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> Tensor:
         """Return the KL divergence of new from old distributions, (N,), in nats."""
-        (a0, b0), (a1, b1) = old, new
+        a0, b0, a1, b1 = (x.double() for x in (*old, *new))
         each = (
             _log_beta(a1, b1)
             - _log_beta(a0, b0)
@@ -337,7 +339,7 @@ class BetaPolicy(nn.Module):
             + (b0 - b1) * torch.digamma(b0)
             + (a1 - a0 + b1 - b0) * torch.digamma(a0 + b0)
         )
-        return each.sum(dim=1)
+        return each.sum(dim=1).to(new[0].dtype)
 
     def log_prob(self, x: Array, draw: Array, mask: Any = None) -> Array:
         """Return the log-densities (N,) of draws (N, k) for inputs (N, inputs)."""

@@ -40,7 +40,8 @@ def oracles(policy, kind, mask=None):
         return [Independent(Beta(a, b), 1)]
     if "state" in kind:
         mean, more = out.chunk(2, dim=1)
-        return [Independent(Normal(mean, torch.exp((more + policy.log_std).clamp(-5, 2))), 1)]
+        log_std = policy.log_std.reshape(-1, 3).sum(dim=0) + more
+        return [Independent(Normal(mean, torch.exp(log_std.clamp(-5, 2))), 1)]
     if kind in ("gaussian", "rows", "squashed"):
         std = torch.exp(policy.log_std.sum(0) if kind == "rows" else policy.log_std)
         return [Independent(Normal(out, std), 1)]

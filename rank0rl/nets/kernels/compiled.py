@@ -119,6 +119,7 @@ class CompiledSteps:
         room, raised = self._room(size), list[BaseException]()
         room.by_entropy[0] = -closed.entropy_coef if closed else 0.0
         by_torch = None if closed else self._by_torch(take(rows, order), size, room, seen, raised)
+        address = ctypes.cast(by_torch, ctypes.c_void_p).value if by_torch else 0
         epoch = Epoch(
             theta=self._theta,
             first=first,
@@ -131,7 +132,7 @@ class CompiledSteps:
             seen=seen,
             size=size,
             slope=scalar(closed.slope, number).address if closed and closed.slope else 0,
-            differentiate=ctypes.cast(by_torch, ctypes.c_void_p).value or 0,
+            differentiate=address or 0,
             coef=float(closed.coef) if closed else 0.0,
             value_coef=float(closed.value_coef) if closed else 0.0,
             max_grad_norm=float(self._max_grad_norm),

@@ -22,14 +22,13 @@ from torch import Tensor, nn
 
 from rank0rl.agent import NEVER, Space, choose
 from rank0rl.batch import Batch
-from rank0rl.nets.flat import Views, place
+from rank0rl.nets.flat import Views
 from rank0rl.nets.networks import Hidden, network
 from rank0rl.options import OptionError
 
 Array = npt.NDArray[Any]
 
 _LOG_2PI = math.log(2 * math.pi)
-_LOW, _HIGH = np.float32(-5), np.float32(2)  # of log standard deviations that a network gives
 _NODES = 12  # the error of the quadrature is below 1e-4 nats for deviations up to 1, 2e-3 up to 1.5
 
 
@@ -123,16 +122,6 @@ class GaussianPolicy(nn.Module):
         logp -= np.add.reduce(log_std).item() + 0.5 * _LOG_2PI * len(log_std)
         return logp
 
-    def tables(self, theta: Tensor) -> tuple[Array | None, Array | None]:
-        """Return what kernels of the distribution need, for the flat vector theta that holds the parameters.
-
-        Returns:
-            For normal draws, where the log standard deviations begin, how many are summed, and of how many
-            actions. For choices, the outputs at which each one begins. None for what does not apply.
-        """
-        shape = self.log_std.shape if self.log_std.ndim == 2 else (1, *self.log_std.shape)
-        return np.array([place(self.log_std, theta), *shape]), None
-
     def _draw(self, out: Array, noise: Array) -> Array:
         """Return the draws (B, k) for outputs of the network and noise (B, k)."""
         out += np.exp(self._log_std()) * noise
@@ -144,21 +133,19 @@ class GaussianPolicy(nn.Module):
 
 
 class StateStdPolicy(GaussianPolicy):
-    """Normal draws whose log standard deviations are outputs of the network too, within -5..2.
+    """Normal draws whose log standard deviations are outputs of the network too, within limits.
 
     The parameters `log_std` are added to these outputs.
     """
 
+    limits = np.float32(-5), np.float32(2)
     _each = 2
 
     def distribution(self, x: Tensor, mask: Any = None) -> tuple[Tensor, ...]:
         """Return means and log standard deviations, (N, k) each, for inputs (N, inputs)."""
-        mean, more = self.mlp(x).chunk(2, dim=1)
-        return mean, (self.log_std + more).clamp(float(_LOW), float(_HIGH))
-
-    def tables(self, theta: Tensor) -> tuple[Array | None, Array | None]:
-        """Return None for both: there are no kernels of it."""
-        return None, None
+        out, log_std = super().distribution(x)
+        mean, more = out.chunk(2, dim=1)
+        return mean, (log_std + more).clamp(*map(float, self.limits))
 
     def logp(self, of: tuple[Tensor, ...], draw: Tensor) -> Tensor:
         """Return the log-densities (N,) of draws (N, *shape)."""
@@ -178,8 +165,8 @@ class StateStdPolicy(GaussianPolicy):
 
     def _split(self, out: Array) -> tuple[Array, Array]:
         k = out.shape[-1] // 2
-        log_std = np.minimum(np.maximum(self._log_std() + out[..., k:], _LOW), _HIGH)
-        return out[..., :k], log_std
+        low, high = self.limits
+        return out[..., :k], np.minimum(np.maximum(self._log_std() + out[..., k:], low), high)
 
 
 class CategoricalPolicy(nn.Module):
@@ -214,10 +201,6 @@ class CategoricalPolicy(nn.Module):
         if mask is not None:
             logits = logits.masked_fill(~mask, NEVER)
         return tuple(torch.log_softmax(logits[:, columns], dim=1) for columns in self._choices)
-
-    def tables(self, theta: Tensor) -> tuple[Array | None, Array | None]:
-        """Return what `GaussianPolicy.tables` does."""
-        return None, np.array([0, *np.cumsum(self.space.choices)])
 
     def mode(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the most probable choices (N, *shape), int64, for inputs (N, inputs)."""
@@ -257,6 +240,8 @@ class CategoricalPolicy(nn.Module):
 
 class BetaPolicy(nn.Module):
     """Independent draws in 0..1 from Beta(a, b), scaled to the bounds. A network gives a and b, both above 1.
+
+    What follows from a and b is computed in float64, because large terms nearly cancel.
 
     Source: Chou et al. 2017, proceedings.mlr.press/v70/chou17a (a and b above 1, by softplus).
     """
@@ -309,14 +294,14 @@ class BetaPolicy(nn.Module):
     @staticmethod
     def logp(of: tuple[Tensor, ...], draw: Tensor) -> Tensor:
         """Return the log-densities (N,) of draws (N, k) in 0..1."""
-        a, b = of
-        logs = (a - 1) * torch.log(draw) + (b - 1) * torch.log1p(-draw)
-        return (logs - _log_beta(a, b)).sum(dim=1)
+        a, b, x = of[0].double(), of[1].double(), draw.double()
+        logs = (a - 1) * torch.log(x) + (b - 1) * torch.log1p(-x)
+        return (logs - _log_beta(a, b)).sum(dim=1).to(of[0].dtype)
 
     @staticmethod
     def entropy(of: tuple[Tensor, ...]) -> Tensor:
         """Return the mean entropy over the inputs, (), in nats, of the draws scaled to -1..1."""
-        a, b = of
+        a, b = of[0].double(), of[1].double()
         each = (
             _log_beta(a, b)
             - (a - 1) * torch.digamma(a)
@@ -324,12 +309,12 @@ class BetaPolicy(nn.Module):
             + (a + b - 2) * torch.digamma(a + b)
             + np.log(2)
         )
-        return each.sum(dim=1).mean()
+        return each.sum(dim=1).mean().to(of[0].dtype)
 
     @staticmethod
     def kl(old: tuple[Tensor, ...], new: tuple[Tensor, ...]) -> Tensor:
         """Return the KL divergence of new from old distributions, (N,), in nats."""
-        (a0, b0), (a1, b1) = old, new
+        a0, b0, a1, b1 = (x.double() for x in (*old, *new))
         each = (
             _log_beta(a1, b1)
             - _log_beta(a0, b0)
@@ -337,7 +322,7 @@ class BetaPolicy(nn.Module):
             + (b0 - b1) * torch.digamma(b0)
             + (a1 - a0 + b1 - b0) * torch.digamma(a0 + b0)
         )
-        return each.sum(dim=1)
+        return each.sum(dim=1).to(new[0].dtype)
 
     def log_prob(self, x: Array, draw: Array, mask: Any = None) -> Array:
         """Return the log-densities (N,) of draws (N, k) for inputs (N, inputs)."""

@@ -349,7 +349,7 @@ class FisherProducts:
         self._slow = functools.partial(fisher_by_autograd, policy, damping)
         self._fast: Callable[..., Product] | None = None
         self._checked = False
-        if has_kernels(policy) and hasattr(policy, "tables"):
+        if has_kernels(policy):
             from rank0rl.nets.kernels.fisher import CompiledFisher
 
             made = CompiledFisher(policy, flat.vectors[0], damping, threads)

@@ -9,8 +9,8 @@ from rank0rl.nets.policies import BetaPolicy, CategoricalPolicy, GaussianPolicy,
 CHOICE = Space("discrete", (), "int64", choices=(4,))
 SEVERAL = Space("discrete", (3,), "int64", choices=(4, 2, 3))
 BOUNDED = Space("box", (3,), "float32", low=np.float32([-2, 0, -1]), high=np.float32([2, 1, 3]))
-IN_KERNELS = ["gaussian", "rows", "categorical", "several"]
-KINDS = [*IN_KERNELS, "squashed", "state", "squashed state", "beta"]
+IN_KERNELS = ["gaussian", "rows", "categorical", "several", "state", "state rows", "beta"]
+KINDS = [*IN_KERNELS, "squashed", "squashed state"]
 
 
 def box(n):
@@ -33,6 +33,7 @@ def policy_of(kind, seed=0):
         "several": lambda: CategoricalPolicy((5,), SEVERAL, (16, 16), rng(seed)),
         "squashed": lambda: GaussianPolicy((5,), BOUNDED, (16, 16), rng(seed), -0.3, squash=True),
         "state": lambda: StateStdPolicy((5,), box(3), (16, 16), rng(seed), log_std=-0.3),
+        "state rows": lambda: StateStdPolicy((5,), box(3), (16, 16), rng(seed), -0.3, rows=4),
         "squashed state": lambda: StateStdPolicy(
             (5,), BOUNDED, (16, 16), rng(seed), -0.7, squash=True
         ),

@@ -13,6 +13,7 @@ from helpers.ranks import HERE
 
 from rank0rl.nets.kernels import compiler
 from rank0rl.nets.kernels.compiler import Team, meet
+from rank0rl.nets.kernels.distributions import _log_gamma, _trigamma
 from rank0rl.nets.kernels.mlp import _activate
 from rank0rl.nets.mlp import _IN_TORCH, Activation
 
@@ -99,6 +100,32 @@ def test_kernels_are_kept_and_damage_costs_a_compilation_only(cache, tmp_path):
             assert path.read_bytes() != damaged  # mended
 
 
+OF_HEADS = """
+import sys
+import torch
+from helpers.policies import policy_of, rng
+from torch import nn
+from rank0rl.nets.actor_critic import ClosedForm, ValueFunction
+from rank0rl.nets.flat import Adam, Flat
+from rank0rl.algos.ppo import clipped_slope
+from rank0rl.nets.kernels.compiled import CompiledSteps
+from rank0rl.nets.kernels.steps import make_steps
+for kind in ("gaussian", "state", "beta", "several"):
+    nets = nn.ModuleDict({"policy": policy_of(kind), "value": ValueFunction((5,), (8,), rng())})
+    CompiledSteps(nets, None, Adam(Flat(nets)), 0.5, 1).compile(ClosedForm(clipped_slope, 0.2))
+    print(sum(make_steps.stats.cache_misses.values()))
+"""
+
+
+@pytest.mark.skipif(compiler.cache_folder() is None, reason="no private folder")
+def test_kernels_of_each_distribution_are_compiled_once():
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}
+    for _ in range(2):
+        words = [sys.executable, "-c", OF_HEADS]
+        done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0"] * 4
+
+
 def test_without_a_folder_kernels_are_compiled_all_the_same(tmp_path):
     (tmp_path / "file").touch()
     assert compile_in(tmp_path / "file") == 0
@@ -155,6 +182,25 @@ def test_activations_are_close_also_far_from_zero(name, dtype):
 
 def _activates(code, x, slopes):
     _activate(code, x, slopes)
+
+
+def test_special_functions_are_exact():
+    """Errors are relative to the larger of 1 and the value, as torch's own are near a zero."""
+    x = np.concatenate([np.linspace(1, 40, 10_001), np.geomspace(1, 1e20, 10_001)])
+    exact = torch.from_numpy(x)
+    wanted = torch.lgamma(exact), torch.digamma(exact), torch.special.zeta(torch.tensor(2.0), exact)
+    seen = np.empty((3, len(x)))
+    compiler.kernel(_special)(x, seen)
+    for y, z in zip(seen, wanted, strict=True):
+        assert (abs(y - z.numpy()) / np.maximum(1, abs(z.numpy()))).max() < 2e-14
+    assert (abs(seen[2] / wanted[2].numpy() - 1)).max() < 2e-14  # trigamma has no zero
+    assert seen[:, 0] == pytest.approx([0, -np.euler_gamma, np.pi**2 / 6], rel=1e-14, abs=1e-14)
+
+
+def _special(x, seen):
+    for i in range(len(x)):
+        seen[0, i], seen[1, i] = _log_gamma(x[i])
+        seen[2, i] = _trigamma(x[i])
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

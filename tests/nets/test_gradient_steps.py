@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.policies import (
+    BOUNDED,
     IN_KERNELS,
     SEVERAL,
     box,
@@ -142,6 +143,40 @@ def test_kernels_write_the_gradient_of_the_loss(kind, masked, way, clip_ratio, d
     flat.check(nets)
 
 
+@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize(
+    ("kind", "outputs", "flat"),
+    [
+        ("state", [0, 0, 0, -8, -5, 5], [3, 5]),  # beyond, at and beyond a limit
+        ("state", [0, 0, 0, 2, 2.5, -5.5], [4, 5]),
+        ("beta", [-25, 0, 25, -25, 0, 25], []),  # a and b near 1, and beyond torch's threshold
+        ("beta", [500, 40, -3, 300, 3, 40], []),
+    ],
+)
+def test_far_outputs_have_the_slopes_of_autograd(kind, outputs, flat, dtype):
+    nets = networks(kind, dtype)
+    policy = nets["policy"]
+    with torch.no_grad():
+        policy.mlp.weights[-1].zero_()
+        policy.mlp.biases[-1].copy_(torch.tensor(outputs))
+        if kind == "state":
+            policy.log_std.zero_()
+    rows = rows_of(policy, False, np.dtype(str(dtype).removeprefix("torch.")))
+    gradient, expected = by_autograd(nets, rows, Objective(entropy_coef=0.3))
+    bias = policy.mlp.biases[-1].grad.clone()
+    assert (bias == 0).nonzero().flatten().tolist() == flat
+    flattened = Flat(nets)
+    steps = compiled(nets, Adam(flattened), Objective(entropy_coef=0.3))
+    seen = steps.epoch(rows, N, rng(0), 0.0)
+    order, exact = rng(0).permutation(N), 5 * PRECISIONS[dtype]
+    for x, y in zip(seen, expected, strict=True):
+        np.testing.assert_allclose(x, y[order] if len(y) == N else y, rtol=exact, atol=20 * exact)
+    scale = gradient.abs().max()
+    grad = flattened.vectors[0].grad
+    torch.testing.assert_close(grad / scale, gradient / scale, rtol=0, atol=exact)
+    torch.testing.assert_close(policy.mlp.biases[-1].grad, bias, rtol=10 * exact, atol=exact)
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("way", [CLOSED, LOSS, OUTPUTS], ids=["closed", "loss", "outputs"])
 @pytest.mark.parametrize(("kind", "masked"), CASES)
@@ -169,21 +204,22 @@ def test_two_epochs_are_those_of_autograd(kind, masked, way, normalize):
 
 @pytest.mark.parametrize("way", [CLOSED, LOSS, OUTPUTS], ids=["closed", "loss", "outputs"])
 @pytest.mark.parametrize(
-    ("kind", "layers"),
+    ("space", "actions", "layers"),
     [
-        ("gaussian", {}),
-        ("several", {}),
-        ("gaussian", {"activation": "gelu", "layer_norm": True}),
+        (box(6), {}, {}),
+        (box(6), {"state_std": True}, {}),
+        (BOUNDED, {"actions": "beta"}, {}),
+        (SEVERAL, {}, {}),
+        (box(6), {}, {"activation": "gelu", "layer_norm": True}),
     ],
 )
-def test_the_bits_do_not_depend_on_the_number_of_threads(kind, layers, way):
+def test_the_bits_do_not_depend_on_the_number_of_threads(space, actions, layers, way):
     """Networks of several slices; minibatches of 1, 3 and 8 blocks, and smaller last ones."""
     weights, n = set(), 2500
-    space = box(6) if kind == "gaussian" else SEVERAL
     obs = rng(1).standard_normal((n, 17), dtype=np.float32)
     adv, ret, logp = rng(2).standard_normal((3, n)).astype("f")
     for threads in (1, 2, 3, 5, 8):
-        policy = make_policy((17,), space, (64, 64), rng(), **layers)
+        policy = make_policy((17,), space, (64, 64), rng(), **actions, **layers)
         value = ValueFunction((17,), (64, 64), rng(), **layers)
         nets = nn.ModuleDict({"policy": policy, "value": value})
         flat = Flat(nets)

@@ -40,7 +40,8 @@ def oracles(policy, kind, mask=None):
         return [Independent(Beta(a, b), 1)]
     if "state" in kind:
         mean, more = out.chunk(2, dim=1)
-        return [Independent(Normal(mean, torch.exp((more + policy.log_std).clamp(-5, 2))), 1)]
+        log_std = policy.log_std.reshape(-1, 3).sum(dim=0) + more
+        return [Independent(Normal(mean, torch.exp(log_std.clamp(-5, 2))), 1)]
     if kind in ("gaussian", "rows", "squashed"):
         std = torch.exp(policy.log_std.sum(0) if kind == "rows" else policy.log_std)
         return [Independent(Normal(out, std), 1)]
@@ -239,6 +240,21 @@ def test_what_no_distribution_has_is_refused():
         make_policy((5,), CHOICE, (8,), rng(), state_std=True)
     with pytest.raises(ValueError, match="leave out --state-std"):
         make_policy((5,), BOUNDED, (8,), rng(), actions="beta", state_std=True)
+
+
+@pytest.mark.parametrize("size", [5, 500, 5000])
+def test_a_narrow_beta_is_exact_in_float32(size):
+    """Its log-density is a difference of terms as large as the parameters."""
+    policy = policy_of("beta")
+    with torch.no_grad():
+        policy.mlp.biases[-1].add_(size)
+        draw = torch.from_numpy(drawn_by(policy, OBS, noise_for(policy, 33)))
+        of = policy.distribution(X)
+        exact = tuple(x.double() for x in of)
+        wanted = Beta(*exact).log_prob(draw.double()).sum(dim=1)
+        torch.testing.assert_close(policy.logp(of, draw).double(), wanted, rtol=1e-6, atol=1e-6)
+        entropy = Beta(*exact).entropy().sum(dim=1).mean() + 3 * np.log(2)
+        torch.testing.assert_close(policy.entropy(of).double(), entropy, rtol=1e-6, atol=1e-6)
 
 
 def test_no_noise_takes_beta_to_its_edge():

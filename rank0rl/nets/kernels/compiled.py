@@ -23,14 +23,13 @@ from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, normalized
 from rank0rl.nets.flat import Adam, derivatives, place
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.kernels.compiler import Team, scalar
-from rank0rl.nets.kernels.distributions import tables_of
+from rank0rl.nets.kernels.distributions import ByTorch, Choices, head_of
 from rank0rl.nets.kernels.steps import (
     SLICE,
+    Epoch,
     Room,
     Rows,
     Seen,
-    Settings,
-    Weights,
     apply,
     block_rows,
     make_steps,
@@ -71,11 +70,11 @@ class CompiledSteps:
         self._adam, self._max_grad_norm = adam, max_grad_norm
         self._team, self._rooms = Team(threads), dict[int, Room]()
         self._modules: dict[str, Any] = dict(nets.items())
-        self._heads, self._evaluate = _Heads(self._modules, theta), evaluate
+        self._in_torch, self._evaluate = _InTorch(self._modules, theta), evaluate
         policy = self._modules.get("policy")
-        self._layers = policy.mlp.table(theta) if policy else None
         self._value = self._modules["value"].mlp.table(theta)
-        self._tables = tables_of(policy, theta)
+        self._policy = policy.mlp.table(theta) if policy else self._value[:0]
+        self._head = head_of(policy, theta)
         self._ranges = [_range(network, theta) for network in self._modules.values()]
         self._slices = [
             (a, min(a + SLICE, end), i)
@@ -85,8 +84,8 @@ class CompiledSteps:
         self.ways: tuple[str, ...] = (CLOSED,)
         """Ways to differentiate the loss, the fastest first."""
         if policy:
-            known = any(table is not None for table in self._tables)
-            self.ways = (CLOSED, LOSS, OUTPUTS) if known else (OUTPUTS,)
+            unknown = isinstance(self._head, ByTorch)
+            self.ways = (OUTPUTS,) if unknown else (CLOSED, LOSS, OUTPUTS)
         self.way = self.ways[0]
         """The one that is taken."""
         self.knows_entropy = True
@@ -115,18 +114,34 @@ class CompiledSteps:
         shuffled = take({name: rows[name] for name in _NAMES if name in rows}, order)
         seen = Seen(*(np.zeros(k, number) for k in (n, n, -(-n // size))))
         closed = self._closed if self.way == CLOSED else None
-        settings = Settings(
+        head = ByTorch() if self.way == OUTPUTS else self._head
+        first, second = self._adam.moments()
+        room, raised = self._room(size), list[BaseException]()
+        room.by_entropy[0] = -closed.entropy_coef if closed else 0.0
+        by_torch = None if closed else self._by_torch(take(rows, order), size, room, seen, raised)
+        address = ctypes.cast(by_torch, ctypes.c_void_p).value if by_torch else 0
+        epoch = Epoch(
+            theta=self._theta,
+            first=first,
+            second=second,
+            policy=self._policy,
+            value=self._value,
+            head=head,
+            rows=self._in_order(shuffled, minibatch_size, head),
+            room=room,
+            seen=seen,
             size=size,
+            slope=scalar(closed.slope, number).address if closed and closed.slope else 0,
+            differentiate=address or 0,
             coef=float(closed.coef) if closed else 0.0,
             value_coef=float(closed.value_coef) if closed else 0.0,
             max_grad_norm=float(self._max_grad_norm),
             lr=float(lr),
             eps=self._adam.eps,
         )
-        given = self._in_order(shuffled, minibatch_size)
-        self._make({} if closed else take(rows, order), given, seen, settings)
+        self._make(epoch, raised)
         error = seen.value - shuffled["ret"] if "ret" in shuffled else seen.value
-        return seen.log_ratio, error, self._entropy(seen, given.obs)
+        return seen.log_ratio, error, self._entropy(seen, epoch.rows.obs)
 
     def end(self) -> None:
         """Do nothing: the weights are in place."""
@@ -189,32 +204,13 @@ class CompiledSteps:
         by_value = 2 * closed.value_coef * (value - rows["ret"])
         return [by / n, by_value / n, np.array(-closed.entropy_coef)]
 
-    def _make(self, rows: Batch, given: Rows, seen: Seen, settings: Settings) -> None:
-        """Make the steps of an epoch."""
-        closed = self._closed if self.way == CLOSED else None
-        n, size, room = len(given.obs), settings.size, self._room(settings.size)
-        slope = scalar(closed.slope, self._theta.dtype).address if closed and closed.slope else 0
-        room.by_entropy[0] = -closed.entropy_coef if closed else 0.0
-        split = (
-            {} if closed else {k: torch.split(torch.from_numpy(x), size) for k, x in rows.items()}
-        )
-        by_torch = self._by_outputs if self.way == OUTPUTS else self._by_log_ratios
-        raised: list[BaseException] = []
-
-        def differentiate(first: int) -> bool:
-            try:
-                few = {name: minibatches[first // size] for name, minibatches in split.items()}
-                by_torch(few, room, seen, first // size, slice(first, min(first + size, n)))
-            except BaseException as error:  # it cannot pass through a kernel
-                raised.append(error)
-            return not raised
-
-        called = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(differentiate)
-        address = 0 if closed else ctypes.cast(called, ctypes.c_void_p).value
-        for first in range(0, max(n, 1), size * _STEPS):  # once without rows, to compile
-            last, made = min(first + size * _STEPS, n), self._adam.steps
-            work = *self._nets(), given, room, seen, settings, slope, address, first, last, made
-            finite = self._team.run(make_steps, len(room.grads), *work)
+    def _make(self, epoch: Epoch, raised: list[BaseException]) -> None:
+        """Make the steps of an epoch. `raised` gets the errors of torch."""
+        n, most = len(epoch.rows.obs), epoch.size * _STEPS
+        for first in range(0, max(n, 1), most):  # once without rows, to compile
+            last, made = min(first + most, n), self._adam.steps
+            tasks = len(epoch.room.grads)
+            finite = self._team.run(make_steps, tasks, epoch, first, last, made)
             if raised:
                 raise raised[0]
             if not finite:
@@ -223,7 +219,24 @@ class CompiledSteps:
                     "lower the step size"
                 )
             if last > first:  # else another thread may be loading a checkpoint
-                self._adam.steps = made - (first - last) // size
+                self._adam.steps = made - (first - last) // epoch.size
+
+    def _by_torch(
+        self, rows: Batch, size: int, room: Room, seen: Seen, raised: list[BaseException]
+    ) -> Any:
+        """Return the function `differentiate` of `steps.Epoch`. Its errors go to `raised`: none can pass through a kernel."""
+        split = {name: torch.split(torch.from_numpy(x), size) for name, x in rows.items()}
+        by_torch = self._by_outputs if self.way == OUTPUTS else self._by_log_ratios
+
+        def differentiate(first: int) -> bool:
+            try:
+                few = {name: minibatches[first // size] for name, minibatches in split.items()}
+                by_torch(few, room, seen, first // size, slice(first, first + len(few["obs"])))
+            except BaseException as error:
+                raised.append(error)
+            return not raised
+
+        return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(differentiate)
 
     def _by_log_ratios(
         self, few: dict[str, Tensor], room: Room, seen: Seen, minibatch: int, at: slice
@@ -244,15 +257,15 @@ class CompiledSteps:
     ) -> None:
         """Write the derivatives of the loss by the outputs of the networks, and by parameters beside them."""
         n = len(few["obs"])
-        nets, outs = self._heads.given(few["obs"], room.outputs[:n], seen.value[at])
+        nets, outs = self._in_torch.given(few["obs"], room.outputs[:n], seen.value[at])
         log_ratio, entropy, value, few = self._evaluate(nets, few)
-        wanted = (*outs, *self._heads.beside)
+        wanted = (*outs, *self._in_torch.beside)
         assert self._loss
         loss = self._loss(log_ratio, entropy, value, few)
         by, by_value, *others = derivatives(loss, wanted)
         room.outputs[:n] = 0 if by is None else by.numpy()
         room.by_value[:n] = 0 if by_value is None else by_value[:, 0].numpy()
-        for (network, where), each in zip(self._heads.places, others, strict=True):
+        for (network, where), each in zip(self._in_torch.places, others, strict=True):
             room.grads[:, where] = 0  # of the other blocks
             if each is not None:
                 room.grads[network, where] = each.reshape(-1).numpy()
@@ -260,41 +273,31 @@ class CompiledSteps:
         seen.value[at] = value.detach().numpy()
         seen.entropy[minibatch] = entropy.detach().numpy()
 
-    def _nets(self) -> tuple[Any, ...]:
-        """Return the arguments of kernels that describe weights and networks."""
-        weights = Weights(self._theta, *self._adam.moments())
-        tables = (None, None) if self.way == OUTPUTS else self._tables
-        return weights, self._layers, self._value, *tables
-
     def _no_rows(self) -> Batch:
         """Return rows with the types of all others."""
         none = np.zeros(0, self._theta.dtype)
         rows = {"obs": np.zeros((0, self._value[0, 2]), none.dtype), "ret": none}
-        if self._layers is None:
+        if not len(self._policy):
             return rows
-        starts = self._tables[1]
-        act = np.zeros((0, self._layers[-1, 3] if starts is None else len(starts) - 1), np.int64)
+        act = np.zeros((0, self._modules["policy"].noise[1]))
         return {**rows, "act": act, "logp": none, "adv": none}
 
-    def _in_order(self, shuffled: Batch, minibatch_size: int) -> Rows:
-        """Return the rows of an epoch as the kernels of this way take them."""
+    def _in_order(self, shuffled: Batch, minibatch_size: int, head: Any) -> Rows:
+        """Return the rows of an epoch as the kernels take them."""
         number, n = self._theta.dtype, len(shuffled["obs"])
-        obs = np.ascontiguousarray(shuffled["obs"], number)
-        ret = np.ascontiguousarray(shuffled.get("ret", np.zeros(n)), number)
-        if self._layers is None or self.way == OUTPUTS:
-            return Rows(obs, ret, adv=ret)
-        adv, act = shuffled.get("adv", ret), shuffled["act"]
+        ret, none = shuffled.get("ret", np.zeros(n)), np.zeros((n, 0), bool)
+        adv, act = shuffled.get("adv", ret), shuffled.get("act", none)
         if self._closed and self._closed.normalize and n:
             starts = range(0, n, minibatch_size)
             adv = np.concatenate([normalized(adv[a : a + minibatch_size]) for a in starts])
-        kind = np.int64 if self._tables[0] is None else number
+        kind = np.int64 if isinstance(head, Choices) else number
         return Rows(
-            obs=obs,
-            ret=ret,
+            obs=np.ascontiguousarray(shuffled["obs"], number),
+            ret=np.ascontiguousarray(ret, number),
             act=np.ascontiguousarray(act.reshape(n, math.prod(act.shape[1:])), kind),
-            logp=np.ascontiguousarray(shuffled["logp"], number),
+            logp=np.ascontiguousarray(shuffled.get("logp", ret), number),
             adv=np.ascontiguousarray(adv, number),
-            mask=np.ascontiguousarray(shuffled.get("mask", np.zeros((n, 0), bool))),
+            mask=np.ascontiguousarray(shuffled.get("mask", none)),
         )
 
     def _entropy(self, seen: Seen, obs: Array) -> Array:
@@ -310,7 +313,7 @@ class CompiledSteps:
         """Return memory for minibatches of this size; the memory for other ones is given up."""
         if size not in self._rooms:
             rows, number = block_rows(size), self._theta.dtype
-            tables = [self._value] if self._layers is None else [self._layers, self._value]
+            tables = [self._policy, self._value] if len(self._policy) else [self._value]
             tasks = len(tables) * -(-size // rows)
             widest = max(int(table[:, 3].max()) for table in tables)
             numbers = max(int(table[-1, 7]) for table in tables)
@@ -361,7 +364,7 @@ class _OtherInputsError(RuntimeError):
     """A network is computed for other inputs than the rows: kernels do not follow that."""
 
 
-class _Heads:
+class _InTorch:
     """The modules with the outputs of their networks given, and their parameters beside these networks."""
 
     def __init__(self, modules: dict[str, Any], theta: Tensor) -> None:

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
@@ -39,7 +39,8 @@ ThreadpoolController().select(user_api="blas").limit(limits=1)
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Without fastmath, a kernel has one result, however LLVM optimizes it. `fma` and `dot` say what is fast.
-_ALWAYS = {"nogil": True, "error_model": "numpy"}
+_ALWAYS = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+_INNER = {"no_cpython_wrapper": True}  # code that takes longer to compile than most functions
 
 _SPINS = 2000  # before a thread gives its core away: about 20 us
 _yield_core = types.ExternalFunction("sched_yield", types.int32())
@@ -79,27 +80,28 @@ def scalar(function: Callable[..., float], dtype: Any) -> Any:
 
 
 def inner(function: F) -> F:
-    """Compile a function that only kernels call. A call from Python would crash: code for it is left out.
-
-    That code would take longer to compile than the function.
-    """
-    return _compiled(function, no_cpython_wrapper=True)
+    """Compile a function that only kernels call. A call from Python would crash: code for it is left out."""
+    return _compiled(function, **_INNER)
 
 
 def part(function: F) -> F:
     """Compile a short function anew within each function that calls it. Otherwise as `inner`."""
-    return _compiled(function, no_cpython_wrapper=True, inline="always")
+    return _compiled(function, **_INNER, inline="always")
 
 
-def by_dtype(single: Callable[..., Any], double: Callable[..., Any]) -> Any:
-    """Return a function of numbers, for kernels, that is `single` in float32 and `double` in float64."""
+def by_type(functions: Mapping[Any, Callable[..., Any]]) -> Any:
+    """Return a function, for kernels, that is the one for the type of its first argument.
 
-    def function(x: Any) -> Any:
+    Args:
+        functions: by numba's type of a number, or by the class of a NamedTuple.
+    """
+
+    def function(*args: Any) -> Any:
         raise NotImplementedError("only kernels call it")
 
-    @overload(function, jit_options=_ALWAYS, strict=False)  # type: ignore[untyped-decorator]
-    def choose(x: Any) -> Any:
-        return single if x == types.float32 else double
+    @overload(function, jit_options={**_ALWAYS, **_INNER}, strict=False)  # type: ignore[untyped-decorator]
+    def choose(*args: Any) -> Any:
+        return functions[getattr(args[0], "instance_class", args[0])]
 
     return function
 
@@ -107,7 +109,7 @@ def by_dtype(single: Callable[..., Any], double: Callable[..., Any]) -> Any:
 def _compiled(function: Any, **options: Any) -> Any:
     if numba.config.DISABLE_JIT:
         raise RuntimeError("updates are computed in compiled code: unset NUMBA_DISABLE_JIT")
-    return numba.njit(function, **_ALWAYS, no_cfunc_wrapper=True, **options)
+    return numba.njit(function, **_ALWAYS, **options)
 
 
 class _Cache:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from rank0rl.nets.kernels.compiler import Team, kernel, meet, part
-from rank0rl.nets.kernels.distributions import log_softmax, tables_of
+from rank0rl.nets.kernels.compiler import Team, kernel, meet
+from rank0rl.nets.kernels.distributions import METRICS, head_of, ready, times_metric
 from rank0rl.nets.kernels.mlp import backward, forward, outputs, tangent
 from rank0rl.nets.kernels.steps import SLICE, block_rows, kernel_block_rows
 
@@ -25,7 +25,7 @@ def _forward(
     barrier: Array,
     theta: Array,
     layers: Array,
-    starts: Array | None,
+    head: Any,
     obs: Array,
     mask: Array,
     work: Array,
@@ -35,10 +35,7 @@ def _forward(
     for block in range(thread, len(work), threads):
         a, b = block * size, min(block * size + size, len(obs))
         out = forward(theta, layers, obs[a:b], work[block])
-        if starts is not None:
-            for row in range(b - a):
-                for i in range(len(starts) - 1):
-                    log_softmax(out[row], mask[a + row], starts[i], starts[i + 1])
+        ready(head, out, mask[a:b])
 
 
 @kernel
@@ -48,8 +45,7 @@ def _product(
     barrier: Array,
     theta: Array,
     layers: Array,
-    std_place: Array | None,
-    starts: Array | None,
+    head: Any,
     obs: Array,
     work: Array,
     vector: Array,
@@ -65,7 +61,7 @@ def _product(
 
     `work` is what `_forward` left there, `vector` is v, and `product` gets the result. There is room in
     `grads`, (blocks, parameters), and in `spare`, 5 numbers for each unit of the widest layer and row of
-    a block. The other arguments are those of `steps._make_steps`.
+    a block. The other arguments are those of `steps.Epoch`.
 
     Source: Martens 2020, arXiv:1412.1193, section 6 (the Fisher matrix as a Gauss-Newton matrix).
     """
@@ -76,11 +72,8 @@ def _product(
         x, grad, room = obs[a:b], grads[block], spare[block]
         third = len(room) // 5
         by = tangent(vector, theta, layers, x, work[block], room[2 * third :])
-        if std_place is not None:
-            _normal_metric(theta, std_place, vector, by, n_all, grad)
-        if starts is not None:
-            logp = outputs(layers, work[block], b - a)
-            _choice_metric(starts, logp, by, n_all)
+        out = outputs(layers, work[block], b - a)
+        times_metric(head, theta, vector, out, by, n_all, grad)
         backward(theta, layers, x, work[block], by, grad, room[: 2 * third])
     meet(threads, barrier)
     number = theta.dtype.type
@@ -93,47 +86,14 @@ def _product(
     meet(threads, barrier)
 
 
-@part
-def _normal_metric(
-    theta: Array, std_place: Array, vector: Array, by: Array, n_all: int, grad: Array
-) -> None:
-    """Multiply by M / N for normal actions, and write the product for the log standard deviations."""
-    number = theta.dtype.type
-    at, times, k = std_place[0], std_place[1], std_place[2]
-    for j in range(k):
-        std = along = number(0)
-        for row in range(times):
-            std += theta[at + row * k + j]
-            along += vector[at + row * k + j]
-        weight = np.exp(number(-2) * std) / number(n_all)
-        for row in range(len(by)):
-            by[row, j] *= weight
-        for row in range(times):
-            grad[at + row * k + j] = number(2 * len(by) / n_all) * along
-
-
-@part
-def _choice_metric(starts: Array, logp: Array, by: Array, n_all: int) -> None:
-    """Multiply by M / N = (diag(p) - p p') / N for each choice."""
-    number = by.dtype.type
-    weight = number(1 / n_all)
-    for row in range(len(by)):
-        for i in range(len(starts) - 1):
-            mean = number(0)
-            for j in range(starts[i], starts[i + 1]):
-                mean += np.exp(logp[row, j]) * by[row, j]
-            for j in range(starts[i], starts[i + 1]):
-                by[row, j] = weight * np.exp(logp[row, j]) * (by[row, j] - mean)
-
-
 class CompiledFisher:
     """Makes products with the Fisher matrix of a policy, see `update.FisherProducts`."""
 
     def __init__(self, policy: Any, theta: Tensor, damping: float, threads: int) -> None:
         self._theta = theta.detach()
         self._layers = policy.mlp.table(theta)
-        self._std_place, self._starts = tables_of(policy, theta)
-        self.known = self._std_place is not None or self._starts is not None
+        self._head = head_of(policy, theta)
+        self.known = type(self._head) in METRICS
         """False for distributions without kernels."""
         self._damping, self._team = float(damping), Team(threads)
         if not self.known:
@@ -151,10 +111,10 @@ class CompiledFisher:
         grads = np.zeros((blocks, len(theta)), number)
         spare = np.empty((blocks, 5 * rows * layers[:, 3].max()), number)
         result = np.empty(len(theta), number)
-        self._team.run(_forward, blocks, theta, layers, self._starts, x, allowed, work)
+        self._team.run(_forward, blocks, theta, layers, self._head, x, allowed, work)
 
         def product(v: Tensor) -> Tensor:
-            given = self._std_place, self._starts, x, work, v.numpy(), self._damping
+            given = self._head, x, work, v.numpy(), self._damping
             self._team.run(_product, blocks, theta, layers, *given, grads, spare, result)
             return torch.from_numpy(result.copy())
 

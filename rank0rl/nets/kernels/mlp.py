@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba import types
 
-from rank0rl.nets.kernels.compiler import by_dtype, fma, inner, part
+from rank0rl.nets.kernels.compiler import by_type, fma, inner, part
 
 Array = npt.NDArray[Any]
 
@@ -72,7 +73,7 @@ def _exact(x: Any) -> Any:
     return math.tanh(x)
 
 
-_tanh = by_dtype(_fit, _exact)
+_tanh = by_type({types.float32: _fit, types.float64: _exact})
 
 
 def _fit_logistic(x: Any) -> Any:
@@ -86,7 +87,11 @@ def _fit_logistic(x: Any) -> Any:
     return y
 
 
-_logistic = by_dtype(_fit_logistic, lambda x: 0.5 + 0.5 * math.tanh(x))
+def _exact_logistic(x: Any) -> Any:
+    return 0.5 + 0.5 * math.tanh(x)
+
+
+_logistic = by_type({types.float32: _fit_logistic, types.float64: _exact_logistic})
 
 
 @inner

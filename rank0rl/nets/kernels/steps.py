@@ -14,12 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rank0rl.nets.kernels.compiler import ask, call, inner, kernel, meet, part
-from rank0rl.nets.kernels.distributions import (
-    choice_log_ratio,
-    choice_slopes,
-    normal_log_ratio,
-    normal_slopes,
-)
+from rank0rl.nets.kernels.distributions import Block, by_outputs, log_ratios
 from rank0rl.nets.kernels.mlp import adam, backward, dot, forward, outputs
 
 Array = npt.NDArray[Any]
@@ -29,23 +24,15 @@ _BLOCK = 128  # rows of a task at least, ...
 _BLOCKS = 8  # ... and tasks of a minibatch and network at most: each has a gradient of its own
 
 
-class Weights(NamedTuple):
-    """Parameters and Adam's moments, vectors of the same length."""
-
-    theta: Array
-    first: Array
-    second: Array
-
-
 class Rows(NamedTuple):
-    """Rows of a batch in the order of an epoch. Without a policy, there are only the first two."""
+    """Rows of a batch in the order of an epoch, (N, ...)."""
 
     obs: Array
     ret: Array
-    act: Any = None
-    logp: Any = None
-    adv: Any = None
-    mask: Any = None
+    act: Array
+    logp: Array
+    adv: Array
+    mask: Array
 
 
 class Room(NamedTuple):
@@ -85,10 +72,28 @@ class Seen(NamedTuple):
     entropy: Array
 
 
-class Settings(NamedTuple):
-    """Numbers of the closed form and of the optimizer; size is that of a minibatch."""
+class Epoch(NamedTuple):
+    """All that the tasks of an epoch share. The vectors of parameters and of Adam's moments have one length."""
 
+    theta: Array
+    first: Array
+    second: Array
+    policy: Array
+    """Table of the policy's layers, see `mlp`. Without rows, the value function learns alone."""
+    value: Array
+    """Table of the value function's layers."""
+    head: Any
+    """The policy's distribution, see `distributions`."""
+    rows: Rows
+    room: Room
+    seen: Seen
     size: int
+    """Rows of a minibatch."""
+    slope: int
+    """Address of `ClosedForm.slope`, or 0."""
+    differentiate: int
+    """0, or the address of a function of Python: it is called with the first row of a minibatch, whose outputs
+    are known, and writes the derivatives of the loss into `room`. It returns 0 to stop."""
     coef: float
     value_coef: float
     max_grad_norm: float
@@ -113,210 +118,141 @@ def apply(slope: int, log_ratio: Array, adv: Array, coef: float, out: Array) -> 
 
 @kernel
 def make_steps(
-    thread: int,
-    threads: int,
-    barrier: Array,
-    weights: Weights,
-    policy: Array | None,
-    value: Array,
-    std_place: Array | None,
-    starts: Array | None,
-    rows: Rows,
-    room: Room,
-    seen: Seen,
-    settings: Settings,
-    slope: int,
-    differentiate: int,
-    first: int,
-    last: int,
-    step: int,
+    thread: int, threads: int, barrier: Array, epoch: Epoch, first: int, last: int, step: int
 ) -> bool:
     """Make gradient steps on one minibatch after the other, from row first to row last.
 
-    `policy` and `value` are tables of layers; without a policy, the value function learns alone. Normal
-    actions have `std_place`: where the log standard deviations begin in theta, how many are summed, and
-    of how many actions. Choices have `starts`, see `choice_log_ratio`. `step` steps were made before.
-
-    The loss is a `ClosedForm`, whose slope has the address `slope`. Or `differentiate` is the address of
-    a function of Python: it is called with the first row of a minibatch, whose outputs are known, and
-    writes the derivatives of the loss into `room`. It returns 0 to stop.
+    `step` steps were made before.
 
     Returns:
         False if a gradient is not finite, or `differentiate` has stopped; that step and those after it are not made.
     """
-    networks = 1 if policy is None else 2  # numba leaves out what does not apply
-    for begin in range(first, last, settings.size):
-        end = min(begin + settings.size, last)
+    for begin in range(first, last, epoch.size):
+        end = min(begin + epoch.size, last)
         n = end - begin
-        size = kernel_block_rows(n)
-        blocks = -(-n // size)
-        for task in range(thread, networks * blocks, threads):
-            a = begin + task // networks * size
-            b = min(a + size, end)
-            _forward_rows(task, weights.theta, policy, value, std_place, starts, rows, room, seen,
-                          begin, a, b)  # fmt: skip
-            if not differentiate:
-                _differentiate_rows(task, policy, rows, room, seen, settings, slope, n, begin, a, b)
-                _backward_rows(task, weights.theta, policy, value, std_place, starts, rows, room,
-                               n, begin, a, b)  # fmt: skip
+        for task in range(thread, _tasks(epoch, n), threads):
+            block = _block(epoch, task, begin, end)
+            _forward_rows(epoch, task, block)
+            if not epoch.differentiate:
+                _differentiate_rows(epoch, task, block, n)
+                _backward_rows(epoch, task, block, n)
         meet(threads, barrier)
-        if thread == 0 and policy is not None:
-            seen.entropy[begin // settings.size] = _mean_entropy(room, blocks, n)
-        if differentiate:
+        if thread == 0 and _networks(epoch) == 2:
+            epoch.seen.entropy[begin // epoch.size] = _mean_entropy(epoch, n)
+        if epoch.differentiate:
             if thread == 0:
-                room.goes_on[0] = ask(differentiate, begin)
+                epoch.room.goes_on[0] = ask(epoch.differentiate, begin)
             meet(threads, barrier)
-            for task in range(thread, networks * blocks, threads):
-                a = begin + task // networks * size
-                b = min(a + size, end)
-                _backward_rows(task, weights.theta, policy, value, std_place, starts, rows, room,
-                               n, begin, a, b)  # fmt: skip
+            for task in range(thread, _tasks(epoch, n), threads):
+                _backward_rows(epoch, task, _block(epoch, task, begin, end), n)
             meet(threads, barrier)
         step += 1
-        if not _descend(thread, threads, barrier, weights, room, blocks, networks, settings, step):
+        if not _descend(thread, threads, barrier, epoch, n, step):
             return False
     return True
 
 
 @part
-def _differentiate_rows(
-    task: int,
-    policy: Array | None,
-    rows: Rows,
-    room: Room,
-    seen: Seen,
-    settings: Settings,
-    slope: int,
-    n: int,
-    begin: int,
-    a: int,
-    b: int,
-) -> None:
-    """Write the derivatives of a closed form by the log ratios or values of rows a to b of n."""
-    number = room.by_value.dtype.type
-    if policy is not None and task % 2 == 0:
+def _networks(epoch: Epoch) -> int:
+    return 2 if len(epoch.policy) else 1
+
+
+@part
+def _tasks(epoch: Epoch, n: int) -> int:
+    """Return the number of tasks of a minibatch of n rows."""
+    return _networks(epoch) * -(-n // kernel_block_rows(n))
+
+
+@part
+def _is_policy(epoch: Epoch, task: int) -> bool:
+    """Return True if a task is one of the policy: its tasks and those of the value function take turns."""
+    return len(epoch.policy) > 0 and task % 2 == 0
+
+
+@part
+def _block(epoch: Epoch, task: int, begin: int, end: int) -> Block:
+    """Return the rows of a task of a minibatch, rows begin to end."""
+    rows, room, seen = epoch.rows, epoch.room, epoch.seen
+    size = kernel_block_rows(end - begin)
+    i = task // _networks(epoch) * size
+    j = min(i + size, end - begin)
+    a, b = begin + i, begin + j
+    return Block(
+        rows.obs[a:b],
+        rows.ret[a:b],
+        rows.act[a:b],
+        rows.logp[a:b],
+        rows.adv[a:b],
+        rows.mask[a:b],
+        seen.log_ratio[a:b],
+        seen.value[a:b],
+        room.by_log_ratio[i:j],
+        room.by_value[i:j],
+        room.outputs[i:j],
+        room.spare[task],
+    )
+
+
+@part
+def _forward_rows(epoch: Epoch, task: int, block: Block) -> None:
+    """Compute what the network of a task gives for its rows."""
+    layers = epoch.policy if _is_policy(epoch, task) else epoch.value
+    out = forward(epoch.theta, layers, block.obs, epoch.room.work[task])
+    if _is_policy(epoch, task):
+        epoch.room.entropies[task] = log_ratios(epoch.head, epoch.theta, out, block)
+    else:
+        for row in range(len(out)):
+            block.value[row] = out[row, 0]
+
+
+@part
+def _differentiate_rows(epoch: Epoch, task: int, block: Block, n: int) -> None:
+    """Write the derivatives of a closed form by the log ratios or values of a task's rows, of n."""
+    number = epoch.theta.dtype.type
+    if _is_policy(epoch, task):
         weight = number(1 / n)
-        for row in range(a, b):
-            by = call(slope, seen.log_ratio[row], rows.adv[row], settings.coef)
-            room.by_log_ratio[row - begin] = weight * by
+        for row in range(len(block.obs)):
+            by = call(epoch.slope, block.log_ratio[row], block.adv[row], epoch.coef)
+            block.by_log_ratio[row] = weight * by
     else:
-        factor = number(2 * settings.value_coef / n)
-        for row in range(a, b):
-            room.by_value[row - begin] = factor * (seen.value[row] - rows.ret[row])
+        factor = number(2 * epoch.value_coef / n)
+        for row in range(len(block.obs)):
+            block.by_value[row] = factor * (block.value[row] - block.ret[row])
 
 
 @part
-def _forward_rows(
-    task: int,
-    theta: Array,
-    policy: Array | None,
-    value: Array,
-    std_place: Array | None,
-    starts: Array | None,
-    rows: Rows,
-    room: Room,
-    seen: Seen,
-    begin: int,
-    a: int,
-    b: int,
-) -> None:
-    """Compute what the network of a task gives for rows a to b of a minibatch that begins at `begin`."""
-    x, work, spare = rows.obs[a:b], room.work[task], room.spare[task]
-    is_policy = policy is not None and task % 2 == 0
-    layers = value
-    if policy is not None and task % 2 == 0:
-        layers = policy
-    out = forward(theta, layers, x, work)
-    if not is_policy:
-        for row in range(a, b):
-            seen.value[row] = out[row - a, 0]
-    elif std_place is not None:
-        at, times, k = std_place[0], std_place[1], std_place[2]
-        stds = theta[at : at + times * k].reshape(times, k)
-        room.entropies[task] = normal_log_ratio(
-            stds, out, rows.act[a:b], rows.logp[a:b], seen.log_ratio[a:b], spare[:k]
-        )
-    elif starts is not None:
-        entropies = spare[: (b - a) * (len(starts) - 1)]
-        room.entropies[task] = choice_log_ratio(
-            starts,
-            rows.mask[a:b],
-            out,
-            rows.act[a:b],
-            rows.logp[a:b],
-            seen.log_ratio[a:b],
-            entropies,
-        )
+def _backward_rows(epoch: Epoch, task: int, block: Block, n: int) -> None:
+    """Write the gradient of a task from the derivatives of a loss of n rows that are in `room`."""
+    room = epoch.room
+    work, grad = room.work[task], room.grads[task]
+    layers = epoch.policy if _is_policy(epoch, task) else epoch.value
+    out = outputs(layers, work, len(block.obs))
+    if _is_policy(epoch, task):
+        by_outputs(epoch.head, out, block, room.by_entropy[0] / n, grad)
     else:
-        room.outputs[a - begin : b - begin] = out
+        for row in range(len(out)):
+            out[row, 0] = block.by_value[row]
+    backward(epoch.theta, layers, block.obs, work, out, grad, block.spare)
 
 
 @part
-def _backward_rows(
-    task: int,
-    theta: Array,
-    policy: Array | None,
-    value: Array,
-    std_place: Array | None,
-    starts: Array | None,
-    rows: Rows,
-    room: Room,
-    n: int,
-    begin: int,
-    a: int,
-    b: int,
-) -> None:
-    """Write the gradient of a task, for rows a to b of n, from the derivatives that are in `room`."""
-    x, work, grad, spare = rows.obs[a:b], room.work[task], room.grads[task], room.spare[task]
-    is_policy = policy is not None and task % 2 == 0
-    layers = value
-    if policy is not None and task % 2 == 0:
-        layers = policy
-    out, slopes = outputs(layers, work, b - a), room.by_log_ratio[a - begin : b - begin]
-    if not is_policy:
-        for row in range(a, b):
-            out[row - a, 0] = room.by_value[row - begin]
-    elif std_place is not None:
-        at, times, k = std_place[0], std_place[1], std_place[2]
-        by_stds = grad[at : at + times * k].reshape(times, k)
-        share = room.by_entropy[0] * (b - a) / n
-        normal_slopes(out, rows.act[a:b], slopes, share, spare[:k], by_stds)
-    elif starts is not None:
-        entropies = spare[: (b - a) * (len(starts) - 1)]
-        choice_slopes(starts, out, rows.act[a:b], slopes, room.by_entropy[0] / n, entropies)
-    else:
-        out[:] = room.outputs[a - begin : b - begin]
-    backward(theta, layers, x, work, out, grad, spare)
-
-
-@part
-def _mean_entropy(room: Room, blocks: int, n: int) -> Any:
-    total = room.entropies[0]
-    for block in range(1, blocks):
-        total += room.entropies[2 * block]
+def _mean_entropy(epoch: Epoch, n: int) -> Any:
+    total = epoch.room.entropies[0]
+    for task in range(2, _tasks(epoch, n), 2):
+        total += epoch.room.entropies[task]
     return total / n
 
 
 @inner
-def _descend(
-    thread: int,
-    threads: int,
-    barrier: Array,
-    weights: Weights,
-    room: Room,
-    blocks: int,
-    networks: int,
-    settings: Settings,
-    step: int,
-) -> bool:
+def _descend(thread: int, threads: int, barrier: Array, epoch: Epoch, n: int, step: int) -> bool:
     """Make one step along the sum of the tasks' gradients, unless its norm is not finite: return False then."""
+    room, networks = epoch.room, _networks(epoch)
     slices, grads, total = room.slices, room.grads, room.total
     for i in range(thread, len(slices), threads):
         a, b, network = slices[i, 0], slices[i, 1], slices[i, 2]
         for j in range(a, b):
             total[j] = grads[network, j]
-        for block in range(1, blocks):
-            task = block * networks + network
+        for task in range(network + networks, _tasks(epoch, n), networks):
             for j in range(a, b):
                 total[j] += grads[task, j]
         room.squares[i] = dot(total[a:b], total[a:b])
@@ -327,12 +263,10 @@ def _descend(
     norm = math.sqrt(squares)
     if not np.isfinite(norm) or not room.goes_on[0]:
         return False
-    scale = min(1.0, settings.max_grad_norm / norm) if norm > 0 else 1.0
-    theta, first, second = weights.theta, weights.first, weights.second
+    scale = min(1.0, epoch.max_grad_norm / norm) if norm > 0 else 1.0
+    theta, first, second = epoch.theta, epoch.first, epoch.second
     for i in range(thread, len(slices), threads):
         a, b = slices[i, 0], slices[i, 1]
-        adam(
-            theta[a:b], total[a:b], first[a:b], second[a:b], scale, settings.lr, step, settings.eps
-        )
+        adam(theta[a:b], total[a:b], first[a:b], second[a:b], scale, epoch.lr, step, epoch.eps)
     meet(threads, barrier)
     return True

@@ -192,6 +192,7 @@ def trace() -> Calls:
     """
     for name in LOOP:  # torch and the like, which would be slow to watch
         importlib.import_module(name)
+    importlib.import_module("rank0rl.run.launch_options").limit_cpu("portable")
     run = getattr(importlib.import_module(MAIN[0]), MAIN[1])
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:

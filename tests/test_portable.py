@@ -66,6 +66,13 @@ def test_other_cpus_give_all_golden_hashes(cpu):
     assert trained(cpu=cpu) == golden()
 
 
+@pytest.mark.slow
+def test_kernels_that_are_compiled_anew_have_the_same_bits(tmp_path):
+    """The runs of the first test use kernels that were compiled in any order, or come from the cache."""
+    names = [*reversed(RUNS)]
+    assert trained(*names, XDG_CACHE_HOME=str(tmp_path)) == golden()
+
+
 def test_functions_that_mkl_rounds_by_cpu_are_those_of_numpy():
     code = (
         "import numpy as np, torch, rank0rl.nets\n"

@@ -232,7 +232,8 @@ def limit_cpu(name: str) -> None:
     """Choose the instructions that libraries use in this process, and in those that it starts.
 
     NumPy, OpenBLAS, torch and compiled updates choose their code by the type of CPU. Sums in another
-    order and other approximations have other last bits. Once NumPy is loaded, it is too late.
+    order and other approximations have other last bits. Once NumPy is loaded, it is too late: a script that
+    has loaded it begins anew.
 
     Args:
         name: the value of --cpu, portable or native.
@@ -249,8 +250,12 @@ def limit_cpu(name: str) -> None:
             "--cpu portable, which is the default, needs a CPU with AVX2 and FMA (Intel since 2013, AMD "
             "since 2015): this one has not; give --cpu native, whose results may differ from other CPUs'"
         )
-    if "numpy" not in sys.modules:
-        os.environ.update(_PORTABLE)
+    is_late, is_set = "numpy" in sys.modules, _is_portable()
+    if is_set or (is_late and not Path(sys.argv[0]).is_file()):
+        return  # `check_cpu` refuses the latter
+    os.environ.update(_PORTABLE)
+    if is_late:
+        os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def limit_cpu_as(words: Iterable[str]) -> None:
@@ -268,11 +273,15 @@ def check_cpu(name: str) -> None:
     Raises:
         ValueError: if they were loaded before the value was known.
     """
-    if name == "portable" and any(os.environ.get(k) != v for k, v in _PORTABLE.items()):
+    if name == "portable" and not _is_portable():
         raise ValueError(
             "--cpu portable, which is the default, must be known before NumPy is loaded: start training by "
             "train.py, python -m rank0rl train or rank0rl.train, or give --cpu native"
         )
+
+
+def _is_portable() -> bool:
+    return all(os.environ.get(name) == value for name, value in _PORTABLE.items())
 
 
 def _has_avx2() -> bool:

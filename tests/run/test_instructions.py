@@ -105,9 +105,32 @@ def test_a_resume_keeps_the_limit_also_from_a_file(tmp_path):
 )
 def test_a_wrong_limit(cpu, said, monkeypatch):
     monkeypatch.setenv("MKL_CBWR", "AVX2")
+    monkeypatch.setattr(sys, "argv", [""])  # as in a notebook
     with pytest.raises(ValueError, match=said):
         launch_options.limit_cpu(cpu)  # NumPy is loaded here
         launch_options.check_cpu(cpu)
+
+
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_a_script_that_has_loaded_numpy_begins_anew(nprocs, tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text("import numpy\nimport rank0rl.cli\nprint('begins')\nrank0rl.cli.main()\n")
+    words = [
+        str(script),
+        *SMALL,
+        *MORE,
+        "--nprocs",
+        str(nprocs),
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
+    env = {name: x for name, x in os.environ.items() if name not in launch_options._PORTABLE}
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=True, env=env
+    )
+    assert done.stdout.count("begins") == (2 if nprocs == 1 else 4)
+    train(tmp_path / "other", *SMALL, *MORE)
+    assert sha(tmp_path / "run") == sha(tmp_path / "other")
 
 
 def test_a_tool_reads_the_limit_of_the_first_run_that_a_word_names(tmp_path, monkeypatch):

@@ -16,7 +16,6 @@ from helpers.golden import GOLDEN, ROOT, RUNS
 from rank0rl.run import launch_options, machine
 
 QEMU = shutil.which("qemu-x86_64")
-QUICK = ["ppo Walker2d", "trpo", "gru", "own network"]
 emulated = pytest.mark.skipif(not QEMU, reason="needs qemu-x86_64, of Debian's qemu-user")
 
 
@@ -54,9 +53,9 @@ def test_all_agents_give_the_golden_hashes():
 
 
 @emulated
-@pytest.mark.parametrize("cpu", ["Haswell", "EPYC-Rome"])
-def test_other_cpus_give_the_golden_hashes(cpu):
-    assert trained(*QUICK, cpu=cpu) == golden(*QUICK)
+def test_another_cpu_gives_the_golden_hashes():
+    names = ["ppo CartPole", "gru"]
+    assert trained(*names, cpu="Haswell") == golden(*names)
 
 
 @emulated

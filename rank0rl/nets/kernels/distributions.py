@@ -31,14 +31,14 @@ class Normal(NamedTuple):
     """Normal draws. The outputs are their means."""
 
     place: Array
-    """Where the log standard deviations begin in theta, how many are summed, and of how many actions."""
+    """Place in theta at which the log standard deviations begin, how many are summed, and of how many actions."""
 
 
 class StateNormal(NamedTuple):
     """Normal draws. The outputs are their means, then what is added to the parameters for the log deviations."""
 
     place: Array
-    """As of `Normal`."""
+    """The same as in `Normal`."""
     low: float
     high: float
     """Limits of the log standard deviations."""
@@ -80,7 +80,7 @@ class Block(NamedTuple):
     by_value: Array
     """Derivatives by the values, (m,)."""
     outputs: Array
-    """Where torch finds the outputs, and leaves the derivatives by them, (m, outputs)."""
+    """Outputs for torch, which leaves the derivatives by them there, (m, outputs)."""
     spare: Array
     """Memory from forward to backward: room for 2 m numbers for each output."""
 

@@ -35,6 +35,7 @@ PROGRAMS = {
 
 # Reason -> regular expressions of whole commands, as the pages show them.
 NOT_RUN = {
+    "is for an earlier version": [r"python train\.py (?!Lunar|Bipedal|minatar).* --cpu avx2 .*"],
     "needs a network": [r"pip install .*", r"apt install .*"],
     "is for a folder of the reader's": [r"python3 -m venv .*", r"\. \S+/activate", r"cd .*"],
     "needs other hosts": [
@@ -103,7 +104,6 @@ SHORTER = {
 SLOW = (
     r"mpiexec .*|python -m rank0rl speedup .*--nprocs.*|python (benchmarks|examples)/.*"
     r"|python train\.py (HalfCheetah|Hopper|InvertedDoublePendulum|Swimmer) .*"
-    r"|python train\.py .*--cpu .*"  # where NumPy is not loaded yet
 )
 
 

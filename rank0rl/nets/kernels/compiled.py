@@ -328,7 +328,7 @@ class CompiledSteps:
                     entropies=np.zeros(tasks, number),
                     by_log_ratio=np.zeros(size, number),
                     by_value=np.zeros(size, number),
-                    by_entropy=np.zeros(1, number),
+                    by_entropy=np.zeros(1),  # float64, as the entropy coefficient
                     goes_on=np.ones(1, np.int64),
                     outputs=np.zeros((size, int(tables[0][-1, 3])), number),
                 )

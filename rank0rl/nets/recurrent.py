@@ -93,10 +93,12 @@ class Recurrent(nn.Module):
         before: Any = memory[None]
         if self._is_lstm:
             before = tuple(part.contiguous() for part in before.split(self.size, dim=2))
-        with torch.backends.mkldnn.flags(
-            enabled=False
-        ):  # oneDNN's LSTM has other bits on other CPUs
+        one_dnn: Any = torch.backends.mkldnn  # its LSTM has other bits on other CPUs
+        was, one_dnn.enabled = one_dnn.enabled, False
+        try:
             return self.layer(x, before)[0]
+        finally:
+            one_dnn.enabled = was
 
     def step(self, x: Tensor, memory: Tensor) -> Tensor:
         """Return the next memory (N, m) for inputs (N, inputs) and memory (N, m). It begins with the features."""

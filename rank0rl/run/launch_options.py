@@ -250,8 +250,9 @@ def limit_cpu(name: str) -> None:
             "--cpu portable, which is the default, needs a CPU with AVX2 and FMA (Intel since 2013, AMD "
             "since 2015): this one has not; give --cpu native, whose results may differ from other CPUs'"
         )
-    is_late, is_set = "numpy" in sys.modules, _is_portable()
-    if is_set or (is_late and not Path(sys.argv[0]).is_file()):
+    is_late = "numpy" in sys.modules
+    can_begin_anew = Path(sys.argv[0]).is_file() and "mpi4py.MPI" not in sys.modules
+    if _is_portable() or (is_late and not can_begin_anew):
         return  # `check_cpu` refuses the latter
     os.environ.update(_PORTABLE)
     if is_late:

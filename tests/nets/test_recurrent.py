@@ -1,5 +1,6 @@
 """Networks with a memory: one step, a chunk, and the objective of chunks against steps one by one."""
 
+import warnings
 from functools import partial
 
 import numpy as np
@@ -63,6 +64,19 @@ def test_a_step_does_not_depend_on_how_many_rows_there_are(cell):
         for start in range(0, 33 - size, 5):
             rows = slice(start, start + size)
             assert layer.numpy(x[rows], memory[rows]).tobytes() == whole[rows].tobytes()
+
+
+def test_an_lstm_is_computed_without_one_dnn_and_without_a_warning():
+    layer, x = Recurrent("lstm", 5, 8, rng(0)), torch.ones(2, 3, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        out = layer(x, torch.zeros(2, 16))
+    assert torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    try:
+        assert torch.equal(out, layer(x, torch.zeros(2, 16)))
+    finally:
+        torch.backends.mkldnn.enabled = True
 
 
 def test_weights_are_drawn_from_the_generator_and_an_lstm_remembers_at_first():

@@ -133,6 +133,23 @@ def test_a_script_that_has_loaded_numpy_begins_anew(nprocs, tmp_path):
     assert sha(tmp_path / "run") == sha(tmp_path / "other")
 
 
+def test_a_script_that_has_begun_mpi_is_refused(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import numpy\nfrom mpi4py import MPI\nimport rank0rl.cli\nrank0rl.cli.main()\n"
+    )
+    env = {name: x for name, x in os.environ.items() if name not in launch_options._PORTABLE}
+    done = subprocess.run(
+        [sys.executable, str(script), *SMALL, *MORE, "--run-dir", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=env,
+    )
+    assert done.returncode == 2
+    assert "must be known before NumPy is loaded" in done.stderr
+
+
 def test_a_tool_reads_the_limit_of_the_first_run_that_a_word_names(tmp_path, monkeypatch):
     limited = []
     monkeypatch.setattr(launch_options, "limit_cpu", limited.append)

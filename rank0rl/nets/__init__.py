@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 _BY_NUMPY = {"sqrt": np.sqrt, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan}
-_torch: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+_torch: Any = library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
 
 def _replace(name: str, function: Callable[..., Any]) -> None:

@@ -118,8 +118,10 @@ class GradientSteps:
                     f'agent devices = ("cpu",), or a loss of log ratios, entropy, values and rows alone'
                 )
             if way and not self._checked:
-                way = self._check(way, rows, loss, closed)
-                why = why if way else "policy or value function is not what kernels compute"
+                if self._check(way, rows, loss, closed):
+                    way, why = self._way(rows, loss, closed)  # by what the check found
+                else:
+                    way, why = None, "policy or value function is not what kernels compute"
             self._take(way, why)
         return self._steps.begin(rows, loss, closed)
 

@@ -415,6 +415,12 @@ def test_how_updates_are_computed_by_options(act, options, how, monkeypatch):
         torch.testing.assert_close(p, q, rtol=5e-3, atol=5e-3)
 
 
+def test_the_first_update_is_computed_as_all_others():
+    """A smaller entropy bonus does not show in the gradient, and a resumed run begins with its first update."""
+    options = {"actions": "squashed", "entropy_coef": 1e-6}
+    assert [learn(updates=n, **options).updates for n in (1, 2)] == [OUTPUTS, OUTPUTS]
+
+
 def test_the_run_says_that_probabilities_disagree_before_the_first_step(monkeypatch):
     monkeypatch.setattr(GaussianPolicy, "logp", EDITED["logp"][2])
     assert "; but log_prob and logp of the policy differ" in learn(updates=1).updates

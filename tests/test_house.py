@@ -19,8 +19,8 @@ MOST_LINES = 450  # of a file: more is a second idea
 HOUSE = {
     "files": 130,
     "top_modules": 16,
-    "public_names": 556,
-    "loop_files": 58,
+    "public_names": 558,
+    "loop_files": 59,
     "train_files": 83,
     "path_files": 25,
     "path_short": 0,

@@ -89,6 +89,32 @@ def test_functions_that_mkl_rounds_by_cpu_are_those_of_numpy():
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
 
+def test_large_products_of_an_update_are_those_of_numpy():
+    code = (
+        "import threading, numpy as np, torch\n"
+        "from rank0rl.nets import products\n"
+        "net, x = torch.nn.Linear(40, 40), torch.rand(999, 40, requires_grad=True)\n"
+        "def mkl(): return net(x).detach().numpy().copy()\n"
+        "before, there = mkl(), []\n"
+        "numpy = x.detach().numpy() @ net.weight.detach().numpy().T + net.bias.detach().numpy()\n"
+        "assert (before != numpy).any()\n"
+        "with products(net, 999):\n"
+        "    assert (mkl() == numpy).all()\n"
+        "    other = threading.Thread(target=lambda: there.append(mkl()))\n"
+        "    other.start(); other.join()\n"
+        "    assert (there[0] == before).all()\n"
+        "    net(x).sum().backward()\n"
+        "    assert (x.grad.numpy() == np.ones((999, 40), 'f') @ net.weight.detach().numpy()).all()\n"
+        "    assert torch.allclose(torch.addmm(x, x, net.weight, beta=2, alpha=0.5), 2 * x + 0.5 * (x @ net.weight), atol=1e-5)\n"
+        "    assert (torch.ones(2, 3, dtype=torch.int64) @ torch.ones(3, 2, dtype=torch.int64) == 3).all()\n"
+        "with products(net, 9):\n"
+        "    assert (mkl() == before).all()\n"
+        "assert (mkl() == before).all()\n"
+    )
+    env = {**os.environ, "MKL_CBWR": "COMPATIBLE"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
 def test_a_fingerprint_names_the_primitive_that_differs(monkeypatch):
     before = machine.fingerprint()
     assert before == machine.fingerprint()

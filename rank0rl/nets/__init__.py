@@ -1,19 +1,22 @@
 """Networks, policies, value functions, normalizers, optimizers. No MPI, no files.
 
 MKL, which is part of torch, computes these functions by code that it chooses by the type of CPU, even where
-it is told not to. With --cpu portable, NumPy computes them, in torch too.
+it is told not to. With --cpu portable, NumPy computes them, in torch too. MKL's products are then slow, so
+NumPy computes the large ones of an update.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, library
+from torch import Tensor, library, nn
 
 _BY_NUMPY = {"sqrt": np.sqrt, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan}
 _torch: Any = library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
@@ -39,7 +42,41 @@ def _replace(name: str, function: Callable[..., Any]) -> None:
     _torch.impl(f"{name}.out", out, "CPU")
 
 
-if os.environ.get("MKL_CBWR") == "COMPATIBLE":
+_IS_PORTABLE = os.environ.get("MKL_CBWR") == "COMPATIBLE"
+_LARGE = (
+    2**18
+)  # multiplications of a product, from which on NumPy takes less time, with 10 us for each call
+
+
+@contextmanager
+def products(net: nn.Module, rows: int) -> Iterator[None]:
+    """Let NumPy compute torch's products of a network and so many rows, in this thread, if they are large.
+
+    MKL would take up to three times as long.
+    """
+    sizes = [p.numel() for p in net.parameters() if p.ndim == 2]
+    if not _IS_PORTABLE or rows * sum(sizes) < _LARGE * len(sizes):
+        yield
+        return
+    thread = threading.get_ident()
+
+    def mm(a: Tensor, b: Tensor) -> Tensor:
+        if threading.get_ident() != thread or a.dtype not in (torch.float32, torch.float64):
+            return torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[1]))
+        return torch.from_numpy(a.detach().numpy() @ b.detach().numpy())
+
+    def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+        if beta == alpha == 1:
+            return mm(a, b).add_(c)
+        return torch.addmm(c, a, b, beta=beta, alpha=alpha, out=a.new_empty(a.shape[0], b.shape[1]))
+
+    with library._scoped_library("aten", "IMPL") as of_torch:
+        of_torch.impl("mm", mm, "CPU")
+        of_torch.impl("addmm", addmm, "CPU")
+        yield
+
+
+if _IS_PORTABLE:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a function is replaced
         for _name, _function in _BY_NUMPY.items():

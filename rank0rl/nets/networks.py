@@ -216,6 +216,11 @@ def network_notes(networks: Iterable[Any], options: Any, device: str) -> list[st
             f"networks of your own act one row at a time, {each:.0f} us each, because torch rounds "
             f"several rows differently; the built-in network takes less than 10 us with --hidden 64 64"
         )
+    if any(isinstance(part, nn.LSTM) for part in acting if own):
+        notes.append(
+            "torch's LSTM has other last bits on other types of CPU: for the same curve on all of them, use "
+            "--recurrent lstm, or rank0rl.nets.layers.GRU"
+        )
     if own and not any(isinstance(part, MLP) for part in parts):
         given, default = (
             [getattr(of, n, None) for n in _LAYERS] for of in (options, type(options))

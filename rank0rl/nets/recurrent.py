@@ -6,13 +6,14 @@ bias of 1 (Gers et al. 2000); in the forms of torch.nn.GRU and torch.nn.LSTM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from rank0rl.agent import Fragment, Spaces, Step
 from rank0rl.batch import Batch
@@ -73,10 +74,11 @@ class Recurrent(nn.Module):
 
     def __init__(self, cell: Cell, inputs: int, size: int, rng: np.random.Generator) -> None:
         super().__init__()
-        self.size, self._is_lstm = size, cell == "lstm"
-        self.memory = 2 * size if self._is_lstm else size
+        self.size, is_lstm = size, cell == "lstm"
+        self._cell: Any = _LSTM if is_lstm else _GRU
+        self.memory = 2 * size if is_lstm else size
         """Numbers in a memory."""
-        self.layer: Any = (nn.LSTM if self._is_lstm else nn.GRU)(inputs, size, batch_first=True)
+        self.layer: Any = (nn.LSTM if is_lstm else nn.GRU)(inputs, size, batch_first=True)
         self._views = Views(self.layer._parameters)
         torch_rng = torch.Generator().manual_seed(int(rng.integers(2**63)))
         for name, parameter in self.layer.named_parameters():
@@ -85,53 +87,129 @@ class Recurrent(nn.Module):
                     nn.init.orthogonal_(gate, generator=torch_rng)
             else:
                 nn.init.zeros_(parameter)
-                if name == "bias_ih_l0" and self._is_lstm:
+                if name == "bias_ih_l0" and is_lstm:
                     parameter.data[size : 2 * size] = 1.0  # remember at first
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         """Compute the features (n, L, size) of chunks (n, L, inputs) that begin with memory (n, m)."""
-        before: Any = memory[None]
-        if self._is_lstm:
-            before = tuple(part.contiguous() for part in before.split(self.size, dim=2))
-        one_dnn: Any = torch.backends.mkldnn  # its LSTM has other bits on other CPUs
-        was, one_dnn.enabled = one_dnn.enabled, False
-        try:
-            return self.layer(x, before)[0]
-        finally:
-            one_dnn.enabled = was
+        if x.device.type != "cpu":
+            parts = torch.split(memory[None], self.size, dim=2)
+            before = tuple(part.contiguous() for part in parts)
+            return self.layer(x, before if len(before) > 1 else before[0])[0]
+        return _chunks(self._cell, x, memory, *self.layer.parameters())
 
     def step(self, x: Tensor, memory: Tensor) -> Tensor:
         """Return the next memory (N, m) for inputs (N, inputs) and memory (N, m). It begins with the features."""
         layer = self.layer
         by_x = nn.functional.linear(x, layer.weight_ih_l0, layer.bias_ih_l0)
         by_h = nn.functional.linear(memory[:, : self.size], layer.weight_hh_l0, layer.bias_hh_l0)
-        return self._next(by_x, by_h, memory, torch, torch.sigmoid)
+        return self._cell.next(by_x, by_h, memory, torch, torch.sigmoid)[0]
 
     def numpy(self, x: Array, memory: Array) -> Array:
         """Return what `step` does, in NumPy. No row depends on how many there are."""
         w_x, w_h, b_x, b_h = self._views()
         by_x = (x[:, None, :] @ w_x.T)[:, 0] + b_x
         by_h = (memory[:, None, : self.size] @ w_h.T)[:, 0] + b_h
-        return self._next(by_x, by_h, memory, np, _sigmoid)
+        return self._cell.next(by_x, by_h, memory, np, _sigmoid)[0]
 
-    def _next(
-        self, by_x: Any, by_h: Any, memory: Any, of: Any, sigmoid: Callable[[Any], Any]
-    ) -> Any:
-        """Return the next memory, with the functions of torch or of NumPy."""
-        gates = [slice(a, a + self.size) for a in range(0, by_x.shape[1], self.size)]
-        if self._is_lstm:
-            i, f, g, o = ((by_x + by_h)[:, gate] for gate in gates)
-            cells = sigmoid(f) * memory[:, self.size :] + sigmoid(i) * of.tanh(g)
-            return of.concatenate([sigmoid(o) * of.tanh(cells), cells], 1)
-        r, z, n = (by_x[:, gate] for gate in gates)
-        r_h, z_h, n_h = (by_h[:, gate] for gate in gates)
-        keep = sigmoid(z + z_h)
-        new = of.tanh(n + sigmoid(r + r_h) * n_h)
-        return new + keep * (memory - new)
+
+class _GRU:
+    """One step, and its derivatives, given products of weights with inputs and with features, (n, 3 size) each."""
+
+    @staticmethod
+    def next(
+        by_x: Any, by_h: Any, memory: Any, of: Any, sigmoid: Any
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Return the next memory and what `back` needs, by functions of NumPy or torch."""
+        (r_x, z_x, n_x), (r_h, z_h, n_h) = _parts(by_x, 3), _parts(by_h, 3)
+        r, keep = sigmoid(r_x + r_h), sigmoid(z_x + z_h)
+        new = of.tanh(n_x + r * n_h)
+        return new + keep * (memory - new), (r, keep, n_h, new)
+
+    @staticmethod
+    def back(by: Array, memory: Array, kept: tuple[Any, ...], by_x: Array, by_h: Array) -> Array:
+        """Return the derivatives by the memory, given those by the next one; write those by the products."""
+        r, keep, n_h, new = kept
+        by_n = by * (1 - keep) * (1 - new * new)
+        by_r = by_n * n_h * r * (1 - r)
+        by_z = by * (memory - new) * keep * (1 - keep)
+        np.concatenate([by_r, by_z, by_n], 1, out=by_x)
+        np.concatenate([by_r, by_z, by_n * r], 1, out=by_h)
+        return by * keep
+
+
+class _LSTM:
+    """The same of an LSTM, with products (n, 4 size). Its memory is features and cells."""
+
+    @staticmethod
+    def next(
+        by_x: Any, by_h: Any, memory: Any, of: Any, sigmoid: Any
+    ) -> tuple[Any, tuple[Any, ...]]:
+        """Return the next memory and what `back` needs, by functions of NumPy or torch."""
+        i, f, g, o = _parts(by_x + by_h, 4)
+        i, f, g, o = sigmoid(i), sigmoid(f), of.tanh(g), sigmoid(o)
+        cells = f * _parts(memory, 2)[1] + i * g
+        seen = of.tanh(cells)
+        return of.concatenate([o * seen, cells], 1), (i, f, g, o, seen)
+
+    @staticmethod
+    def back(by: Array, memory: Array, kept: tuple[Any, ...], by_x: Array, by_h: Array) -> Array:
+        """Return the derivatives by the memory, given those by the next one; write those by the products."""
+        (i, f, g, o, seen), (by_features, by_cells) = kept, _parts(by, 2)
+        by_cells = by_cells + by_features * o * (1 - seen * seen)
+        by_i, by_f = by_cells * g * i * (1 - i), by_cells * _parts(memory, 2)[1] * f * (1 - f)
+        by_g, by_o = by_cells * i * (1 - g * g), by_features * seen * o * (1 - o)
+        by_h[...] = np.concatenate([by_i, by_f, by_g, by_o], 1, out=by_x)
+        return np.concatenate([np.zeros_like(by_cells), by_cells * f], 1)
+
+
+def _parts(x: Any, n: int) -> list[Any]:
+    """Return n parts of columns, of one size."""
+    size = x.shape[1] // n
+    return [x[:, a : a + size] for a in range(0, n * size, size)]
 
 
 def _sigmoid(x: Array) -> Array:
     return np.float32(0.5) + np.float32(0.5) * np.tanh(np.float32(0.5) * x)
+
+
+class _Chunks(torch.autograd.Function):
+    """`Recurrent.forward` for autograd, in NumPy: torch's layers take longer, and its LSTM differs by CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, cell: Any, x: Tensor, memory: Tensor, *weights: Tensor) -> Tensor:
+        w_x, w_h, b_x, b_h = (w.detach().numpy() for w in weights)
+        steps = np.ascontiguousarray(x.detach().numpy().transpose(1, 0, 2))
+        by_x, kept = steps @ w_x.T + b_x, []
+        memories = np.empty((len(steps) + 1, *memory.shape), by_x.dtype)
+        memories[0] = memory.detach().numpy()
+        features = memories[..., : w_h.shape[1]]
+        for t in range(len(steps)):
+            by_h = features[t] @ w_h.T + b_h
+            memories[t + 1], each = cell.next(by_x[t], by_h, memories[t], np, _sigmoid)
+            kept.append(each)
+        ctx.kept = cell, steps, memories, features, kept, w_x, w_h
+        return torch.from_numpy(features[1:].transpose(1, 0, 2).copy())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_features: Tensor) -> Any:
+        cell, steps, memories, features, kept, w_x, w_h = ctx.kept
+        (gates, size), by = w_h.shape, np.zeros_like(memories[0])
+        by_x, by_h = np.empty((2, *steps.shape[:2], gates), by.dtype)
+        for t in range(len(steps) - 1, -1, -1):
+            by[:, :size] += by_features.numpy()[:, t]
+            by = cell.back(by, memories[t], kept[t], by_x[t], by_h[t])
+            by[:, :size] += by_h[t] @ w_h
+        by_steps = (by_x @ w_x).transpose(1, 0, 2)
+        by_x, by_h = by_x.reshape(-1, gates), by_h.reshape(-1, gates)
+        by_w_x = by_x.T @ steps.reshape(len(by_x), -1)
+        by_w_h = by_h.T @ features[:-1].reshape(len(by_h), -1)
+        by_all = by_steps, by, by_w_x, by_w_h, by_x.sum(axis=0), by_h.sum(axis=0)
+        return None, *map(torch.from_numpy, by_all)
+
+
+_chunks: Any = _Chunks.apply
 
 
 def recurrent_networks(
@@ -223,10 +301,8 @@ class _RecurrentActorCritic(ActorCritic):
         return max(1, steps // self._length)
 
     def _features(self, obs: Array, memory: Array) -> Array:
-        with torch.no_grad():
-            x = torch.from_numpy(self.norm.numpy(obs))
-            now = self.shared.step(x, torch.from_numpy(memory))
-            return now[:, : self.shared.size].contiguous().numpy()
+        now = self.shared.numpy(self.norm.numpy(obs), memory)
+        return np.ascontiguousarray(now[:, : self.shared.size])
 
 
 class _RecurrentMode(nn.Module):

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.agent import Agent
+from rank0rl.agent import Agent, NoOptions
 from rank0rl.mpi import comm
 from rank0rl.options import apply
 from rank0rl.run.agents import load_function
@@ -191,14 +191,14 @@ class Coefficients(Hook):
     name = "coefficients"
 
     def __init__(self, agent: Any) -> None:
-        self._agent, self._first = agent, agent.options
+        self._agent, self._first = agent, getattr(agent, "options", NoOptions())
         self.values: dict[str, Any] = {}
         """Changed option -> value, on rank 0."""
 
     def before(self, iteration: int) -> None:
         """Give the agent of every rank its present options. Collective."""
         values = comm.bcast_obj(self.values)
-        if values or self._agent.options != self._first:
+        if values or self._now() != self._first:
             self._agent.options = dataclasses.replace(self._first, **values)
 
     def after(self, agent: Agent, iteration: int, record: Record) -> None:
@@ -208,7 +208,7 @@ class Coefficients(Hook):
             ValueError: for an option that is not one of the agent's `coefficients`, and for a
                 value of another type.
         """
-        now, first = vars(self._agent.options), vars(self._first)
+        now, first = vars(self._now()), vars(self._first)
         may = self._agent.coefficients
         if unknown := {name for name in now if now[name] != first[name]} - {*may}:
             raise ValueError(
@@ -230,6 +230,9 @@ class Coefficients(Hook):
     def load(self, state: Mapping[str, Any]) -> None:
         """Change the same options, before the next iteration."""
         self.values = dict(state)
+
+    def _now(self) -> Any:
+        return getattr(self._agent, "options", self._first)
 
 
 _Choose = Callable[[float, dict[str, Any]], Any]

@@ -2,7 +2,7 @@
 
 One environment takes random actions. The same steps are repeated under conditions that must not
 matter. The first condition that makes a difference shows what is wrong. With --algo, short runs of the
-agent do the same.
+agent do the same, and functions of torch that it calls are looked up: some have other bits on other CPUs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import random
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import tyro
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, Step, choose
 from rank0rl.batch import Batch
@@ -32,6 +35,7 @@ from rank0rl.launch.mpiexec import find_mpiexec
 from rank0rl.options import check as check_options
 from rank0rl.options import option
 from rank0rl.rollout import FixedSteps
+from rank0rl.run.hooks import Hook
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import Pairs
 
@@ -41,6 +45,12 @@ _HASHES = {
     "weights_sha256": "weights differ from iteration {} on, after the same rows: update is not repeatable, "
     "or state() and load() miss something",
 }
+_BY_CPU = {
+    "mkldnn_rnn_layer": "nn.LSTM",
+    "linalg_lstsq": "linalg.lstsq",
+    "linalg_cholesky_ex": "cholesky",
+}
+"""Functions of torch that have other bits on other CPUs with --cpu portable, of 144 that were tried."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +97,15 @@ def main(argv: list[str]) -> int:
         print(f"{given.algo}: runs of a few iterations")
         with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
             of_agent = _check_agent(_words(given, rest), Path(folder))
+            by_cpu = _by_cpu(Path(folder))
         _print(of_agent)
         findings |= of_agent
     good = not any(findings.values())
     print(f"the same curve for every number of ranks: {'yes' if good else 'NO'}")
+    if given.algo:
+        print(
+            f"the same curve on every x86-64 CPU: {by_cpu or 'yes, as far as functions of torch go'}"
+        )
     return 0 if good else 1
 
 
@@ -207,7 +222,10 @@ def _check_agent(words: Sequence[str], folder: Path) -> dict[str, str]:
         Condition -> what it changes, or why the run has failed; "" if it changes nothing. If the first
         run fails, there is only that.
     """
-    if failed := _trained(words, folder / "first"):
+    at = words.index("--hook") + 1 if "--hook" in words else len(words)
+    flag = [] if "--hook" in words else ["--hook"]
+    watched = [*words[:at], *flag, f"{__name__}:Watch", *words[at:]]
+    if failed := _trained(watched, folder / "first"):
         return {"trained": failed}
     found = {}
     conditions = {"repeated": [], "with evaluations": ["--eval-every", "1", "--eval-episodes", "2"]}
@@ -248,3 +266,48 @@ def _difference_of_runs(a: Path, b: Path) -> str:
             if mine[column] != other[column]:
                 return words.format(i)
     return ""
+
+
+class Watch(Hook):
+    """Writes down which functions of `_BY_CPU` rank 0 calls, from the first iteration on."""
+
+    def __init__(self) -> None:
+        self._called, self._open = _Called(), ExitStack()
+
+    def before(self, iteration: int) -> None:
+        """Begin to look."""
+        if iteration == 1:
+            self._open.enter_context(self._called)
+
+    def close(self) -> None:
+        """Write the names."""
+        self._open.close()
+        (self.folder / "by_cpu.json").write_text(json.dumps(sorted(self._called.names)))
+
+
+class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps the names of functions of torch that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names = set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if name := _BY_CPU.get(func.overloadpacket.__name__):
+            self.names.add(name)
+        return func(*args, **(kwargs or {}))
+
+
+def _by_cpu(folder: Path) -> str:
+    """Return why runs differ by CPU; "" if no reason is known."""
+    run = folder / "first"
+    try:
+        called = json.loads((run / "by_cpu.json").read_text())
+        cpu = tomllib.loads((run / "config.toml").read_text())["cpu"]
+    except OSError:
+        return "not known"
+    if cpu != "portable":
+        return f"NO, with --cpu {cpu}"
+    return (
+        f"NO: torch's {' and '.join(called)} has other last bits on other types" if called else ""
+    )

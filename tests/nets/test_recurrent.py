@@ -56,6 +56,21 @@ def test_a_chunk_is_its_steps(cell):
 
 
 @pytest.mark.parametrize("cell", CELLS)
+def test_derivatives_of_a_chunk_are_those_of_torch(cell):
+    layer = layer_of(cell)
+    x = torch.from_numpy(rng(3).standard_normal((4, 7, 5), dtype=np.float32)).requires_grad_()
+    memory = torch.from_numpy(inputs_of(layer, 4)[1]).requires_grad_()
+    along = torch.from_numpy(rng(4).standard_normal((4, 7, 8), dtype=np.float32))
+    leaves = [x, memory, *layer.parameters()]
+    before = memory[None].split(8, dim=2)
+    theirs = layer.layer(x, before if cell == "lstm" else before[0])[0]
+    expected = torch.autograd.grad((along * theirs).sum(), leaves)
+    got = torch.autograd.grad((along * layer(x, memory)).sum(), leaves)
+    for ours, of_torch in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, of_torch, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cell", CELLS)
 def test_a_step_does_not_depend_on_how_many_rows_there_are(cell):
     layer = layer_of(cell)
     x, memory = inputs_of(layer, 33)

@@ -11,11 +11,12 @@ CONDITIONS = ["repeated", "with evaluations", "on 2 ranks", "on 3 ranks", "stopp
 
 
 def checked(capsys, *words):
-    """Return the exit code, and condition -> finding of the agent."""
+    """Return the exit code, and condition -> finding of the agent, and what is said about CPUs."""
     code = check.main(["CartPole", *SMALL, *words])
     lines = capsys.readouterr().out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.endswith("runs of a few iterations"))
-    return code, {line[:36].strip(): line[36:].strip() for line in lines[start + 1 : -1]}
+    found = {line[:36].strip(): line[36:].strip() for line in lines[start + 1 : -2]}
+    return code, found, lines[-1].partition("the same curve on every x86-64 CPU: ")[2]
 
 
 @pytest.mark.parametrize(
@@ -29,9 +30,33 @@ def checked(capsys, *words):
 @pytest.mark.slow
 def test_the_agents_here_are_honest(capsys, algo):
     batch = [] if algo in ("es", "cmaes") else ["--steps-per-batch", "96"]
-    code, found = checked(capsys, "--algo", algo, *batch)
+    code, found, by_cpu = checked(capsys, "--algo", algo, *batch)
     assert found == dict.fromkeys(CONDITIONS, "the same")
-    assert code == 0
+    assert (code, by_cpu) == (0, "yes, as far as functions of torch go")
+
+
+LSTM = """
+from torch import nn
+from rank0rl.algos.ppo import PPO
+class Net(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.lstm, self.out = nn.LSTM(inputs, 8), nn.Linear(8, outputs)
+    def forward(self, x):
+        return self.out(self.lstm(x[None])[0][0])
+class WithLSTM(PPO):
+    @staticmethod
+    def make_networks(spaces, options, rng):
+        return {"policy": Net(spaces.obs.size, spaces.act.size)}
+"""
+
+
+@pytest.mark.slow
+def test_a_function_with_other_bits_on_other_cpus_is_named(capsys, tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(LSTM)
+    code, _, by_cpu = checked(capsys, "--algo", f"{file}:WithLSTM", "--steps-per-batch", "96")
+    assert (code, by_cpu[:19]) == (0, "NO: torch's nn.LSTM")
 
 
 @pytest.mark.slow
@@ -41,14 +66,14 @@ def test_an_update_that_cannot_be_repeated_is_found(capsys, tmp_path):
     file.write_text(
         file.read_text().replace("torch.randperm(", "np.random.default_rng().permutation(")
     )
-    code, found = checked(capsys, "--algo", words[2], "--steps-per-batch", "96")
+    code, found, _ = checked(capsys, "--algo", words[2], "--steps-per-batch", "96")
     assert code == 1
     assert "weights differ from iteration 1 on, after the same rows" in found["repeated"]
 
 
 def test_an_agent_that_fails_says_why(capsys, tmp_path):
     words = liar(tmp_path, act="np.random.random()")
-    code, found = checked(capsys, "--algo", words[2], "--steps-per-batch", "96")
+    code, found, _ = checked(capsys, "--algo", words[2], "--steps-per-batch", "96")
     assert (code, [*found]) == (1, ["trained"])
     assert "act has drawn from NumPy's global random numbers" in found["trained"]
 

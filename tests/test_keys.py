@@ -50,6 +50,12 @@ def test_policy_and_value_function_see_their_keys_alone(kind, options):
     assert (agent.policy.log_prob(x, act) != agent.policy.log_prob(other, act)).all()
 
 
+def test_the_run_says_why_updates_are_not_compiled():
+    agent = PPO(spaces()[1], PPOOptions(hidden=(8,), **KEYS), np.random.default_rng(0))
+    agent.prepare()
+    assert agent.steps.how == "by autograd (the policy sees some keys of the observation)"
+
+
 def test_the_exported_policy_takes_only_its_own():
     env, known = spaces()
     agent = PPO(known, PPOOptions(hidden=(8,), **KEYS), np.random.default_rng(0))

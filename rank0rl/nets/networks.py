@@ -91,6 +91,8 @@ class _RowByRow(nn.Module):
 class _ConvNet(nn.Module):
     """Convolutions of an image, then an MLP. No kernel computes its gradient."""
 
+    no_kernels = "has convolutions"
+
     def __init__(
         self,
         shape: Sequence[int],
@@ -167,6 +169,8 @@ class _OwnNetwork(_RowByRow):
 
 class _Columns(nn.Module):
     """A network over some of its inputs, so that an actor and a critic can see different things."""
+
+    no_kernels = "sees some keys of the observation"
 
     def __init__(self, net: Any, columns: Sequence[slice]) -> None:
         super().__init__()

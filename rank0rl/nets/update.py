@@ -226,9 +226,8 @@ def _why_not(nets: nn.ModuleDict) -> str:
         return "policy and value function share a layer"
     for name, net in nets.items():
         if not has_kernels(net):
-            return (
-                f"the {'policy' if name == 'policy' else 'value function'} is a network of your own"
-            )
+            why = getattr(getattr(net, "mlp", None), "no_kernels", "is a network of your own")
+            return f"the {'policy' if name == 'policy' else 'value function'} {why}"
     return ""
 
 

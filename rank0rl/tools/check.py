@@ -48,7 +48,8 @@ _HASHES = {
 _BY_CPU = {
     "mkldnn_rnn_layer": "nn.LSTM",
     "linalg_lstsq": "linalg.lstsq",
-    "linalg_cholesky_ex": "cholesky",
+    "linalg_cholesky_ex": "linalg.cholesky",
+    "cholesky": "cholesky",
 }
 """Functions of torch that have other bits on other CPUs with --cpu portable, of 144 that were tried."""
 
@@ -293,8 +294,11 @@ class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.names = set[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if name := _BY_CPU.get(func.overloadpacket.__name__):
-            self.names.add(name)
+        name = func.overloadpacket.__name__
+        if name in _BY_CPU:
+            self.names.add(_BY_CPU[name])
+        elif name == "pow" and args[1] in (0.5, -0.5):
+            self.names.add(f"pow({args[1]})")
         return func(*args, **(kwargs or {}))
 
 

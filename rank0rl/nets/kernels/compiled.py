@@ -215,8 +215,8 @@ class CompiledSteps:
                 raise raised[0]
             if not finite:
                 raise FloatingPointError(
-                    "the gradient is not finite: look for inf or nan in observations and rewards, or "
-                    "lower the step size"
+                    "the gradient is not finite: look for inf or nan in observations, in rewards and in a "
+                    "loss of your own, or lower the step size"
                 )
             if last > first:  # else another thread may be loading a checkpoint
                 self._adam.steps = made - (first - last) // epoch.size

@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         words = Words.read(argv)
         given = words.launch_options(algos.CONFIGS)
-        limit_cpu(given.cpu)
+        if not words.is_help:
+            limit_cpu(given.cpu)
         if fork.mpi_fork(given.nprocs, **given.how()) == "parent":
             return
     except ValueError as error:

@@ -92,13 +92,13 @@ def test_functions_that_mkl_rounds_by_cpu_are_those_of_numpy():
 def test_large_products_of_an_update_are_those_of_numpy():
     code = (
         "import threading, numpy as np, torch\n"
-        "from rank0rl.nets import products\n"
+        "from rank0rl.nets import numpy_products\n"
         "net, x = torch.nn.Linear(40, 40), torch.rand(999, 40, requires_grad=True)\n"
         "def mkl(): return net(x).detach().numpy().copy()\n"
         "before, there = mkl(), []\n"
         "numpy = x.detach().numpy() @ net.weight.detach().numpy().T + net.bias.detach().numpy()\n"
         "assert (before != numpy).any()\n"
-        "with products(net, 999):\n"
+        "with numpy_products(net, 999):\n"
         "    assert (mkl() == numpy).all()\n"
         "    other = threading.Thread(target=lambda: there.append(mkl()))\n"
         "    other.start(); other.join()\n"
@@ -107,7 +107,7 @@ def test_large_products_of_an_update_are_those_of_numpy():
         "    assert (x.grad.numpy() == np.ones((999, 40), 'f') @ net.weight.detach().numpy()).all()\n"
         "    assert torch.allclose(torch.addmm(x, x, net.weight, beta=2, alpha=0.5), 2 * x + 0.5 * (x @ net.weight), atol=1e-5)\n"
         "    assert (torch.ones(2, 3, dtype=torch.int64) @ torch.ones(3, 2, dtype=torch.int64) == 3).all()\n"
-        "with products(net, 9):\n"
+        "with numpy_products(net, 9):\n"
         "    assert (mkl() == before).all()\n"
         "assert (mkl() == before).all()\n"
     )

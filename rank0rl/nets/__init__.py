@@ -1,8 +1,8 @@
 """Networks, policies, value functions, normalizers, optimizers. No MPI, no files.
 
-MKL, which is part of torch, computes these functions by code that it chooses by the type of CPU, even where
-it is told not to. With --cpu portable, NumPy computes them, in torch too. MKL's products are then slow, so
-NumPy computes the large ones of an update.
+MKL, which is part of torch, chooses its code for square roots and inverse trigonometric functions by the type
+of CPU, even where it is told not to. With --cpu portable, NumPy computes these functions of torch. MKL's
+products are then slow, so NumPy computes the large ones of an update.
 """
 
 from __future__ import annotations
@@ -29,39 +29,42 @@ def _replace(name: str, function: Callable[..., Any]) -> None:
         kept.add(torch.float32)
 
     def compute(x: Tensor) -> Tensor:
-        numbers = x.detach() if x.is_floating_point() or x.is_complex() else x.float()
-        exact = numbers if numbers.dtype in kept else numbers.double()
+        is_number = x.is_floating_point() or x.is_complex()
+        numbers = x.detach() if is_number else x.to(torch.get_default_dtype())
+        wide = torch.complex64 if x.is_complex() else torch.float64
+        exact = numbers if numbers.dtype in kept else numbers.to(wide)
         with np.errstate(all="ignore"):
             return torch.from_numpy(np.asarray(function(exact.numpy()))).to(numbers.dtype)
 
     def out(x: Tensor, *, out: Tensor) -> Tensor:
-        return out.resize_(x.shape).copy_(compute(x))
+        if not torch.can_cast(x.dtype if x.is_floating_point() else torch.float32, out.dtype):
+            raise RuntimeError(f"the result of {name} can't be cast to {out.dtype}")
+        return (out if out.shape == x.shape else out.resize_(x.shape)).copy_(compute(x))
 
     _torch.impl(name, compute, "CPU")
-    _torch.impl(f"{name}_", lambda x: x.copy_(compute(x)), "CPU")
+    _torch.impl(f"{name}_", lambda x: out(x, out=x), "CPU")
     _torch.impl(f"{name}.out", out, "CPU")
 
 
 _IS_PORTABLE = os.environ.get("MKL_CBWR") == "COMPATIBLE"
-_LARGE = (
-    2**18
-)  # multiplications of a product, from which on NumPy takes less time, with 10 us for each call
+_LARGE = 2**18
+"""Multiplications of a product from which on NumPy takes less time. A call of it takes 10 us more."""
 
 
 @contextmanager
-def products(net: nn.Module, rows: int) -> Iterator[None]:
+def numpy_products(net: nn.Module, rows: int) -> Iterator[None]:
     """Let NumPy compute torch's products of a network and so many rows, in this thread, if they are large.
 
     MKL would take up to three times as long.
     """
     sizes = [p.numel() for p in net.parameters() if p.ndim == 2]
-    if not _IS_PORTABLE or rows * sum(sizes) < _LARGE * len(sizes):
+    if not (_IS_PORTABLE and sizes and rows * sum(sizes) >= _LARGE * len(sizes)):
         yield
         return
-    thread = threading.get_ident()
+    thread, known = threading.get_ident(), (torch.float32, torch.float64)
 
     def mm(a: Tensor, b: Tensor) -> Tensor:
-        if threading.get_ident() != thread or a.dtype not in (torch.float32, torch.float64):
+        if threading.get_ident() != thread or not a.dtype == b.dtype in known:
             return torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[1]))
         return torch.from_numpy(a.detach().numpy() @ b.detach().numpy())
 

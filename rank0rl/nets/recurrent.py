@@ -92,10 +92,6 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         """Compute the features (n, L, size) of chunks (n, L, inputs) that begin with memory (n, m)."""
-        if x.device.type != "cpu":
-            parts = torch.split(memory[None], self.size, dim=2)
-            before = tuple(part.contiguous() for part in parts)
-            return self.layer(x, before if len(before) > 1 else before[0])[0]
         return _chunks(self._cell, x, memory, *self.layer.parameters())
 
     def step(self, x: Tensor, memory: Tensor) -> Tensor:
@@ -188,25 +184,29 @@ class _Chunks(torch.autograd.Function):
             by_h = features[t] @ w_h.T + b_h
             memories[t + 1], each = cell.next(by_x[t], by_h, memories[t], np, _sigmoid)
             kept.append(each)
-        ctx.kept = cell, steps, memories, features, kept, w_x, w_h
+        ctx.save_for_backward(*weights)
+        ctx.kept = cell, steps, memories, features, kept
         return torch.from_numpy(features[1:].transpose(1, 0, 2).copy())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, by_features: Tensor) -> Any:
-        cell, steps, memories, features, kept, w_x, w_h = ctx.kept
+        cell, steps, memories, features, kept = ctx.kept
+        w_x, w_h = (w.detach().numpy() for w in ctx.saved_tensors[:2])
         (gates, size), by = w_h.shape, np.zeros_like(memories[0])
         by_x, by_h = np.empty((2, *steps.shape[:2], gates), by.dtype)
         for t in range(len(steps) - 1, -1, -1):
             by[:, :size] += by_features.numpy()[:, t]
             by = cell.back(by, memories[t], kept[t], by_x[t], by_h[t])
             by[:, :size] += by_h[t] @ w_h
-        by_steps = (by_x @ w_x).transpose(1, 0, 2)
+        by_steps = (
+            torch.from_numpy((by_x @ w_x).transpose(1, 0, 2)) if ctx.needs_input_grad[1] else None
+        )
         by_x, by_h = by_x.reshape(-1, gates), by_h.reshape(-1, gates)
-        by_w_x = by_x.T @ steps.reshape(len(by_x), -1)
-        by_w_h = by_h.T @ features[:-1].reshape(len(by_h), -1)
-        by_all = by_steps, by, by_w_x, by_w_h, by_x.sum(axis=0), by_h.sum(axis=0)
-        return None, *map(torch.from_numpy, by_all)
+        by_w_x = by_x.T @ steps.reshape(-1, steps.shape[2])
+        by_w_h = by_h.T @ features[:-1].reshape(-1, size)
+        rest = by, by_w_x, by_w_h, by_x.sum(axis=0), by_h.sum(axis=0)
+        return None, by_steps, *map(torch.from_numpy, rest)
 
 
 _chunks: Any = _Chunks.apply

@@ -32,6 +32,7 @@ Product: TypeAlias = Callable[[Tensor], Tensor]
 _FEW, _LOOK = 256, 32  # rows whose gradient is checked, and whose entropy is taken
 _NEAR = 2e-4  # kernels and autograd round differently, by less than this share of the largest
 _EXACT = 1e-6  # derivatives by one log ratio, value or entropy: some roundings of float32
+_ALL = (CLOSED, LOSS, OUTPUTS)  # ways, the fastest first
 _APART = 1e-3  # log ratios before the first step: at most 1e-5 were seen
 _IN_PLACE = (
     "the loss changes an argument in place: write x = x.clamp(...), not x.clamp_(...) or x += ..."
@@ -79,8 +80,9 @@ class GradientSteps:
             self._compiled = CompiledSteps(nets, evaluate, adam, max_grad_norm, threads)
         self._autograd = AutogradSteps(nets, evaluate, adam, max_grad_norm, device)
         self._steps: CompiledSteps | AutogradSteps = self._compiled or self._autograd
-        self._base = self._compiled.ways[0] if self._compiled else None
-        self._is_away, self._checked, self._why, self._note = device != "cpu", False, "", ""
+        self._ways = [*self._compiled.ways] if self._compiled else []  # those not known to be wrong
+        self._right = set[str]()  # those that have been checked
+        self._is_away, self._why, self._note = device != "cpu", "", ""
         self.how = f"by autograd ({why})" if why else self._compiled.way if self._compiled else ""
         """Words about how updates are computed. That is checked when the first update begins."""
 
@@ -103,9 +105,11 @@ class GradientSteps:
         """
         broken = self._compiled.why_not(closed) if self._compiled else ""
         closed = None if broken else closed
-        if len(rows["obs"]) and (self._base or self._is_away):
+        if len(rows["obs"]) and (self._ways or self._is_away):
             try:
                 way, why = self._way(rows, loss, closed)
+                while way and way not in self._right and self._check(way, rows, loss, closed):
+                    way, why = self._way(rows, loss, closed)  # by what the check found
             except RuntimeError as error:
                 if "in-place operation" not in str(error):
                     raise
@@ -117,11 +121,6 @@ class GradientSteps:
                     f"{why}, which learn on another device as a copy: its gradient would be lost; give the "
                     f'agent devices = ("cpu",), or a loss of log ratios, entropy, values and rows alone'
                 )
-            if way and not self._checked:
-                if self._check(way, rows, loss, closed):
-                    way, why = self._way(rows, loss, closed)  # by what the check found
-                else:
-                    way, why = None, "policy or value function is not what kernels compute"
             self._take(way, why)
         return self._steps.begin(rows, loss, closed)
 
@@ -161,25 +160,30 @@ class GradientSteps:
                 return None, "the loss computes networks itself"
             got = [np.zeros(()) if each is None else each.numpy() for each in by[:3]]
             bonus = bonus or bool(got[1])
-            if same and closed and self._compiled and self._base == CLOSED:
+            if same and closed and self._compiled and CLOSED in self._ways:
                 numbers = (each.detach().numpy() for each in given)
                 form = self._compiled.slopes(closed, rows, *numbers)
                 same = _equal([got[0], got[2], got[1]], form)
             if by[1] is not None:  # the second time, as it is
                 with torch.no_grad():
                     entropy = self._evaluate(self._nets, tensors(_some(rows, _LOOK)))[1].clone()
-        if bonus and self._compiled and not self._compiled.knows_entropy:
-            return OUTPUTS, ""
-        if same or self._base != CLOSED:
-            return self._base, ""
-        return LOSS, " (loss and closed_form differ)" if closed else ""
+        if not self._compiled:
+            return None, ""
+        first = CLOSED if same else LOSS
+        if bonus and not self._compiled.knows_entropy:
+            first = OUTPUTS
+        right = [way for way in self._ways if _ALL.index(way) >= _ALL.index(first)]
+        if not right:
+            return None, "policy or value function is not what kernels compute"
+        differ = closed and first == LOSS and CLOSED in self._ways
+        return right[0], " (loss and closed_form differ)" if differ else ""
 
-    def _check(self, way: str, rows: Batch, loss: Loss, closed: ClosedForm | None) -> str | None:
-        """Return the first way, from this one on, whose gradient is that of autograd; None if no other is."""
+    def _check(self, way: str, rows: Batch, loss: Loss, closed: ClosedForm | None) -> bool:
+        """Find out whether a way's gradient is that of autograd; return False if all rows hold nan or inf."""
         compiled, few = self._compiled, _finite(_some(rows, _FEW))
         n = len(few["obs"])
         if compiled is None or not n:
-            return way
+            return False
         rng = np.random.default_rng(2)
         with torch.no_grad():
             log_ratio = self._evaluate(self._nets, tensors(few))[0].numpy()
@@ -187,25 +191,21 @@ class GradientSteps:
             few["logp"] = few["logp"] + log_ratio - _points(n)[1].astype(few["logp"].dtype)
             few["adv"] = rng.standard_normal(n).astype(few["adv"].dtype)
         wanted = self._autograd.gradient(_copy(few), loss)
-        self._checked, found = True, None
-        for each in compiled.ways[compiled.ways.index(way) :]:
-            got = compiled.gradient(each, _copy(few), loss, closed)
-            by_network = compiled.by_network
-            if got and _agree(
-                [*by_network(got[0]), *got[1:3]], [*by_network(wanted[0]), *wanted[1:3]]
-            ):
+        got = compiled.gradient(way, _copy(few), loss, closed)
+        by_network = compiled.by_network
+        if got and _agree([*by_network(got[0]), *got[1:3]], [*by_network(wanted[0]), *wanted[1:3]]):
+            self._right.add(way)
+            if way != OUTPUTS:
                 compiled.knows_entropy = _agree(got[3:], wanted[3:])
-                found = each
-                break
-        if found is None or compiled.ways.index(found) > compiled.ways.index(way):
-            self._base = found
+        else:
+            self._ways.remove(way)
         apart = float(abs(log_ratio).max(initial=0))
         if apart > _APART and self._adam.steps == 0:
             self._note = (
                 f"; but log_prob and logp of the policy differ, by up to {apart:.2g}: ratios of new to "
                 f"old probability are not 1 before the first step"
             )
-        return found
+        return True
 
     def _take(self, way: str | None, why: str) -> None:
         """Take a way of the kernels, or autograd."""

@@ -34,6 +34,9 @@ _PORTABLE = {
     "NUMBA_CPU_FEATURES": "",
 }
 """Environment variables of --cpu portable, which libraries read when they are loaded."""
+_ANEW = "RANK0RL_BEGAN_ANEW"
+_BEGAN_ANEW = bool(os.environ.pop(_ANEW, ""))
+_CANNOT_BEGIN_ANEW = {"mpi4py.MPI", "ipykernel", "pytest"}  # modules of programs that would be lost
 
 # How ranks are started is part of one start of a run. It never changes the curve.
 _launch = partial(setting, changes_curve=False, resume=True, in_file=False, launch=True)
@@ -155,8 +158,11 @@ class Words:
             return LaunchOptions(nprocs=1)
         given = {**self.given}
         named = given.get("config") or (self.run / "config.toml" if self.run else None)
-        if "cpu" not in given and named and isinstance(cpu := _setting(named, "cpu"), str):
-            given["cpu"] = cpu
+        algo = given.get("algo", LaunchOptions.algo)
+        files = [named] if named else self._config_files(configs, algo)
+        if "cpu" not in given:  # rank 0 knows which word is the environment
+            cpus = {cpu for file in files if isinstance(cpu := _setting(file, "cpu"), str)}
+            given |= {"cpu": cpus.pop()} if len(cpus) == 1 else {}
         options = LaunchOptions(**given)
         if job.world_size() is not None:  # the ranks are there, and a host file may not be
             return options
@@ -164,8 +170,7 @@ class Words:
         if nprocs == 1:
             return options
         most = options.num_envs
-        if "num_envs" not in given:  # rank 0 knows which word is the environment
-            files = [named] if named else self._config_files(configs, options.algo)
+        if "num_envs" not in given:
             numbers = [_setting(file, "num_envs") for file in files]
             most = max([most, *(n for n in numbers if isinstance(n, int))])
         if nprocs > most:
@@ -243,29 +248,35 @@ def limit_cpu(name: str) -> None:
     """
     if name not in ("portable", "native"):
         raise ValueError(f"cpu must be portable or native: got {name!r}; set --cpu")
-    if name == "native":
-        return
-    if not _has_avx2():
+    if name == "portable" and not _has_avx2():
         raise ValueError(
-            "--cpu portable, which is the default, needs a CPU with AVX2 and FMA (Intel since 2013, AMD "
-            "since 2015): this one has not; give --cpu native, whose results may differ from other CPUs'"
+            "--cpu portable, which is the default, needs a CPU with AVX2 and FMA: this one has not; give "
+            "--cpu native, whose results may differ from other CPUs'"
         )
+    if _is_portable() == (name == "portable"):
+        return
     is_late = "numpy" in sys.modules
-    can_begin_anew = Path(sys.argv[0]).is_file() and "mpi4py.MPI" not in sys.modules
-    if _is_portable() or (is_late and not can_begin_anew):
-        return  # `check_cpu` refuses the latter
-    os.environ.update(_PORTABLE)
+    can_begin_anew = Path(sys.argv[0]).is_file() and not _BEGAN_ANEW
+    if is_late and not (can_begin_anew and _CANNOT_BEGIN_ANEW.isdisjoint(sys.modules)):
+        return  # `check_cpu` refuses it
+    if name == "portable":
+        os.environ.update(_PORTABLE)
+    else:
+        for variable in _PORTABLE:
+            del os.environ[variable]
     if is_late:
+        print("NumPy was loaded before --cpu was known: the script begins anew", file=sys.stderr)
+        os.environ[_ANEW] = "1"
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def limit_cpu_as(words: Iterable[str]) -> None:
-    """Choose the instructions as the first run did that these words name, by its folder or a file in it."""
-    folders = (folder for word in words for folder in (Path(word), *Path(word).parents[:2]))
-    files = (folder / "config.toml" for folder in folders)
-    # a word may be no path at all: False, where Path.is_file raises
-    found = (_setting(file, "cpu") for file in files if os.path.isfile(file))
-    limit_cpu(next((name for name in found if name in ("portable", "native")), "portable"))
+    """Choose the instructions for a tool, as the first run did that these words name, by its folder or a file in it."""
+    paths = [Path(word) for word in words if os.path.exists(word)]  # a word may be no path at all
+    files = (folder / "config.toml" for path in paths for folder in (path, *path.parents[:2]))
+    found = (_setting(file, "cpu") for file in files if file.is_file())
+    name = next((name for name in found if name in ("portable", "native")), "portable")
+    limit_cpu(name if _has_avx2() else "native")
 
 
 def check_cpu(name: str) -> None:
@@ -274,10 +285,10 @@ def check_cpu(name: str) -> None:
     Raises:
         ValueError: if they were loaded before the value was known.
     """
-    if name == "portable" and not _is_portable():
+    if _is_portable() != (name == "portable"):
         raise ValueError(
-            "--cpu portable, which is the default, must be known before NumPy is loaded: start training by "
-            "train.py, python -m rank0rl train or rank0rl.train, or give --cpu native"
+            f"--cpu {name} must be known before NumPy is loaded: start training by train.py, python -m rank0rl "
+            f"train or rank0rl.train, or give --cpu {'native' if name == 'portable' else 'portable'}"
         )
 
 

@@ -68,7 +68,7 @@ def describe() -> dict[str, Any]:
 def fingerprint() -> str:
     """Return what this machine computes: four characters for each of `_primitives`, in hexadecimal.
 
-    Machines with equal fingerprints and versions give the same curve.
+    Where fingerprints differ, curves differ. Equal ones are no proof: they know these functions alone.
     """
     with one_thread(), np.errstate(all="ignore"):
         return "".join(_digest(compute())[:4] for compute in _primitives().values())

@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
         print(f"{given.algo}: runs of a few iterations")
         with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
             of_agent = _check_agent(_words(given, rest), Path(folder))
-            by_cpu = _by_cpu(Path(folder))
+            by_cpu = _by_cpu(_words(given, rest), Path(folder, "watched"))
         _print(of_agent)
         findings |= of_agent
     good = not any(findings.values())
@@ -223,10 +223,7 @@ def _check_agent(words: Sequence[str], folder: Path) -> dict[str, str]:
         Condition -> what it changes, or why the run has failed; "" if it changes nothing. If the first
         run fails, there is only that.
     """
-    at = words.index("--hook") + 1 if "--hook" in words else len(words)
-    flag = [] if "--hook" in words else ["--hook"]
-    watched = [*words[:at], *flag, f"{__name__}:Watch", *words[at:]]
-    if failed := _trained(watched, folder / "first"):
+    if failed := _trained(words, folder / "first"):
         return {"trained": failed}
     found = {}
     conditions = {"repeated": [], "with evaluations": ["--eval-every", "1", "--eval-episodes", "2"]}
@@ -297,19 +294,20 @@ class _Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func.overloadpacket.__name__
         if name in _BY_CPU:
             self.names.add(_BY_CPU[name])
-        elif name == "pow" and args[1] in (0.5, -0.5):
+        elif name in ("pow", "pow_") and isinstance(args[1], float) and abs(args[1]) == 0.5:
             self.names.add(f"pow({args[1]})")
         return func(*args, **(kwargs or {}))
 
 
-def _by_cpu(folder: Path) -> str:
-    """Return why runs differ by CPU; "" if no reason is known."""
-    run = folder / "first"
-    try:
-        called = json.loads((run / "by_cpu.json").read_text())
-        cpu = tomllib.loads((run / "config.toml").read_text())["cpu"]
-    except OSError:
+def _by_cpu(words: Sequence[str], run: Path) -> str:
+    """Return why a run differs by CPU, after some iterations of it; "" if no reason is known."""
+    at = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--hook"), len(words))
+    first = [word.partition("=")[2] for word in words[at : at + 1]]
+    hooks = [f"{__name__}:Watch", *filter(None, first)]
+    if _trained([*words[:at], "--hook", *hooks, *words[at + 1 :]], run, 2):
         return "not known"
+    called = json.loads((run / "by_cpu.json").read_text())
+    cpu = tomllib.loads((run / "config.toml").read_text())["cpu"]
     if cpu != "portable":
         return f"NO, with --cpu {cpu}"
     return (

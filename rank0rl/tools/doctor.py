@@ -29,6 +29,7 @@ import tyro
 from rank0rl.launch import fork, job, mpiexec
 from rank0rl.launch.failures import usage_error
 from rank0rl.launch.hosts import SSH, Host, free_space, read_hosts, shortages
+from rank0rl.run.launch_options import limit_cpu_as
 
 _INSTALL = "pip install mpi4py mpich"
 _NO_NAME = "check that this host's name resolves to its address"
@@ -292,6 +293,7 @@ def _ask_time(question: IO[str], answer: IO[str]) -> tuple[float, float]:
 
 def _answer() -> None:
     """Print a line about this host, then answer each line of stdin with the time."""
+    limit_cpu_as(())  # as the doctor that asks
     from rank0rl.run import machine
 
     print(json.dumps({**machine.describe(), "free_mb": free_space()}), flush=True)

@@ -1,5 +1,6 @@
 """Runs that are limited to the instructions of older CPUs."""
 
+import json
 import os
 import subprocess
 import sys
@@ -131,6 +132,74 @@ def test_a_script_that_has_loaded_numpy_begins_anew(nprocs, tmp_path):
     assert done.stdout.count("begins") == (2 if nprocs == 1 else 4)
     train(tmp_path / "other", *SMALL, *MORE)
     assert sha(tmp_path / "run") == sha(tmp_path / "other")
+
+
+def fingerprint(code, **env):
+    """Return the fingerprint of a process that runs this code first."""
+    bare = {name: x for name, x in os.environ.items() if name not in launch_options._PORTABLE}
+    code += "\nfrom rank0rl.run import machine\nprint(machine.fingerprint())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**bare, **env},
+    )
+    return done.stdout.strip()
+
+
+def test_native_is_native_where_a_tool_has_chosen_portable():
+    limit = "from rank0rl.run.launch_options import limit_cpu\nlimit_cpu({!r})"
+    assert fingerprint(limit.format("native"), **launch_options._PORTABLE) == fingerprint("")
+    assert fingerprint(limit.format("portable")) != fingerprint("")
+
+
+def test_another_host_answers_with_what_training_would_compute():
+    """ssh starts it without the variables of the host that asks."""
+    bare = {name: x for name, x in os.environ.items() if name not in launch_options._PORTABLE}
+    answer = subprocess.run(
+        [sys.executable, "-m", "rank0rl.tools.doctor", "answer"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=bare,
+        stdin=subprocess.DEVNULL,
+    ).stdout
+    assert json.loads(answer)["fingerprint"] == machine.fingerprint()
+
+
+def test_a_script_begins_anew_once(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import os\nos.environ['MKL_CBWR'] = 'AVX2'\nimport numpy\nimport rank0rl.cli\n"
+        "print('begins', flush=True)\nrank0rl.cli.main()\n"
+    )
+    words = [sys.executable, str(script), *SMALL, *MORE, "--run-dir", str(tmp_path / "run")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stdout.count("begins") == 2
+    assert "must be known before NumPy is loaded" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        ("cli.main(['--help'])", 0),
+        ("cli.main(['CartPole'])", 2),
+        ("launch_options.limit_cpu_as(['runs'])", 0),
+    ],
+)
+def test_a_cpu_without_avx2_may_ask_for_help_and_use_tools(call, code):
+    lines = [
+        "from rank0rl import cli",
+        "from rank0rl.run import launch_options",
+        "launch_options._has_avx2 = lambda: False",
+        call,
+    ]
+    command = [sys.executable, "-c", "\n".join(lines)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert ("needs a CPU with AVX2" in done.stderr) is bool(code)
 
 
 def test_a_script_that_has_begun_mpi_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """`check ENV --algo AGENT` passes for the agents here, and says what is wrong with others."""
 
 import pytest
+import torch
 from helpers.agents import liar
 
 from rank0rl.run.agents import references
@@ -69,6 +70,25 @@ def test_an_update_that_cannot_be_repeated_is_found(capsys, tmp_path):
     code, found, _ = checked(capsys, "--algo", words[2], "--steps-per-batch", "96")
     assert code == 1
     assert "weights differ from iteration 1 on, after the same rows" in found["repeated"]
+
+
+def test_powers_that_are_square_roots_are_named():
+    x = torch.rand(3)
+    with check._Called() as called:
+        _ = 2**x, x**2, x**x, x.sqrt()
+        assert called.names == set()
+        _ = x**0.5
+        x.pow_(-0.5)
+    assert called.names == {"pow(0.5)", "pow(-0.5)"}
+
+
+@pytest.mark.parametrize("given", [["--hook=a.py:A", "b.py:B"], ["--hook", "a.py:A", "b.py:B"]])
+def test_hooks_of_the_user_stay(given, monkeypatch, tmp_path):
+    seen = []
+    monkeypatch.setattr(check, "_trained", lambda words, *_: seen.extend(words) or "failed")
+    assert check._by_cpu(["CartPole", *given, "--quiet"], tmp_path) == "not known"
+    watch = "rank0rl.tools.check:Watch"
+    assert seen == ["CartPole", "--hook", watch, "a.py:A", "b.py:B", "--quiet"]
 
 
 def test_an_agent_that_fails_says_why(capsys, tmp_path):

@@ -387,6 +387,17 @@ def make_policy(
     return kind(inputs, act, hidden, rng, log_std, rows, squash, **layers)
 
 
+def built_in(policy: Any) -> Any:
+    """Return the class of this module whose methods a policy has; None if it changes one, or has no such class."""
+    classes = type(policy).__mro__
+    for i, kind in enumerate(classes):
+        if kind in (GaussianPolicy, StateStdPolicy, CategoricalPolicy, BetaPolicy):
+            names = {name for each in (policy, *classes[:i]) for name in vars(each)}
+            changed = (callable(getattr(kind, name, None)) for name in names - {*vars(nn.Module)})
+            return None if any(changed) else kind
+    return None
+
+
 class Mode(nn.Module):
     """A module from observations to a policy's most probable actions, for an agent's `mode`."""
 

@@ -266,7 +266,7 @@ def _difference_of_runs(a: Path, b: Path) -> str:
     return ""
 
 
-class Watch(Hook):
+class _Watch(Hook):
     """Writes down which functions of `_BY_CPU` rank 0 calls, from the first iteration on."""
 
     def __init__(self) -> None:
@@ -303,7 +303,7 @@ def _by_cpu(words: Sequence[str], run: Path) -> str:
     """Return why a run differs by CPU, after some iterations of it; "" if no reason is known."""
     at = next((i for i, word in enumerate(words) if word.partition("=")[0] == "--hook"), len(words))
     first = [word.partition("=")[2] for word in words[at : at + 1]]
-    hooks = [f"{__name__}:Watch", *filter(None, first)]
+    hooks = [f"{__name__}:_Watch", *filter(None, first)]
     if _trained([*words[:at], "--hook", *hooks, *words[at + 1 :]], run, 2):
         return "not known"
     called = json.loads((run / "by_cpu.json").read_text())

@@ -223,6 +223,8 @@ def test_a_tool_reads_the_limit_of_the_first_run_that_a_word_names(tmp_path, mon
     limited = []
     monkeypatch.setattr(launch_options, "limit_cpu", limited.append)
     (tmp_path / "config.toml").write_text('cpu = "native"\n')
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "1.pt").touch()
     words = ["x" * 300, "--train=" + "y/" * 3000, str(tmp_path / "checkpoints" / "1.pt")]
     launch_options.limit_cpu_as(words)  # the first words can be no paths
     launch_options.limit_cpu_as(words[:2])

@@ -87,7 +87,7 @@ def test_hooks_of_the_user_stay(given, monkeypatch, tmp_path):
     seen = []
     monkeypatch.setattr(check, "_trained", lambda words, *_: seen.extend(words) or "failed")
     assert check._by_cpu(["CartPole", *given, "--quiet"], tmp_path) == "not known"
-    watch = "rank0rl.tools.check:Watch"
+    watch = "rank0rl.tools.check:_Watch"
     assert seen == ["CartPole", "--hook", watch, "a.py:A", "b.py:B", "--quiet"]
 
 

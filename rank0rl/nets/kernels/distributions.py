@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor, nn
+from torch import Tensor
 
 from rank0rl.agent import NEVER
 from rank0rl.nets.flat import place
 from rank0rl.nets.kernels.compiler import by_type, inner, part
-from rank0rl.nets.policies import BetaPolicy, CategoricalPolicy, GaussianPolicy, StateStdPolicy
+from rank0rl.nets.policies import BetaPolicy, CategoricalPolicy, GaussianPolicy, built_in
 
 Array = npt.NDArray[Any]
 
@@ -86,38 +86,24 @@ class Block(NamedTuple):
 
 
 def head_of(policy: Any, theta: Tensor) -> Any:
-    """Return the head of a policy whose parameters are in the flat vector theta: `ByTorch` if it has no other.
-
-    A class that changes a method of a built-in policy has no other.
-    """
-    if policy is None:
+    """Return the head of a policy whose parameters are in the flat vector theta: `ByTorch` if it has no other."""
+    if (kind := built_in(policy)) is None:
         return ByTorch()
     outputs, k = policy.mlp.table(theta)[-1, 3], policy.noise[1]
-    if _is(policy, CategoricalPolicy) and outputs == policy.space.size:
-        return Choices(np.array([0, *np.cumsum(policy.space.choices)]))
-    if _is(policy, BetaPolicy) and outputs == 2 * k:
+    if kind is CategoricalPolicy:
+        starts = np.array([0, *np.cumsum(policy.space.choices)])
+        return Choices(starts) if outputs == policy.space.size else ByTorch()
+    if outputs != (k if kind is GaussianPolicy else 2 * k):
+        return ByTorch()
+    if kind is BetaPolicy:
         return Beta()
-    by_state = _is(policy, StateStdPolicy)
-    if (by_state or _is(policy, GaussianPolicy)) and policy.log_std.shape[-1] == k:
-        rows = len(policy.log_std) if policy.log_std.ndim == 2 else 1
-        where = np.array([place(policy.log_std, theta), rows, k])
-        if by_state:
-            low, high = map(float, policy.limits)
-            return StateNormal(where, low, high) if outputs == 2 * k else ByTorch()
-        return Normal(where) if outputs == k else ByTorch()
-    return ByTorch()
-
-
-def _is(policy: Any, kind: type) -> bool:
-    """Return True if a policy is of this class, and no subclass changes one of its methods."""
-    classes = type(policy).__mro__
-    if kind not in classes:
-        return False
-    ours = classes[classes.index(kind) : classes.index(nn.Module)]
-    methods = {name for each in ours for name, x in vars(each).items() if callable(x)}
-    methods -= {*vars(nn.Module)}
-    others = classes[: classes.index(kind)]
-    return methods.isdisjoint(name for each in (policy, *others) for name in vars(each))
+    if policy.log_std.shape[-1] != k:
+        return ByTorch()
+    rows = len(policy.log_std) if policy.log_std.ndim == 2 else 1
+    where = np.array([place(policy.log_std, theta), rows, k])
+    return (
+        Normal(where) if kind is GaussianPolicy else StateNormal(where, *map(float, policy.limits))
+    )
 
 
 @part

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from helpers.ranks import HERE
@@ -21,11 +22,9 @@ def test_signals_at_random_times_to_random_processes():
     folder = HERE.parent / "runs"  # not in /tmp
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "benchmarks/chaos.py", "--runs", "36", "--folder", str(folder)]
-    own = (
-        OWN
-        if subprocess.run([*OWN, "true"], check=False, capture_output=True).returncode == 0
-        else []
-    )
+    is_hidden = Path(sys.executable).is_relative_to("/tmp") or HERE.is_relative_to("/tmp")
+    can = not subprocess.run([*OWN, "true"], check=False, capture_output=True).returncode
+    own = OWN if can and not is_hidden else []
     done = subprocess.run(
         [*own, *command], check=False, capture_output=True, text=True, cwd=HERE.parent
     )

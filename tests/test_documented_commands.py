@@ -95,6 +95,7 @@ SHORTER = {
     r"^python benchmarks/(scaling_model|eight_steps|train)\.py.*": r"\g<0> --iterations 2",
     r"^python benchmarks/train\.py.*": r"\g<0> --sb3 --single-file --steps-per-batch 512",
     r"^python benchmarks/scaling_model\.py.*": r"\g<0> --cases a",
+    r"^python benchmarks/portable\.py.*": r"\g<0> --only PPO --iterations 1",
     r"^python benchmarks/(rollout|limits|env_process)\.py.*": r"\g<0> --steps 32",
     r"^python benchmarks/invariance\.py.*": r"\g<0> --num-envs 2 --steps-per-batch 64",
     r"^python benchmarks/drop_in_learning\.py.*": r"\g<0> --total-timesteps 4096 --nprocs 2",

@@ -174,7 +174,7 @@ def unlike(one: str, other: str) -> list[str]:
     """Return the names of the primitives in which two fingerprints differ."""
     names = [*_primitives()]
     if len(one) != len(other) or len(one) != 4 * len(names):
-        return ["of other primitives"]
+        return ["another set of functions"]
     return [
         name for i, name in enumerate(names) if one[4 * i : 4 * i + 4] != other[4 * i : 4 * i + 4]
     ]

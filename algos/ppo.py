@@ -116,7 +116,8 @@ class PPO(Agent):
         while epoch < opt.epochs:
             epoch += 1
             log_ratio, error, entropy = self.steps.epoch(rows, size, rng, lr)
-            kl = float((np.expm1(log_ratio) - log_ratio).mean())  # unbiased and never negative
+            off = np.expm1(log_ratio, dtype=np.float64)  # in float32, it differs by the C library
+            kl = float((off - log_ratio).mean())  # unbiased and never negative
             if opt.target_kl is not None and kl > opt.target_kl:
                 break
         self.steps.end()
@@ -125,7 +126,7 @@ class PPO(Agent):
         return {
             "kl": kl,
             "entropy": float(entropy.mean()),
-            "clip_fraction": float((abs(np.expm1(log_ratio)) > self.clip_ratio).mean()),
+            "clip_fraction": float((abs(off) > self.clip_ratio).mean()),
             "value_loss": float(np.square(error).mean()),
             "explained_variance": ev,
             "epochs": epoch,

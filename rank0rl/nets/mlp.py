@@ -27,7 +27,10 @@ Activation: TypeAlias = Literal["tanh", "relu", "elu", "silu", "gelu"]
 
 
 def _elu(x: Array) -> Array:
-    return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+    """Compute exp(x) - 1 below 0 by tanh, as kernels do: expm1 differs by the version of the C library."""
+    half, one, two = np.float32(0.5), np.float32(1), np.float32(2)
+    t = np.tanh(half * np.minimum(x, 0))
+    return np.where(x > 0, x, two * t / (one - t))
 
 
 def _silu(x: Array) -> Array:

@@ -270,13 +270,14 @@ class BetaPolicy(nn.Module):
         The normal distribution function maps the noise to 0..1, and the inverse of Beta's maps that to the
         draws. So noise 0 gives the median.
         """
-        out = self.mlp.numpy(x[:, None, :])[:, 0]
-        a, b = np.split(1 + np.logaddexp(out, np.float32(0)), 2, axis=1)
+        # in float32, what follows differs by the version of the C library
+        out = self.mlp.numpy(x[:, None, :])[:, 0].astype(np.float64)
+        a, b = np.split(1 + np.logaddexp(out, 0), 2, axis=1)
         above = noise > 0  # as 1 - Beta(b, a), whose tail float32 can tell from 0
         a, b = np.where(above, b, a), np.where(above, a, b)
         draw = self._inverse(a, b, self._ndtr(-abs(noise)))
         draw = np.where(above, 1 - draw, draw)
-        draw = np.minimum(np.maximum(draw, _EDGE), 1 - _EDGE)
+        draw = np.minimum(np.maximum(draw, _EDGE), 1 - _EDGE).astype(x.dtype)
         return self.bounds.numpy(draw), {"draw": draw}
 
     def distribution(self, x: Tensor, mask: Any = None) -> tuple[Tensor, ...]:

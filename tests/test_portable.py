@@ -72,6 +72,12 @@ def test_kernels_that_are_compiled_anew_have_the_same_bits(tmp_path):
     assert trained(*names, XDG_CACHE_HOME=str(tmp_path)) == golden()
 
 
+def run_portable(code):
+    """Run code where torch's functions are replaced, in a process of its own; fail if it does."""
+    env = {**os.environ, "MKL_CBWR": "COMPATIBLE"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+
+
 def test_functions_that_mkl_rounds_by_cpu_are_those_of_numpy():
     code = (
         "import numpy as np, torch, rank0rl.nets\n"
@@ -85,8 +91,7 @@ def test_functions_that_mkl_rounds_by_cpu_are_those_of_numpy():
         "    assert torch.allclose(x.grad, 0.5 / x.detach().sqrt())\n"
         "assert torch.sqrt(torch.tensor(4)).dtype == torch.float32 and torch.rand(3).half().sqrt().dtype == torch.half\n"
     )
-    env = {**os.environ, "MKL_CBWR": "COMPATIBLE"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+    run_portable(code)
 
 
 def test_large_products_of_an_update_are_those_of_numpy():
@@ -111,8 +116,7 @@ def test_large_products_of_an_update_are_those_of_numpy():
         "    assert (mkl() == before).all()\n"
         "assert (mkl() == before).all()\n"
     )
-    env = {**os.environ, "MKL_CBWR": "COMPATIBLE"}
-    subprocess.run([sys.executable, "-c", code], check=True, env=env)
+    run_portable(code)
 
 
 def test_a_fingerprint_names_the_primitive_that_differs(monkeypatch):

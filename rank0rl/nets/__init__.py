@@ -19,10 +19,9 @@ import torch
 from torch import Tensor, library, nn
 
 _BY_NUMPY = {"sqrt": np.sqrt, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan}
-_torch: Any = library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 
 
-def _replace(name: str, function: Callable[..., Any]) -> None:
+def _replace(of_torch: Any, name: str, function: Callable[..., Any]) -> None:
     """Let NumPy compute a function of torch's on the CPU: new, in place, and in a tensor that is given."""
     kept = {torch.float64, torch.complex64, torch.complex128}
     if name == "sqrt":  # others are rounded once more, from float64
@@ -41,9 +40,9 @@ def _replace(name: str, function: Callable[..., Any]) -> None:
             raise RuntimeError(f"the result of {name} can't be cast to {out.dtype}")
         return (out if out.shape == x.shape else out.resize_(x.shape)).copy_(compute(x))
 
-    _torch.impl(name, compute, "CPU")
-    _torch.impl(f"{name}_", lambda x: out(x, out=x), "CPU")
-    _torch.impl(f"{name}.out", out, "CPU")
+    of_torch.impl(name, compute, "CPU")
+    of_torch.impl(f"{name}_", lambda x: out(x, out=x), "CPU")
+    of_torch.impl(f"{name}.out", out, "CPU")
 
 
 _IS_PORTABLE = os.environ.get("MKL_CBWR") == "COMPATIBLE"
@@ -80,7 +79,8 @@ def numpy_products(net: nn.Module, rows: int) -> Iterator[None]:
 
 
 if _IS_PORTABLE:
+    _torch: Any = library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a function is replaced
         for _name, _function in _BY_NUMPY.items():
-            _replace(_name, _function)
+            _replace(_torch, _name, _function)

@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets import numpy_products
 from rank0rl.nets.actor_critic import MakeNetworks, NetworkOptions, Part
 from rank0rl.nets.flat import Adam, Flat
-from rank0rl.nets.update import FisherProducts, ValueFit
+from rank0rl.nets.update import FisherProducts, ValueFit, compiled_products
 from rank0rl.options import OptionError, Scheduled, changing, option, value_at
 from rank0rl.returns import explained_variance
 
@@ -91,7 +90,7 @@ class TRPO(Agent):
         obs, ret = rows["obs"], rows.pop("ret")
         target_kl, value_lr = value_at(opt.target_kl, progress), value_at(opt.value_lr, progress)
         tensors = {name: torch.from_numpy(x) for name, x in rows.items()}
-        with numpy_products(self.policy, len(obs)):
+        with compiled_products(self.policy, len(obs)):
             metrics = self.improve(target_kl, **tensors)
         ev = explained_variance(batch["val"], ret)
         self.value.merge(ret)

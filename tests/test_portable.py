@@ -94,25 +94,28 @@ def test_functions_that_mkl_rounds_by_cpu_are_those_of_numpy():
     run_portable(code)
 
 
-def test_large_products_of_an_update_are_those_of_numpy():
+def test_large_products_of_an_update_are_computed_by_a_kernel():
     code = (
         "import threading, numpy as np, torch\n"
-        "from rank0rl.nets import numpy_products\n"
+        "from rank0rl.nets.update import compiled_products\n"
+        "from rank0rl.nets.kernels.products import matmul\n"
         "net, x = torch.nn.Linear(40, 40), torch.rand(999, 40, requires_grad=True)\n"
+        "weight, bias, rows = (each.detach().numpy() for each in (net.weight, net.bias, x))\n"
         "def mkl(): return net(x).detach().numpy().copy()\n"
-        "before, there = mkl(), []\n"
-        "numpy = x.detach().numpy() @ net.weight.detach().numpy().T + net.bias.detach().numpy()\n"
-        "assert (before != numpy).any()\n"
-        "with numpy_products(net, 999):\n"
-        "    assert (mkl() == numpy).all()\n"
+        "before, there, ours = mkl(), [], matmul(rows, weight.T) + bias\n"
+        "assert (before != ours).any()\n"
+        "with compiled_products(net, 999):\n"
+        "    assert (mkl() == ours).all()\n"
         "    other = threading.Thread(target=lambda: there.append(mkl()))\n"
         "    other.start(); other.join()\n"
         "    assert (there[0] == before).all()\n"
         "    net(x).sum().backward()\n"
-        "    assert (x.grad.numpy() == np.ones((999, 40), 'f') @ net.weight.detach().numpy()).all()\n"
+        "    assert (x.grad.numpy() == matmul(np.ones((999, 40), 'f'), weight)).all()\n"
+        "    cut = torch.rand(99, 80)[:, ::2]\n"
+        "    assert torch.allclose(cut.T @ cut, torch.einsum('ij,ik->jk', cut, cut), atol=1e-5)\n"
         "    assert torch.allclose(torch.addmm(x, x, net.weight, beta=2, alpha=0.5), 2 * x + 0.5 * (x @ net.weight), atol=1e-5)\n"
         "    assert (torch.ones(2, 3, dtype=torch.int64) @ torch.ones(3, 2, dtype=torch.int64) == 3).all()\n"
-        "with numpy_products(net, 9):\n"
+        "with compiled_products(net, 9):\n"
         "    assert (mkl() == before).all()\n"
         "assert (mkl() == before).all()\n"
     )

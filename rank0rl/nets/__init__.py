@@ -1,22 +1,19 @@
 """Networks, policies, value functions, normalizers, optimizers. No MPI, no files.
 
 MKL, which is part of torch, chooses its code for square roots and inverse trigonometric functions by the type
-of CPU, even where it is told not to. With --cpu portable, NumPy computes these functions of torch. MKL's
-products are then slow, so NumPy computes the large ones of an update.
+of CPU, even where it is told not to. With --cpu portable, NumPy computes these functions of torch.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, library, nn
+from torch import Tensor, library
 
 _BY_NUMPY = {"sqrt": np.sqrt, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan}
 
@@ -45,40 +42,9 @@ def _replace(of_torch: Any, name: str, function: Callable[..., Any]) -> None:
     of_torch.impl(f"{name}.out", out, "CPU")
 
 
-_IS_PORTABLE = os.environ.get("MKL_CBWR") == "COMPATIBLE"
-_LARGE = 2**18
-"""Multiplications of a product from which on NumPy takes less time. A call of it takes 10 us more."""
+IS_PORTABLE = os.environ.get("MKL_CBWR") == "COMPATIBLE"
 
-
-@contextmanager
-def numpy_products(net: nn.Module, rows: int) -> Iterator[None]:
-    """Let NumPy compute torch's products of a network and so many rows, in this thread, if they are large.
-
-    MKL would take up to three times as long.
-    """
-    sizes = [p.numel() for p in net.parameters() if p.ndim == 2]
-    if not (_IS_PORTABLE and sizes and rows * sum(sizes) >= _LARGE * len(sizes)):
-        yield
-        return
-    thread, known = threading.get_ident(), (torch.float32, torch.float64)
-
-    def mm(a: Tensor, b: Tensor) -> Tensor:
-        if threading.get_ident() != thread or not a.dtype == b.dtype in known:
-            return torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[1]))
-        return torch.from_numpy(a.detach().numpy() @ b.detach().numpy())
-
-    def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-        if beta == alpha == 1:
-            return mm(a, b).add_(c)
-        return torch.addmm(c, a, b, beta=beta, alpha=alpha, out=a.new_empty(a.shape[0], b.shape[1]))
-
-    with library._scoped_library("aten", "IMPL") as of_torch:
-        of_torch.impl("mm", mm, "CPU")
-        of_torch.impl("addmm", addmm, "CPU")
-        yield
-
-
-if _IS_PORTABLE:
+if IS_PORTABLE:
     _torch: Any = library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a function is replaced

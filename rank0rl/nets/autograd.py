@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from rank0rl.batch import Batch, minibatches
-from rank0rl.nets import numpy_products
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss
 from rank0rl.nets.flat import Adam, Flat, tensors
 
@@ -56,11 +55,10 @@ class AutogradSteps:
         size = torch.tensor(lr, device=self._device)
         seen = []
         epoch: Any = minibatches(rows, minibatch_size, rng)
-        with numpy_products(self._nets, minibatch_size):
-            for minibatch in epoch:
-                seen.append(self._backward(minibatch))
-                self._adam.flat.limit_norm(self._max_grad_norm)
-                self._adam.step(size)
+        for minibatch in epoch:
+            seen.append(self._backward(minibatch))
+            self._adam.flat.limit_norm(self._max_grad_norm)
+            self._adam.step(size)
         log_ratio, error, entropy = (
             torch.cat(tensors).cpu().numpy() for tensors in zip(*seen, strict=True)
         )

@@ -6,15 +6,18 @@ This module is the door to `nets.kernels`, and loads the compiler when it is nee
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor, library, nn
 
 from rank0rl.batch import Batch, take
+from rank0rl.nets import IS_PORTABLE
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, Outputs, ValueFunction
 from rank0rl.nets.autograd import AutogradSteps
 from rank0rl.nets.flat import Adam, Flat, derivatives, tensors
@@ -34,6 +37,7 @@ _NEAR = 2e-4  # kernels and autograd round differently, by less than this share 
 _EXACT = 1e-6  # derivatives by one log ratio, value or entropy: some roundings of float32
 _ALL = (CLOSED, LOSS, OUTPUTS)  # ways, the fastest first
 _APART = 1e-3  # log ratios before the first step: at most 1e-5 were seen
+_LARGE = 2**18  # multiplications of a product; a call of a kernel from torch takes 10 us more
 _IN_PLACE = (
     "the loss changes an argument in place: write x = x.clamp(...), not x.clamp_(...) or x += ..."
 )
@@ -136,7 +140,10 @@ class GradientSteps:
         Raises:
             FloatingPointError: if a gradient is not finite.
         """
-        return self._steps.epoch(rows, minibatch_size, rng, lr)
+        if self._steps is not self._autograd:
+            return self._steps.epoch(rows, minibatch_size, rng, lr)
+        with compiled_products(self._nets, minibatch_size):
+            return self._steps.epoch(rows, minibatch_size, rng, lr)
 
     def end(self) -> None:
         """Bring the weights home."""
@@ -335,6 +342,36 @@ def _values(nets: Any, rows: dict[str, Tensor]) -> Outputs:
 
 def _squares(_ratio: Tensor, _entropy: Tensor, value: Tensor, rows: dict[str, Tensor]) -> Tensor:
     return (value - rows["ret"]).square().mean()
+
+
+@contextmanager
+def compiled_products(net: nn.Module, rows: int) -> Iterator[None]:
+    """Let a kernel compute torch's products of a network and so many rows, in this thread, if they are large.
+
+    It does so with --cpu portable, where MKL's products take up to three times as long.
+    """
+    sizes = [p.numel() for p in net.parameters() if p.ndim == 2]
+    if not (IS_PORTABLE and sizes and rows * sum(sizes) >= _LARGE * len(sizes)):
+        yield
+        return
+    from rank0rl.nets.kernels.products import matmul  # half a second, for this alone
+
+    thread, known = threading.get_ident(), (torch.float32, torch.float64)
+
+    def mm(a: Tensor, b: Tensor) -> Tensor:
+        if threading.get_ident() != thread or not a.dtype == b.dtype in known:
+            return torch.mm(a, b, out=a.new_empty(a.shape[0], b.shape[1]))
+        return torch.from_numpy(matmul(a.detach().numpy(), b.detach().numpy()))
+
+    def addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+        if beta == alpha == 1:
+            return mm(a, b).add_(c)
+        return torch.addmm(c, a, b, beta=beta, alpha=alpha, out=a.new_empty(a.shape[0], b.shape[1]))
+
+    with library._scoped_library("aten", "IMPL") as of_torch:
+        of_torch.impl("mm", mm, "CPU")
+        of_torch.impl("addmm", addmm, "CPU")
+        yield
 
 
 class FisherProducts:

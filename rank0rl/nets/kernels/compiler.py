@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 import numba
 import numpy as np
 import numpy.typing as npt
-import scipy.linalg.cython_blas  # noqa: F401  the BLAS of compiled code
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from numba import types
 
 from rank0rl.nets.kernels.compiler import by_type, fma, inner, part
+from rank0rl.nets.kernels.products import dot, product, total
 
 Array = npt.NDArray[Any]
 
@@ -202,7 +203,7 @@ def forward(theta: Array, layers: Array, x: Array, work: Array) -> Array:
         weight, bias = _layer(theta, layers, i)
         flat, more = _kept(layers, i, n, work)
         out = flat.reshape(n, len(bias))
-        np.dot(x, weight, out)
+        product(x, weight, out)
         _add_row(out, bias)
         if layers[i, 5] >= 0:
             scale, shift = _norm(theta, layers, i)
@@ -241,12 +242,12 @@ def backward(
         if i > 0:
             out, more = _kept(layers, i - 1, n, work)
             below = out.reshape(n, width)
-        np.dot(below.T, by, by_weight)
+        product(below.T, by, by_weight)
         if i > 0:
             at = (i % 2) * (len(spare) // 2)
             flat = spare[at : at + n * width]
             by_below = flat.reshape(n, width)
-            np.dot(by, weight.T, by_below)
+            product(by, weight.T, by_below)
             _times_slopes(layers[i - 1, 4], out, more, flat)
             if layers[i - 1, 5] >= 0:
                 scale, _ = _norm(theta, layers, i - 1)
@@ -296,10 +297,10 @@ def tangent(
         at = (i % 2) * third
         flat = room[at : at + n * width]
         now = flat.reshape(n, width)
-        np.dot(x, by_weight, now)
+        product(x, by_weight, now)
         if i > 0:
             more = room[2 * third : 2 * third + n * width]
-            np.dot(moved, weight, more.reshape(n, width))
+            product(moved, weight, more.reshape(n, width))
             for j in range(n * width):
                 flat[j] += more[j]
         _add_row(now, by_bias)
@@ -351,41 +352,3 @@ def adam(
         first[i] = keep1 * first[i] + new1 * g
         second[i] = keep2 * second[i] + new2 * g * g
         theta[i] -= size * first[i] / (np.sqrt(second[i]) * unbias + least)
-
-
-@part
-def dot(x: Array, y: Array) -> Any:
-    """Return the sum of products of two vectors. The order of the additions is fixed, and suits vector code."""
-    number, n = x.dtype.type, len(x) // 8 * 8
-    a = b = c = d = e = f = g = h = number(0)
-    for i in range(0, n, 8):
-        a = fma(x[i], y[i], a)
-        b = fma(x[i + 1], y[i + 1], b)
-        c = fma(x[i + 2], y[i + 2], c)
-        d = fma(x[i + 3], y[i + 3], d)
-        e = fma(x[i + 4], y[i + 4], e)
-        f = fma(x[i + 5], y[i + 5], f)
-        g = fma(x[i + 6], y[i + 6], g)
-        h = fma(x[i + 7], y[i + 7], h)
-    for i in range(n, len(x)):
-        a = fma(x[i], y[i], a)
-    return ((a + e) + (c + g)) + ((b + f) + (d + h))
-
-
-@part
-def total(x: Array) -> Any:
-    """Return the sum of a vector, added as `dot` does."""
-    number, n = x.dtype.type, len(x) // 8 * 8
-    a = b = c = d = e = f = g = h = number(0)
-    for i in range(0, n, 8):
-        a += x[i]
-        b += x[i + 1]
-        c += x[i + 2]
-        d += x[i + 3]
-        e += x[i + 4]
-        f += x[i + 5]
-        g += x[i + 6]
-        h += x[i + 7]
-    for i in range(n, len(x)):
-        a += x[i]
-    return ((a + e) + (c + g)) + ((b + f) + (d + h))

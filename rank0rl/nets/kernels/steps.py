@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from rank0rl.nets.kernels.compiler import ask, call, inner, kernel, meet, part
 from rank0rl.nets.kernels.distributions import Block, by_outputs, log_ratios
-from rank0rl.nets.kernels.mlp import adam, backward, dot, forward, outputs
+from rank0rl.nets.kernels.mlp import adam, backward, forward, outputs
+from rank0rl.nets.kernels.products import dot
 
 Array = npt.NDArray[Any]
 

@@ -40,7 +40,7 @@ TABLE = {
     "base": (set(), {"numpy"}),
     "nets": (
         {"rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"},
-        {"numpy", "torch", "numba", "llvmlite", "scipy", "threadpoolctl"},
+        {"numpy", "torch", "numba", "llvmlite", "scipy"},
     ),
     "envs": ({"base"}, {"numpy"}),
     "run": (

@@ -28,12 +28,8 @@ from numba import types
 from numba.core import cgutils
 from numba.core.caching import NullCache
 from numba.extending import intrinsic, overload
-from threadpoolctl import ThreadpoolController
 
 from rank0rl.agent import NEVER
-
-# A product of one thread has the same bits everywhere, and kernels have threads of their own.
-ThreadpoolController().select(user_api="blas").limit(limits=1)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -2,6 +2,7 @@
 
 So its bits depend neither on the shape of the rest, nor on how the work is cut, nor on a BLAS. The
 outputs are computed in tiles of 6 rows and two vectors of 32 bytes, which fill the registers of AVX2.
+Where b has one column and rows of a are contiguous, each number is a `dot` instead: eight chains.
 """
 
 from __future__ import annotations
@@ -26,18 +27,16 @@ _DEPTH = 256  # numbers of a chain at a time: two vectors of each are 16 KB, hal
 
 @inner
 def product(a: Array, b: Array, out: Array) -> None:
-    """Compute out = a b, for a (n, m) of any strides, b (m, columns), C- or F-contiguous, and C-contiguous out."""
+    """Compute out = a b, all of one dtype: a (n, m) of any strides, b (m, columns), C- or F-contiguous, C-contiguous out."""
     n, columns, m = len(out), out.shape[1], len(b)
     vector = _BYTES // out.itemsize
     panel = carray(_stack(out), (_DEPTH, 2 * vector))
-    if m == 0:
-        out[:] = 0
-    elif columns == 1:
+    if columns == 1:
         _column(a, b.reshape(m), out.reshape(n))
         return
     for j in range(0, columns, 2 * vector):
         width = min(2 * vector, columns - j)
-        for k in range(0, m, _DEPTH):
+        for k in range(0, max(m, 1), _DEPTH):
             depth = min(_DEPTH, m - k)
             near = _rows_of(b, k, depth, j, width, panel)
             for i in range(0, n, _ROWS):
@@ -52,7 +51,7 @@ def product(a: Array, b: Array, out: Array) -> None:
 def matmul(a: Array, b: Array) -> Array:
     """Return a b, (n, columns), for a (n, m) and b (m, columns) of one dtype. A call from Python."""
     out = np.empty((a.shape[0], b.shape[1]), a.dtype)
-    _matmul(a, b if b.flags.forc else np.ascontiguousarray(b), out)
+    _matmul(a, np.ascontiguousarray(b), out)
     return out
 
 
@@ -101,9 +100,9 @@ def _by_layout(b: Any, *_: Any) -> Any:
         for c in range(width):
             for d in range(deep if c < wide else 0, depth):
                 panel[d, c] = b[k + d, j + c]
-        return panel[:, :]
+        return panel
 
-    return transposed if b.layout == "F" else as_it_is
+    return {"C": as_it_is, "F": transposed}[b.layout]
 
 
 class _Vectors:
@@ -121,7 +120,7 @@ class _Vectors:
         kind = ir.VectorType(x.type, self.lanes)
         first = self._builder.insert_element(ir.Constant(kind, ir.Undefined), x, _word(0))
         mask = ir.Constant(ir.VectorType(ir.IntType(32), self.lanes), [0] * self.lanes)
-        return self._builder.shuffle_vector(first, ir.Constant(kind, ir.Undefined), mask)
+        return self._builder.shuffle_vector(first, first, mask)
 
     def among(self, width: Any, begin: int) -> Any:
         """Return a mask of the lanes, numbered from `begin`, that are below a width."""
@@ -275,6 +274,8 @@ def _transpose(typingctx: Any, b: Any, k: Any, j: Any, panel: Any, d: Any, c: An
 @intrinsic  # type: ignore[untyped-decorator]
 def _eight_sums(typingctx: Any, x: Any, y: Any, n: Any) -> Any:
     """Return the sums of x[i] y[i], or of x[i] if y is None, over the i < n of each remainder modulo 8."""
+    if "A" in (x.layout, getattr(y, "layout", "C")):
+        return None  # numba refuses the call
 
     def write(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         of = _Vectors(context, builder, x.dtype, 8)

@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ HERE = Path(__file__).resolve().parent.parent
 EPOCHS = 10
 CASES = {  # name -> agent, rows of a batch, rows of a minibatch
     "PPO, 2048 rows, minibatches of 64": ("ppo", 2048, 64),
+    "PPO, 2048 rows, minibatches of 512": ("ppo", 2048, 512),
     "PPO, 20,480 rows, minibatches of 256": ("ppo", 20_480, 256),
     "TRPO, 20,000 rows": ("trpo", 20_000, 256),
 }
@@ -69,6 +71,7 @@ def updates(args: argparse.Namespace) -> None:
             ways["beside, ms"] = partial(process, args.beside.resolve(), *case, 1)
         if case[0] == "ppo":
             others.append("stable-baselines3, ms")
+            ways["loss by torch, ms"] = partial(process, HERE, "own", *case[1:], 1)
             ways["stable-baselines3, ms"] = partial(process, HERE, "sb3", *case[1:], 1)
             ways["each of two processes at once, ms"] = partial(twice, HERE, *case, 1)
         figures = alternate(ways, args.repeats)
@@ -79,6 +82,10 @@ def updates(args: argparse.Namespace) -> None:
                     figures[f"threads: {n} / {other}"] = ratio(mine, figures[f"{other}, ms"])
             if n > 1:
                 figures[f"gain of {n} threads"] = ratio(figures[first], mine)
+        if "loss by torch, ms" in figures:
+            figures["loss by torch / closed form"] = ratio(
+                figures["loss by torch, ms"], figures[first]
+            )
         if "each of two processes at once, ms" in figures:
             at_once = [took / 2 for took in figures["each of two processes at once, ms"]]
             figures["gain of two processes"] = ratio(figures[first], at_once)
@@ -103,6 +110,11 @@ def twice(root: Path, what: str, rows: int, size: int, threads: int) -> float:
 
 def measured(what: str, rows: int, size: int, threads: int) -> float:
     """Return the milliseconds of a median update in this process."""
+    if what != "sb3":
+        with suppress(ImportError, ValueError):  # older versions have no such thing
+            from rank0rl.run.launch_options import limit_cpu
+
+            limit_cpu("portable")
     import numpy as np
 
     from rank0rl.mpi.threads import set_threads
@@ -112,7 +124,7 @@ def measured(what: str, rows: int, size: int, threads: int) -> float:
         train = stable_baselines(size, rows)
     else:
         agent, batch = agent_and_batch(
-            rows, what, threads, **({"minibatch_size": size} if what == "ppo" else {})
+            rows, what, threads, **({} if what == "trpo" else {"minibatch_size": size})
         )
 
         def train() -> float:
@@ -135,11 +147,15 @@ def agent_and_batch(rows: int, name: str = "ppo", threads: int = 1, **options):
     from rank0rl.agent import Space, Spaces, Step
     from rank0rl.mpi.threads import set_threads
 
-    module, kind = importlib.import_module(f"rank0rl.algos.{name}"), name.upper()
+    kind = "ppo" if name == "own" else name
+    module = importlib.import_module(f"rank0rl.algos.{kind}")
+    of = getattr(module, kind.upper())
+    if name == "own":  # its loss is computed by torch
+        of = type("Own", (of,), {"closed_form": lambda self: None})
     box = Space("box", (6,), "float32", low=-np.ones(6, "f"), high=np.ones(6, "f"))
     rng = np.random.default_rng(0)
     spaces = Spaces(Space("box", (17,), "float32"), box)
-    agent = getattr(module, kind)(spaces, getattr(module, f"{kind}Options")(**options), rng)
+    agent = of(spaces, getattr(module, f"{kind.upper()}Options")(**options), rng)
     if hasattr(agent, "prepare"):  # older versions have none
         agent.threads = threads
         agent.prepare()

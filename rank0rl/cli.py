@@ -9,8 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from rank0rl import algos
-from rank0rl.launch import fork, job
-from rank0rl.launch.failures import WRONG_USE, exit_code_after
+from rank0rl.launch import WRONG_USE, exit_code_after, fork, job
 from rank0rl.launch.streams import outlast_readers
 from rank0rl.run.launch_options import Words, limit_cpu
 

@@ -21,8 +21,7 @@ from rank0rl.agent import Agent
 from rank0rl.collector import Collector
 from rank0rl.envs.spaces import refuse_other_spaces
 from rank0rl.evaluation import Evaluation
-from rank0rl.launch import job
-from rank0rl.launch.failures import WRONG_USE
+from rank0rl.launch import WRONG_USE, job
 from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import comm

@@ -18,8 +18,7 @@ import traceback
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 
-from rank0rl.launch import job, processes
-from rank0rl.launch.failures import FAILURE, SUCCESS, WRONG_USE, exit_code_after, usage_error
+from rank0rl.launch import FAILURE, SUCCESS, WRONG_USE, exit_code_after, job, processes, usage_error
 from rank0rl.launch.hosts import Host, check_free_space, count_ranks, listed, read_hosts
 from rank0rl.launch.job import world_rank, world_size
 from rank0rl.launch.mpiexec import (

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
-from rank0rl.launch.failures import usage_error
+from rank0rl.launch import usage_error
 from rank0rl.launch.hosts import Host, listed
 
 # Open MPI refuses root and more ranks than cores unless told. Like Intel MPI, it binds each rank to a

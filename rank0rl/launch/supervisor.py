@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from rank0rl.launch import job, processes
-from rank0rl.launch.failures import FAILURE, SUCCESS, WRONG_USE, exit_code_after
+from rank0rl.launch import FAILURE, SUCCESS, WRONG_USE, exit_code_after, job, processes
 from rank0rl.launch.hosts import Host, SshSessions
 from rank0rl.launch.streams import Relay
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from rank0rl.batch import Batch, Gathered
 from rank0rl.envs.retry import FAILURES
-from rank0rl.launch import job
-from rank0rl.launch.failures import FAILURE, exit_code_after
+from rank0rl.launch import FAILURE, exit_code_after, job
 from rank0rl.mpi import comm, weights
 from rank0rl.run import checkpoint, files
 from rank0rl.run.hooks import Record

@@ -30,7 +30,7 @@ from rank0rl.batch import Batch
 from rank0rl.envs.block import make_block
 from rank0rl.envs.make import make, resolve
 from rank0rl.envs.wrappers import running_statistics
-from rank0rl.launch.failures import usage_error
+from rank0rl.launch import usage_error
 from rank0rl.launch.mpiexec import find_mpiexec
 from rank0rl.options import check as check_options
 from rank0rl.options import option

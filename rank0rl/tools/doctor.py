@@ -26,8 +26,7 @@ from typing import IO, Any
 import numpy as np
 import tyro
 
-from rank0rl.launch import fork, job, mpiexec
-from rank0rl.launch.failures import usage_error
+from rank0rl.launch import fork, job, mpiexec, usage_error
 from rank0rl.launch.hosts import SSH, Host, free_space, read_hosts, shortages
 from rank0rl.run.launch_options import limit_cpu_as
 

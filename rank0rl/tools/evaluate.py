@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tyro
 
-from rank0rl.launch.failures import usage_error
+from rank0rl.launch import usage_error
 from rank0rl.options import check, option
 from rank0rl.policy import load
 from rank0rl.run.record import known_mean

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from rank0rl.agent import Agent, Space, Spaces
 from rank0rl.envs import spaces as env_spaces
 from rank0rl.envs.make import make
-from rank0rl.launch.failures import usage_error
+from rank0rl.launch import usage_error
 from rank0rl.mpi.threads import set_threads
 from rank0rl.policy import load
 from rank0rl.tools.evaluate import RunToLoad

@@ -13,7 +13,7 @@ import tyro
 from rank0rl.batch import Batch
 from rank0rl.envs.make import make
 from rank0rl.evaluation import Deterministic, whole_episodes
-from rank0rl.launch.failures import usage_error
+from rank0rl.launch import usage_error
 from rank0rl.mpi.threads import set_threads
 from rank0rl.options import check, option
 from rank0rl.policy import load

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import tyro
 
-from rank0rl.launch.failures import usage_error
+from rank0rl.launch import usage_error
 from rank0rl.options import names
 from rank0rl.run.agents import short_name
 from rank0rl.run.folder import Array, NoRowsError, RunData, differing, read_run

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from rank0rl.launch import fork, job
-from rank0rl.launch.failures import usage_error
+from rank0rl.launch import fork, job, usage_error
 from rank0rl.options import check as check_options
 from rank0rl.options import option, read_some
 from rank0rl.tools import evaluate

@@ -18,7 +18,7 @@ from rank0rl import seeding
 from rank0rl.agent import Agent
 from rank0rl.batch import take
 from rank0rl.collector import Collector
-from rank0rl.launch.failures import usage_error
+from rank0rl.launch import usage_error
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import weights
 from rank0rl.mpi.threads import set_threads

@@ -15,7 +15,7 @@ import numpy as np
 import tyro
 from markupsafe import Markup
 
-from rank0rl.launch.failures import usage_error
+from rank0rl.launch import usage_error
 from rank0rl.run import files
 from rank0rl.run.folder import Array, RunData, differing, read_run
 from rank0rl.run.usage import PHASES

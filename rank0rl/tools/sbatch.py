@@ -10,7 +10,7 @@ from typing import Literal
 
 import tyro
 
-from rank0rl.launch.failures import exit_code_after, usage_error
+from rank0rl.launch import exit_code_after, usage_error
 from rank0rl.launch.job import END_SIGNALS
 from rank0rl.launch.mpiexec import find_mpiexec, vendor
 from rank0rl.options import CheckedOptions, option

@@ -24,7 +24,7 @@ from typing import Any
 
 import tyro
 
-from rank0rl.launch.failures import usage_error
+from rank0rl.launch import usage_error
 from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.mpi import weights
 from rank0rl.options import check, flag, names, option

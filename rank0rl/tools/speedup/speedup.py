@@ -21,7 +21,7 @@ import tyro
 
 from rank0rl import options
 from rank0rl.envs.block import envs_of
-from rank0rl.launch.failures import usage_error
+from rank0rl.launch import usage_error
 from rank0rl.options import option
 from rank0rl.run.folder import RunData, read_run
 from rank0rl.run.logger import read_rows

@@ -23,7 +23,7 @@ import tomli_w
 import tyro
 
 from rank0rl.envs.make import is_gymnasiums
-from rank0rl.launch.failures import exit_code_after, usage_error
+from rank0rl.launch import exit_code_after, usage_error
 from rank0rl.launch.hosts import SSH, Host, read_hosts
 from rank0rl.options import apply, check, flag, names
 from rank0rl.run import files, settings

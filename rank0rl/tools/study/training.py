@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
-from rank0rl.launch.failures import exit_code_after
+from rank0rl.launch import exit_code_after
 from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.run.logger import short
 from rank0rl.tools.figures import duration

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -150,6 +151,26 @@ def absolute(algo: str) -> str:
     """Return a name of code with the absolute path of its file, if it is in a file."""
     where, colon, name = algo.partition(":")
     return f"{Path(where).resolve()}{colon}{name}" if where.endswith(".py") else algo
+
+
+def code_files(reference: str) -> list[Path]:
+    """Return the files that an import of a name of code would run, as far as they are found. Nothing is imported."""
+    where, colon, _ = reference.partition("(")[0].strip().partition(":")
+    if where.endswith(".py"):
+        return [Path(where)]
+    if not colon or is_reference(reference):
+        return []
+    found: list[Path] = []
+    path: Any = None
+    name = ""
+    for part in where.split("."):
+        name = f"{name}.{part}" if name else part
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
+            break
+        found += [Path(spec.origin)] if spec.origin else []
+        path = spec.submodule_search_locations
+    return found
 
 
 def _import_file(path: str) -> ModuleType:

@@ -1,13 +1,15 @@
 """Decide whether code that a file names may be imported: the run of someone else is data, not a program.
 
 Gymnasium's environments and wrappers and the agents of algos/ are always imported. Other code is
-imported if the command line names it too or says --trust, or if this user made the run. The settings
-of such a run have a seal, an HMAC with a key that only this user can read.
+imported if the command line names it too or says --trust, or if this user made the run and the code has
+not changed. The settings of such a run have a seal, an HMAC with a key that only this user can read. What is
+said of code holds for a file that is read, and for a project of Weights & Biases that is sent the record.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import hmac
 import json
@@ -23,13 +25,20 @@ from typing import Any
 
 from rank0rl.envs.make import is_gymnasiums, is_known_wrapper
 from rank0rl.options import apply, flag
-from rank0rl.run.agents import absolute, is_reference
+from rank0rl.run import files
+from rank0rl.run.agents import absolute, code_files, is_reference
 from rank0rl.run.launch_options import Words
 from rank0rl.run.options import RunOptions
 
 FUNCTIONS = ("curriculum", "env_kwargs_of", "hook")
 """Settings that name functions or classes of the user's."""
 _NAMES = ("algo", "env_id", "env_kwargs", "wrappers", *FUNCTIONS)  # settings that may name code
+_MORE = ("init_from", "data", "wandb")  # files that are read, and where rows are sent
+ASKED = ("env_kwargs", "wrappers", *FUNCTIONS, *_MORE)
+"""Settings that somebody's file may have only where its user trusts it, besides algo and env_id."""
+_MOST = 1 << 24  # bytes of a file whose contents are sealed
+_SWITCHES = {field.name for field in dataclasses.fields(RunOptions) if field.type in (bool, "bool")}
+_SEVERAL = {"env_kwargs", "hook", "info", "wrappers"}  # options with any number of words
 _SEAL = "seal"
 _KEY_BYTES = 32
 
@@ -48,18 +57,15 @@ def trusted(
     Raises:
         ValueError: naming the code, and the command line to go on with.
     """
-    options = _named_options(settings, source)
-    foreign = _foreign(options)
+    foreign = _foreign(settings, source)
     trust = trust or bool(words and (words.given.get("trust") or _says(words, foreign)))
-    if foreign and not (trust or _is_sealed(settings, options)):
+    if foreign and not (trust or _is_sealed(settings, source)):
         again = _words(foreign)
         if words is None or not all(map(str.isprintable, again)):
             again = [flag("trust")]
-        listed = ", ".join(f"{name} {values!r:.200}" for name, values in foreign.items())
         raise ValueError(
-            f"{source} names code that is neither Gymnasium's nor rank0rl's and would be imported "
-            f"and run, or a file that an environment would read: {listed}; if you trust it, go on "
-            f"with: {shlex.join(['python', *sys.orig_argv[1:], *again])}"
+            f"{_refusal(foreign, source)}; if you trust it, go on with: "
+            f"{shlex.join(['python', *sys.orig_argv[1:], *again])}"
         )
     return without_seal(settings)
 
@@ -72,12 +78,12 @@ def without_seal(settings: Mapping[str, Any]) -> dict[str, Any]:
 def sealed(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's settings, with this user's seal if the user can have a key on this machine."""
     key = _key()
-    return {**settings, _SEAL: _seal(key, _named_options(settings, ""))} if key else {**settings}
+    return {**settings, _SEAL: _seal(key, settings, "")} if key else {**settings}
 
 
 def words_to_go_on(settings: Mapping[str, Any]) -> str:
     """Return the code that a command line must name to resume a run whose settings have no seal."""
-    words = [] if _SEAL in settings else _words(_foreign(_named_options(settings, "")))
+    words = [] if _SEAL in settings else _words(_foreign(settings, ""))
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 
@@ -87,20 +93,30 @@ def _named_options(settings: Mapping[str, Any], source: str) -> RunOptions:
     return options
 
 
-def _foreign(options: RunOptions) -> dict[str, list[str]]:
-    """Return the options that name other code than rank0rl's and Gymnasium's, option -> words."""
+def _refusal(foreign: Mapping[str, Sequence[str]], source: str) -> str:
+    listed = ", ".join(f"{name} {values!r:.200}" for name, values in foreign.items())
+    return (
+        f"{source} is not as a run of yours has written it, or its code has changed; it names code that is neither "
+        f"Gymnasium's nor rank0rl's and would be imported and run, a file that would be read, or a project that "
+        f"would be sent the record: {listed}"
+    )
+
+
+def _foreign(settings: Mapping[str, Any], source: str) -> dict[str, list[str]]:
+    """Return the options that name what is not rank0rl's or Gymnasium's, option -> words."""
+    options = _named_options(settings, source)
     found: dict[str, list[str]] = {}
     kwargs = options.env_kwargs
     if not is_gymnasiums(options.env_id):
         found["env_id"] = [options.env_id]
-    if kwargs and ("env_id" in found or _names_a_file(kwargs)):
+    if kwargs and ("env_id" in found or _files_in(kwargs)):
         found["env_kwargs"] = [_pair(name, value) for name, value in kwargs.items()]
     if not all(map(is_known_wrapper, options.wrappers)):
         found["wrappers"] = [*options.wrappers]
     if not is_reference(options.algo):
         found["algo"] = [options.algo]
     found |= {name: own for name in FUNCTIONS if (own := functions_of(options, name))}
-    return found
+    return found | {name: [str(settings[name])] for name in _MORE if settings.get(name)}
 
 
 def functions_of(options: RunOptions, name: str) -> list[str]:
@@ -109,13 +125,16 @@ def functions_of(options: RunOptions, name: str) -> list[str]:
     return [value] if isinstance(value, str) else [*value]
 
 
-def _names_a_file(kwargs: Any) -> bool:
-    """Return True if a text in these arguments is a path. MuJoCo would read any file."""
+def _files_in(kwargs: Any) -> list[str]:
+    """Return the texts in these arguments that are paths. MuJoCo would read any file."""
     if isinstance(kwargs, Mapping):
         kwargs = kwargs.values()
     elif isinstance(kwargs, str):
-        return "/" in kwargs or os.sep in kwargs or os.path.exists(kwargs)
-    return isinstance(kwargs, Sequence | Set | ValuesView) and any(map(_names_a_file, kwargs))
+        is_path = "/" in kwargs or os.sep in kwargs or os.path.exists(kwargs)
+        return [kwargs] if is_path else []
+    if not isinstance(kwargs, Sequence | Set | ValuesView):
+        return []
+    return [path for value in kwargs for path in _files_in(value)]
 
 
 def _pair(name: str, value: Any) -> str:
@@ -134,33 +153,71 @@ def _words(foreign: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _says(line: Words, foreign: Mapping[str, Sequence[str]]) -> bool:
-    """Return True if a command line names all this code, other than as the file of an option."""
-    words = {word.partition("=")[2] if word.startswith("--") else word for word in line.argv}
-    words -= {line.given.get(name) for name in ("resume", "config", "run_dir", "hostfile")}
-    words |= {_pair(name, text) for name, _, text in (word.partition("=") for word in words)}
-    said = {absolute(word) for word in words}
-    return said >= {absolute(value) for values in foreign.values() for value in values}
+    """Return True if a command line gives all these options these words."""
+    said = _by_option(line.argv)
+    pairs = said.get("env_kwargs", [])
+    texts = [_pair(name, text) for name, _, text in (word.partition("=") for word in pairs)]
+    said["env_kwargs"] = [*pairs, *texts]
+    return all(
+        {absolute(word) for word in said.get(name, [])} >= {absolute(word) for word in values}
+        for name, values in foreign.items()
+    )
 
 
-def _is_sealed(settings: Mapping[str, Any], options: RunOptions) -> bool:
+def _by_option(argv: Sequence[str]) -> dict[str, list[str]]:
+    """Return the words of a command line by the option whose values they are, the environment's among them."""
+    found: dict[str, list[str]] = {}
+    option, is_complete = "env_id", False
+    for word in argv:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            option = name.replace("-", "_")
+            is_complete = bool(equals) or option.removeprefix("no_") in _SWITCHES
+            if equals:
+                found.setdefault(option, []).append(value)
+        else:
+            may_be = is_complete and option not in _SEVERAL
+            found.setdefault("env_id" if may_be else option, []).append(word)
+            is_complete = True
+    return found
+
+
+def _is_sealed(settings: Mapping[str, Any], source: str) -> bool:
     key, seal = _key(), str(settings.get(_SEAL))
-    return bool(key) and hmac.compare_digest(_seal(key, options).encode(), seal.encode())
+    return bool(key) and hmac.compare_digest(_seal(key, settings, source).encode(), seal.encode())
 
 
-def _seal(key: bytes, options: RunOptions) -> str:
+def _seal(key: bytes, settings: Mapping[str, Any], source: str) -> str:
+    """Return the HMAC of all that settings name, and of the contents of its files."""
+    options = _named_options(settings, source)
     named = {name: getattr(options, name) for name in _NAMES}
-    text = json.dumps(named, sort_keys=True, default=repr)
+    named |= {name: settings.get(name) for name in _MORE}
+    code = (options.algo, options.env_id, *options.wrappers)
+    code += tuple(own for name in FUNCTIONS for own in functions_of(options, name))
+    paths = [path for reference in code for path in code_files(reference)]
+    paths += map(Path, _files_in(options.env_kwargs))
+    text = json.dumps([named, [*map(_content, paths)]], sort_keys=True, default=repr)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
+def _content(path: Path) -> str:
+    """Return the SHA-256 of a file, "" if there is none."""
+    try:
+        return hashlib.sha256(files.read(path, "file", _MOST)).hexdigest()
+    except ValueError:
+        return ""
+
+
 def _key() -> bytes:
-    """Return this user's key, made on first use; b"" if other users could read it."""
+    """Return this user's key, made on first use; b"" if other users could read it, or put another in its place."""
     if os.name != "posix":
         return b""
     try:
         path = _state_folder() / "key"
         if not path.exists():
             _make_key(path)
+        if not all(map(_is_ours, path.resolve().parents)):
+            return b""
         # Without O_NONBLOCK, to open a FIFO is to wait for its writer.
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             found = os.fstat(file.fileno())
@@ -170,6 +227,13 @@ def _key() -> bytes:
     except (OSError, RuntimeError):  # RuntimeError: this user has no home
         pass
     return b""
+
+
+def _is_ours(folder: Path) -> bool:
+    """Return True if nobody but this user and root can rename what is in a folder."""
+    status = folder.stat()
+    closed = not status.st_mode & 0o022 or status.st_mode & stat.S_ISVTX  # as /tmp
+    return status.st_uid in (0, os.geteuid()) and bool(closed)
 
 
 def _state_folder() -> Path:

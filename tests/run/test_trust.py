@@ -74,6 +74,9 @@ def test_what_gymnasium_and_rank0rl_bring_is_imported_for_anybody(settings):
         {"curriculum": "os:system"},
         {"curriculum": "evil.py:f"},
         {"env_kwargs_of": "os:system"},
+        {"init_from": "/a/run"},
+        {"data": "/a/rows.npz"},
+        {"wandb": "project"},
     ],
 )
 def test_all_other_code_is_named_and_not_imported(settings, monkeypatch):
@@ -145,6 +148,43 @@ def test_what_a_terminal_would_not_show_is_escaped():
     assert str(error.value).isprintable()
 
 
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--hosts", "os:system"],
+        ["--wandb=os:system"],
+        ["--hosts", "localhost:2", "--info", "os:system"],
+    ],
+)
+def test_the_value_of_another_option_is_no_name_of_code(argv):
+    with pytest.raises(ValueError, match="imported"):
+        trust.trusted({"env_id": "os:system"}, "f", Words.read(argv))
+    for named in ([*argv, "--quiet", "os:system"], ["os:system", *argv]):
+        assert trust.trusted({"env_id": "os:system"}, "f", Words.read(named))
+
+
+@pytest.mark.parametrize("name", ["agent.py", "package/__init__.py", "package/env.py", "robot.xml"])
+def test_the_seal_is_of_the_contents_of_what_is_named(tmp_path, monkeypatch, name):
+    settings = {
+        "algo": "agent.py:Agent",
+        "env_id": "package.env:Own-v0",
+        "env_kwargs": {"xml_file": "robot.xml"},
+    }
+    for copy in ("mine", "fork"):
+        (tmp_path / copy / "package").mkdir(parents=True)
+        for each in ("agent.py", "package/__init__.py", "package/env.py", "robot.xml"):
+            (tmp_path / copy / each).write_text("")
+    (tmp_path / "fork" / name).write_text("raise SystemExit('evil')")
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.chdir(tmp_path / "mine")
+    sealed = trust.sealed(settings)
+    assert trust.trusted(sealed, "f") == settings
+    monkeypatch.chdir(tmp_path / "fork")
+    with pytest.raises(ValueError, match="its code has changed"):
+        trust.trusted(sealed, "f")
+    assert trust.trusted(sealed, "f", trust=True) == settings
+
+
 def test_ones_own_run_has_a_seal(key):
     settings = trust.sealed(OWN)
     assert trust.words_to_go_on(settings) == ""
@@ -169,6 +209,10 @@ def readable(key):
     key.chmod(0o644)
 
 
+def replaceable(key):
+    key.parent.chmod(0o777)
+
+
 def link(key):
     key.rename(key.with_name("elsewhere"))
     key.symlink_to("elsewhere")
@@ -183,7 +227,7 @@ def short(key):
     key.write_bytes(b"")
 
 
-@pytest.mark.parametrize("spoil", [readable, link, fifo, short])
+@pytest.mark.parametrize("spoil", [readable, replaceable, link, fifo, short])
 def test_a_key_that_others_may_know_is_none(key, spoil):
     settings = trust.sealed(OWN)
     spoil(key)

@@ -47,8 +47,8 @@ def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypat
         (tmp_path / "study.toml").read_text().replace('"helpers.envs:Breaks-v0",', "")
     )
     done = study(tmp_path, str(tmp_path), "--seeds", "0:2", expect=2)
-    assert "study.toml names code that is neither Gymnasium's nor rank0rl's" in done.stderr
-    assert "helpers.envs:Count-v0; if you trust it, go on with" in done.stderr
+    assert "study.toml is not as a run of yours" in done.stderr
+    assert "helpers.envs:Count-v0']; if you trust it, go on with" in done.stderr
     done = study(tmp_path, str(tmp_path), "--seeds", "0:2", "--trust")
     assert "study, 2 of 2: Count-v0-ppo-seed1" in done.stdout
     assert "seed0" not in done.stdout
@@ -69,6 +69,17 @@ def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypat
         ({"train": "--trust --config planted.toml"}, "--trust"),
         ({"train": "--config planted.toml"}, "algo \\['planted:Agent'\\]"),
         ({"train": "--mpiexec 'touch planted'"}, "--mpiexec"),
+        ({"train": "--algo planted.py"}, "planted.py"),
+        ({"grid": ["algo=planted.py"]}, "planted.py"),
+        ({"grid": ["lr=3e-4 --hook=planted.py:f"]}, "no options"),
+        ({"search": ["lr=3e-4 --hook=planted.py:f|1e-3"]}, "no options"),
+        ({"search": ["algo=planted.py|ppo"]}, "planted.py"),
+        ({"train": "--config planted.toml --info planted:Agent"}, "algo \\['planted:Agent'\\]"),
+        ({"envs": ["--mpiexec=sh -c 'touch planted'"]}, "no name like"),
+        ({"train": "--wandb planted"}, "--wandb"),
+        ({"train": "--init-from planted"}, "--init-from"),
+        ({"train": "--algo bc --data planted"}, "--data"),
+        ({"train": "--keep-batches planted"}, "--keep-batches"),
     ],
 )
 def test_a_file_of_a_study_imports_nothing_and_starts_no_program(tmp_path, monkeypatch, more, said):
@@ -79,8 +90,9 @@ def test_a_file_of_a_study_imports_nothing_and_starts_no_program(tmp_path, monke
     done = forks.run("-m", "rank0rl", "study", "mine.toml", "--out", "runs", cwd=tmp_path)
     assert done.returncode == 2
     assert re.search(said, done.stderr), done.stderr
-    assert "if you trust it" in done.stderr
+    assert "if you trust it" in done.stderr or "no options" in said or "no name" in said
     assert not (tmp_path / "imported").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+import shlex
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +18,12 @@ from rank0rl import algos
 from rank0rl.options import flag, names, option
 from rank0rl.run import plan
 from rank0rl.run.agents import short_name
+from rank0rl.run.launch_options import Words
 from rank0rl.run.options import RunOptions
+from rank0rl.run.trust import ASKED, trusted
 from rank0rl.tools.study.results import ending
+
+_ASKED = {*ASKED, *names(RunOptions, in_file=False)} - {"config"}  # options for command lines alone
 
 
 @dataclass(frozen=True)
@@ -126,21 +132,25 @@ class Planned:
 
 
 def planned(
-    given: Options, rest: Sequence[str], found: Mapping[str, str] | None = None
+    given: Options,
+    rest: Sequence[str],
+    found: Mapping[str, str] | None = None,
+    source: Path | None = None,
 ) -> list[Planned]:
     """Return the runs of a study, seed by seed, so that every setting has its first seed early.
 
-    Settings that a search has found are trained beside the defaults, in place of a grid.
+    Settings that a search has found are trained beside the defaults, in place of a grid. `source` is that of
+    `plan_run`.
 
     Raises:
-        ValueError: for wrong seeds or settings, or two runs that would be one.
+        ValueError: for wrong seeds or settings, two runs that would be one, or code that is not trusted.
         SystemExit: for a wrong option of training, after tyro has printed what is wrong.
     """
     first, *others = seeds(given.seeds)
     runs: list[Planned] = []
     for env_id, algo in itertools.product(given.envs, given.algo):
         for settings in _combined(given.grid) if found is None else [{}, found]:
-            run = plan_run(env_id, algo, settings, first, rest)
+            run = plan_run(env_id, algo, settings, first, rest, source=source)
             same = next((other for other in runs if other.curve() == run.curve()), None)
             if same is None:
                 runs.append(run)
@@ -159,13 +169,28 @@ def plan_run(
     seed: int,
     rest: Sequence[str],
     name: str | None = None,
+    source: Path | None = None,
 ) -> Planned:
-    """Return a run, with its command line checked; `settings` are those in which runs of this agent differ.
+    """Return a run, with its command line checked.
+
+    Args:
+        env_id: the environment.
+        algo: the agent.
+        settings: those in which runs of this agent differ.
+        seed: the seed.
+        rest: words of the command line that all runs share.
+        name: name of its folder. None: one of all these.
+        source: file of a study that names all this, if the user has not said that it is trusted.
 
     Raises:
-        ValueError: for an option that cannot be.
+        ValueError: for an option that cannot be, or by which code of the file's choice would run.
         SystemExit: for a wrong option of training, after tyro has printed what is wrong.
     """
+    for word in (env_id, algo):
+        if word.startswith("-"):
+            raise ValueError(
+                f"an environment or an agent has no name like an option's: got {word!r}"
+            )
     own = [word for name, value in settings.items() for word in _words(name, value)]
     words = (env_id, "--algo", algo, *own, *rest, "--seed", str(seed))
     if not {"--resume", "--run-dir", "--run_dir"}.isdisjoint(w.partition("=")[0] for w in words):
@@ -173,12 +198,31 @@ def plan_run(
             "a study names the folder of each run, and resumes runs that have not ended: leave out "
             "--resume and --run-dir"
         )
+    if source:
+        _check_trust(Words.read(words), source)
     options, agent = plan.options_of(words, algos.CONFIGS)
     if name is None:
         parts = [env_id.rpartition(":")[2], short_name(algo)]
         parts += [f"{name}={value}" for name, value in settings.items()]
         name = "-".join([*(re.sub(r"[^\w.=+-]+", "_", part) for part in parts), f"seed{seed}"])
     return Planned(name, words, options, agent)
+
+
+def _check_trust(words: Words, source: Path) -> None:
+    """Check that a file of a study, in these words, imports and reads nothing, and starts and sends nothing.
+
+    A file that it names with --config is checked when it is read.
+
+    Raises:
+        ValueError: naming what it would import, or the options that only a command line may give.
+    """
+    trusted({"env_id": words.argv[0], "algo": words.given["algo"]}, str(source))
+    if asked := sorted(words.flags() & _ASKED):
+        again = shlex.join(["python", *sys.orig_argv[1:], "--trust"])
+        raise ValueError(
+            f"{source} has options by which code runs, files are read or rows are sent: "
+            f"{', '.join(map(flag, asked))}; if you trust it, go on with: {again}"
+        )
 
 
 def seeds(text: str) -> list[int]:
@@ -217,4 +261,7 @@ def _words(name: str, value: Any) -> list[str]:
     """Return a setting as words of the command line. A value such as "64 64" is several words."""
     if value in ("true", "false"):
         return [flag(name if value == "true" else f"no_{name}")]
-    return [flag(name), *str(value).split()]
+    words = str(value).split()
+    if any(re.match(r"-[^\d.]", word) for word in words):
+        raise ValueError(f"the value of a setting holds no options: got {name}={value!r}")
+    return [flag(name), *words]

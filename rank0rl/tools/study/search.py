@@ -27,8 +27,8 @@ _LOOK_S = 2.0  # between looks at the trials of other machines
 _WARM_UP = 5  # of these, the first ones, and trials that are never stopped early
 
 
-def check(given: Options, rest: Sequence[str]) -> None:
-    """Check the options of a search, and those of its runs.
+def check(given: Options, rest: Sequence[str], source: Path | None = None) -> None:
+    """Check the options of a search, and those of its runs. `source` is that of `plan_run`.
 
     Raises:
         ValueError: for several environments or agents, a wrong range, a setting that cannot be, or a
@@ -43,7 +43,7 @@ def check(given: Options, rest: Sequence[str]) -> None:
         _suggester(name, text)
         ends = text.split("|") if "|" in text else text.removeprefix("log:").split(":")
         for end in ends:
-            plan_run(given.envs[0], given.algo[0], {name: end}, 0, rest)
+            plan_run(given.envs[0], given.algo[0], {name: end}, 0, rest, source=source)
     if both := {*seeds(given.seeds)} & {*seeds(given.search_seeds)}:
         raise ValueError(
             f"the seeds of a search must not be those of its results: got {sorted(both)} in --seeds "

@@ -22,16 +22,13 @@ from pathlib import Path
 import tomli_w
 import tyro
 
-from rank0rl.envs.make import is_gymnasiums
 from rank0rl.launch import exit_code_after, usage_error
 from rank0rl.launch.hosts import SSH, Host, read_hosts
-from rank0rl.options import apply, check, flag, names
+from rank0rl.options import apply, check
 from rank0rl.run import files, settings
-from rank0rl.run.agents import is_reference, short_name
+from rank0rl.run.agents import short_name
 from rank0rl.run.machine import available_cores
-from rank0rl.run.options import RunOptions
 from rank0rl.run.signals import Interrupted, Interrupts
-from rank0rl.run.trust import FUNCTIONS
 from rank0rl.tools import figures
 from rank0rl.tools.study import results, search
 from rank0rl.tools.study.planned import Options, planned
@@ -39,8 +36,6 @@ from rank0rl.tools.study.training import Runs, claim, train
 
 _MACHINES = "machines"  # folder of their claims and of what they print
 _TRUST = "--trust"
-# The settings of a --config are checked by each run.
-_ASKED = {"wrappers", "env_kwargs", *FUNCTIONS, *names(RunOptions, in_file=False)} - {"config"}
 
 
 def main(argv: list[str]) -> int:
@@ -50,10 +45,10 @@ def main(argv: list[str]) -> int:
     """
     try:
         with figures.style():  # without matplotlib, now, and not after all runs
-            given, rest = _read(argv)
+            given, rest, source = _read(argv)
         if given.search:
-            search.check(given, rest)
-        runs = planned(given, rest)
+            search.check(given, rest, source)
+        runs = planned(given, rest, source=source)
         out = Path(given.out or _name(given))
         for run in runs:
             run.check(out)
@@ -67,7 +62,7 @@ def main(argv: list[str]) -> int:
     try:
         with Interrupts(keep=False), _on_others(hosts[1:], out):
             if given.search:
-                runs = planned(given, rest, _search(given, rest, out, number))
+                runs = planned(given, rest, _search(given, rest, out, number), source)
             cores = available_cores()[:number]
             print(f"runs: {len(runs)}, cores: {len(cores)}, folder: {out}", flush=True)
             left = Runs(runs, out)
@@ -93,8 +88,8 @@ def main(argv: list[str]) -> int:
     return 1 if left.failed else 0
 
 
-def _read(argv: Sequence[str]) -> tuple[Options, list[str]]:
-    """Return the options of the study, and those of training.
+def _read(argv: Sequence[str]) -> tuple[Options, list[str], Path | None]:
+    """Return the options of the study, those of training, and the file that has them, if it is not trusted.
 
     Raises:
         ValueError: if an option is wrong, or no environment is named.
@@ -126,32 +121,13 @@ def _read(argv: Sequence[str]) -> tuple[Options, list[str]]:
             "name the environments first, or a file of a study: python -m rank0rl study Walker2d "
             "Hopper --seeds 0:5"
         )
-    if file and not given.trust:
-        _check_file(of_file, file)
-    trust = [_TRUST] if given.trust else []
-    return given, [*shlex.split(given.train), *rest, *trust]
-
-
-def _check_file(given: Options, source: Path) -> None:
-    """Check that a file of a study imports only Gymnasium's and rank0rl's own code, and starts no other program.
-
-    Raises:
-        ValueError: naming what it would import, or the options that only a command line may give.
-    """
-    train = [word for word in shlex.split(given.train) if word.startswith("--")]
-    settings = [*train, *given.grid, *given.search]
-    asked = {word.lstrip("-").partition("=")[0].replace("-", "_") for word in settings} & _ASKED
-    if given.hosts:
-        asked.add("hosts")
-    foreign = [env for env in given.envs if not is_gymnasiums(env)]
-    foreign += [algo for algo in given.algo if not is_reference(algo)]
-    foreign += [flag(name) for name in sorted(asked)]
-    if foreign:
-        again = shlex.join(["python", *sys.orig_argv[1:], "--trust"])
+    source = None if given.trust else file
+    if source and of_file.hosts:
         raise ValueError(
-            f"{source} names code that is neither Gymnasium's nor rank0rl's, or options by which "
-            f"code runs: {', '.join(foreign)}; if you trust it, go on with: {again}"
+            f"{source} has --hosts, where programs would start: if you trust it, add --trust"
         )
+    trust = [_TRUST] if given.trust else []
+    return given, [*shlex.split(given.train), *rest, *trust], source
 
 
 def _name(given: Options) -> str:

@@ -20,11 +20,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from rank0rl.launch import WRONG_USE, exit_code_after, job
+from rank0rl.launch import WRONG_USE, exit_code_after, job, python
 from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.options import flag
 from rank0rl.policy import Policy, load
-from rank0rl.run.files import read_json
+from rank0rl.run import files
 from rank0rl.run.folder import read_run
 
 _BOX = "\u2500\u2502\u256d\u256e\u256f\u2570 \n"
@@ -52,7 +52,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """The contents of summary.json: steps, seconds, mean return, hash of the weights, and so on."""
-        return dict(read_json(self.folder / "summary.json", "summary"))
+        return dict(files.read_json(self.folder / "summary.json", "summary"))
 
     @property
     def progress(self) -> Any:
@@ -81,7 +81,7 @@ class Run:
         from rank0rl.tools import figures, plot
 
         figure = plot.draw(plot.group([self.folder], x, y), x, {}, y)
-        figure._repr_png_ = functools.partial(figures.png, figure)  # a notebook asks for it
+        figure._repr_png_ = functools.partial(figures.image, figure)  # a notebook asks for it
         return figure
 
     def report(self) -> Path:
@@ -89,7 +89,7 @@ class Run:
         from rank0rl.tools import report
 
         out = self.folder / "report.html"
-        out.write_text(report.of_run(self.folder), encoding="utf-8")
+        files.write(out, report.of_run(self.folder).encode())
         return out
 
 
@@ -123,8 +123,7 @@ def train(env_id: str | Callable[..., Any] | None = None, **options: Any) -> Run
             "rank0rl.train was called while a rank imported this file: call it under "
             'if __name__ == "__main__":'
         )
-    # -P: modules of the working folder come last
-    command = [sys.executable, "-P", "-m", "rank0rl", "train", *_words(env_id, options)]
+    command, _ = python("-m", "rank0rl", "train", *_words(env_id, options))
     with tempfile.TemporaryDirectory(prefix="rank0rl-") as folder:
         told = Path(folder, "run")
         code, errors = _relayed(command, _environment(), told)

@@ -188,7 +188,7 @@ def _open_record(
     for hook in state.hooks:
         hook.folder, hook.settings = folder, state.settings
     if options.resume:
-        state.load(checkpoint.read(checkpoint.latest(folder)))
+        state.load(checkpoint.read(Path(plan.source)))
     if plan.notes:
         state.progress.same_schedule_since = state.progress.iteration
     state.settings = sealed(state.settings)

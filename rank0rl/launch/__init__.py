@@ -13,7 +13,9 @@ The supervisor finds the failures of a job, and reports one for the whole job: s
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 SUCCESS, FAILURE, WRONG_USE = 0, 1, 2
 
@@ -23,7 +25,21 @@ def exit_code_after(signum: int) -> int:
     return 128 + signum
 
 
+def python(*words: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of a program of this Python, with this rank0rl.
+
+    It imports nothing from the working folder before the standard library: the folder may be anybody's.
+    """
+    root = Path(__file__).parents[2]
+    paths = [] if root.is_relative_to(sys.prefix) else [str(root)]
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    return [sys.executable, "-P", *words], {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+
+
 def usage_error(message: str) -> int:
     """Print a message about wrong use; return the exit code."""
-    print(f"error: {message}", file=sys.stderr)
+    shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
+    print(
+        f"error: {shown}", file=sys.stderr
+    )  # names of somebody's files do not write to the terminal
     return WRONG_USE

@@ -7,16 +7,21 @@ the run's folder.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
+import re
 import stat
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 _TEXT = 1 << 24  # bytes
+_PARTS = 64
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 TABLE = 1 << 30
 """Largest CSV file that is read, in bytes: a record of about two million iterations."""
 
@@ -74,10 +79,41 @@ def read_table(path: Path, what: str) -> list[dict[str, str]]:
     """
     lines = read_text(path, what, TABLE).splitlines(keepends=True)
     try:
-        rows = list(csv.DictReader(line for line in lines if line.endswith("\n")))
+        table = csv.DictReader(line for line in lines if line.endswith("\n"))
+        rows = list(table)
     except csv.Error as error:
         raise ValueError(f"cannot read {what} {path}: {error}") from None
+    if odd := [name for name in table.fieldnames or () if not name.isprintable()]:
+        raise ValueError(f"cannot read {what} {path}: no column of a run is called {odd[0]!r}")
     return [row for row in rows if None not in row and None not in row.values()]
+
+
+def read_toml(path: Path, what: str) -> dict[str, Any]:
+    """Return the contents of a TOML file.
+
+    Raises:
+        ValueError: if it cannot be read, is not TOML, has names of very many parts, for which the time grows with their
+            square, or texts that would write to a terminal.
+    """
+    text = read_text(path, what)
+    for line in text.splitlines():
+        if any(part.count(".") > _PARTS for part in re.split(r"[={}\[\],]", line)):
+            raise ValueError(f"cannot read {what} {path}: a name has more than {_PARTS} parts")
+    try:
+        found = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what} {path} is not TOML: {error}") from None
+    left: list[Any] = [found]
+    for value in left:  # which grows meanwhile
+        if isinstance(value, dict):
+            left += [*value, *value.values()]
+        elif isinstance(value, list):
+            left += value
+        elif isinstance(value, str) and _CONTROL.search(value):
+            raise ValueError(
+                f"cannot read {what} {path}: it holds control characters: {value!r:.200}"
+            )
+    return found
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
@@ -96,18 +132,53 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 
 def write(path: Path, data: bytes) -> None:
-    """Write a file to a temporary name, flush it, then rename it over the file that was there."""
+    """Write a file to a temporary name, flush it, then rename it over the file that was there. It outlasts a power cut."""
     temporary = path.with_suffix(".tmp")
-    temporary.unlink(missing_ok=True)  # left by a process that was killed
     try:
+        temporary.unlink(missing_ok=True)  # left by a process that was killed
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # a full disk needs the room
-        raise
+        sync(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # a full disk needs the room
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, would be there after a power cut."""
+    if os.name == "posix":
+        number = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def append(path: Path) -> BinaryIO:
+    """Open a file to append to it; it is made if there is none.
+
+    Raises:
+        OSError: if it cannot be opened, or is a link.
+    """
+    how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    return open(os.open(path, how, 0o666), "ab")
+
+
+def check_links(folder: Path) -> None:
+    """Check that nothing in a folder is a link, by which a run would write, or delete files, elsewhere.
+
+    Raises:
+        ValueError: naming the link.
+    """
+    for path in folder.iterdir():
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a link, and a run writes into its own folder only: remove it"
+            )
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from rank0rl.envs.retry import FAILURES
 from rank0rl.options import apply, names
+from rank0rl.run import files
 from rank0rl.run.agents import short_name
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import RunOptions
@@ -31,7 +32,9 @@ def new_folder(options: RunOptions) -> Path:
         if options.run_dir:
             folder = Path(options.run_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "config.tmp").touch()  # it can be written to; config.toml replaces it
+            files.append(
+                folder / "config.tmp"
+            ).close()  # it can be written to; config.toml replaces it
         else:
             Path("runs").mkdir(exist_ok=True)
             folder = _first_free(f"runs/{name}-seed{options.seed}-{stamp}")
@@ -65,7 +68,11 @@ def lock(folder: Path, patience_s: float) -> Callable[[], None]:
     """Keep other processes from training in a folder, at most while this process lives.
 
     Wait at most `patience_s` seconds for another process. Return a function that ends the lock.
+
+    Raises:
+        ValueError: if another process goes on training there, or the folder holds a link.
     """
+    files.check_links(folder)
     held: list[int] = []
 
     def unlock() -> None:

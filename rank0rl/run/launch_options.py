@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any
 from rank0rl.launch import job
 from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.options import CheckedOptions, flag, names, read_some, setting
-from rank0rl.run.files import read_text
+from rank0rl.run.files import read_toml
 
 _AUTO = "auto"  # in place of the folder of --resume
 
@@ -228,8 +227,8 @@ def too_many_ranks(nprocs: int, num_envs: int) -> str:
 def _setting(file: str | Path, name: str) -> Any:
     """Return a setting of a TOML file; None without it, or if the file is damaged, which rank 0 will report."""
     try:
-        return tomllib.loads(read_text(Path(file), "config")).get(name)
-    except (ValueError, RecursionError):
+        return read_toml(Path(file), "config").get(name)
+    except ValueError:
         return None
 
 

@@ -118,7 +118,7 @@ class Logger:
                 self._csv.close()
 
     def _open(self, names: list[str]) -> None:
-        self._csv = (self.folder / "progress.csv").open("ab")
+        self._csv = files.append(self.folder / "progress.csv")
         if not self.columns:
             self.columns = names
             self._write(names)
@@ -126,6 +126,10 @@ class Logger:
     def _write(self, row: list[str]) -> None:
         self._csv.write(_text([row]))
         self._sha256.update(_text([row]))
+
+
+class MissingRowsError(ValueError):
+    """A run's progress.csv has fewer rows than its checkpoint knows, as after a power cut."""
 
 
 def check_rows(folder: Path, iteration: int, sha256: str) -> None:
@@ -155,7 +159,7 @@ def _rows_until(folder: Path, iteration: int) -> list[list[str]]:
         rows = list(csv.reader(lines[: iteration + 1]))
         if len(rows) == iteration + 1:
             return rows
-    raise ValueError(
+    raise MissingRowsError(
         f"{path} is damaged: it must have the rows of iterations 1 to {iteration}, the "
         f"checkpoint's iteration; put the run's own file back"
     )

@@ -278,6 +278,12 @@ class Recorder:
             return
         iteration = self._boundary["progress"]["iteration"]
         keep = self._options.keep_checkpoints
+        try:
+            for path in (self._folder / "progress.csv", self._folder, self._folder.parent):
+                if path.exists():
+                    files.sync(path)  # a checkpoint is of use with its rows only
+        except OSError as error:
+            raise checkpoint.NotSaved(f"cannot write {path}: {error.strerror}") from error
         checkpoint.save(self._folder, iteration, self._boundary, keep)
         self.saved = iteration
         self._logger.summary(self.summary())

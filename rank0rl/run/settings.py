@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import tomllib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from rank0rl.options import apply, whole_number
 from rank0rl.run import checkpoint, files
 from rank0rl.run.agents import absolute, load_agent, short_name
 from rank0rl.run.launch_options import Words, find_config, program
-from rank0rl.run.logger import check_rows
+from rank0rl.run.logger import MissingRowsError, check_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
 
@@ -74,15 +74,31 @@ def read(words: Words, configs: Path | None) -> Found:
 def _last_checkpoint(run: Path, words: Words) -> tuple[Path, dict[str, Any], int]:
     """Return a run's last checkpoint, the settings in it, and the number of iterations made.
 
+    A checkpoint whose rows have not reached the disk, before a power cut, does not count if an earlier one has its rows.
+
     Raises:
         ValueError: if the run cannot go on from there, because one of its files is damaged.
     """
     if run.is_file():
         raise ValueError(f"a run goes on in its folder: got the file {run}; name the folder")
-    path = checkpoint.latest(run)
-    saved = read_saved(path, words)
-    made = saved["progress"]["iteration"]
-    check_rows(run, made, saved["rows_sha256"])
+    path = last = checkpoint.latest(run)
+    lost: ValueError | None = None
+    while True:
+        saved = read_saved(path, words)
+        made = saved["progress"]["iteration"]
+        try:
+            check_rows(run, made, saved["rows_sha256"])
+            break
+        except MissingRowsError as error:
+            lost = lost or error
+            earlier = checkpoint.before(run, made - 1)
+            if earlier is None:
+                raise lost from None
+            path = earlier
+    if path != last:
+        print(
+            f"note: rows of {last} are not in progress.csv: going on from {path}", file=sys.stderr
+        )
     starts(run / "config.toml")  # damaged, it is better found now than when ranks wait
     return path, saved["settings"], made
 
@@ -258,7 +274,9 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file cannot be read, or is not TOML.
     """
-    return {name: value for name, value in _load(path).items() if name != "record"}
+    return {
+        name: value for name, value in files.read_toml(path, "config").items() if name != "record"
+    }
 
 
 def starts(path: Path) -> list[dict[str, Any]]:
@@ -267,7 +285,7 @@ def starts(path: Path) -> list[dict[str, Any]]:
     Raises:
         ValueError: if the file cannot be read, or is not one that a run has written.
     """
-    found = _load(path).get("record") if path.exists() else []
+    found = files.read_toml(path, "config").get("record") if path.exists() else []
     if not isinstance(found, list) or not all(
         isinstance(one, dict) and isinstance(one.get("versions", {}), dict) for one in found
     ):
@@ -276,14 +294,6 @@ def starts(path: Path) -> list[dict[str, Any]]:
             f"own file back, or remove it"
         )
     return found
-
-
-def _load(path: Path) -> dict[str, Any]:
-    text = files.read_text(path, "config")
-    try:
-        return tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"config {path} is not TOML: {error}") from None
 
 
 def write(

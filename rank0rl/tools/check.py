@@ -11,7 +11,6 @@ import importlib.util
 import json
 import random
 import subprocess
-import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +29,7 @@ from rank0rl.batch import Batch
 from rank0rl.envs.block import make_block
 from rank0rl.envs.make import make, resolve
 from rank0rl.envs.wrappers import running_statistics
-from rank0rl.launch import usage_error
+from rank0rl.launch import python, usage_error
 from rank0rl.launch.mpiexec import find_mpiexec
 from rank0rl.options import check as check_options
 from rank0rl.options import option
@@ -248,8 +247,8 @@ def _trained(words: Sequence[str], run: Path, iterations: int = _ITERATIONS) -> 
     """Train in a folder; return "", or why that has failed."""
     where = [] if "--resume" in words else ["--run-dir", str(run)]
     more = ["--stop-after-iterations", str(iterations), "--drift-check-every", "1", "--quiet"]
-    command = [sys.executable, "-m", "rank0rl", "train", *words, *where, *more]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command, env = python("-m", "rank0rl", "train", *words, *where, *more)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if not done.returncode:
         return ""
     lines = [line for line in done.stderr.splitlines() if "Error: " in line or "error: " in line]

@@ -20,13 +20,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 import tyro
 
-from rank0rl.launch import fork, job, mpiexec, usage_error
+from rank0rl.launch import fork, job, mpiexec, python, usage_error
 from rank0rl.launch.hosts import SSH, Host, free_space, read_hosts, shortages
 from rank0rl.run.launch_options import limit_cpu_as
 
@@ -189,7 +188,7 @@ def _two(name: str, launcher: str | None, hosts: str | None = None) -> _Line:
             done = _printed(
                 [__file__, "gather", launcher or "", hosts or ""],
                 cwd=None if hosts else folder,  # other hosts do not have this folder
-                env={**os.environ, "PYTHONPATH": _python_path()},
+                env=python()[1],
             )
         except subprocess.TimeoutExpired:
             return _Line(name, f"not finished after {_LIMIT_S} s", _NO_NAME)
@@ -197,12 +196,6 @@ def _two(name: str, launcher: str | None, hosts: str | None = None) -> _Line:
         reason = _last_line(done.stderr, "they printed no error")
         return _Line(name, f"ended with code {done.returncode}: {reason}", f"try {_INSTALL}")
     return _Line(name, done.stdout.strip())
-
-
-def _python_path() -> str:
-    """Return a PYTHONPATH with this installation first."""
-    root = str(Path(__file__).parent.parent.parent)
-    return os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def _gather() -> None:
@@ -241,10 +234,10 @@ def _other_host(host: str, vendor: str, ranks: int) -> list[_Line]:
     """Check another host: ssh, Python, packages, CPU and room in the same folder; measure round trip and clock."""
     from rank0rl.run import machine
 
-    script = f"{shlex.quote(sys.executable)} -m rank0rl.tools.doctor answer"
-    python = f"PYTHONPATH={shlex.quote(_python_path())} exec {script}"
+    command, env = python("-m", "rank0rl.tools.doctor", "answer")
+    script = f"PYTHONPATH={shlex.quote(env['PYTHONPATH'])} exec {shlex.join(command)}"
     session = subprocess.Popen(
-        [*SSH, host, f"cd {shlex.quote(os.getcwd())} && {python}"],
+        [*SSH, host, f"cd {shlex.quote(os.getcwd())} && {script}"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

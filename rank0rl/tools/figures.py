@@ -21,6 +21,7 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
+from rank0rl.run import files
 from rank0rl.run.folder import Array
 
 if TYPE_CHECKING:
@@ -118,12 +119,13 @@ def markdown(
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write a table with six digits of its numbers. All rows have the names of the first one."""
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*rows[0]], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows
-        )
+    file = io.StringIO(newline="")
+    writer = csv.DictWriter(file, [*rows[0]], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(
+        {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows
+    )
+    files.write(path, file.getvalue().encode())
 
 
 @contextlib.contextmanager
@@ -144,11 +146,11 @@ def style() -> Iterator[type[Figure]]:
         yield Figure
 
 
-def png(figure: Figure) -> bytes:
-    """Return a figure as the bytes of a PNG file."""
+def image(figure: Figure, kind: str = "png") -> bytes:
+    """Return a figure as the bytes of a file of this kind: png, svg or pdf."""
     file = io.BytesIO()
     with style():
-        figure.savefig(file, format="png", dpi=120)
+        figure.savefig(file, format=kind, dpi=120)
     return file.getvalue()
 
 

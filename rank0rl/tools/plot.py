@@ -18,6 +18,7 @@ import tyro
 
 from rank0rl.launch import usage_error
 from rank0rl.options import names
+from rank0rl.run import files
 from rank0rl.run.agents import short_name
 from rank0rl.run.folder import Array, NoRowsError, RunData, differing, read_run
 from rank0rl.run.options import RunOptions
@@ -57,7 +58,8 @@ def main(argv: list[str]) -> int:
         groups = group(given.runs, given.x, given.y)
         means = interquartile_means(groups) if given.y == _RETURN else {}
         with figures.style():
-            draw(groups, given.x, means, given.y).savefig(given.out, dpi=120)
+            figure = draw(groups, given.x, means, given.y)
+        files.write(given.out, figures.image(figure, given.out.suffix[1:]))
     except (ValueError, OSError) as error:
         return usage_error(str(error))
     for (env_id, agent), curves in groups.items():

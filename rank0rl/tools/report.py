@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl report")
     out = given.out or given.folder / "report.html"
     try:
-        out.write_text(_page(given.folder, given.others), encoding="utf-8")
+        files.write(out, _page(given.folder, given.others).encode())
     except (ValueError, OSError) as error:
         return usage_error(str(error))
     print(out)

@@ -90,6 +90,9 @@ def _script(given: Options, command: list[str]) -> str:
         raise ValueError(
             f"without srun all ranks are on one node: got --nodes {given.nodes}; leave --no-srun out"
         )
+    for word in (given.time, os.getcwd(), *command):
+        if not word.isprintable():
+            raise ValueError(f"a line of a script holds no control characters: got {word!r}")
     words = [sys.executable if command[0] in ("python", "python3") else command[0], *command[1:]]
     named = Words.read(command).given
     if "resume" in named:

@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Container, Generator, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from typing import Any
 
 import tyro
 
-from rank0rl.launch import usage_error
+from rank0rl.launch import python, usage_error
 from rank0rl.launch.supervisor import end_with_parent
 from rank0rl.mpi import weights
 from rank0rl.options import check, flag, names, option
@@ -395,8 +394,10 @@ def _trained(
     given = [*words, *_WITHOUT, "--stop-after-iterations", str(until), "--nprocs", str(nprocs)]
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         read = len(read_rows(run))  # these rows are there already
+        command, env = python("-m", "rank0rl", "train", *given)
         process = subprocess.Popen(
-            [sys.executable, "-m", "rank0rl", "train", *given],
+            command,
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=subprocess.STDOUT,

@@ -23,6 +23,7 @@ from rank0rl.envs import spaces
 from rank0rl.envs.make import make, watched
 from rank0rl.evaluation import whole_episodes
 from rank0rl.mpi import comm
+from rank0rl.run import files
 from rank0rl.run.hooks import Hook, Record
 from rank0rl.run.options import RunOptions
 
@@ -144,7 +145,7 @@ class _Camera:
         if path.suffix != ".mp4":
             raise ValueError(f"the name of a video must end in .mp4: got {path}")
         try:
-            path.open("ab").close()
+            files.append(path).close()
         except OSError as error:
             raise ValueError(f"cannot write the video: {error}") from None
         self._path, self._open = path, open_

@@ -68,8 +68,8 @@ def write(out: Path, rows: Sequence[Row], about: dict[str, Any]) -> None:
     """
     table = [_columns(row) for row in rows]
     figures.write_csv(out / FILE, table)
-    (out / "speedup.json").write_text(json.dumps(about, indent=1, default=str) + "\n")
-    (out / "speedup.md").write_text("\n".join(_markdown(rows, about)) + "\n")
+    files.write(out / "speedup.json", (json.dumps(about, indent=1, default=str) + "\n").encode())
+    files.write(out / "speedup.md", ("\n".join(_markdown(rows, about)) + "\n").encode())
     title = f"{about['settings']['env_id']}, {about['settings']['algo']}"
     _draw(out / "speedup.png", title, _speedup(table), _times(table))
 
@@ -85,11 +85,12 @@ def write_prediction(out: Path, prediction: Prediction, rows: Sequence[Row], tit
     """
     asked = [_predicted_columns(each, rows) for each in prediction.rows]
     table = [_predicted_columns(each, rows) for each in prediction.curve]
-    with (out / "speedup.md").open("a") as file:
-        file.write("\n" + "\n".join(_predicted_markdown(prediction, asked)) + "\n")
+    lines = ["", *_predicted_markdown(prediction, asked), ""]
+    with files.append(out / "speedup.md") as file:
+        file.write("\n".join(lines).encode())
     figures.write_csv(out / "predicted.csv", table)
     notes = {"title": title, "notes": prediction.notes}
-    (out / "predicted.json").write_text(json.dumps(notes, indent=1) + "\n")
+    files.write(out / "predicted.json", (json.dumps(notes, indent=1) + "\n").encode())
     _draw(out / "predicted.png", title, _prediction(table))
 
 
@@ -267,7 +268,7 @@ def _draw(path: Path, title: str, *charts: _Chart) -> None:
                     one.draw(axis)
                 finish(axis)
                 axis.legend(fontsize="small")
-            figure.savefig(path, dpi=120)
+        files.write(path, figures.image(figure))
     except ValueError as error:
         print(f"no picture: {error}", file=sys.stderr)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rank0rl.launch import fork
+from rank0rl.launch import fork, python
 
 if TYPE_CHECKING:
     from rank0rl.collector import Collector
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 EXCHANGED = 16
 """Arrays that a rank of `exchange` sends: about as many as in an iteration."""
 
-_ROOT = Path(__file__).parents[3]  # the folder of the package rank0rl
 _LIMIT_S = 300
 _DRAWN = 1000  # actions that a process of `bare` takes over and over again
 _COLLECT_S = 2.0  # least seconds of a measurement of `collect`
@@ -107,12 +106,13 @@ def exchange_costs(nprocs: int) -> dict[str, float]:
 
 
 def _command(name: str, argument: str) -> list[str]:
-    return [sys.executable, "-m", "rank0rl.tools.speedup.probes", name, argument]
+    return python("-m", "rank0rl.tools.speedup.probes", name, argument)[0]
 
 
 def _environment(path: Path) -> dict[str, str]:
-    paths = [str(path.resolve()), str(_ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    env = python()[1]
+    paths = os.pathsep.join(filter(None, [str(path.resolve()), env["PYTHONPATH"]]))
+    return {**env, "PYTHONPATH": paths}
 
 
 def _printed(name: str, argument: str, path: Path) -> dict[str, Any]:

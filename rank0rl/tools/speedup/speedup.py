@@ -21,7 +21,7 @@ import tyro
 
 from rank0rl import options
 from rank0rl.envs.block import envs_of
-from rank0rl.launch import usage_error
+from rank0rl.launch import python, usage_error
 from rank0rl.options import option
 from rank0rl.run.folder import RunData, read_run
 from rank0rl.run.logger import read_rows
@@ -158,10 +158,12 @@ def _train(given: Options, rest: Sequence[str], nprocs: int, folder: Path) -> Ru
     stop = ["--stop-after-iterations", str(given.iterations + 1)]
     if given.seconds is not None:
         stop = ["--stop-after-seconds", str(given.seconds)]
-    program = [str(given.script)] if given.script else ["-m", "rank0rl", "train"]
-    command = [sys.executable, *program, *rest, "--nprocs", str(nprocs)]
+    program, env = python("-m", "rank0rl", "train")
+    if given.script:
+        program = [sys.executable, str(given.script)]
+    command = [*program, *rest, "--nprocs", str(nprocs)]
     command += [*stop, "--keep-checkpoints", "1", "--run-dir", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     if done.returncode:
         raise FailedError(f"{shlex.join(command)} failed:\n{done.stdout[-500:]}{done.stderr}")
     made = len(read_rows(folder))

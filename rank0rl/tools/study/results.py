@@ -56,7 +56,8 @@ def write(out: Path, minutes_to: Sequence[float] = ()) -> str:
     groups = plot.curves_of(agents, to_longest=True)
     means = plot.interquartile_means(groups)
     with figures.style():
-        plot.draw(groups, "steps", means).savefig(out / "learning.png", dpi=120)
+        figure = plot.draw(groups, "steps", means)
+    files.write(out / "learning.png", figures.image(figure))
     cells = [[*map(_shown, row.values())] for row in rows]
     lines = figures.markdown([*rows[0]], cells, ("environment", "agent"))
     if means:
@@ -64,8 +65,8 @@ def write(out: Path, minutes_to: Sequence[float] = ()) -> str:
     for agent, (mean, low, high) in means.items():
         lines.append(f"- {agent}: {mean:.3f} (95 % interval {low:.3f} to {high:.3f})")
     text = "\n".join(lines) + "\n"
-    (out / "table.md").write_text(text, encoding="utf-8")
-    (out / "report.html").write_text(page(out), encoding="utf-8")
+    files.write(out / "table.md", text.encode())
+    files.write(out / "report.html", page(out).encode())
     return text
 
 

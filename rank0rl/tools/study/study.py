@@ -22,7 +22,7 @@ from pathlib import Path
 import tomli_w
 import tyro
 
-from rank0rl.launch import exit_code_after, usage_error
+from rank0rl.launch import exit_code_after, python, usage_error
 from rank0rl.launch.hosts import SSH, Host, read_hosts
 from rank0rl.options import apply, check
 from rank0rl.run import files, settings
@@ -141,6 +141,8 @@ def _enter(given: Options, rest: Sequence[str], out: Path) -> Callable[[], None]
 
     Its study.toml has the options with which `study FOLDER` goes on, on any machine.
     """
+    if out.exists():
+        files.check_links(out)
     leave = claim(out / _MACHINES / f"{platform.node()}-{available_cores()[0][0]}")
     if leave is None:
         raise ValueError(f"another process of this machine trains the study in {out}")
@@ -160,12 +162,12 @@ def _on_others(hosts: Sequence[Host], out: Path) -> Iterator[None]:
     sessions: dict[Path, subprocess.Popen[bytes]] = {}
     try:
         for host in hosts:
-            study = [sys.executable, "-m", "rank0rl", "study", str(out), _TRUST]
+            study, env = python("-m", "rank0rl", "study", str(out), _TRUST)
             words = shlex.join([*study, "--cores", str(host.slots)])
-            path = shlex.quote(os.environ.get("PYTHONPATH", ""))
+            path = shlex.quote(env["PYTHONPATH"])
             command = f"cd {shlex.quote(os.getcwd())} && PYTHONPATH={path} TERM=dumb exec {words}"
             output = out / _MACHINES / f"{host.name}.txt"
-            with output.open("ab") as file:
+            with files.append(output) as file:
                 sessions[output] = subprocess.Popen(
                     [*SSH[:-1], "-tt", *SSH[-1:], host.name, command],  # it ends with its terminal
                     stdin=subprocess.DEVNULL,

@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -21,8 +20,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Column, Table
 
-from rank0rl.launch import exit_code_after
+from rank0rl.launch import exit_code_after, python
 from rank0rl.launch.supervisor import end_with_parent
+from rank0rl.run import files
 from rank0rl.run.logger import short
 from rank0rl.tools.figures import duration
 from rank0rl.tools.study.planned import Planned
@@ -51,7 +51,7 @@ def claim(folder: Path) -> Callable[[], None] | None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     # A file system that machines share knows the locks of files that are open for writing.
-    file = os.open(folder / "claim", os.O_RDWR | os.O_CREAT)
+    file = os.open(folder / "claim", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))
     if os.name == "posix":
         import fcntl
 
@@ -77,14 +77,15 @@ class Training:
         # Cores with which it goes on once it has saved; none if it is not to be stopped.
         self.next_cores: list[Core] = []
         self.folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "rank0rl", "train", *planned.words]
+        command, env = python("-m", "rank0rl", "train", *planned.words)
         command += ["--run-dir", str(self.folder), "--resume", "auto", "--nprocs", str(len(cores))]
         self._begun, self._first = time.monotonic(), self.row()
         self._startup_s: float | None = None
         cpus = {cpu for core in cores for cpu in core}
-        with (self.folder / _OUTPUT).open("ab") as log:
+        with files.append(self.folder / _OUTPUT) as log:
             self._process = subprocess.Popen(
                 command,
+                env=env,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

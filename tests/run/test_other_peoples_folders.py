@@ -1,0 +1,195 @@
+"""Folders of other people: what is written into them, what is read from them, and what tools import beside them."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import forks
+from helpers.runs import SMALL, curve, sha, train
+
+from rank0rl import start
+from rank0rl.launch import usage_error
+from rank0rl.run import files, folder
+from rank0rl.run.launch_options import Words
+from rank0rl.tools import plot, report, sbatch
+from rank0rl.tools.study import results, training
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Train a run, beside a file that nobody may change."""
+    (tmp_path / "outside").write_text("mine")
+    args = [*SMALL, "--hidden", "8", "--total-steps", "128", "--seed", "0"]
+    train(tmp_path / "r", *args)
+    return tmp_path / "r"
+
+
+def links(path):
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.parent.parent / "outside")
+
+
+@pytest.mark.parametrize(
+    "name", ["report.html", "learning.png", "table.md", "table.csv", "runs.csv"]
+)
+def test_an_output_takes_the_place_of_a_link(run, name):
+    study = run.parent
+    study_file = study / "study.toml"
+    study_file.write_text('envs = ["CartPole"]\n')
+    run.rename(study / "CartPole-ppo-seed0")
+    path = study / name
+    path.symlink_to(study / "outside")
+    results.write(study)
+    assert (study / "outside").read_text() == "mine"
+    assert not path.is_symlink()
+    assert path.stat().st_size
+
+
+def test_pages_and_pictures_of_a_run_take_the_place_of_a_link(run, capsys):
+    for tool, path in ((report, run / "report.html"), (plot, run / "curve.png")):
+        links(path)
+        assert tool.main([str(run), "--out", str(path)]) == 0
+        assert not path.is_symlink()
+    assert (run.parent / "outside").read_text() == "mine"
+
+
+def test_nothing_is_appended_through_a_link(tmp_path):
+    (tmp_path / "outside").write_text("mine")
+    for name in ("output.txt", "claim"):
+        (tmp_path / "r").mkdir(exist_ok=True)
+        links(tmp_path / "r" / name)
+    with pytest.raises(OSError, match="symbolic"):
+        files.append(tmp_path / "r" / "output.txt")
+    with pytest.raises(OSError, match="symbolic"):
+        training.claim(tmp_path / "r")
+    assert (tmp_path / "outside").read_text() == "mine"
+
+
+def test_a_folder_with_a_link_is_not_trained_in(run):
+    other = run.parent / "other"
+    (run / "checkpoints").rename(other)
+    (run / "checkpoints").symlink_to(other)
+    kept = sorted(other.iterdir())
+    with pytest.raises(ValueError, match="checkpoints is a link"):
+        folder.lock(run, 0)
+    done = forks.run("train.py", "--resume", str(run), "--total-steps", "256")
+    assert done.returncode == 2
+    assert "checkpoints is a link" in done.stderr
+    assert sorted(other.iterdir()) == kept
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{'a.' * 60_000}a = 1", "more than 64 parts"),
+        (f"x = {{{'a.' * 60_000}a = 1}}", "more than 64 parts"),
+        (f"[{'a.' * 60_000}a]", "more than 64 parts"),
+        (f"x = {'[' * 3000}{']' * 3000}", "not TOML"),
+        ('env_id = "\\u001b[2J"', "control characters"),
+        ('["\\u001b[2J"]', "control characters"),
+        ("x = [[['\\u009b']]]".replace("'", '"'), "control characters"),
+    ],
+)
+def test_a_small_file_takes_no_time_and_writes_to_no_terminal(tmp_path, text, said):
+    (tmp_path / "config.toml").write_text(text)
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match=said) as error:
+        files.read_toml(tmp_path / "config.toml", "config")
+    assert time.monotonic() < begun + 5
+    assert "\x1b" not in str(error.value)
+
+
+def test_an_ordinary_file_is_read(tmp_path):
+    (tmp_path / "c.toml").write_text(
+        'a = [0.5, 1.5]\ntext = """two\nlines"""\n[[record]]\nb.c = 1\n'
+    )
+    found = files.read_toml(tmp_path / "c.toml", "config")
+    assert found == {"a": [0.5, 1.5], "text": "two\nlines", "record": [{"b": {"c": 1}}]}
+
+
+def test_a_column_that_would_write_to_a_terminal_is_refused(tmp_path):
+    (tmp_path / "progress.csv").write_text("iteration,\x1b[2J\n1,2\n")
+    with pytest.raises(ValueError, match="no column of a run"):
+        files.read_table(tmp_path / "progress.csv", "record")
+
+
+def test_an_error_does_not_write_to_the_terminal(capsys):
+    usage_error("no \x1b[2J é\nand more")
+    assert capsys.readouterr().err == "error: no \\x1b[2J é\nand more\n"
+
+
+@pytest.mark.parametrize("words", [["--time", "1\nrm x"], ["--", "python", "train.py", "a\nb"]])
+def test_a_script_has_no_line_of_somebody_elses(words, capsys):
+    command = words if "--" in words else [*words, "--", "python", "train.py", "Walker2d"]
+    assert sbatch.main(command) == 2
+    assert "control characters" in capsys.readouterr().err
+
+
+def test_nor_from_the_name_of_its_folder(tmp_path, monkeypatch, capsys):
+    (tmp_path / "a\nb").mkdir()
+    monkeypatch.chdir(tmp_path / "a\nb")
+    assert sbatch.main(["--", "python", "train.py", "Walker2d"]) == 2
+    assert "control characters" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", ["verify", "study", "check"])
+def test_tools_import_nothing_from_the_working_folder_before_the_library(run, tool):
+    """A file there that is called as one of the standard library's would be imported by the processes of a tool."""
+    where = run.parent
+    (where / "tomllib.py").write_text("open('ran', 'w')")
+    words = {
+        "verify": ["r", "--rows", "1"],
+        "study": ["CartPole", "--seeds", "0:1", *SMALL[1:], "--total-steps", "64", "--out", "s"],
+        "check": ["CartPole", "--algo", "reinforce"],
+    }[tool]
+    command = [sys.executable, "-P", "-m", "rank0rl", tool, *words]
+    done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (where / "ran").exists()
+
+
+def test_rows_reach_the_disk_before_a_checkpoint_does(tmp_path, monkeypatch):
+    """A power cut keeps what was synced alone. So at each rename of a checkpoint, its rows have been."""
+    synced, rows = [], []
+    real_sync, real_replace = os.fsync, Path.replace
+
+    def fsync(number):
+        synced.append(os.path.realpath(f"/proc/self/fd/{number}"))
+        real_sync(number)
+
+    def replace(path, target):
+        if path.parent.name == "checkpoints" and int(path.stem):  # the first one has no rows
+            rows.append(
+                str(tmp_path / "r" / "progress.csv") in synced and str(tmp_path / "r") in synced
+            )
+            synced.clear()
+        return real_replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    words = [*SMALL, "--hidden", "8", "--total-steps", "192", "--checkpoint-every", "1", "--quiet"]
+    words += ["--run-dir", str(tmp_path / "r")]
+    assert start.start(Words.read(words), None, lambda _: None, lambda *_: []) == 0
+    assert rows == [True, True, True]
+
+
+@pytest.mark.parametrize("lost", ["all that follows", "zeros"])
+def test_a_run_goes_on_from_the_newest_checkpoint_whose_rows_are_there(tmp_path, lost):
+    args = [*SMALL, "--hidden", "8", "--total-steps", "384", "--checkpoint-every", "1"]
+    train(tmp_path / "whole", *args)
+    train(tmp_path / "r", *args, "--stop-after-iterations", "4")
+    table = tmp_path / "r" / "progress.csv"
+    lines = table.read_bytes().splitlines(keepends=True)
+    table.write_bytes(b"".join(lines[:4]) + (b"" if lost == "all that follows" else bytes(99)))
+    done = forks.run("train.py", "--resume", str(tmp_path / "r"))
+    assert done.returncode == 0, done.stderr
+    assert "00000004.pt are not in progress.csv: going on from" in done.stderr
+    assert curve(tmp_path / "r") == curve(tmp_path / "whole")
+    assert sha(tmp_path / "r") == sha(tmp_path / "whole")
+    table.write_bytes(lines[0])
+    done = forks.run("train.py", "--resume", str(tmp_path / "r"))
+    assert done.returncode == 2
+    assert "must have the rows of iterations 1 to 6" in done.stderr

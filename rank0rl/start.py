@@ -188,7 +188,8 @@ def _open_record(
     for hook in state.hooks:
         hook.folder, hook.settings = folder, state.settings
     if options.resume:
-        state.load(checkpoint.read(Path(plan.source)))
+        file = checkpoint.before(folder, plan.made) or checkpoint.latest(folder)
+        state.load(checkpoint.read(file))
     if plan.notes:
         state.progress.same_schedule_since = state.progress.iteration
     state.settings = sealed(state.settings)

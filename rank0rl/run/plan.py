@@ -50,6 +50,8 @@ class Plan:
     """Weights that a new run begins with, name -> tensor; nothing without --init-from."""
     unlock: Callable[[], None]
     """Lets another process train in the folder."""
+    made: int
+    """Number of iterations that a run to resume has made."""
 
 
 def prepare(
@@ -95,7 +97,7 @@ def prepare(
     patience_s = 10 if restart or words.is_auto else 0  # the process that ends may be saving
     unlock = lock(folder, patience_s)
     source = str(found.file or "defaults")
-    return Plan(options, agent, folder, source, tuple(notes), note, init, unlock)
+    return Plan(options, agent, folder, source, tuple(notes), note, init, unlock, found.made)
 
 
 def _check_all(

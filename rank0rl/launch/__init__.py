@@ -38,8 +38,7 @@ def python(*words: str) -> tuple[list[str], dict[str, str]]:
 
 def usage_error(message: str) -> int:
     """Print a message about wrong use; return the exit code."""
+    # Names of somebody's files do not write to the terminal.
     shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
-    print(
-        f"error: {shown}", file=sys.stderr
-    )  # names of somebody's files do not write to the terminal
+    print(f"error: {shown}", file=sys.stderr)
     return WRONG_USE

@@ -32,12 +32,12 @@ def new_folder(options: RunOptions) -> Path:
         if options.run_dir:
             folder = Path(options.run_dir)
             folder.mkdir(parents=True, exist_ok=True)
-            files.append(
-                folder / "config.tmp"
-            ).close()  # it can be written to; config.toml replaces it
+            # It can be written to; config.toml replaces it.
+            files.append(folder / "config.tmp").close()
         else:
             Path("runs").mkdir(exist_ok=True)
             folder = _first_free(f"runs/{name}-seed{options.seed}-{stamp}")
+        files.sync(folder.parent)  # the folder is there after a power cut
     except OSError as error:
         raise ValueError(
             f"cannot make the run's folder: {error}; choose another --run-dir"

@@ -279,7 +279,7 @@ class Recorder:
         iteration = self._boundary["progress"]["iteration"]
         keep = self._options.keep_checkpoints
         try:
-            for path in (self._folder / "progress.csv", self._folder, self._folder.parent):
+            for path in (self._folder / "progress.csv", self._folder):
                 if path.exists():
                     files.sync(path)  # a checkpoint is of use with its rows only
         except OSError as error:

@@ -36,7 +36,7 @@ _NAMES = ("algo", "env_id", "env_kwargs", "wrappers", *FUNCTIONS)  # settings th
 _MORE = ("init_from", "data", "wandb")  # files that are read, and where rows are sent
 ASKED = ("env_kwargs", "wrappers", *FUNCTIONS, *_MORE)
 """Settings that somebody's file may have only where its user trusts it, besides algo and env_id."""
-_MOST = 1 << 24  # bytes of a file whose contents are sealed
+_MOST = 1 << 30  # bytes of a file whose contents are sealed
 _SWITCHES = {field.name for field in dataclasses.fields(RunOptions) if field.type in (bool, "bool")}
 _SEVERAL = {"env_kwargs", "hook", "info", "wrappers"}  # options with any number of words
 _SEAL = "seal"
@@ -188,7 +188,7 @@ def _is_sealed(settings: Mapping[str, Any], source: str) -> bool:
 
 
 def _seal(key: bytes, settings: Mapping[str, Any], source: str) -> str:
-    """Return the HMAC of all that settings name, and of the contents of its files."""
+    """Return the HMAC of all that settings name, and of the contents of the code and of the files in env_kwargs."""
     options = _named_options(settings, source)
     named = {name: getattr(options, name) for name in _NAMES}
     named |= {name: settings.get(name) for name in _MORE}

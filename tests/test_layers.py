@@ -45,7 +45,7 @@ TABLE = {
     "envs": ({"base"}, {"numpy"}),
     "run": (
         {"launch", "mpi", "base", "nets", "envs"},
-        {"numpy", "torch", "tyro", "tomli_w", "rich", "wandb"},
+        {"numpy", "torch", "tyro", "tomli_w", "rich", "safetensors", "wandb"},
     ),
     "loop": ({"launch", "mpi", "base", "nets", "envs", "run"}, {"numpy"}),
     "start": (TRAINING, set()),

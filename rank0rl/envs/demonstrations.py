@@ -16,6 +16,9 @@ from rank0rl.options import OptionError
 
 Array = npt.NDArray[Any]
 
+_MOST = 1 << 30  # bytes of arrays in a file
+_MOST_TIMES = 20  # or this many times its size: numbers are not packed any smaller
+
 
 def read(source: str, spaces: Spaces) -> Batch:
     """Return the observations and actions of demonstrations.
@@ -48,6 +51,7 @@ def _files(path: Path, first: Array | None) -> Iterator[tuple[Any, Any]]:
         if not file.is_file():
             raise OptionError(f"--data {path}: {file.name} is not a regular file")
         try:
+            _check_inflated(file)
             with np.load(file, allow_pickle=False) as arrays:
                 obs, act, is_kept = arrays["obs"], arrays["act"], "fragment_id" in arrays
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -56,6 +60,15 @@ def _files(path: Path, first: Array | None) -> Iterator[tuple[Any, Any]]:
                 f"{error}"
             ) from None
         yield obs, act if is_kept else _from_0(act, first)
+
+
+def _check_inflated(file: Path) -> None:
+    """Raise ValueError for a small file that would fill the memory."""
+    with zipfile.ZipFile(file) as packed:
+        size = sum(each.file_size for each in packed.infolist())
+    most = max(_MOST, _MOST_TIMES * file.stat().st_size)
+    if size > most:
+        raise ValueError(f"expected at most {most:,} bytes of arrays in this file, got {size:,}")
 
 
 def _minari(name: str) -> Iterator[tuple[Any, Any]]:

@@ -7,9 +7,10 @@ import difflib
 import functools
 import importlib
 import itertools
+import math
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ import gymnasium as gym
 from rank0rl.envs.games import AgentEnv, first_agent
 from rank0rl.envs.spaces import flatten, name_of
 from rank0rl.envs.wrappers import RawReward
+
+LARGE = 10_000
+"""Number among arguments above which they may ask for much memory or time."""
 
 
 def resolve(env_id: str) -> str:
@@ -47,9 +51,10 @@ def resolve(env_id: str) -> str:
         return prefix + max(versions, key=lambda spec: spec.version or 0).id
     if _factory(env_id):
         return env_id
-    known = sorted({*gym.registry, *(base(env_id) for env_id in gym.registry)})
-    lower = {k.lower(): k for k in known}
-    close = [lower[k] for k in difflib.get_close_matches(name.lower(), lower, n=3)]
+    # Gymnasium registers older versions that nothing can make.
+    newest = sorted(gym.registry.values(), key=lambda spec: spec.version or 0)
+    lower = {base(spec.id).lower(): spec.id for spec in newest}
+    close = [lower[k] for k in difflib.get_close_matches(base(name).lower(), lower, n=3)]
     raise ValueError(
         f"no environment {env_id!r} is registered"
         + (f"; did you mean {' or '.join(close)}?" if close else "")
@@ -77,10 +82,25 @@ def own_module(env_id: str) -> str:
 
 
 def is_known_wrapper(wrapper: str) -> bool:
-    """Return True if a wrapper imports nothing but Gymnasium and rank0rl, and writes no files."""
+    """Return True if a wrapper imports nothing but Gymnasium and rank0rl, writes no files, and asks for little."""
     name = wrapper.partition("(")[0].strip()
     known = name in gym.wrappers.__all__ and name != "RecordVideo"
-    return known or name == f"{RawReward.__module__}:{RawReward.__name__}"
+    try:
+        asks_for_little = is_modest(_arguments(wrapper))
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+        asks_for_little = True  # nothing can be made with wrong arguments
+    return asks_for_little and (known or name == f"{RawReward.__module__}:{RawReward.__name__}")
+
+
+def is_modest(value: Any, name: str = "") -> bool:
+    """Return True if no number in these arguments makes stacks, images or episodes without end."""
+    if isinstance(value, Mapping):
+        return all(is_modest(each, key) for key, each in value.items())
+    if isinstance(value, Sequence | Set) and not isinstance(value, str):
+        return all(is_modest(each) for each in value)
+    if name == "max_episode_steps" and value is not None:
+        return isinstance(value, int) and 1 <= value <= LARGE
+    return not isinstance(value, int | float) or abs(value) <= LARGE or math.isinf(value)
 
 
 def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env[Any, Any]:
@@ -121,20 +141,23 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
 
 def _wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
     """Return an environment in a wrapper, such as "FrameStackObservation(stack_size=4)" or "module:Class"."""
-    where, _, arguments = wrapper.partition("(")
-    module, _, name = where.strip().rpartition(":")
+    module, _, name = wrapper.partition("(")[0].strip().rpartition(":")
     try:
         cls = getattr(importlib.import_module(module or "gymnasium.wrappers"), name)
-        call = ast.parse(f"f({arguments or ')'}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
-            raise TypeError("arguments must have names")
-        kwargs = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
-        return cls(env, **kwargs)
+        return cls(env, **_arguments(wrapper))
     except Exception as error:  # whatever the wrapper's constructor raises
         raise ValueError(
             f"cannot wrap {name_of(env)} in {wrapper!r}: {type(error).__name__}: {error}; expected a "
             f"name in gymnasium.wrappers, or module:Class, with keyword arguments in brackets"
         ) from error
+
+
+def _arguments(wrapper: str) -> dict[str, Any]:
+    """Return the arguments in a wrapper's brackets, name -> value."""
+    call = ast.parse(f"f({wrapper.partition('(')[2] or ')'}", mode="eval").body
+    if not isinstance(call, ast.Call) or call.args:
+        raise TypeError("arguments must have names")
+    return {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
 
 
 class _Watched(gym.Wrapper[Any, Any, Any, Any]):

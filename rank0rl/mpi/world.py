@@ -145,7 +145,7 @@ def mpi_version() -> str:
 def _library() -> str:
     from mpi4py import MPI
 
-    return " ".join(MPI.Get_library_version().splitlines()[0].split())
+    return " ".join(MPI.Get_library_version().splitlines()[0].rstrip("\0").split())  # of Open MPI
 
 
 def has_threads() -> bool:

@@ -1,19 +1,21 @@
 """Checkpoint files: the state of a run at an iteration boundary. They are complete or absent, and never run code.
 
-A file has a line that names the format, a line with the SHA-256 of the rest, and a nested dict of
-tensors, numbers and strings. `torch.save` writes the dict; `torch.load` reads it with
-`weights_only=True`. The name of a file is the number of its iteration.
+A file has a line that names the format, a line with the SHA-256 of the rest, a line of JSON with the
+nested dicts and lists of the state, and its tensors as safetensors. There is nothing in it that code
+could be, and it takes no more memory than its size suggests. The name of a file is the number of its
+iteration.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -23,7 +25,9 @@ from rank0rl.options import OptionError
 from rank0rl.run import files, machine
 
 _FORMAT = "rank0rl checkpoint"
-_VERSION = 8
+_VERSION = 9
+_TREE = 1 << 25  # bytes of JSON
+_DEEP = 64  # dicts and lists in each other
 
 
 class NotSaved(Exception):
@@ -44,9 +48,9 @@ def snapshot(value: Any, path: tuple[Any, ...] = ()) -> Any:
         return {_plain(k, path): snapshot(v, (*path, k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [snapshot(each, (*path, i)) for i, each in enumerate(value)]
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor) and not value.is_complex():
         return value.detach().clone()
-    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return torch.from_numpy(value.copy())
     return _plain(value.item() if isinstance(value, np.generic) else value, path)
 
@@ -55,7 +59,7 @@ def _plain(value: Any, path: tuple[Any, ...]) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(
-        f"a checkpoint holds tensors, arrays, numbers and strings, in dicts and lists: got "
+        f"a checkpoint holds tensors, arrays, real numbers and strings, in dicts and lists: got "
         f"{type(value).__name__} in {_dotted(path) or 'its state'!r}"
     )
 
@@ -69,7 +73,7 @@ def first_difference(a: Any, b: Any) -> str | None:
 
 def _comparable(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
     """Return, by path, the bytes or the text of each leaf and the size of each dict and list."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         raw = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return {path: (value.dtype, value.shape, raw)}
     if not isinstance(value, dict | list):
@@ -169,15 +173,44 @@ def numbered(run: Path) -> list[Path]:
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
     """Write a state, complete or not at all."""
-    saved = io.BytesIO()
-    torch.save(state, saved)
-    payload = saved.getvalue()
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(_tree(state, tensors)).encode()
+    if len(tree) > _TREE:
+        raise OptionError(
+            f"a checkpoint holds at most {_TREE:,} bytes of numbers and strings outside of tensors and "
+            f"arrays: got {len(tree):,}; return arrays from the agent's state()"
+        )
+    payload = tree + b"\n" + safetensors.torch.save(tensors)
     head = f"{_FORMAT} {_VERSION}\n{hashlib.sha256(payload).hexdigest()}\n"
     files.write(path, head.encode() + payload)
 
 
+def _tree(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Return dicts and lists as JSON has them, and collect the tensors, by the names that stand for them."""
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.contiguous()
+        return {"tensor": name}
+    if isinstance(value, dict):  # JSON has no numbers as keys
+        return {"dict": [[key, _tree(each, tensors)] for key, each in value.items()]}
+    return [_tree(each, tensors) for each in value] if isinstance(value, list) else value
+
+
+def _from_tree(value: Any, tensors: dict[str, Tensor], depth: int = 0) -> Any:
+    """Undo `_tree`. Each tensor is taken once, so that a small file has no large state."""
+    if depth > _DEEP:
+        raise ValueError(f"more than {_DEEP} dicts and lists in each other")
+    if isinstance(value, dict):
+        if "tensor" in value:
+            return tensors.pop(value["tensor"])
+        return {_plain(k, ()): _from_tree(each, tensors, depth + 1) for k, each in value["dict"]}
+    if isinstance(value, list):
+        return [_from_tree(each, tensors, depth + 1) for each in value]
+    return value
+
+
 def read(path: Path) -> dict[str, Any]:
-    """Read a state.
+    """Read a state. Its tensors are on the CPU.
 
     Raises:
         ValueError: if the file cannot be read, or is not a complete checkpoint of this format.
@@ -194,19 +227,20 @@ def read(path: Path) -> dict[str, Any]:
             f"checkpoint {path} has format {version}, and this version of rank0rl reads format "
             f"{_VERSION}: use the version that wrote it (config.toml names it)"
         )
-    _, _, rest = files.read(path, "checkpoint", most).partition(b"\n")
-    digest, _, payload = rest.partition(b"\n")
-    if hashlib.sha256(payload).hexdigest().encode() != digest:
+    data = files.read(path, "checkpoint", most)
+    _, digest, rest = data.split(b"\n", 2) if data.count(b"\n", 0, 200) > 1 else (b"", b"", b"")
+    if hashlib.sha256(rest).hexdigest().encode() != digest:
         raise ValueError(
             f"checkpoint {path} is damaged: its contents do not match its SHA-256; remove it to "
             f"resume from the one before it"
         )
     try:
-        return torch.load(io.BytesIO(payload), weights_only=True)
-    except Exception as error:  # torch's own message advises to load it without this safety
+        end = rest.index(b"\n", 0, _TREE + 1)
+        tensors = safetensors.torch.load(rest[end + 1 :])
+        return dict(_from_tree(json.loads(rest[:end]), tensors))
+    except Exception as error:  # whatever JSON and safetensors raise for what they do not know
         raise ValueError(
-            f"checkpoint {path} cannot be loaded without running code from it "
-            f"({type(error).__name__}): rank0rl did not write it"
+            f"checkpoint {path} holds no state ({type(error).__name__}): rank0rl did not write it"
         ) from None
 
 

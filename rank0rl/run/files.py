@@ -22,8 +22,7 @@ from typing import Any, BinaryIO
 _TEXT = 1 << 24  # bytes
 _PARTS = 64
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
-TABLE = 1 << 30
-"""Largest CSV file that is read, in bytes: a record of about two million iterations."""
+_TABLE, _LINES, _COMMAS = 1 << 28, 1 << 20, 1 << 24  # of a CSV file: 400,000 iterations
 
 
 def read(path: Path, what: str, most: int, first: int | None = None) -> bytes:
@@ -65,8 +64,12 @@ def read_text(path: Path, what: str, most: int = _TEXT) -> str:
     Raises:
         ValueError: if it cannot be read, or is not UTF-8.
     """
+    return _decoded(read(path, what, most), path, what)
+
+
+def _decoded(data: bytes, path: Path, what: str) -> str:
     try:
-        return read(path, what, most).decode()
+        return data.decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"cannot read {what} {path}: it is not UTF-8 text ({error})") from None
 
@@ -77,25 +80,39 @@ def read_table(path: Path, what: str) -> list[dict[str, str]]:
     Raises:
         ValueError: if it cannot be read.
     """
-    lines = read_text(path, what, TABLE).splitlines(keepends=True)
+    data = read(path, what, _TABLE)
+    for sign, most, found in ((b"\n", _LINES, "lines"), (b",", _COMMAS, "commas")):
+        if (count := data.count(sign)) > most:
+            raise ValueError(
+                f"cannot read {what} {path}: expected at most {most:,} {found}, got {count:,}"
+            )
+    lines = (_decoded(line, path, what) for line in io.BytesIO(data) if line.endswith(b"\n"))
+    table = csv.DictReader(lines)
     try:
-        table = csv.DictReader(line for line in lines if line.endswith("\n"))
-        rows = list(table)
+        rows = [row for row in table if None not in row and None not in row.values()]
     except csv.Error as error:
         raise ValueError(f"cannot read {what} {path}: {error}") from None
     if odd := [name for name in table.fieldnames or () if not name.isprintable()]:
         raise ValueError(f"cannot read {what} {path}: no column of a run is called {odd[0]!r}")
-    return [row for row in rows if None not in row and None not in row.values()]
+    return rows
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
     """Return the contents of a TOML file.
 
     Raises:
-        ValueError: if it cannot be read, is not TOML, has names of very many parts, for which the time grows with their
-            square, or texts that would write to a terminal.
+        ValueError: if it cannot be read, or for the reasons of `parse_toml`.
     """
-    text = read_text(path, what)
+    return parse_toml(read_text(path, what), path, what)
+
+
+def parse_toml(text: str, path: Path, what: str) -> dict[str, Any]:
+    """Return what the text of a TOML file says.
+
+    Raises:
+        ValueError: if it is not TOML, has names of very many parts, for which the time grows with their square,
+            or texts that would write to a terminal.
+    """
     for line in text.splitlines():
         if any(part.count(".") > _PARTS for part in re.split(r"[={}\[\],]", line)):
             raise ValueError(f"cannot read {what} {path}: a name has more than {_PARTS} parts")

@@ -71,6 +71,8 @@ class LaunchOptions(CheckedOptions):
     """TOML file of settings. None: the file in configs/ that is named after the agent and the environment, if there is one."""
     resume: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
     """Folder of a run to continue, with its own settings. auto: go on in --run-dir if it holds a run of the same settings, else begin one there."""
+    shorter_record: bool = setting(False, changes_curve=False, resume=True, in_file=False)
+    """With --resume: go on although progress.csv has lost rows that no checkpoint can make again."""
     run_dir: str | None = setting(None, changes_curve=False, resume=False, in_file=False)
     """Folder of the run's files. None: a new one under runs/."""
 

@@ -56,16 +56,12 @@ class Logger:
         return self._sha256.hexdigest()
 
     def go_on_after(self, iteration: int) -> None:
-        """Delete the rows after an iteration, because a resumed run writes them again.
-
-        Raises:
-            ValueError: if rows up to the iteration are missing.
-        """
+        """Delete the rows after an iteration, because a resumed run writes them again."""
         path = self.folder / "progress.csv"
-        if iteration == 0:
+        rows = _rows_until(self.folder, iteration) if iteration else []
+        if not rows:
             path.unlink(missing_ok=True)  # the first row brings its header
             return
-        rows = _rows_until(self.folder, iteration)
         self.columns = rows[0]
         files.write(path, _text(rows))
         self._sha256.update(_text(rows))
@@ -143,26 +139,29 @@ def check_rows(folder: Path, iteration: int, sha256: str) -> None:
     Raises:
         ValueError: if the file cannot be read, or rows are missing or differ.
     """
-    if iteration and hashlib.sha256(_text(_rows_until(folder, iteration))).hexdigest() != sha256:
+    if not iteration:
+        return
+    path, rows = folder / "progress.csv", _rows_until(folder, iteration)
+    if not rows or rows[-1][0] != str(iteration):
+        raise MissingRowsError(
+            f"{path} is damaged: it must have the rows up to iteration {iteration}, that of the "
+            f"checkpoint; put the run's own file back, or go on without them: --shorter-record"
+        )
+    if hashlib.sha256(_text(rows)).hexdigest() != sha256:
         raise ValueError(
-            f"{folder / 'progress.csv'} is damaged: its first {iteration} rows are not those that "
-            f"the run wrote; put the run's own file back"
+            f"{path} is damaged: its rows up to iteration {iteration} are not those that the run "
+            f"wrote; put the run's own file back"
         )
 
 
 def _rows_until(folder: Path, iteration: int) -> list[list[str]]:
-    """Return the header and the rows up to an iteration. A row that a kill has cut short does not count."""
-    path = folder / "progress.csv"
-    text = files.read_text(path, "record", files.TABLE)
-    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    with contextlib.suppress(csv.Error):
-        rows = list(csv.reader(lines[: iteration + 1]))
-        if len(rows) == iteration + 1:
-            return rows
-    raise MissingRowsError(
-        f"{path} is damaged: it must have the rows of iterations 1 to {iteration}, the "
-        f"checkpoint's iteration; put the run's own file back"
-    )
+    """Return the header and the rows up to an iteration, without what a kill or a power cut has damaged."""
+    rows = [
+        row
+        for row in files.read_table(folder / "progress.csv", "record")
+        if row.get("iteration", "").isdecimal() and int(row["iteration"]) <= iteration
+    ]
+    return [[*rows[0]], *([*row.values()] for row in rows)] if rows else []
 
 
 def _text(rows: Iterable[list[str]]) -> bytes:

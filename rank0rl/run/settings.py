@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,6 +22,20 @@ from rank0rl.run.launch_options import Words, find_config, program
 from rank0rl.run.logger import MissingRowsError, check_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
+
+_WEIGHTS = 1 << 26  # number that fits into any memory
+_A_LAYER = 1 << 12  # numbers that take as much memory as what each layer brings besides its weights
+
+
+_OF_MPI_UTIL = {
+    "--gpu_pct": "leave it out, because rank 0 alone uses a GPU, with --device cuda",
+    **dict.fromkeys(("-g",), "--gamma"),
+    **dict.fromkeys(("-l", "--lambda"), "--lam"),
+    **dict.fromkeys(("-k", "--kl_targ"), "--target-kl"),
+    **dict.fromkeys(("-b", "--batch_size"), "--episodes-per-batch"),
+    **dict.fromkeys(("-m", "--hid1_mult"), "--hidden, the units of each layer"),
+    **dict.fromkeys(("-v", "--policy_logvar"), "--log-std, which is half of it"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,32 +89,41 @@ def _last_checkpoint(run: Path, words: Words) -> tuple[Path, dict[str, Any], int
     """Return a run's last checkpoint, the settings in it, and the number of iterations made.
 
     A checkpoint whose rows have not reached the disk, before a power cut, does not count if an earlier one has its rows.
+    With --shorter-record it does if none has them.
 
     Raises:
         ValueError: if the run cannot go on from there, because one of its files is damaged.
     """
     if run.is_file():
         raise ValueError(f"a run goes on in its folder: got the file {run}; name the folder")
-    path = last = checkpoint.latest(run)
-    lost: ValueError | None = None
-    while True:
-        saved = read_saved(path, words)
-        made = saved["progress"]["iteration"]
-        try:
-            check_rows(run, made, saved["rows_sha256"])
-            break
-        except MissingRowsError as error:
-            lost = lost or error
-            earlier = checkpoint.before(run, made - 1)
-            if earlier is None:
-                raise lost from None
-            path = earlier
-    if path != last:
-        print(
-            f"note: rows of {last} are not in progress.csv: going on from {path}", file=sys.stderr
-        )
+    path = checkpoint.latest(run)
+    saved = last = read_saved(path, words)
+    lost = first = _missing_rows(run, saved)
+    while lost and (earlier := checkpoint.before(run, saved["progress"]["iteration"] - 1)):
+        path, saved = earlier, read_saved(earlier, words)
+        lost = _missing_rows(run, saved)
+    if first and lost:
+        if not words.given.get("shorter_record"):
+            raise first
+        path, saved = checkpoint.latest(run), last
+    made = saved["progress"]["iteration"]
+    if first:
+        print(f"note: progress.csv has lost rows: going on from {path}", file=sys.stderr)
     starts(run / "config.toml")  # damaged, it is better found now than when ranks wait
     return path, saved["settings"], made
+
+
+def _missing_rows(run: Path, saved: Mapping[str, Any]) -> MissingRowsError | None:
+    """Return the error if a run's record lacks rows of a checkpoint.
+
+    Raises:
+        ValueError: if its rows differ.
+    """
+    try:
+        check_rows(run, saved["progress"]["iteration"], saved["rows_sha256"])
+    except MissingRowsError as error:
+        return error
+    return None
 
 
 def read_saved(path: Path, words: Words | None = None, trust: bool = False) -> dict[str, Any]:
@@ -126,8 +149,34 @@ def read_saved(path: Path, words: Words | None = None, trust: bool = False) -> d
         or not isinstance(saved.get("rows_sha256"), str)
     ):
         raise ValueError(f"checkpoint {path} holds no run: expected {', '.join(parts)}")
+    try:
+        _check_sizes(saved, path)
+    except (AttributeError, TypeError) as error:
+        raise ValueError(f"checkpoint {path} holds no run: {error}") from None
     settings = _with_moved_agent(saved["settings"], words)
     return {**saved, "settings": trusted(settings, str(path), words, trust)}
+
+
+def _check_sizes(saved: Mapping[str, Any], path: Path) -> None:
+    """Refuse settings of more environments or weights than a checkpoint holds, before they are made.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    settings, envs = saved["settings"], saved["collector"].get("envs", {})
+    num_envs = settings.get("num_envs", RunOptions.num_envs)
+    counts = {len(array) for name, array in envs.items() if name != "act"}
+    if counts - {num_envs}:
+        raise ValueError(
+            f"checkpoint {path} must hold the episodes of {num_envs!r:.20} environments, as its settings "
+            f"say: got {counts}"
+        )
+    most = max(_WEIGHTS, sum(tensor.numel() for tensor in saved["weights"].values()))
+    for name, sizes in settings.items():
+        units = [sizes, sizes] if name == "memory_size" else sizes
+        is_layers = str(name).endswith(("hidden", "memory_size")) and isinstance(units, list)
+        if is_layers and sum(n * m + _A_LAYER for n, m in itertools.pairwise(units)) > most:
+            raise ValueError(f"checkpoint {path} does not hold the weights of {name} {sizes!r:.50}")
 
 
 def _with_moved_agent(settings: dict[str, Any], words: Words | None) -> dict[str, Any]:
@@ -195,6 +244,7 @@ def _read_line(words: Words, settings: Mapping[str, Any], source: str) -> tuple[
     """
     settings = _without_other_batch(settings, words)
     defaults = of_file(settings, source, words.given.get("algo"))
+    _check_names(words, {*vars(defaults[0]), *vars(defaults[1])})
     unnamed = tyro.conf.arg(name="")
     both = dataclasses.make_dataclass(
         "Both",
@@ -213,6 +263,15 @@ def _read_line(words: Words, settings: Mapping[str, Any], source: str) -> tuple[
         registry=_WHOLE_NUMBERS,
     )
     return _with_whole_paths(parsed.run), parsed.agent
+
+
+def _check_names(words: Words, known: Set[str]) -> None:
+    """Raise ValueError for the options of mpi_util's train.py that are called otherwise here."""
+    given = [word.partition("=")[0] for word in words.argv]
+    theirs = [name for name in given if name in _OF_MPI_UTIL and name[2:] not in known]
+    if theirs:
+        said = ", ".join(f"{name}: {_OF_MPI_UTIL[name]}" for name in theirs)
+        raise ValueError(f"options of mpi_util's train.py have other names here ({said})")
 
 
 _WHOLE_NUMBERS = ConstructorRegistry()
@@ -308,8 +367,15 @@ def write(
 
     Returns:
         The records of all starts. The first start comes first.
+
+    Raises:
+        ValueError: if a resume could not read the file.
     """
     kept = {k: v for k, v in settings.items() if v is not None}  # TOML has no None
     records = [*starts(path), record]
-    files.write(path, tomli_w.dumps({**kept, "record": records}).encode())
+    text = tomli_w.dumps({**kept, "record": records})
+    files.parse_toml(
+        text, path, "config"
+    )  # what cannot be read again is refused before the run begins
+    files.write(path, text.encode())
     return records

@@ -173,13 +173,6 @@ class State:
         """
         restore_agent(self.agent, saved)
         with _fitting():
-            envs = saved["collector"]["envs"]
-            counts = {len(array) for name, array in envs.items() if name != "act"}
-            if counts - {self._options.num_envs}:
-                raise ValueError(
-                    f"the checkpoint must hold the episodes of {self._options.num_envs} "
-                    f"environments, as its settings say: got {counts}"
-                )
             self.progress.load(saved["progress"])
             self._collector.load(saved["collector"])
             for key, hook in self._named_hooks():

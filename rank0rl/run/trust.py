@@ -3,7 +3,8 @@
 Gymnasium's environments and wrappers and the agents of algos/ are always imported. Other code is
 imported if the command line names it too or says --trust, or if this user made the run and the code has
 not changed. The settings of such a run have a seal, an HMAC with a key that only this user can read. What is
-said of code holds for a file that is read, and for a project of Weights & Biases that is sent the record.
+said of code holds for a file that is read, for a project of Weights & Biases that is sent the record, and
+for arguments that ask for much memory or time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Mapping, Sequence, Set, ValuesView
 from pathlib import Path
 from typing import Any
 
-from rank0rl.envs.make import is_gymnasiums, is_known_wrapper
+from rank0rl.envs.make import LARGE, is_gymnasiums, is_known_wrapper, is_modest
 from rank0rl.options import apply, flag
 from rank0rl.run import files
 from rank0rl.run.agents import absolute, code_files, is_reference
@@ -97,8 +98,8 @@ def _refusal(foreign: Mapping[str, Sequence[str]], source: str) -> str:
     listed = ", ".join(f"{name} {values!r:.200}" for name, values in foreign.items())
     return (
         f"{source} is not as a run of yours has written it, or its code has changed; it names code that is neither "
-        f"Gymnasium's nor rank0rl's and would be imported and run, a file that would be read, or a project that "
-        f"would be sent the record: {listed}"
+        f"Gymnasium's nor rank0rl's and would be imported and run, a file that would be read, a project that "
+        f"would be sent the record, or numbers above {LARGE:,} for which memory or time may not suffice: {listed}"
     )
 
 
@@ -109,7 +110,7 @@ def _foreign(settings: Mapping[str, Any], source: str) -> dict[str, list[str]]:
     kwargs = options.env_kwargs
     if not is_gymnasiums(options.env_id):
         found["env_id"] = [options.env_id]
-    if kwargs and ("env_id" in found or _files_in(kwargs)):
+    if kwargs and ("env_id" in found or _files_in(kwargs) or not is_modest(kwargs)):
         found["env_kwargs"] = [_pair(name, value) for name, value in kwargs.items()]
     if not all(map(is_known_wrapper, options.wrappers)):
         found["wrappers"] = [*options.wrappers]

@@ -175,18 +175,22 @@ def _check_iteration(start: _Start, iteration: int, made: int) -> None:
         )
 
 
+def _by_iteration(rows: Sequence[dict[str, str]]) -> dict[int, dict[str, str]]:
+    return {int(row["iteration"]): row for row in rows}
+
+
 class _Recorded(Curriculum):
     """The settings of a curriculum as a run has recorded them."""
 
     def __init__(self, name: str, collector: Collector, rows: list[dict[str, str]]) -> None:
         super().__init__(load_function(name), collector.begin_with, lambda: 0.0)
-        self._rows = rows
+        self._rows = _by_iteration(rows)
         self.last = 0  # iteration whose settings the checkpoint holds, if the record does not
 
     def before(self, iteration: int) -> None:
         """Let episodes begin with the settings of an iteration's batch."""
-        if iteration <= len(self._rows):
-            self.follow(self._rows[iteration - 1]["settings"])
+        if iteration in self._rows:
+            self.follow(self._rows[iteration]["settings"])
         elif iteration != self.last:
             raise _CannotReplayError(
                 f"the settings of iteration {iteration} are not recorded, and the last checkpoint is "
@@ -200,12 +204,12 @@ class _RecordedCoefficients(Coefficients):
 
     def __init__(self, agent: Agent, rows: list[dict[str, str]]) -> None:
         super().__init__(agent)
-        self._rows = rows
+        self._rows = _by_iteration(rows)
 
     def before(self, iteration: int) -> None:
         """Give the agent what it had in an iteration."""
-        if 1 < iteration <= len(self._rows) + 1:
-            self.values = json.loads(self._rows[iteration - 2]["coefficients"])
+        if iteration - 1 in self._rows:
+            self.values = json.loads(self._rows[iteration - 1]["coefficients"])
         super().before(iteration)
 
 

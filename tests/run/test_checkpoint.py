@@ -1,6 +1,9 @@
 """A file that is complete or absent, and that never runs code."""
 
 import enum
+import hashlib
+import io
+import json
 import os
 import pickle
 import subprocess
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
 
 STATE = {"a": {"t": torch.arange(4.0), "n": np.arange(3)}, "list": [1, 2.5, "x", None, True]}
@@ -48,6 +52,8 @@ class Phase(enum.IntEnum):
         ({"when": np.datetime64("2026-01-01")}, "got date in 'when'"),
         ({"long": np.longdouble(1)}, "got longdouble in 'long'"),
         ({"words": np.array(["a"])}, "got ndarray in 'words'"),
+        ({"complex": np.array([1j])}, "got ndarray in 'complex'"),
+        ({"complex": torch.tensor([1j])}, "got Tensor in 'complex'"),
     ],
 )
 def test_what_needs_code_to_load_is_not_saved(value, said):
@@ -139,6 +145,7 @@ def test_a_spread_of_so_few_that_nothing_lies_between_keeps_the_ends(tmp_path):
 SAVES = """
 import sys, torch
 from pathlib import Path
+from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
 state = {"t": torch.arange(300_000)}
 for i in range(10**6):
@@ -167,16 +174,93 @@ class Bomb:
         return os.mkdir, ("exploded",)
 
 
+def forge(path, payload):
+    """Write a file as somebody does who can compute a SHA-256."""
+    head = f"rank0rl checkpoint {checkpoint._VERSION}\n{hashlib.sha256(payload).hexdigest()}\n"
+    path.write_bytes(head.encode() + payload)
+
+
 def test_a_pickle_bomb_is_refused_and_does_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "c.pt"
     path.write_bytes(pickle.dumps(Bomb()))
     with pytest.raises(ValueError, match="not a checkpoint"):
         checkpoint.read(path)
-    checkpoint.write(path, {"bomb": Bomb()})
-    with pytest.raises(ValueError, match="running code"):
-        checkpoint.read(path)
+    saved = io.BytesIO()
+    torch.save({"bomb": Bomb()}, saved)
+    for payload in (pickle.dumps(Bomb()), saved.getvalue(), b"{}\n" + saved.getvalue()):
+        forge(path, payload)
+        with pytest.raises(ValueError, match="holds no state"):
+            checkpoint.read(path)
     assert not (tmp_path / "exploded").exists()
+
+
+def safetensors_of(shape, data=b""):
+    about = {"dtype": "F32", "shape": shape, "data_offsets": [0, len(data)]}
+    head = json.dumps({"0": about}).encode()
+    return len(head).to_bytes(8, "little") + head + data
+
+
+TENSOR = safetensors_of([1], bytes(4))
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b'{"dict": [["a", {"tensor": "0"}], ["b", {"tensor": "0"}]]}\n' + TENSOR,
+        b'{"dict": [["a", {"tensor": "1"}]]}\n' + TENSOR,
+        b'{"dict": [["a", {"tensor": "0"}]]}\n' + safetensors_of([1 << 40]),
+        b'{"dict": [["a", {"tensor": "0"}]]}\n' + safetensors_of([1 << 32, 1 << 32]),
+        b'{"dict": [["a", {"tensor": "0"}]]}\n' + (1 << 62).to_bytes(8, "little"),
+        b'{"dict": [["a", ' + b"[" * 65 + b"]" * 65 + b"]]}\n" + TENSOR,
+        b'{"dict": [["a", ' + b"[" * 100_000 + b"]" * 100_000 + b"]]}\n" + TENSOR,
+        b'{"dict": [[["key"], 1]]}\n' + TENSOR,
+        b'{"dict": [["a", ' + b"1" * 5000 + b"]]}\n" + TENSOR,
+        b'{"dict": []}' + b" " * checkpoint._TREE + b"\n" + TENSOR,
+        b'{"dict": []}',
+        b"5\n" + TENSOR,
+    ],
+    ids=lambda payload: repr(payload[:60]),
+)
+def test_a_forged_state_is_refused_with_little_memory(tmp_path, payload):
+    forge(tmp_path / "c.pt", payload)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="holds no state"):
+        checkpoint.read(tmp_path / "c.pt")
+    assert tracemalloc.get_traced_memory()[1] < 1 << 28
+    tracemalloc.stop()
+
+
+def test_the_deepest_state_is_read(tmp_path):
+    forge(tmp_path / "c.pt", b'{"dict": [["a", ' + b"[" * 64 + b"]" * 64 + b"]]}\n" + TENSOR)
+    assert checkpoint.read(tmp_path / "c.pt")["a"]
+
+
+def test_a_state_of_very_many_numbers_outside_of_arrays_is_refused(tmp_path):
+    with pytest.raises(OptionError, match="arrays"):
+        checkpoint.write(tmp_path / "c.pt", {"rows": [0.1] * (1 << 23)})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(torch.ones(3, 2).to(getattr(torch, name)) for name in ("bool", "uint8", "int64", "half")),
+        torch.arange(6.0, dtype=torch.float64).reshape(2, 3).T,
+        torch.tensor(5, dtype=torch.int32),
+        torch.empty(0, 4),
+        torch.arange(4.0).expand(3, 4),
+        np.array([1, 2], np.uint32),
+        {1: "a", None: 2**127, 0.5: [], False: {}},
+        [float("inf"), -0.0, 5e-324, 2**-1074, "\ud800\n"],
+    ],
+    ids=repr,
+)
+def test_every_kind_of_value_comes_back(tmp_path, value):
+    state = checkpoint.snapshot({"a": value})
+    checkpoint.write(tmp_path / "c.pt", state)
+    read = checkpoint.read(tmp_path / "c.pt")
+    assert checkpoint.first_difference(read, state) is None
+    assert repr(read) == repr(state)
 
 
 def test_a_failed_write_leaves_the_previous_file(tmp_path, monkeypatch):

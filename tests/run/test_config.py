@@ -134,17 +134,9 @@ def test_a_number_with_its_prefix_has_the_same_range():
 def test_what_a_file_may_not_set_is_how_a_run_is_started():
     assert options.names(RunOptions, in_file=False) == {
         *("nprocs", "hosts", "hostfile", "mpiexec", "bind_to_core", "collective_timeout"),
-        *(
-            "start_timeout",
-            "max_restarts",
-            "config",
-            "resume",
-            "run_dir",
-            "quiet",
-            "phases",
-            "pass_env",
-        ),
+        *("start_timeout", "max_restarts", "config", "resume", "run_dir", "quiet", "phases"),
         *("stop_after_iterations", "stop_after_seconds", "trust", "keep_batches"),
+        *("pass_env", "shorter_record"),
     }
 
 

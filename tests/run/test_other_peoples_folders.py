@@ -4,16 +4,24 @@ import os
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers import forks
 from helpers.runs import SMALL, curve, sha, train
 
 from rank0rl import start
+from rank0rl.envs import demonstrations
+from rank0rl.envs.make import make
+from rank0rl.envs.spaces import describe
 from rank0rl.launch import usage_error
-from rank0rl.run import files, folder
+from rank0rl.mpi import world
+from rank0rl.options import OptionError
+from rank0rl.run import checkpoint, files, folder, settings, trust
 from rank0rl.run.launch_options import Words
+from rank0rl.run.logger import check_rows
 from rank0rl.tools import plot, report, sbatch
 from rank0rl.tools.study import results, training
 
@@ -110,6 +118,24 @@ def test_an_ordinary_file_is_read(tmp_path):
     assert found == {"a": [0.5, 1.5], "text": "two\nlines", "record": [{"b": {"c": 1}}]}
 
 
+def test_a_run_whose_own_settings_could_not_be_read_again_does_not_begin(tmp_path):
+    done = forks.run(
+        "train.py", *SMALL, "--env-kwargs", 'x="\\u001b[2J"', "--run-dir", str(tmp_path)
+    )
+    assert done.returncode
+    with pytest.raises(ValueError, match="control characters"):
+        settings.write(tmp_path / "config.toml", {"env_id": "\x1b[2J"}, {})
+    assert not (tmp_path / "config.toml").exists()
+
+
+def test_the_version_of_an_mpi_ends_in_no_zero_byte(monkeypatch):
+    """As Open MPI's does: a run's config.toml holds it."""
+    from mpi4py import MPI
+
+    monkeypatch.setattr(MPI, "Get_library_version", lambda: "Open MPI v5.0\tbuild\0")
+    assert world._library() == "Open MPI v5.0 build"
+
+
 def test_a_column_that_would_write_to_a_terminal_is_refused(tmp_path):
     (tmp_path / "progress.csv").write_text("iteration,\x1b[2J\n1,2\n")
     with pytest.raises(ValueError, match="no column of a run"):
@@ -186,10 +212,117 @@ def test_a_run_goes_on_from_the_newest_checkpoint_whose_rows_are_there(tmp_path,
     table.write_bytes(b"".join(lines[:4]) + (b"" if lost == "all that follows" else bytes(99)))
     done = forks.run("train.py", "--resume", str(tmp_path / "r"))
     assert done.returncode == 0, done.stderr
-    assert "00000004.pt are not in progress.csv: going on from" in done.stderr
+    assert "progress.csv has lost rows: going on from" in done.stderr
     assert curve(tmp_path / "r") == curve(tmp_path / "whole")
     assert sha(tmp_path / "r") == sha(tmp_path / "whole")
     table.write_bytes(lines[0])
     done = forks.run("train.py", "--resume", str(tmp_path / "r"))
     assert done.returncode == 2
-    assert "must have the rows of iterations 1 to 6" in done.stderr
+    assert "must have the rows up to iteration 6" in done.stderr
+    assert "--shorter-record" in done.stderr
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_a_run_without_its_rows_goes_on_with_a_shorter_record(tmp_path, kept):
+    """Its curve is the same from there on, and it can be resumed and verified as any other."""
+    args = [*SMALL, "--hidden", "8", "--total-steps", "384", "--checkpoint-every", "1"]
+    train(tmp_path / "whole", *args)
+    folder = tmp_path / "r"
+    train(folder, *args, "--stop-after-iterations", "4", "--keep-checkpoints", "1")
+    table = folder / "progress.csv"
+    table.write_bytes(b"".join(table.read_bytes().splitlines(keepends=True)[:kept]))
+    on = ["--resume", str(folder)]
+    done = forks.run("train.py", *on, "--shorter-record", "--stop-after-iterations", "5")
+    assert done.returncode == 0, done.stderr
+    assert "lost rows: going on from" in done.stderr
+    assert [row["iteration"] for row in curve(folder)] == (["1", "5"] if kept == 2 else ["5"])
+    assert forks.run("train.py", *on).returncode == 0
+    assert curve(folder)[-2:] == curve(tmp_path / "whole")[-2:]
+    assert sha(folder) == sha(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("iteration,steps\n" + "\n" * (1 << 21), "lines"),
+        ("iteration,steps\n" + "1,\n" * (1 << 21), "lines"),
+        ("a,\n" + "," * (1 << 25), "commas"),
+    ],
+)
+def test_a_record_of_line_breaks_is_refused_at_once(tmp_path, text, said):
+    path = tmp_path / "progress.csv"
+    path.write_text(text)
+    tracemalloc.start()
+    for read in (folder.read_rows, lambda of: check_rows(of, 1, "")):
+        with pytest.raises(ValueError, match=rf"expected at most .* {said}"):
+            read(tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 4 * len(text)
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hidden", [60_000, 60_000]),
+        ("value_hidden", [60_000, 60_000]),
+        ("hidden", [1] * 100_000),
+        ("memory_size", 60_000),
+        ("hidden", ["a", "b"]),
+        ("num_envs", 10**9),
+        ("num_envs", "4"),
+    ],
+)
+def test_settings_of_more_than_a_checkpoint_holds_are_refused(run, name, value):
+    path = checkpoint.latest(run)
+    state = checkpoint.read(path)
+    checkpoint.write(path, {**state, "settings": {**state["settings"], name: value}})
+    with pytest.raises(ValueError, match="must hold|does not hold|holds no run"):
+        settings.read_saved(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"wrappers": ["FrameStackObservation(stack_size=200000000)"]},
+        {"wrappers": ["FrameStackObservation(stack_size=2e8)"]},
+        {"wrappers": ["ResizeObservation(shape=(100000, 100000))"]},
+        {"wrappers": ["TimeLimit(max_episode_steps=-1)"]},
+        {"wrappers": ["TimeLimit(max_episode_steps=1e400)"]},
+        {"env_kwargs": {"max_episode_steps": -1}},
+        {"env_kwargs": {"max_episode_steps": 10**9}},
+        {"env_kwargs": {"frame_skip": 10**9}},
+        {"env_kwargs": {"map": {"sizes": [5, 10**9]}}},
+    ],
+    ids=str,
+)
+def test_arguments_that_ask_for_much_need_trust(change):
+    asked = {"env_id": "Pendulum-v1", **change}
+    with pytest.raises(ValueError, match="numbers above 10,000"):
+        trust.trusted(asked, "its file")
+    assert trust.trusted(asked, "its file", trust=True) == asked
+
+
+def test_ordinary_arguments_need_none():
+    asked = {
+        "env_id": "Walker2d-v5",
+        "wrappers": ["FrameStackObservation(stack_size=4)", "TimeLimit(max_episode_steps=1000)"],
+        "env_kwargs": {
+            "healthy_z_range": [0.5, float("inf")],
+            "max_episode_steps": 500,
+            "terminate_when_unhealthy": False,
+            "reset_noise_scale": 1e-3,
+        },
+    }
+    assert trust.trusted(asked, "its file") == asked
+
+
+def test_a_small_file_of_many_arrays_is_refused(tmp_path):
+    spaces = describe(make("CartPole-v1"))
+    obs, act = np.zeros((1 << 26, 4), np.float32), np.zeros(1, np.int64)
+    np.savez_compressed(tmp_path / "d.npz", obs=obs, act=act)
+    assert (tmp_path / "d.npz").stat().st_size < 1 << 21
+    tracemalloc.start()
+    with pytest.raises(OptionError, match="expected at most"):
+        demonstrations.read(str(tmp_path / "d.npz"), spaces)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    tracemalloc.stop()

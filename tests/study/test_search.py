@@ -2,6 +2,9 @@
 
 import csv
 import json
+import os
+import threading
+import time
 import warnings
 from types import SimpleNamespace
 
@@ -215,3 +218,52 @@ def test_a_trial_that_cannot_be_fails_alone(tmp_path, capsys):
         searching.done(run, 0)
     assert found <= {4, 8}
     assert "steps_per_batch must be a multiple" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a FIFO", "not a regular file"),
+        ("a link", "is a link"),
+        (b"[" * 100_000 + b"\n", "Optuna did not write it"),
+        (b'{"op_code": 99}\n' * 2, "Optuna did not write it"),
+        (bytes(search._JOURNAL + 1), "at most"),
+    ],
+    ids=["FIFO", "link", "deep", "unknown", "large"],
+)
+def test_a_journal_of_someone_else_is_refused_in_one_line(tmp_path, content, said):
+    path = tmp_path / "search" / "optuna.journal"
+    path.parent.mkdir()
+    if content == "a FIFO":
+        os.mkfifo(path)
+    elif content == "a link":
+        (tmp_path / "outside").touch()
+        path.symlink_to(tmp_path / "outside")
+    else:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=said) as error:
+        Search(options(), REST, tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    """A file in its place, of any kind, does not count."""
+    (tmp_path / "search").mkdir()
+    os.mkfifo(tmp_path / "search" / "claim")
+    os.mkfifo(tmp_path / "search" / "optuna.journal.lock")
+    begun = time.monotonic()
+    assert Search(options(), REST, tmp_path).take()
+    assert time.monotonic() < begun + 10
+
+
+def test_a_lock_is_waited_for(tmp_path):
+    lock, other = search._Lock(tmp_path), search._Lock(tmp_path)
+    lock.acquire()
+    waiting = threading.Thread(target=other.acquire)
+    waiting.start()
+    waiting.join(0.1)
+    assert waiting.is_alive()
+    lock.release()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    other.release()

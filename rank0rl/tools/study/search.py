@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from rank0rl.run import files
 from rank0rl.run.folder import read_run
 from rank0rl.tools import figures
 from rank0rl.tools.study.planned import Options, Planned, plan_run, seeds
@@ -23,6 +24,8 @@ from rank0rl.tools.study.results import TRIALS
 from rank0rl.tools.study.training import Runs, Training, claim
 
 _REPORTS = 20  # times in a run that it is compared with the trials before
+_LOCK_S = 0.01  # between tries to lock the journal
+_JOURNAL = 1 << 26  # bytes of the largest journal: 100,000 trials and more
 _LOOK_S = 2.0  # between looks at the trials of other machines
 _WARM_UP = 5  # of these, the first ones, and trials that are never stopped early
 
@@ -128,11 +131,9 @@ class Search(Runs):
         self._given, self._rest = given, rest
         self._seeds = seeds(given.search_seeds)
         self._suggest = {name: _suggester(name, text) for name, text in _ranges(given).items()}
-        (out / "search").mkdir(parents=True, exist_ok=True)
-        file = optuna.storages.journal.JournalFileBackend(str(out / "search" / "optuna.journal"))
         kinds = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
         self._study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(file),
+            storage=_storage(optuna, out / "search"),
             study_name="rank0rl",
             load_if_exists=True,
             direction="maximize",
@@ -300,6 +301,40 @@ class Search(Runs):
             value = float(np.mean(scores))
         self._study.tell(trial.of_optuna, value, state=TrialState[trial.verdict])
         trial.release()
+
+
+class _Lock:
+    """The lock of Optuna's journal, which ends with its process. Optuna's own is a link that a kill leaves behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def acquire(self) -> bool:
+        """Wait until no other process has the lock."""
+        while not (release := claim(self._folder)):
+            time.sleep(_LOCK_S)
+        self.release = release
+        return True
+
+
+def _storage(optuna: Any, folder: Path) -> Any:
+    """Return Optuna's storage of the trials in a folder, which may come from someone else.
+
+    Raises:
+        ValueError: if its journal cannot be read, or a file in the folder is a link.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files.check_links(folder)
+    path = folder / "optuna.journal"
+    if path.exists():
+        files.read(path, "search", _JOURNAL, first=0)
+    try:
+        file = optuna.storages.journal.JournalFileBackend(str(path), _Lock(folder))
+        return optuna.storages.JournalStorage(file)
+    except Exception as error:  # whatever Optuna raises for what it did not write
+        raise ValueError(
+            f"cannot read search {path}: Optuna did not write it ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _optuna() -> Any:

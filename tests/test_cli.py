@@ -31,6 +31,16 @@ WRONG = [
     (["helpers.envs:Normalized-v0"], "Normalized-v0 is wrapped in NormalizeObservation"),
     (["helpers.envs:Odd-v0"], "Odd-v0 has Text(1, 5, charset"),
     (["Wolker2d"], "did you mean Walker2d"),
+    (["Walker2d-v1"], "did you mean Walker2d-v5?;"),
+    (
+        ["Walker2d-v1", "--gpu_pct", "0.08", "-n", "2000"],
+        "options of mpi_util's train.py have other names here (--gpu_pct: leave it out",
+    ),
+    (
+        ["Pendulum", *["-g", "0.9", "-l", "0.9", "-k", "0.003", "-b", "20", "-m", "10", "-v", "-1", "--kl_targ=0.01"]],
+        "(-g: --gamma, -l: --lam, -k: --target-kl, -b: --episodes-per-batch, -m: --hidden, the units of "
+        "each layer, -v: --log-std, which is half of it, --kl_targ: --target-kl)",
+    ),
     (["Walker2d", "--algo", "pop"], "no agent 'pop'"),
     (["Walker2d", "--config", "none.toml"], "cannot read config none.toml"),
     (["Walker2d", "--env-kwargs", "speed=3"], "cannot make environment 'Walker2d-v5'"),

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.agreement import check_layout
-from rank0rl.mpi.arrays import SAME, as_values
+from rank0rl.mpi.arrays import SAME, as_value, as_values
 from rank0rl.mpi.comm import Comm
 from rank0rl.mpi.gather import gather_many
 from rank0rl.mpi.world import attempt
@@ -148,13 +148,53 @@ def _sets(names: Collection[str]) -> list[frozenset[str]]:
 def _reduced(x: Any, axis_name: AxisName, op: str) -> Any:
     """Return sums, means, or largest or smallest values over the ranks of an axis, leaf by leaf.
 
-    Leaves of one dtype are one message. Integers are exact, but their mean is float64. One that does not
-    fit its dtype is the same OverflowError on every rank of the axis.
+    Leaves of one dtype are one message. Integers are exact, but their mean is float32, as in JAX. A sum that
+    does not fit its dtype is the same OverflowError on every rank of the axis. Under torch.vmap, as in
+    `evorl.shmap_vmap`, all rows of a rank are in the message.
     """
     if not _axis_names(axis_name):
         return x
+    leaves = named(x)
+    if any(map(_is_of_vmap, leaves.values())):
+        return rebuilt(x, _all_rows(axis_name, op, *map(torch.as_tensor, leaves.values())))
     along = current_mesh().comm(axis_name)
-    return rebuilt(x, reduce.reduce_many(named(x), op, f"p{op}", along).values())
+    found = reduce.reduce_many(leaves, op, f"p{op}", along)
+    return rebuilt(x, [_as_in_jax(found[name], leaf, op) for name, leaf in leaves.items()])
+
+
+def _as_in_jax(mean: Any, leaf: Any, op: str) -> Any:
+    """Return a result with the dtype that JAX gives it."""
+    if op != "mean" or isinstance(mean, float) or as_value(leaf).array.dtype.kind not in "biu":
+        return mean
+    return mean.float() if isinstance(mean, Tensor) else mean.astype(np.float32)
+
+
+def _is_of_vmap(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and torch._C._functorch.is_batchedtensor(leaf)
+
+
+class _AllRows(torch.autograd.Function):
+    """`_reduced` of tensors, and of all rows of torch.vmap together."""
+
+    @staticmethod
+    def forward(axis_name: AxisName, op: str, *leaves: Tensor) -> tuple[Tensor, ...]:
+        return tuple(_reduced([*leaves], axis_name, op))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, axis_name: AxisName, op: str, *leaves: Tensor) -> Any:
+        dims = in_dims[2:]
+        rows = [
+            x if dim is None else x.movedim(dim, 0) for x, dim in zip(leaves, dims, strict=True)
+        ]
+        out = _all_rows(axis_name, op, *rows)
+        return out, tuple(None if dim is None else 0 for dim in dims)
+
+
+_all_rows: Any = _AllRows.apply
 
 
 def psum(x: Any, axis_name: AxisName = None) -> Any:

@@ -148,7 +148,7 @@ class TorchOptimizer:
 
 
 def _copies(params: Any) -> list[Tensor]:
-    return [p.detach().clone().requires_grad_() for p in named(params).values()]
+    return [torch.as_tensor(p).detach().clone().requires_grad_() for p in named(params).values()]
 
 
 def _or_pmap_axis_name(function: Callable[..., Update]) -> Callable[..., Update]:
@@ -173,7 +173,7 @@ def gradient_update(
 
     Args:
         loss_fn: function of (params, ...) that returns the loss, a tensor of one number, or
-            (loss, aux). params is a tree of tensors.
+            (loss, aux). params is a tree of tensors. Arrays are taken as tensors.
         optimizer: object with optax's `init` and `update`, such as a `TorchOptimizer`.
         dp_axis_name: axis of the ranks over which gradients are averaged. The keyword may be
             `pmap_axis_name` too.
@@ -185,6 +185,7 @@ def gradient_update(
     """
 
     def update(opt_state: Any, params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
+        params = tree_map(torch.as_tensor, params)
         value, grads = _value_and_grad(loss_fn, has_aux, params, *args, **kwargs)
         with torch.no_grad():
             changes, opt_state = optimizer.update(pmean(grads, dp_axis_name), opt_state, params)

@@ -63,16 +63,19 @@ class MpiAdamOptimizer:
         return dict(self._variables)
 
     def minimize(
-        self, loss: Tensor, var_list: Iterable[Tensor], global_step: Tensor | None = None
+        self,
+        loss: Tensor,
+        var_list: Iterable[Tensor] | None = None,
+        global_step: Tensor | None = None,
     ) -> None:
-        """Compute the gradients and apply them.
+        """Compute the gradients, as `compute_gradients` does, and apply them.
 
         Collective: every rank calls this, in the same order.
         """
         self.apply_gradients(self.compute_gradients(loss, var_list), global_step)
 
     def compute_gradients(
-        self, loss: Tensor, var_list: Iterable[Tensor], **kwargs: Any
+        self, loss: Tensor, var_list: Iterable[Tensor] | None = None, **kwargs: Any
     ) -> GradsAndVars:
         """Return the gradients of the loss, averaged over ranks.
 
@@ -80,7 +83,8 @@ class MpiAdamOptimizer:
 
         Args:
             loss: this rank's loss, a single number.
-            var_list: tensors that require a gradient, in the same order on every rank.
+            var_list: tensors that require a gradient, in the same order on every rank. None: those on
+                which this loss depends, in the order of its graph, which must be the same on every rank.
             kwargs: `grad_loss`, the gradient with respect to the loss; `retain_graph`, as in torch,
                 to differentiate the same loss again. TF1's other keywords have no effect.
 
@@ -95,7 +99,7 @@ class MpiAdamOptimizer:
         unknown = kwargs.keys() - _TF_ONLY - {"grad_loss", "retain_graph"}
         if unknown:
             raise TypeError(f"compute_gradients has no keyword {', '.join(sorted(unknown))}")
-        named = _named(var_list)
+        named = _named(_variables_of(loss) if var_list is None else var_list)
         grads: dict[str, Tensor] = {}
         if loss.requires_grad and named:
             kept, outer = kwargs.get("retain_graph"), kwargs.get("grad_loss")
@@ -161,6 +165,22 @@ class MpiAdamOptimizer:
                 self._adam.add_param_group({"params": new})
         self._adam = self._adam or self._make_adam(new)
         return self._adam
+
+
+def _variables_of(loss: Tensor) -> list[Tensor]:
+    """Return the tensors that require a gradient and on which a loss depends, in the order of its graph."""
+    found: dict[int, Tensor] = {}
+    seen, left = set(), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)  # of torch's AccumulateGrad
+        if variable is not None:
+            found[id(variable)] = variable
+        left += [before for before, _ in reversed(node.next_functions)]
+    return [*found.values()]
 
 
 def sync_all_params(*things: Any) -> None:

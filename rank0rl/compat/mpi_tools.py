@@ -10,7 +10,7 @@ import numpy as np
 from rank0rl.launch import fork
 from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.agreement import SMALL, exchange
-from rank0rl.mpi.arrays import Value, as_value, check_numbers, is_tensor
+from rank0rl.mpi.arrays import as_value, check_numbers, fill, is_tensor
 from rank0rl.mpi.world import attempt
 
 __all__ = [
@@ -165,7 +165,7 @@ def _reduce_into(
     problem = problem or _not_writable(x) or unfit or wrong
     result = reduce.reduce_many({"x": sent}, op, what, problem=problem)["x"]
     if written:
-        _fill(x, as_value(result))
+        fill(x, as_value(result).array)
 
 
 def _bcast_from(root: Any, x: Any, what: str, problem: str = "", name: str = "root") -> None:
@@ -186,7 +186,7 @@ def _bcast_from(root: Any, x: Any, what: str, problem: str = "", name: str = "ro
     else:
         comm.bcast_(sent, root=root)
     if comm.get_rank() != root:
-        _fill(x, thing._replace(array=sent))
+        fill(x, sent)
 
 
 def _not_a_rank(name: str, rank: Any) -> str:
@@ -219,14 +219,3 @@ def _not_writable(x: Any) -> str:
     from rank0rl.mpi.weights import check_data  # which loads torch
 
     return attempt(lambda: check_data({"x": x}), None)[1]
-
-
-def _fill(x: Any, value: Value) -> None:
-    """Overwrite an array or a tensor with numbers, in any shape. No gradient flows through this."""
-    if isinstance(x, np.ndarray):
-        x[...] = value.array.reshape(x.shape)
-        return
-    import torch
-
-    with torch.no_grad():
-        x.copy_(torch.from_numpy(value.array).reshape(x.shape))

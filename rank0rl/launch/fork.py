@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import platform
+import re
 import shutil
 import signal
 import sys
@@ -31,6 +32,11 @@ from rank0rl.launch.mpiexec import (
 from rank0rl.launch.streams import outlast_readers
 from rank0rl.launch.supervisor import TURN_S, Supervisor
 
+# Texts of NumPy's, torch's and Python's errors.
+_OF_NO_ROWS = re.compile(
+    r"zero-size|size 0|empty|non-zero size|out of (bounds|range)|division by zero"
+)
+
 
 def mpi_fork(
     n: int | None = None,
@@ -50,7 +56,8 @@ def mpi_fork(
     """Run this command line again on n ranks.
 
     A script calls it once, early: ``if "parent" == mpi_fork(n): sys.exit()``. Code before the call
-    runs once in the parent and once in every rank.
+    runs once in the parent and once in every rank. Ranks have OMP_NUM_THREADS=1, MKL_NUM_THREADS=1 and
+    IN_MPI=1, unless these variables are set.
 
     Args:
         n: number of ranks. With 1 or less nothing is started, and no MPI is loaded. None: one per
@@ -224,6 +231,11 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
         job.fail(exit_code_after(signal.SIGINT), "interrupted")
         return
     lines = "".join(traceback.format_exception(kind, error, trace))
+    if job.rows_are_on_rank0 and _OF_NO_ROWS.search(str(error)):
+        lines += (
+            "note: after rank0_accum_batches, ranks above 0 have no rows: what needs rows belongs below "
+            "if rank == 0\n"
+        )
     job.fail(
         FAILURE, f"rank {world_rank()} of {world_size()}, on {platform.node()}, failed:\n{lines}"
     )

@@ -50,6 +50,8 @@ TOLD = "RANK0RL_TOLD"  # file for the run's folder, if a Python program waits fo
 HOSTS = "RANK0RL_HOSTS"  # hosts of a restarted job, once one is lost
 END_SIGNALS = tuple(getattr(signal, s) for s in ("SIGTERM", "SIGUSR1") if hasattr(signal, s))
 """Signals by which a batch system asks a job to end, sent to any or all of its processes."""
+rows_are_on_rank0 = False
+"""True on a rank above 0 that has sent its rows to rank 0."""
 _REPORT_S = 2.0  # time for another rank to print its report
 _PARENT = os.getppid()  # of a rank, the shell around it
 # What `mpiexec -l` of MPICH and `--output tag` of Open MPI put before each line.

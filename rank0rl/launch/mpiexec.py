@@ -25,8 +25,12 @@ from rank0rl.launch import usage_error
 from rank0rl.launch.hosts import Host, listed
 
 # Open MPI refuses root and more ranks than cores unless told. Like Intel MPI, it binds each rank to a
-# core, which would leave rank 0's update a single one. Each MPI reads its own variables only.
+# core, which would leave rank 0's update a single one. Each MPI reads its own variables only. The first
+# three are those of Spinning Up, OmniSafe and mpi_util: ranks share the cores, so each begins with one thread.
 DEFAULT_VARIABLES = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "IN_MPI": "1",
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -266,7 +270,7 @@ PASSED_VARIABLES = (
     *("LD_*", "DYLD_*", "MALLOC_*", "GLIBC_TUNABLES"),
     *("PYTHON*", "VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV"),
     *("OMP_*", "GOMP_*", "KMP_*", "MKL_*", "OPENBLAS_*", "BLIS_*", "NUMEXPR_*", "VECLIB_*"),
-    *("NPY_*", "ATEN_*", "ONEDNN_*", "NUMBA_*"),
+    *("IN_MPI", "NPY_*", "ATEN_*", "ONEDNN_*", "NUMBA_*"),
     *("TORCH_*", "PYTORCH_*", "JAX_*", "XLA_*", "CUDA_*", "CUBLAS_*", "HIP_*", "ROCR_*"),
     *("MUJOCO_*", "PYOPENGL_*", "EGL_*", "SDL_*"),
     *("MPICH_*", "MPIR_*", "HYDRA_*", "I_MPI_*", "OMPI_*", "PRTE_*", "PMIX_*", "UCX_*", "FI_*"),

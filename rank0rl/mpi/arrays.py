@@ -100,6 +100,24 @@ def _tensor_as_value(x: Any) -> Value:
     return Value(array, restore, Kind("", dtype, x.shape, device.type))
 
 
+def fill(x: Any, array: Array) -> None:
+    """Overwrite an array or a tensor with as many numbers, in any shape. No gradient flows through this.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: if it is read-only.
+        RuntimeError: if several of a tensor's numbers are in one place of memory.
+    """
+    if isinstance(x, np.ndarray):
+        x[...] = array.reshape(x.shape)
+    elif is_tensor(x):
+        torch = sys.modules["torch"]
+        with torch.no_grad():
+            x.copy_(torch.from_numpy(array).reshape(x.shape))
+    else:
+        raise TypeError(f"expected an array or a tensor to write to: got {type(x).__name__}")
+
+
 def as_values(things: Mapping[str, Any], op: str = "") -> dict[str, Value]:
     """Return numbers, arrays, tensors and lists of numbers as arrays, sorted by name.
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from rank0rl.mpi.arrays import as_value, fill, is_tensor
 from rank0rl.mpi.wait import ARRIVE_S, MOVE_S, wait
 from rank0rl.mpi.world import (
     Comm,
@@ -155,16 +156,19 @@ def allgather_obj(value: Any, what: str, comm: Comm | None = None) -> list[Any]:
 
 
 @collective
-def bcast(array: Any, comm: Comm | None = None) -> Array:
-    """Return a copy of rank 0's array on every rank, and overwrite arrays like it on the others.
+def bcast(array: Any, comm: Comm | None = None) -> Any:
+    """Return a copy of rank 0's array or tensor on every rank, and overwrite those like it on the others.
 
     Collective: every rank calls this, in the same order.
 
     Args:
-        array: on rank 0, an array of any dtype except object, or a list of numbers. It stays as it
-            is. On the other ranks, an array of that shape and dtype is overwritten in place, unless
-            it is read-only. Anything else that they pass is ignored.
+        array: on rank 0, an array of any dtype except object, a tensor, or a list of numbers. It stays
+            as it is. On the other ranks, an array or a tensor of that shape and dtype is overwritten in
+            place, unless it is read-only. Anything else that they pass is ignored.
         comm: the ranks; all of the job by default.
+
+    Returns:
+        A tensor where this rank has passed a tensor of that shape and dtype, else an array.
 
     Raises:
         ValueError: the same on every rank, if rank 0 passes anything else.
@@ -172,7 +176,7 @@ def bcast(array: Any, comm: Comm | None = None) -> Array:
     comm = among(comm)
     out, problem = np.empty(0), ""
     if get_rank(comm) == 0:
-        out, problem = attempt(lambda: np.array(array, order="C"), out)
+        out, problem = attempt(lambda: np.array(_as_array(array), order="C"), out)
         problem = f"got {type(array).__name__}" if out.dtype.hasobject else problem
     shape, dtype, problem = bcast_obj((out.shape, out.dtype, problem), comm)
     if problem:
@@ -184,10 +188,16 @@ def bcast(array: Any, comm: Comm | None = None) -> Array:
         )
     out = out if get_rank(comm) == 0 else np.empty(shape, dtype)
     bcast_(out, comm)
-    fits = isinstance(array, np.ndarray) and (array.shape, array.dtype) == (out.shape, out.dtype)
-    if get_rank(comm) and fits and array.flags.writeable:
-        array[...] = out
-    return out
+    mine, _ = attempt(lambda: as_value(array), as_value(0))
+    if (mine.array.shape, mine.array.dtype) != (out.shape, out.dtype):
+        return out
+    if get_rank(comm):
+        attempt(lambda: fill(array, out), None)  # unless it is read-only
+    return mine.restore(out) if is_tensor(array) else out
+
+
+def _as_array(x: Any) -> Any:
+    return as_value(x).array if is_tensor(x) else x
 
 
 @collective

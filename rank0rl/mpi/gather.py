@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rank0rl.launch import job
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.arrays import NUMBERS, SAME, Kind, Value, as_value, as_values, is_tensor
 from rank0rl.mpi.comm import (
@@ -29,7 +30,7 @@ from rank0rl.mpi.comm import (
     unpickled,
 )
 from rank0rl.mpi.wait import MOVE_S, wait
-from rank0rl.mpi.world import agreed, attempt, collective
+from rank0rl.mpi.world import agreed, attempt, collective, get_rank
 
 Array = npt.NDArray[Any]
 Path = tuple[str, ...]
@@ -88,7 +89,9 @@ def rank0_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> d
             shapes, or if one of them passes anything else.
         RuntimeError: on the ranks that receive an item that they cannot unpickle.
     """
-    return _accumulate(batch, "rank0_accum_batches", comm, to_all=False)
+    whole = _accumulate(batch, "rank0_accum_batches", comm, to_all=False)
+    job.rows_are_on_rank0 = get_rank(comm) > 0
+    return whole
 
 
 def all_accum_batches(batch: Mapping[str, Any], comm: Comm | None = None) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def _tensors(thing: Any, path: tuple[str, ...], to_overwrite: bool) -> Iterator[
     else:
         raise TypeError(
             f"weights must be modules, tensors, arrays, or dicts and lists of them: got "
-            f"{type(thing).__name__} at {name!r}"
+            f"{type(thing).__name__} at {name!r}; pass the module, as in rank0_bcast_wts(policy, 'policy')"
         )
 
 
@@ -199,4 +199,7 @@ def sha256_arrays(arrays: Mapping[str, Array]) -> str:
 
 
 def _bytes(t: Tensor) -> Tensor:
-    return t.cpu().contiguous().reshape(-1).view(torch.uint8)
+    flat = t.cpu().contiguous().reshape(-1)
+    return (
+        flat.view(torch.uint8) if len(flat) else torch.empty(0, dtype=torch.uint8)
+    )  # may have no stride

@@ -69,10 +69,10 @@ def on_rank_collectives():
             out = op(np.stack([np.asarray(each) for each in xs]), axis=0)
             if isinstance(x, torch.Tensor):
                 keep = name != "pmean" or x.is_floating_point()
-                return torch.as_tensor(out).to(x.dtype if keep else torch.float64)
+                return torch.as_tensor(out).to(x.dtype if keep else torch.float32)
             if isinstance(x, int | float):
                 return out.item()
-            dtype = np.float64 if name == "pmean" and x.dtype.kind == "i" else x.dtype
+            dtype = np.float32 if name == "pmean" and x.dtype.kind == "i" else x.dtype
             return np.asarray(out).astype(dtype)[()]
 
         mine = tree(r)

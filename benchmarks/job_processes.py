@@ -21,7 +21,7 @@ BETWEEN = {b"hydra_pmi_proxy": "proxy", b"prted": "proxy", b"mpi": "launcher", b
 class Job:
     """A job with a token in its environment, which tells its processes from all others."""
 
-    def __init__(self, folder: Path, words: list[str]) -> None:
+    def __init__(self, folder: Path, words: list[str], **variables: str) -> None:
         """Start it. Its output goes to `folder/log`, its temporary files to `folder/tmp`."""
         (folder / "tmp").mkdir(parents=True, exist_ok=True)
         value = str(uuid.uuid4())
@@ -29,7 +29,7 @@ class Job:
         self._process = subprocess.Popen(
             [sys.executable, *words],
             cwd=ROOT,
-            env={**os.environ, "TMPDIR": str(folder / "tmp"), TOKEN: value},
+            env={**os.environ, **variables, "TMPDIR": str(folder / "tmp"), TOKEN: value},
             stdout=(folder / "log").open("ab"),
             stderr=subprocess.STDOUT,
         )

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from rank0rl import algos
-from rank0rl.launch import WRONG_USE, exit_code_after, fork, job
+from rank0rl.launch import WRONG_USE, exit_code_after, fork, job, usage_error
 from rank0rl.launch.streams import outlast_readers
 from rank0rl.run.launch_options import Words, limit_cpu
 
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             return
     except ValueError as error:
         if not job.world_rank():  # of several ranks, one says it
-            print(f"error: {error}", file=sys.stderr)
+            usage_error(str(error))
         sys.exit(WRONG_USE)
     gc.disable()  # importing torch makes only objects that stay: collecting takes a sixth longer
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -167,6 +168,12 @@ class Collector:
         """Take back what `state` returned, as tensors. Rank 0 only, before `restore`."""
         self._unfinished.load(_arrays(state["envs"]))
         self._settings = {**state["settings"]}
+        for text in self._settings.values():
+            json.loads(text)
+        unfinished = self._unfinished.all()
+        versions = {*unfinished.get("settings", [None])} if unfinished and self._settings else set()
+        if not versions <= self._settings.keys():
+            raise ValueError("an episode under way has settings that are not in the checkpoint")
         ahead = {
             name: _arrays(value) if isinstance(value, Mapping) else value
             for name, value in state["ahead"].items()

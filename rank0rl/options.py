@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -235,7 +236,14 @@ def _converted(name: str, value: Any, kind: Any, source: str) -> Any:
         raise ValueError(f"{source}: {name} must be {_type_name(kind)}: got {value!r}")
     if isinstance(value, list):
         return tuple(value)
-    return float(value) if type(value) is int and float in kinds and int not in kinds else value
+    if type(value) is not int or float not in kinds or int in kinds:
+        return value
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(
+            f"{source}: {name} must be at most {sys.float_info.max}: got more"
+        ) from None
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -9,7 +9,6 @@ import dataclasses
 import gc
 import os
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -21,7 +20,7 @@ from rank0rl.agent import Agent
 from rank0rl.collector import Collector
 from rank0rl.envs.spaces import refuse_other_spaces
 from rank0rl.evaluation import Evaluation
-from rank0rl.launch import WRONG_USE, job
+from rank0rl.launch import WRONG_USE, job, usage_error
 from rank0rl.launch.hosts import count_ranks, read_hosts
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import comm
@@ -133,7 +132,7 @@ def _plan(words: Words, configs: Path | None, check: Callable[[RunOptions], None
 def _refuse(error: ValueError) -> int:
     """Print the mistake in the command line, on rank 0; return the exit code."""
     if comm.get_rank() == 0:
-        print(f"error: {error}", file=sys.stderr)
+        usage_error(str(error))
     return WRONG_USE
 
 

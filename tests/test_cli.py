@@ -37,7 +37,24 @@ WRONG = [
         "options of mpi_util's train.py have other names here (--gpu_pct: leave it out",
     ),
     (
-        ["Pendulum", *["-g", "0.9", "-l", "0.9", "-k", "0.003", "-b", "20", "-m", "10", "-v", "-1", "--kl_targ=0.01"]],
+        [
+            "Pendulum",
+            *[
+                "-g",
+                "0.9",
+                "-l",
+                "0.9",
+                "-k",
+                "0.003",
+                "-b",
+                "20",
+                "-m",
+                "10",
+                "-v",
+                "-1",
+                "--kl_targ=0.01",
+            ],
+        ],
         "(-g: --gamma, -l: --lam, -k: --target-kl, -b: --episodes-per-batch, -m: --hidden, the units of "
         "each layer, -v: --log-std, which is half of it, --kl_targ: --target-kl)",
     ),

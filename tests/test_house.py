@@ -19,7 +19,7 @@ MOST_LINES = 450  # of a file: more is a second idea
 HOUSE = {
     "files": 130,
     "top_modules": 16,
-    "public_names": 570,
+    "public_names": 571,
     "loop_files": 60,
     "train_files": 83,
     "path_files": 25,

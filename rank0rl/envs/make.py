@@ -147,7 +147,7 @@ def _wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
         return cls(env, **_arguments(wrapper))
     except Exception as error:  # whatever the wrapper's constructor raises
         raise ValueError(
-            f"cannot wrap {name_of(env)} in {wrapper!r}: {type(error).__name__}: {error}; expected a "
+            f"cannot wrap {name_of(env)} in {wrapper!r:.200}: {type(error).__name__}: {error}; expected a "
             f"name in gymnasium.wrappers, or module:Class, with keyword arguments in brackets"
         ) from error
 

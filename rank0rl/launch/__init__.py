@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 
 SUCCESS, FAILURE, WRONG_USE = 0, 1, 2
+_LONG = 20_000  # characters of a message: a traceback is shorter
 
 
 def exit_code_after(signum: int) -> int:
@@ -36,9 +37,14 @@ def python(*words: str) -> tuple[list[str], dict[str, str]]:
     return [sys.executable, "-P", *words], {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+def printable(text: str) -> str:
+    """Return a text whose names, perhaps somebody's, neither write to the terminal nor fill it."""
+    if len(text) > _LONG:
+        text = f"{text[: _LONG // 2]} ... {text[-_LONG // 4 :]}"
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def usage_error(message: str) -> int:
     """Print a message about wrong use; return the exit code."""
-    # Names of somebody's files do not write to the terminal.
-    shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in message)
-    print(f"error: {shown}", file=sys.stderr)
+    print(f"error: {printable(message)}", file=sys.stderr)
     return WRONG_USE

@@ -41,6 +41,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from rank0rl.launch import printable
+
 FOLDER = "RANK0RL_JOB"
 TERMINAL = "RANK0RL_TERMINAL"  # columns of the supervisor's terminal, or empty
 TIMEOUT = "RANK0RL_COLLECTIVE_TIMEOUT"  # seconds that a rank may wait in a collective, if limited
@@ -174,7 +176,7 @@ def fail(code: int, why: str) -> None:
     """
     folder = my_folder()
     if folder is None or write_once(folder / "reporter", str(world_rank())):
-        print(why, file=sys.stderr, flush=True)
+        print(printable(why), file=sys.stderr, flush=True)
         _say("failed", str(code))
         return
     end = time.monotonic() + _REPORT_S

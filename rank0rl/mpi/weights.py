@@ -67,7 +67,7 @@ def _tensors(thing: Any, path: tuple[str, ...], to_overwrite: bool) -> Iterator[
     else:
         raise TypeError(
             f"weights must be modules, tensors, arrays, or dicts and lists of them: got "
-            f"{type(thing).__name__} at {name!r}; pass the module, as in rank0_bcast_wts(policy, 'policy')"
+            f"{type(thing).__name__} at {name!r}; pass the module, as in rank0_bcast_wts(net, 'net')"
         )
 
 

@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 _TEXT = 1 << 24  # bytes
+_CONFIG = 1 << 22  # bytes of a TOML file: the records of some thousand starts
 _PARTS = 64
+_FILES = (".csv", ".json", ".toml", ".txt")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 _TABLE, _LINES, _COMMAS = 1 << 28, 1 << 20, 1 << 24  # of a CSV file: 400,000 iterations
 
@@ -103,7 +105,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     Raises:
         ValueError: if it cannot be read, or for the reasons of `parse_toml`.
     """
-    return parse_toml(read_text(path, what), path, what)
+    return parse_toml(read_text(path, what, _CONFIG), path, what)
 
 
 def parse_toml(text: str, path: Path, what: str) -> dict[str, Any]:
@@ -185,17 +187,19 @@ def append(path: Path) -> BinaryIO:
     return open(os.open(path, how, 0o666), "ab")
 
 
-def check_links(folder: Path) -> None:
-    """Check that nothing in a folder is a link, by which a run would write, or delete files, elsewhere.
+def check_folder(folder: Path) -> None:
+    """Check that a folder holds nothing through which a run would write elsewhere, or not at all.
 
     Raises:
-        ValueError: naming the link.
+        ValueError: naming a link, or what should be a file.
     """
     for path in folder.iterdir():
         if path.is_symlink():
             raise ValueError(
                 f"{path} is a link, and a run writes into its own folder only: remove it"
             )
+        if not path.is_file() and (path.suffix in _FILES or not path.is_dir()):
+            raise ValueError(f"{path} is not a regular file: remove it")
 
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:

@@ -72,7 +72,7 @@ def lock(folder: Path, patience_s: float) -> Callable[[], None]:
     Raises:
         ValueError: if another process goes on training there, or the folder holds a link.
     """
-    files.check_links(folder)
+    files.check_folder(folder)
     held: list[int] = []
 
     def unlock() -> None:

@@ -247,15 +247,18 @@ def _check_memory(options: RunOptions, agent: Any, obs: Space) -> None:
     """Refuse a batch or a network that this machine's memory surely cannot hold, before it is made.
 
     The size is a lower bound: only the observations of the batch count, and one network for each of
-    the agent's options `hidden`, `value_hidden` and the like.
+    the agent's options `hidden`, `value_hidden`, `memory_size` and the like.
     """
     steps = options.steps_per_batch or options.steps_per_env * options.num_envs
+    layers = {name: sizes for name, sizes in vars(agent).items() if name.endswith("hidden")}
+    if getattr(agent, "recurrent", None):
+        layers["memory_size"] = (3 * agent.memory_size, agent.memory_size)  # a GRU has three gates
     needed = {
         f"a batch of {steps} steps": steps * obs.size * np.dtype(obs.dtype).itemsize,
         **{
             f"a network with {flag(name)} {' '.join(map(str, sizes))}": _bytes(sizes, obs)
-            for name, sizes in vars(agent).items()
-            if name.endswith("hidden") and isinstance(sizes, tuple)
+            for name, sizes in layers.items()
+            if isinstance(sizes, tuple)
         },
     }
     for what, size in needed.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import sys
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from rank0rl.run.logger import MissingRowsError, check_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
 
+_COUNT = 1 << 63
+_LENGTH = 1 << 17  # characters of all settings as JSON
 _WEIGHTS = 1 << 26  # number that fits into any memory
 _A_LAYER = 1 << 12  # numbers that take as much memory as what each layer brings besides its weights
 
@@ -99,7 +102,7 @@ def _last_checkpoint(run: Path, words: Words) -> tuple[Path, dict[str, Any], int
     path = checkpoint.latest(run)
     saved = last = read_saved(path, words)
     lost = first = _missing_rows(run, saved)
-    while lost and (earlier := checkpoint.before(run, saved["progress"]["iteration"] - 1)):
+    while lost and (earlier := checkpoint.before(run, int(path.stem) - 1)):
         path, saved = earlier, read_saved(earlier, words)
         lost = _missing_rows(run, saved)
     if first and lost:
@@ -164,6 +167,13 @@ def _check_sizes(saved: Mapping[str, Any], path: Path) -> None:
         ValueError: naming the setting.
     """
     settings, envs = saved["settings"], saved["collector"].get("envs", {})
+    _check_length(settings, path)
+    made = saved["progress"]["iteration"]
+    if path.stem.isdecimal() and int(path.stem) != made:
+        raise ValueError(f"checkpoint {path} must be of the iteration in its name: got {made:.50g}")
+    for name, value in saved["progress"].items():
+        if isinstance(value, int) and not 0 <= value < _COUNT:
+            raise ValueError(f"checkpoint {path} holds no run: {name} must be in [0, 2**63)")
     num_envs = settings.get("num_envs", RunOptions.num_envs)
     counts = {len(array) for name, array in envs.items() if name != "act"}
     if counts - {num_envs}:
@@ -175,7 +185,8 @@ def _check_sizes(saved: Mapping[str, Any], path: Path) -> None:
     for name, sizes in settings.items():
         units = [sizes, sizes] if name == "memory_size" else sizes
         is_layers = str(name).endswith(("hidden", "memory_size")) and isinstance(units, list)
-        if is_layers and sum(n * m + _A_LAYER for n, m in itertools.pairwise(units)) > most:
+        pairs = itertools.pairwise((1, *units, 1)) if is_layers else ()
+        if sum(n * m + _A_LAYER for n, m in pairs) > most:
             raise ValueError(f"checkpoint {path} does not hold the weights of {name} {sizes!r:.50}")
 
 
@@ -333,9 +344,25 @@ def load(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: if the file cannot be read, or is not TOML.
     """
-    return {
-        name: value for name, value in files.read_toml(path, "config").items() if name != "record"
-    }
+    settings = files.read_toml(path, "config")
+    settings.pop("record", None)
+    _check_length(settings, path)
+    return settings
+
+
+def _check_length(settings: Mapping[str, Any], path: Path) -> None:
+    """Refuse settings that take long to check, such as 100,000 wrappers.
+
+    Raises:
+        ValueError: naming the longest of them.
+    """
+    sizes = {name: len(json.dumps(value, default=repr)) for name, value in settings.items()}
+    if sum(sizes.values()) > _LENGTH:
+        longest = max(sizes, key=sizes.__getitem__)
+        raise ValueError(
+            f"{path}: settings must have at most {_LENGTH:,} characters: got {sum(sizes.values()):,}, most of "
+            f"them in {longest!r:.50}"
+        )
 
 
 def starts(path: Path) -> list[dict[str, Any]]:
@@ -374,8 +401,8 @@ def write(
     kept = {k: v for k, v in settings.items() if v is not None}  # TOML has no None
     records = [*starts(path), record]
     text = tomli_w.dumps({**kept, "record": records})
-    files.parse_toml(
-        text, path, "config"
-    )  # what cannot be read again is refused before the run begins
+    # What cannot be read again is refused before the run begins.
+    _check_length(kept, path)
+    files.parse_toml(text, path, "config")
     files.write(path, text.encode())
     return records

@@ -21,6 +21,7 @@ import tyro
 from rank0rl.launch import fork, job, usage_error
 from rank0rl.options import check as check_options
 from rank0rl.options import option, read_some
+from rank0rl.run import files
 from rank0rl.tools import evaluate
 
 _ROUND = 64  # episodes between two gathers
@@ -163,7 +164,10 @@ def _complete_or_absent(name: str) -> Iterator[None]:
         for about in made.parent.glob("*.json"):  # of the namespace
             if not (dataset.parent / about.name).exists():
                 shutil.copy(about, dataset.parent)
+        for written in [*made.rglob("*"), made]:
+            files.sync(written)
         made.rename(dataset)
+        files.sync(dataset.parent)
 
 
 def _write(

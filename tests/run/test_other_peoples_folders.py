@@ -1,6 +1,7 @@
 """Folders of other people: what is written into them, what is read from them, and what tools import beside them."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -241,6 +242,42 @@ def test_a_run_without_its_rows_goes_on_with_a_shorter_record(tmp_path, kept):
     assert sha(folder) == sha(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+@pytest.mark.parametrize("name", ["summary.json", "progress.csv", "config.toml"])
+def test_a_folder_whose_files_are_none_is_not_trained_in(tmp_path, name, make):
+    make(tmp_path / name)
+    with pytest.raises(ValueError, match="not a regular file"):
+        folder.lock(tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            lambda saved: saved["progress"].update(iteration=3),
+            "of the iteration in its name: got 3",
+        ),
+        (lambda saved: saved["progress"].update(steps=10**400), r"steps must be in \[0, 2\*\*63\)"),
+        (lambda saved: saved["settings"].update(gamma=10**400), "gamma must be at most"),
+        (lambda saved: saved["collector"].update(settings={1: "["}), "Expecting value"),
+        (lambda saved: saved["collector"].update(settings={1: "{}"}), "settings that are not in"),
+        (
+            lambda saved: saved["settings"].update(info=["x"] * 100_000),
+            "at most 131,072 characters",
+        ),
+    ],
+)
+def test_a_state_that_cannot_be_is_one_line(run, change, said, capsys):
+    path = checkpoint.latest(run)
+    saved = checkpoint.read(path)
+    change(saved)
+    checkpoint.write(path, saved)
+    done = forks.run("train.py", "--resume", str(run), "--total-steps", "256")
+    assert done.returncode in (1, 2)
+    assert len(done.stderr.splitlines()) == 1
+    assert re.search(said, done.stderr)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -265,7 +302,7 @@ def test_a_record_of_line_breaks_is_refused_at_once(tmp_path, text, said):
     [
         ("hidden", [60_000, 60_000]),
         ("value_hidden", [60_000, 60_000]),
-        ("hidden", [1] * 100_000),
+        ("hidden", [1] * 20_000),
         ("memory_size", 60_000),
         ("hidden", ["a", "b"]),
         ("num_envs", 10**9),

@@ -246,11 +246,18 @@ def test_a_journal_of_someone_else_is_refused_in_one_line(tmp_path, content, sai
     assert "\n" not in str(error.value)
 
 
-def test_a_lock_ends_with_its_process(tmp_path):
-    """A file in its place, of any kind, does not count."""
+@pytest.mark.parametrize("name", ["claim", "optuna.journal.lock"])
+def test_a_lock_of_someone_else_is_refused(tmp_path, name):
     (tmp_path / "search").mkdir()
-    os.mkfifo(tmp_path / "search" / "claim")
-    os.mkfifo(tmp_path / "search" / "optuna.journal.lock")
+    os.mkfifo(tmp_path / "search" / name)
+    with pytest.raises(ValueError, match="not a regular file"):
+        Search(options(), REST, tmp_path)
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    (tmp_path / "search").mkdir()
+    (tmp_path / "search" / "claim").touch()
+    (tmp_path / "search" / "optuna.journal.lock").touch()  # Optuna's own would wait for it
     begun = time.monotonic()
     assert Search(options(), REST, tmp_path).take()
     assert time.monotonic() < begun + 10

@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
         if given.predict:
             _predict(given, rows, about, out)
     except FailedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        usage_error(str(error))
         return 1
     except KeyboardInterrupt:
         print(f"interrupted: the complete rounds are in {out}", file=sys.stderr)

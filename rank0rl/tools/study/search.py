@@ -324,7 +324,7 @@ def _storage(optuna: Any, folder: Path) -> Any:
         ValueError: if its journal cannot be read, or a file in the folder is a link.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    files.check_links(folder)
+    files.check_folder(folder)
     path = folder / "optuna.journal"
     if path.exists():
         files.read(path, "search", _JOURNAL, first=0)

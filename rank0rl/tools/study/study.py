@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
         print(f"stopped: {out} goes on with the same command", file=sys.stderr)
         return exit_code_after(stop.signum)
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+        usage_error(str(error))
         return 1
     finally:
         leave()
@@ -142,7 +142,7 @@ def _enter(given: Options, rest: Sequence[str], out: Path) -> Callable[[], None]
     Its study.toml has the options with which `study FOLDER` goes on, on any machine.
     """
     if out.exists():
-        files.check_links(out)
+        files.check_folder(out)
     leave = claim(out / _MACHINES / f"{platform.node()}-{available_cores()[0][0]}")
     if leave is None:
         raise ValueError(f"another process of this machine trains the study in {out}")

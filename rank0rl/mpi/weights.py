@@ -200,6 +200,5 @@ def sha256_arrays(arrays: Mapping[str, Array]) -> str:
 
 def _bytes(t: Tensor) -> Tensor:
     flat = t.cpu().contiguous().reshape(-1)
-    return (
-        flat.view(torch.uint8) if len(flat) else torch.empty(0, dtype=torch.uint8)
-    )  # may have no stride
+    none = torch.empty(0, dtype=torch.uint8)  # an empty tensor may have no stride to view it by
+    return flat.view(torch.uint8) if len(flat) else none

@@ -97,7 +97,7 @@ def tensors(rows: Batch) -> dict[str, Tensor]:
 def derivatives(loss: Tensor, by: Sequence[Tensor]) -> Sequence[Tensor | None]:
     """Return the derivatives of a loss, (), by tensors; None by those that it does not depend on.
 
-    They are those of `torch.autograd.grad`, whose checks take a third of the time for a few rows.
+    They are those of `torch.autograd.grad`, whose checks take a quarter of the time for a few rows.
     """
     run = torch.autograd.Variable._execution_engine.run_backward
     return run((loss,), (torch.ones_like(loss),), False, False, tuple(by), True, False)

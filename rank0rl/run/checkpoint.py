@@ -72,10 +72,9 @@ def first_difference(a: Any, b: Any) -> str | None:
 
 
 def _comparable(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
-    """Return, by path, the bytes or the text of each leaf and the size of each dict and list."""
+    """Return, by path, the hash or the text of each leaf and the size of each dict and list."""
     if isinstance(value, Tensor):
-        raw = value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-        return {path: (value.dtype, value.shape, raw)}
+        return {path: weights.sha256_tensors({"": value})}
     if not isinstance(value, dict | list):
         return {path: repr(value)}
     found: dict[tuple[Any, ...], Any] = {path: len(value)}

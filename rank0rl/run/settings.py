@@ -32,7 +32,7 @@ _A_LAYER = 1 << 12  # numbers that take as much memory as what each layer brings
 
 _OF_MPI_UTIL = {
     "--gpu_pct": "leave it out, because rank 0 alone uses a GPU, with --device cuda",
-    **dict.fromkeys(("-g",), "--gamma"),
+    "-g": "--gamma",
     **dict.fromkeys(("-l", "--lambda"), "--lam"),
     **dict.fromkeys(("-k", "--kl_targ"), "--target-kl"),
     **dict.fromkeys(("-b", "--batch_size"), "--episodes-per-batch"),

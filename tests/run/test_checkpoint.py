@@ -250,6 +250,7 @@ def test_a_state_of_very_many_numbers_outside_of_arrays_is_refused(tmp_path):
         torch.empty(0, 4),
         torch.arange(4.0).expand(3, 4),
         np.array([1, 2], np.uint32),
+        np.zeros(0),
         {1: "a", None: 2**127, 0.5: [], False: {}},
         [float("inf"), -0.0, 5e-324, 2**-1074, "\ud800\n"],
     ],

@@ -12,7 +12,6 @@ import json
 import random
 import subprocess
 import tempfile
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from rank0rl.launch.mpiexec import find_mpiexec
 from rank0rl.options import check as check_options
 from rank0rl.options import option
 from rank0rl.rollout import FixedSteps
+from rank0rl.run import settings
 from rank0rl.run.hooks import Hook
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import Pairs
@@ -308,7 +308,7 @@ def _by_cpu(words: Sequence[str], run: Path) -> str:
     if _trained([*words[:at], "--hook", *hooks, *words[at + 1 :]], run, 2):
         return "not known"
     called = json.loads((run / "by_cpu.json").read_text())
-    cpu = tomllib.loads((run / "config.toml").read_text())["cpu"]
+    cpu = settings.load(run / "config.toml")["cpu"]
     if cpu != "portable":
         return f"NO, with --cpu {cpu}"
     return (

@@ -82,6 +82,15 @@ def test_bare_stepping_takes_allowed_actions_only():
     assert math.isnan(probes.bare_rate({**settings, "env_id": "Nothing-v0"}, 2, 0.2, HERE))
 
 
+def test_a_module_of_the_folder_does_not_replace_one_of_python(tmp_path):
+    (tmp_path / "random.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")  # numpy's
+    own = "import gymnasium\n\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    (tmp_path / "own.py").write_text(own)
+    settings = {"env_id": "own:make", "wrappers": [], "env_kwargs": {}}
+    assert probes.bare_rate(settings, 1, 0.1, tmp_path) > 0
+    assert not (tmp_path / "ran").exists()
+
+
 @pytest.mark.slow
 def test_environments_that_cannot_be_made_elsewhere(tmp_path):
     script = tmp_path / "mine.py"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -52,14 +51,15 @@ def bare_rate(settings: Mapping[str, Any], processes: int, seconds: float, path:
         The sum over all processes; nan if one cannot make the environment, or step it.
     """
     what = {name: settings[name] for name in ("env_id", "wrappers", "env_kwargs")}
+    command, env = _program("bare", json.dumps({**what, "seconds": seconds}), path)
     running = [
         subprocess.Popen(
-            _command("bare", json.dumps({**what, "seconds": seconds})),
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
-            env=_environment(path),
+            env=env,
         )
         for _ in range(processes)
     ]
@@ -102,22 +102,17 @@ def exchange_costs(nprocs: int) -> dict[str, float]:
     Raises:
         FailedError: if ranks do not start.
     """
-    return _printed("exchange", str(nprocs), Path())
+    return _printed("exchange", str(nprocs))
 
 
-def _command(name: str, argument: str) -> list[str]:
-    return python("-m", "rank0rl.tools.speedup.probes", name, argument)[0]
+def _program(name: str, argument: str, *paths: Path) -> tuple[list[str], dict[str, str]]:
+    folders = [str(path.resolve()) for path in paths]
+    return python("-m", "rank0rl.tools.speedup.probes", name, argument, *folders)
 
 
-def _environment(path: Path) -> dict[str, str]:
-    env = python()[1]
-    paths = os.pathsep.join(filter(None, [str(path.resolve()), env["PYTHONPATH"]]))
-    return {**env, "PYTHONPATH": paths}
-
-
-def _printed(name: str, argument: str, path: Path) -> dict[str, Any]:
+def _printed(name: str, argument: str, *paths: Path) -> dict[str, Any]:
     """Run a program in a process of its own; return the JSON that it prints last."""
-    command = _command(name, argument)
+    command, env = _program(name, argument, *paths)
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
@@ -127,7 +122,7 @@ def _printed(name: str, argument: str, path: Path) -> dict[str, Any]:
                 timeout=_LIMIT_S,
                 check=False,
                 cwd=folder,
-                env=_environment(path),
+                env=env,
             )
         except subprocess.TimeoutExpired:
             raise FailedError(
@@ -287,4 +282,5 @@ def _exchange(argument: str) -> None:
 
 
 if __name__ == "__main__":
+    sys.path += sys.argv[3:]  # after all that is installed: the folder may be anybody's
     {"bare": _bare, "collect": _collect, "exchange": _exchange}[sys.argv[1]](sys.argv[2])

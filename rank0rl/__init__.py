@@ -42,6 +42,7 @@ _HOME = {
     "Policy": "policy",
     "Agent": "agent",
     "Hook": "run.hooks",
+    "Place": "envs.place",
     "Fragment": "agent",
     "Step": "agent",
     "Spaces": "agent",

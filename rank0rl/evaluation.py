@@ -31,7 +31,7 @@ MAX_ENVS = 16  # per rank: acting on all of them costs little more than on one
 
 def whole_episodes(
     agent: Agent,
-    make_env: Callable[[], Any],
+    make_env: Callable[..., Any],
     episodes: int,
     seed: int = 0,
     num_envs: int = MAX_ENVS,
@@ -43,7 +43,7 @@ def whole_episodes(
 
     Args:
         agent: acts; it learns nothing.
-        make_env: makes one gymnasium environment.
+        make_env: makes one gymnasium environment, given its `index`.
         episodes: number of episodes.
         seed: keys the episodes. They are never those of training, whatever its seed.
         num_envs: number of environments to step at the same time, at most.
@@ -52,7 +52,8 @@ def whole_episodes(
     Returns:
         "return", "length" and each figure by its label, (episodes,) each.
     """
-    rollout = _rollout(make_env, episodes, seed, lambda: iter(range(episodes)), num_envs, info)
+    envs = range(min(episodes, num_envs))
+    rollout = _rollout(make_env, envs, seed, lambda: iter(range(episodes)), info)
     try:
         ended = rollout.collect(agent, 1)[1]
     finally:
@@ -79,12 +80,13 @@ class Evaluation(Hook):
         self._every, self._deterministic = options.eval_every, options.eval_deterministic
         self._labels = [label(name) for name in options.info]
         self._columns: Columns = {}
+        envs = min(MAX_ENVS, -(-options.eval_episodes // nworkers))
+        first = envs * comm.get_rank()
         self._rollout = _rollout(
-            env_maker(options),
-            options.eval_episodes,
+            env_maker(options, evaluation=True),
+            range(first, first + envs),
             options.seed,
             Counter(options.eval_episodes).round,
-            min(MAX_ENVS, -(-options.eval_episodes // nworkers)),
             options.info,
         )
 
@@ -146,14 +148,13 @@ class Deterministic(Agent):
 
 
 def _rollout(
-    make_env: Callable[[], Any],
-    episodes: int,
+    make_env: Callable[..., Any],
+    envs: range,
     seed: int,
     draw: Callable[[], Iterator[int]],
-    num_envs: int,
     info: Sequence[str] = (),
 ) -> WholeEpisodes:
     """Return the rollouts of this rank's share of evaluation episodes, the same ones at every call."""
     seed = seeding.integer(seed, "evaluate", 0, 0)
-    block = make_block(make_env, range(min(episodes, num_envs)), seed)
+    block = make_block(make_env, envs, seed, lambda index: {"index": index})
     return WholeEpisodes(block, draw, info=[label(name) for name in info])

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from rank0rl import evaluation
 from rank0rl.agent import Agent, Step
 from rank0rl.batch import Batch
-from rank0rl.envs.make import make
 from rank0rl.envs.spaces import (
     describe,
     is_flattened,
@@ -26,7 +25,7 @@ from rank0rl.run import checkpoint
 from rank0rl.run.agents import make_agent
 from rank0rl.run.options import RunOptions
 from rank0rl.run.settings import of_file, read_saved
-from rank0rl.run.shares import env_maker
+from rank0rl.run.shares import env_maker, make_shown
 from rank0rl.run.state import restore_agent
 
 Array = npt.NDArray[Any]
@@ -105,8 +104,7 @@ class Policy:
         Args:
             kwargs: more arguments, such as render_mode="human".
         """
-        kwargs = {**self.options.env_kwargs, **kwargs}
-        return make(self.options.env_id, self.options.wrappers, **kwargs)
+        return make_shown(self.options, **kwargs)
 
     def evaluate(
         self, episodes: int = 100, seed: int | None = None, deterministic: bool = False
@@ -130,7 +128,7 @@ class Policy:
         with one_thread():
             return evaluation.whole_episodes(
                 self._best if deterministic else self.agent,
-                env_maker(self.options),
+                env_maker(self.options, evaluation=True),
                 episodes,
                 self.options.seed if seed is None else seed,
                 info=self.options.info,

@@ -17,11 +17,11 @@ MOST_LINES = 450  # of a file: more is a second idea
 
 # Today's numbers. `python benchmarks/house.py` prints them; its docstring says how each one is counted.
 HOUSE = {
-    "files": 130,
+    "files": 131,
     "top_modules": 16,
-    "public_names": 571,
-    "loop_files": 60,
-    "train_files": 83,
+    "public_names": 576,
+    "loop_files": 61,
+    "train_files": 84,
     "path_files": 25,
     "path_short": 0,
 }

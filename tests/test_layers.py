@@ -42,7 +42,7 @@ TABLE = {
         {"rank0rl.agent", "rank0rl.batch", "rank0rl.options", "rank0rl.returns"},
         {"numpy", "torch", "numba", "llvmlite", "scipy"},
     ),
-    "envs": ({"base"}, {"numpy"}),
+    "envs": ({"base", "launch"}, {"numpy"}),
     "run": (
         {"launch", "mpi", "base", "nets", "envs"},
         {"numpy", "torch", "tyro", "tomli_w", "rich", "safetensors", "wandb"},

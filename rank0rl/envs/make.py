@@ -6,6 +6,7 @@ import ast
 import difflib
 import functools
 import importlib
+import inspect
 import itertools
 import math
 import re
@@ -17,6 +18,7 @@ from typing import Any
 import gymnasium as gym
 
 from rank0rl.envs.games import AgentEnv, first_agent
+from rank0rl.envs.place import Place
 from rank0rl.envs.spaces import flatten, name_of
 from rank0rl.envs.wrappers import RawReward
 
@@ -103,7 +105,9 @@ def is_modest(value: Any, name: str = "") -> bool:
     return not isinstance(value, int | float) or abs(value) <= LARGE or math.isinf(value)
 
 
-def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env[Any, Any]:
+def make(
+    env_id: str, wrappers: Sequence[str] = (), place: Place | None = None, /, **kwargs: Any
+) -> gym.Env[Any, Any]:
     """Make an environment with its time limit and without the checks that cost time every step.
 
     Observations that are a dict, a tuple or choices are flattened: choices become one-hot. So are
@@ -116,13 +120,17 @@ def make(env_id: str, wrappers: Sequence[str] = (), /, **kwargs: Any) -> gym.Env
         env_id: full id, as `resolve` returns it.
         wrappers: names in `gymnasium.wrappers`, or "module:Class", with arguments in brackets if there are
             any; the innermost first.
+        place: where it is. It is passed on to a function or a class that has a parameter `place`.
         kwargs: arguments of the environment.
 
     Raises:
         ValueError: if it cannot be made, with Gymnasium's reason.
     """
     try:
-        env = _maker(env_id)(**kwargs)
+        maker, creator = _maker(env_id)
+        if _takes_place(creator):
+            kwargs = {"place": place or Place(), **kwargs}
+        env = maker(**kwargs)
     except Exception as error:  # whatever the environment's constructor raises
         raise ValueError(f"cannot make environment {env_id!r}: {_reason(error)}") from None
     agent = first_agent(env, env_id)
@@ -213,14 +221,29 @@ def _factory(env_id: str) -> Any:
     return made if callable(made) else None
 
 
-def _maker(env_id: str) -> Callable[..., Any]:
-    """Return the function that makes an environment; a vector environment, if the id has no single one."""
+def _maker(env_id: str) -> tuple[Callable[..., Any], Any]:
+    """Return a function that makes an environment, or a vector environment if there is no single one.
+
+    Returns:
+        The function, and the user's function or class, or its name, that it calls with the same arguments.
+    """
     if factory := _factory(env_id):
-        return factory
+        return factory, factory
     spec = gym.registry.get(env_id.rpartition(":")[2])
     if spec and not spec.entry_point:
-        return functools.partial(gym.make_vec, env_id)
-    return functools.partial(gym.make, env_id, disable_env_checker=True)
+        return functools.partial(gym.make_vec, env_id), spec.vector_entry_point
+    creator = spec.entry_point if spec else None
+    return functools.partial(gym.make, env_id, disable_env_checker=True), creator
+
+
+def _takes_place(creator: Any) -> bool:
+    """Return True if a function or a class, or the one of this name, has a parameter `place`."""
+    if isinstance(creator, str):
+        creator = gym.envs.registration.load_env_creator(creator)
+    try:
+        return "place" in inspect.signature(creator).parameters
+    except (TypeError, ValueError):  # it has no signature
+        return False
 
 
 _OURS = str(Path(__file__).parents[1])

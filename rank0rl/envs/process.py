@@ -33,6 +33,7 @@ from threadpoolctl import ThreadpoolController
 
 from rank0rl.envs.info import EPISODE
 from rank0rl.envs.spaces import name_of
+from rank0rl.launch import job
 
 _END_S = 10.0  # a fork server that takes longer to end a process, or itself, is killed
 
@@ -190,6 +191,7 @@ class _Server:
                 self._process = subprocess.Popen(
                     [sys.executable, "-c", code],
                     stdin=subprocess.DEVNULL,
+                    env=job.without_rank(os.environ),  # it may use MPI itself
                     pass_fds=[theirs.fileno()],
                     process_group=0,  # a terminal's Ctrl-C is for the rank
                 )

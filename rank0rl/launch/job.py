@@ -62,6 +62,11 @@ _TAG = rb"(?m:^\[(?:\S+,)?\d+\](?:<std(?:out|err)>:)? )?"
 # The variables of launchers for their ranks: MPICH, Intel MPI and MS-MPI; Open MPI; Slurm's srun.
 _SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+_OF_RANKS = (
+    *(*_SIZES, *_RANKS, "SLURM_LOCALID", "SLURM_NODEID"),
+    *("PMI_", "PMIX_", "MPI_LOCAL", "HYDI_", "OMPI_COMM_", "OMPI_MCA_ess", "PRTE_"),
+)
+_OF_USERS = "PRTE_MCA_"  # settings, which a launcher reads
 
 
 class WrongLaunch(RuntimeError):
@@ -86,6 +91,18 @@ def in_step() -> bool:
 def world_rank() -> int | None:
     """Return this process's rank in that job; None outside of one."""
     return None if world_size() is None else _number(_RANKS)
+
+
+def without_rank(env: Mapping[str, str]) -> dict[str, str]:
+    """Return variables without those by which a launcher tells a process that it is a rank.
+
+    A program that gets them from a rank takes itself for this rank, if it uses MPI.
+    """
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(_OF_USERS) or not name.startswith(_OF_RANKS)
+    }
 
 
 @cache

@@ -106,6 +106,14 @@ def _files_in(folder: Path | None) -> Iterator[None]:
             os.environ["TMPDIR"] = before
 
 
+def self_comm() -> Comm:
+    """Return the communicator of this process alone. MPI is loaded, if it was not."""
+    world()
+    from mpi4py import MPI
+
+    return MPI.COMM_SELF
+
+
 def among(comm: Comm | None) -> Comm | None:
     """Return this communicator, or that of all ranks for None; None in a single process.
 

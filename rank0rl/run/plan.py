@@ -16,7 +16,6 @@ import numpy as np
 
 from rank0rl.agent import Space, Spaces
 from rank0rl.envs.games import agents_of
-from rank0rl.envs.make import make
 from rank0rl.envs.spaces import describe
 from rank0rl.envs.wrappers import ResetMethod, refuse_running_statistics
 from rank0rl.nets.normalize import is_image
@@ -27,6 +26,7 @@ from rank0rl.run.folder import lock, new_folder
 from rank0rl.run.launch_options import Words, check_cpu
 from rank0rl.run.machine import check_device
 from rank0rl.run.options import RunOptions
+from rank0rl.run.shares import make_shown
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
 
 
@@ -179,13 +179,12 @@ def _schedule_notes(new: RunOptions, old: RunOptions) -> list[str]:
 
 def _check_environment(options: RunOptions) -> tuple[Spaces, int]:
     """Make an environment of the run and close it; return its spaces and the number of agents of a game, else 1."""
-    kwargs = options.env_kwargs
+    own = {}
     if options.env_kwargs_of:
         own = load_function(options.env_kwargs_of)(0)
         if not isinstance(own, Mapping):
             raise ValueError(f"{options.env_kwargs_of}(0) must return a dict: got {own!r:.100}")
-        kwargs = {**kwargs, **own}
-    env = make(options.env_id, options.wrappers, **kwargs)
+    env = make_shown(options, **own)
     if options.curriculum:
         _check_curriculum(options, env)
     spaces = describe(env)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rank0rl.envs import make
 from rank0rl.envs.block import envs_of, make_block
 from rank0rl.envs.info import EpisodeInfo, label
+from rank0rl.envs.place import FolderEnv, Place
 from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.retry import RetriedEnv
 from rank0rl.envs.wrappers import ResetMethod
 from rank0rl.mpi import comm
 from rank0rl.mpi.comm import Counter
+from rank0rl.mpi.world import self_comm
 from rank0rl.rollout import FixedSteps, Rollout, WholeEpisodes
 from rank0rl.run.agents import load_function
 from rank0rl.run.options import RunOptions
@@ -21,13 +25,30 @@ from rank0rl.run.options import RunOptions
 _TURNS = 2  # in which a rank collects its episodes, for an even end; more give act too few rows
 
 
-def env_maker(options: RunOptions) -> Callable[..., Any]:
-    """Return the function that makes one environment of a run, given arguments of this one alone."""
+ALONE = Place(evaluation=True, make_comm=self_comm)
+"""Place of an environment that is looked at or shown."""
 
-    def make_one(**kwargs: Any) -> Any:
-        around = functools.partial  # each makes what it is around
-        kwargs = {**options.env_kwargs, **kwargs}
-        one: Callable[[], Any] = around(make.make, options.env_id, options.wrappers, **kwargs)
+
+def make_shown(options: RunOptions, index: int = 0, **kwargs: Any) -> Any:
+    """Make an environment as the run's, with its wrappers and nothing else around it.
+
+    Args:
+        options: options of the run.
+        index: index of the environment among those that are shown.
+        kwargs: more arguments, such as render_mode="human".
+    """
+    place = dataclasses.replace(ALONE, index=index)
+    return make.make(options.env_id, options.wrappers, place, **{**options.env_kwargs, **kwargs})
+
+
+def env_maker(options: RunOptions, evaluation: bool = False) -> Callable[..., Any]:
+    """Return a function that makes one environment of a run, given its index and arguments of its own."""
+    around = functools.partial  # each makes what it is around
+
+    def make_at(place: Place, kwargs: Mapping[str, Any], folder: Path | None = None) -> Any:
+        place = dataclasses.replace(place, folder=folder)
+        one: Callable[[], Any]
+        one = around(make.make, options.env_id, options.wrappers, place, **kwargs)
         if options.info:
             one = around(EpisodeInfo, one, options.info)
         if options.curriculum_method:
@@ -35,6 +56,14 @@ def env_maker(options: RunOptions) -> Callable[..., Any]:
         if options.env_processes:
             preload = make.own_module(options.env_id)
             one = around(EnvProcess, one, options.step_timeout, options.start_timeout, preload)
+        return one()
+
+    def make_one(index: int = 0, **kwargs: Any) -> Any:
+        place = Place(index, evaluation, make_comm=self_comm)
+        one: Callable[..., Any] = around(make_at, place, {**options.env_kwargs, **kwargs})
+        if options.env_folders:
+            name = f"{'evaluation' if evaluation else 'env'}-{index:03}"
+            one = around(FolderEnv, one, options.env_folders, name)
         if options.survives_env_errors:
             truncate, limit = options.on_env_error == "truncate", options.max_replay_steps
             one = around(RetriedEnv, one, options.env_retries, truncate, limit)
@@ -65,8 +94,10 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
                 most = groups * options.rank0_envs // options.num_envs
         episodes = functools.partial(counter.round, most)
     nparts = 1 if only is not None else _nparts(options, nworkers)
-    kwargs_of = load_function(options.env_kwargs_of) if options.env_kwargs_of else None
-    block = make_block(env_maker(options), indices, options.seed, kwargs_of)
+    kwargs_of = load_function(options.env_kwargs_of) if options.env_kwargs_of else lambda _: {}
+    block = make_block(
+        env_maker(options), indices, options.seed, lambda i: {**kwargs_of(i), "index": i}
+    )
     cuts = [fragments * part // nparts for part in range(1, nparts)]
     info = [label(name) for name in options.info]
     if episodes is None:

@@ -25,10 +25,10 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Space, Spaces
 from rank0rl.envs import spaces as env_spaces
-from rank0rl.envs.make import make
 from rank0rl.launch import usage_error
 from rank0rl.mpi.threads import set_threads
 from rank0rl.policy import load
+from rank0rl.run.shares import make_shown
 from rank0rl.tools.evaluate import RunToLoad
 
 
@@ -81,7 +81,7 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
         _check_installed()
     policy = load(run, trust)
     agent, options = policy.agent, policy.options
-    env = make(options.env_id, options.wrappers, **options.env_kwargs)
+    env = make_shown(options)
     try:
         spaces = env_spaces.describe(env)
         takes_masks = "mask" in inspect.signature(agent.mode().forward).parameters

@@ -11,12 +11,12 @@ from pathlib import Path
 import tyro
 
 from rank0rl.batch import Batch
-from rank0rl.envs.make import make
 from rank0rl.evaluation import Deterministic, whole_episodes
 from rank0rl.launch import usage_error
 from rank0rl.mpi.threads import set_threads
 from rank0rl.options import check, option
 from rank0rl.policy import load
+from rank0rl.run.shares import make_shown
 from rank0rl.tools import evaluate
 from rank0rl.tools.video import film, has_display
 
@@ -58,10 +58,9 @@ def _play(given: Options) -> Batch:
     seed = options.seed if given.seed is None else given.seed
     if given.video is not None:
         return film(agent, options, given.video, seed, given.episodes)
-    kwargs = {**options.env_kwargs, "render_mode": "human"}
     return whole_episodes(
         agent,
-        lambda: make(options.env_id, options.wrappers, **kwargs),
+        lambda index: make_shown(options, index, render_mode="human"),
         given.episodes,
         seed,
         num_envs=1,

@@ -73,7 +73,7 @@ def _record(given: Options) -> int:
     def numbers() -> Iterator[int]:
         return (number for number in counter.round() if number < left)
 
-    block = make_block(env_maker(options), range(evaluation.MAX_ENVS), seed)
+    block = make_block(env_maker(options, evaluation=True), range(evaluation.MAX_ENVS), seed)
     rollout = WholeEpisodes(block, numbers)
     acting = evaluation.Deterministic(agent) if given.deterministic else agent
     episodes: list[dict[str, Any]] = []

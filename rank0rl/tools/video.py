@@ -20,12 +20,13 @@ from rank0rl import evaluation
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
 from rank0rl.envs import spaces
-from rank0rl.envs.make import make, watched
+from rank0rl.envs.make import watched
 from rank0rl.evaluation import whole_episodes
 from rank0rl.mpi import comm
 from rank0rl.run import files
 from rank0rl.run.hooks import Hook, Record
 from rank0rl.run.options import RunOptions
+from rank0rl.run.shares import make_shown
 
 _MUJOCO_HINT = (
     "without a display, MuJoCo draws with EGL or OSMesa. On Debian and Ubuntu, install EGL with "
@@ -75,7 +76,11 @@ def film(agent: Agent, options: RunOptions, path: Path, seed: int = 0, episodes:
     _do_without_display()
     try:
         ended = whole_episodes(
-            agent, lambda: watched(_make(options), camera.shoot), episodes, seed, num_envs=1
+            agent,
+            lambda index: watched(_make(options, index), camera.shoot),
+            episodes,
+            seed,
+            num_envs=1,
         )
     finally:
         camera.close()
@@ -96,9 +101,8 @@ def check(options: RunOptions) -> None:
     env.close()
 
 
-def _make(options: RunOptions) -> Any:
-    kwargs = {**options.env_kwargs, "render_mode": "rgb_array"}
-    return make(options.env_id, options.wrappers, **kwargs)
+def _make(options: RunOptions, index: int = 0) -> Any:
+    return make_shown(options, index, render_mode="rgb_array")
 
 
 def has_display() -> bool:

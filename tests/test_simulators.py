@@ -1,0 +1,78 @@
+"""Environments that are programs: where they are, which ranks they have, how they end."""
+
+import json
+
+import pytest
+from helpers.ranks import HERE
+from helpers.runs import SMALL, train
+from helpers.simulators import Placed
+
+from rank0rl import Place
+from rank0rl.envs.make import make
+
+ENV = "helpers.simulators:placed"
+
+
+@pytest.fixture(autouse=True)
+def _helpers(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+def places(folder):
+    """Return index, evaluation and folder of every environment that was made, in order."""
+    found = [json.loads(file.read_text()) for file in folder.iterdir()]
+    return sorted((each["evaluation"], each["index"], each["folder"]) for each in found)
+
+
+def logged(tmp_path):
+    (tmp_path / "log").mkdir()
+    return [ENV, "--env-kwargs", f'log="{tmp_path / "log"}"']
+
+
+@pytest.mark.parametrize("batch", [("--steps-per-batch", "40"), ("--episodes-per-batch", "8")])
+def test_every_environment_knows_which_one_it_is(tmp_path, batch):
+    args = ["--num-envs", "4", "--total-steps", "40", "--eval-every", "1", "--eval-episodes", "4"]
+    train(tmp_path / "run", *logged(tmp_path), *args, *batch, nprocs=2)
+    found = places(tmp_path / "log")
+    looked_at = (True, 0, None)  # by rank 0, before the run begins
+    assert found.count(looked_at) == 2
+    assert set(found) == {(kind, i, None) for kind in (False, True) for i in range(4)}
+    assert len(found) == 9
+
+
+@pytest.mark.parametrize("more", [[], ["--env-processes"]])
+def test_folders_of_environments_go_and_those_of_failures_stay(tmp_path, more):
+    scratch = tmp_path / "scratch"
+    args = ["--num-envs", "2", "--steps-per-batch", "10", "--total-steps", "10", *more]
+    args += ["--env-folders", str(scratch)]
+    env = logged(tmp_path)
+    train(tmp_path / "run", *env, *args)
+    folders = [folder for *_, folder in places(tmp_path / "log") if folder]
+    assert sorted(folder.rpartition("/")[2][:7] for folder in folders) == ["env-000", "env-001"]
+    assert not list(scratch.iterdir())
+    done = train(tmp_path / "failed", *env, "fails=3", *args, expect=1)
+    left = list(scratch.iterdir())
+    assert [(each / "scratch").exists() for each in left] == [True]
+    assert f"Its files are in {left[0]}" in done.stderr
+
+
+def test_a_class_and_a_registered_one_get_their_place_too(tmp_path):
+    import gymnasium as gym
+
+    place = Place(3)
+    assert make("helpers.simulators:Placed", (), place, log=tmp_path).unwrapped.place is place
+    gym.register("Placed-v0", Placed)
+    gym.register("PlacedByName-v0", "helpers.simulators:Placed")
+    try:
+        for env_id in ("Placed-v0", "PlacedByName-v0"):
+            assert make(env_id, (), place, log=tmp_path).unwrapped.place == place
+    finally:
+        del gym.registry["Placed-v0"], gym.registry["PlacedByName-v0"]
+    make("CartPole-v1", (), place)
+
+
+def test_a_communicator_of_one_rank(tmp_path):
+    args = [*SMALL[1:], "--total-steps", "64"]
+    for more in ([], ["--env-processes"]):
+        folder = tmp_path / f"run{len(more)}"
+        train(folder, "helpers.simulators:summed", *args, *more, nprocs=2)

@@ -30,13 +30,10 @@ TOOLS = {
 
 
 def main() -> int:
-    """Run the tool named on the command line; return its exit code, or 2 if there is no such tool.
-
-    Modules of the user's are found in the working folder too, after those that are installed.
-    """
+    """Run the tool named on the command line; return its exit code, or 2 if there is no such tool."""
     outlast_readers()
-    here = os.getcwd()
-    sys.path[:] = [path for path in sys.path if path not in ("", here)] + [here]
+    # The working folder may be anybody's: `import_own` looks there, for code that is named, and nothing else.
+    sys.path[:] = [path for path in sys.path if path not in ("", os.getcwd())]
     name, *argv = sys.argv[1:] or ["--help"]
     if name == "train":
         cli.main(argv)

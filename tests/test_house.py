@@ -19,7 +19,7 @@ MOST_LINES = 450  # of a file: more is a second idea
 HOUSE = {
     "files": 131,
     "top_modules": 16,
-    "public_names": 576,
+    "public_names": 578,
     "loop_files": 61,
     "train_files": 84,
     "path_files": 25,

@@ -12,7 +12,7 @@ from helpers.runs import curve, resume_on_ranks, sha, table, train, train_here, 
 from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.algos.ppo import PPO, PPOOptions
-from rank0rl.envs.make import is_known_wrapper, make, resolve
+from rank0rl.envs.make import are_known_wrappers, make, resolve
 from rank0rl.envs.spaces import describe
 from rank0rl.policy import Policy
 from rank0rl.run import settings
@@ -200,7 +200,7 @@ def test_clipped_rewards_are_learned_from_and_raw_returns_recorded(tmp_path, mon
     assert atari["epochs"] == 4
     wrappers = atari["wrappers"][1:3]
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    assert is_known_wrapper(wrappers[0])
+    assert are_known_wrappers(wrappers[:1])
     words = ["helpers.envs:Count-v0", "--wrappers", *wrappers, "--info", *atari["info"]]
     words += ["--num-envs", "2", "--steps-per-batch", "16", "--total-steps", "16"]
     train(tmp_path, *words)

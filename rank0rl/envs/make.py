@@ -9,10 +9,13 @@ import importlib
 import inspect
 import itertools
 import math
+import os
 import re
+import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -40,7 +43,7 @@ def resolve(env_id: str) -> str:
     module, _, name = env_id.rpartition(":")
     if module:
         try:
-            importlib.import_module(module)
+            import_own(module)
         except (Exception, SystemExit) as error:
             raise ValueError(
                 f"environment {env_id!r}: cannot import {module!r}: {why(error)}"
@@ -64,6 +67,13 @@ def resolve(env_id: str) -> str:
     )
 
 
+def import_own(module: str) -> ModuleType:
+    """Import a module that the user has named. From now on modules are found in the working folder too."""
+    if (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # after all that is installed
+    return importlib.import_module(module)
+
+
 def base(env_id: str) -> str:
     """Return the id without module and version: "my_module:Walker2d-v5" -> "Walker2d"."""
     return re.sub(r"-v\d+$", "", env_id.rpartition(":")[2])
@@ -83,15 +93,29 @@ def own_module(env_id: str) -> str:
     return module if module.startswith("gymnasium.") else "gymnasium"
 
 
-def is_known_wrapper(wrapper: str) -> bool:
-    """Return True if a wrapper imports nothing but Gymnasium and rank0rl, writes no files, and asks for little."""
-    name = wrapper.partition("(")[0].strip()
-    known = name in gym.wrappers.__all__ and name != "RecordVideo"
-    try:
-        asks_for_little = is_modest(_arguments(wrapper))
-    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
-        asks_for_little = True  # nothing can be made with wrong arguments
-    return asks_for_little and (known or name == f"{RawReward.__module__}:{RawReward.__name__}")
+def are_known_wrappers(wrappers: Sequence[str]) -> bool:
+    """Return True if wrappers import nothing but Gymnasium and rank0rl, write no files, and ask for little."""
+    known = {*gym.wrappers.__all__, f"{RawReward.__module__}:{RawReward.__name__}"} - {
+        "RecordVideo"
+    }
+    if any(wrapper.partition("(")[0].strip() not in known for wrapper in wrappers):
+        return False
+    size = 1.0  # of what they stack and repeat, together
+    for wrapper in wrappers:
+        try:
+            arguments = _arguments(wrapper)
+        except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError):
+            continue  # nothing can be made with wrong arguments
+        if not is_modest(arguments):
+            return False
+        for name, value in arguments.items():
+            if (
+                isinstance(value, int | float)
+                and 1 < value <= LARGE
+                and name != "max_episode_steps"
+            ):
+                size *= value
+    return size <= LARGE
 
 
 def is_modest(value: Any, name: str = "") -> bool:
@@ -151,7 +175,7 @@ def _wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:
     """Return an environment in a wrapper, such as "FrameStackObservation(stack_size=4)" or "module:Class"."""
     module, _, name = wrapper.partition("(")[0].strip().rpartition(":")
     try:
-        cls = getattr(importlib.import_module(module or "gymnasium.wrappers"), name)
+        cls = getattr(import_own(module) if module else gym.wrappers, name)
         return cls(env, **_arguments(wrapper))
     except Exception as error:  # whatever the wrapper's constructor raises
         raise ValueError(
@@ -217,7 +241,7 @@ def _check_single(env_id: str, env: Any) -> None:
 def _factory(env_id: str) -> Any:
     """Return the function that "module:function" names; None if the name is an id."""
     module, _, name = env_id.rpartition(":")
-    made = getattr(importlib.import_module(module), name, None) if module else None
+    made = getattr(import_own(module), name, None) if module else None
     return made if callable(made) else None
 
 

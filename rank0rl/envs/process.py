@@ -189,7 +189,7 @@ class _Server:
             before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", code],
+                    [sys.executable, "-P", "-c", code],
                     stdin=subprocess.DEVNULL,
                     env=job.without_rank(os.environ),  # it may use MPI itself
                     pass_fds=[theirs.fileno()],

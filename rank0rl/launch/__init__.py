@@ -44,6 +44,11 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
+def one_line(text: object) -> str:
+    """Return a text with names, perhaps somebody's, that does not pretend to be several lines."""
+    return printable(str(text)).replace("\n", r"\n")
+
+
 def usage_error(message: str) -> int:
     """Print a message about wrong use; return the exit code."""
     print(f"error: {printable(message)}", file=sys.stderr)

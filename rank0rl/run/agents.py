@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -14,7 +15,7 @@ from typing import Any
 
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
-from rank0rl.envs.make import why
+from rank0rl.envs.make import import_own, why
 from rank0rl.options import OptionError, facts
 from rank0rl.run import files
 from rank0rl.run.options import RunOptions
@@ -122,6 +123,8 @@ def _import(where: str, algo: str, what: str = "agent", expected: str = "") -> M
     try:
         if where.endswith(".py"):
             return _import_file(where)
+        if ":" in algo and not is_reference(algo):
+            return import_own(where)
         return importlib.import_module(where if ":" in algo else f"{_ALGOS}.{where}")
     except (Exception, SystemExit) as error:
         names = (where, f"{_ALGOS}.{where}")
@@ -161,7 +164,7 @@ def code_files(reference: str) -> list[Path]:
     if not colon or is_reference(reference):
         return []
     found: list[Path] = []
-    path: Any = None
+    path: Any = [*sys.path, os.getcwd()]
     name = ""
     for part in where.split("."):
         name = f"{name}.{part}" if name else part

@@ -152,7 +152,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 def write(path: Path, data: bytes) -> None:
     """Write a file to a temporary name, flush it, then rename it over the file that was there. It outlasts a power cut."""
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)  # left by a process that was killed
         with temporary.open("xb") as file:

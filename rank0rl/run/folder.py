@@ -23,6 +23,8 @@ from rank0rl.run.options import RunOptions
 from rank0rl.run.settings import load, starts
 from rank0rl.run.trust import without_seal
 
+_DRAFT = ".config.toml.tmp"  # the temporary name of the first file of a run
+
 
 def new_folder(options: RunOptions) -> Path:
     """Make the folder of a new run. Refuse one that holds a run already."""
@@ -33,7 +35,7 @@ def new_folder(options: RunOptions) -> Path:
             folder = Path(options.run_dir)
             folder.mkdir(parents=True, exist_ok=True)
             # It can be written to; config.toml replaces it.
-            files.append(folder / "config.tmp").close()
+            files.append(folder / _DRAFT).close()
         else:
             Path("runs").mkdir(exist_ok=True)
             folder = _first_free(f"runs/{name}-seed{options.seed}-{stamp}")
@@ -60,7 +62,7 @@ def _first_free(name: str) -> Path:
 def discard(folder: Path) -> None:
     """Remove the folder of a run that has written nothing yet. One that holds anything stays."""
     with contextlib.suppress(OSError):
-        (folder / "config.tmp").unlink(missing_ok=True)
+        (folder / _DRAFT).unlink(missing_ok=True)
         folder.rmdir()
 
 

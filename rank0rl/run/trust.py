@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence, Set, ValuesView
 from pathlib import Path
 from typing import Any
 
-from rank0rl.envs.make import LARGE, is_gymnasiums, is_known_wrapper, is_modest
+from rank0rl.envs.make import LARGE, are_known_wrappers, is_gymnasiums, is_modest
 from rank0rl.options import apply, flag
 from rank0rl.run import files
 from rank0rl.run.agents import absolute, code_files, is_reference
@@ -112,7 +112,7 @@ def _foreign(settings: Mapping[str, Any], source: str) -> dict[str, list[str]]:
         found["env_id"] = [options.env_id]
     if kwargs and ("env_id" in found or _files_in(kwargs) or not is_modest(kwargs)):
         found["env_kwargs"] = [_pair(name, value) for name, value in kwargs.items()]
-    if not all(map(is_known_wrapper, options.wrappers)):
+    if not are_known_wrappers(options.wrappers):
         found["wrappers"] = [*options.wrappers]
     if not is_reference(options.algo):
         found["algo"] = [options.algo]

@@ -122,8 +122,10 @@ def _host() -> _Line:
 
 def _printed(words: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
     """Run a program of this Python; return what it prints."""
+    command, env = python(*words)
     return subprocess.run(
-        [sys.executable, *words],
+        command,
+        env=env,
         capture_output=True,
         text=True,
         timeout=_LIMIT_S,
@@ -188,7 +190,6 @@ def _two(name: str, launcher: str | None, hosts: str | None = None) -> _Line:
             done = _printed(
                 [__file__, "gather", launcher or "", hosts or ""],
                 cwd=None if hosts else folder,  # other hosts do not have this folder
-                env=python()[1],
             )
         except subprocess.TimeoutExpired:
             return _Line(name, f"not finished after {_LIMIT_S} s", _NO_NAME)

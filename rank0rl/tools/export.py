@@ -10,8 +10,10 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import io
 import logging
 import math
+import tempfile
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +30,7 @@ from rank0rl.envs import spaces as env_spaces
 from rank0rl.launch import usage_error
 from rank0rl.mpi.threads import set_threads
 from rank0rl.policy import load
+from rank0rl.run import files
 from rank0rl.run.shares import make_shown
 from rank0rl.tools.evaluate import RunToLoad
 
@@ -95,7 +98,9 @@ def export(run: Path, out: Path, trust: bool = False) -> str:
         if to_onnx:
             _save_onnx(program, out, more)
         else:
-            torch.export.save(program, out)
+            content = io.BytesIO()
+            torch.export.save(program, content)
+            files.write(out, content.getvalue())
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a missing folder
         raise ValueError(f"cannot write {out}: {error}") from None
     lines = _lines(out, spaces.obs.dtype, agent.memory, more)
@@ -196,7 +201,9 @@ def _save_onnx(program: torch.export.ExportedProgram, out: Path, more: list[str]
     finally:
         log.setLevel(level)
     assert graph is not None
-    graph.save(out)
+    with tempfile.TemporaryDirectory() as folder:
+        graph.save(Path(folder, out.name))
+        files.write(out, Path(folder, out.name).read_bytes())
 
 
 def _exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.ExportedProgram:

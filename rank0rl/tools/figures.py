@@ -136,8 +136,10 @@ def style() -> Iterator[type[Figure]]:
         ValueError: if matplotlib is not installed.
     """
     try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
+        # Away from the working folder: matplotlib reads a file of settings there, which may be anybody's.
+        with contextlib.chdir(Path(__file__).parent):
+            import matplotlib as mpl
+            from matplotlib.figure import Figure
     except ImportError:
         raise ValueError(
             "figures need matplotlib, which is in the extra \"plot\": run pip install -e '.[plot]'"

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import tyro
 
-from rank0rl.launch import usage_error
+from rank0rl.launch import one_line, usage_error
 from rank0rl.options import names
 from rank0rl.run import files
 from rank0rl.run.agents import short_name
@@ -65,12 +65,14 @@ def main(argv: list[str]) -> int:
     for (env_id, agent), curves in groups.items():
         ends = curves.ret[:, -1]
         print(
-            f"{env_id}  {agent}: {ends.mean():.6g} (from {ends.min():.6g} to {ends.max():.6g}, seeds: "
+            f"{one_line(env_id)}  {one_line(agent)}: {ends.mean():.6g} (from {ends.min():.6g} to {ends.max():.6g}, seeds: "
             f"{len(ends)}) at {curves.x[-1]:,.6g} {given.x}"
         )
     for agent, (mean, low, high) in means.items():
-        print(f"interquartile mean  {agent}: {mean:.3f} (95 % interval {low:.3f} to {high:.3f})")
-    print(given.out)
+        print(
+            f"interquartile mean  {one_line(agent)}: {mean:.3f} (95 % interval {low:.3f} to {high:.3f})"
+        )
+    print(one_line(given.out))
     return 0
 
 
@@ -182,7 +184,7 @@ def read_runs(folders: Sequence[Path]) -> list[RunData]:
     if not runs:
         raise without[0]
     for reason in without:
-        print(f"left out: {reason}", file=sys.stderr)
+        print(one_line(f"left out: {reason}"), file=sys.stderr)
     return runs
 
 

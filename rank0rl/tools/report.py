@@ -15,7 +15,7 @@ import numpy as np
 import tyro
 from markupsafe import Markup
 
-from rank0rl.launch import usage_error
+from rank0rl.launch import one_line, usage_error
 from rank0rl.run import files
 from rank0rl.run.folder import Array, RunData, differing, read_run
 from rank0rl.run.usage import PHASES
@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
         files.write(out, _page(given.folder, given.others).encode())
     except (ValueError, OSError) as error:
         return usage_error(str(error))
-    print(out)
+    print(one_line(out))
     return 0
 
 

@@ -22,6 +22,7 @@ from rank0rl.batch import Batch
 from rank0rl.envs import spaces
 from rank0rl.envs.make import watched
 from rank0rl.evaluation import whole_episodes
+from rank0rl.launch import python
 from rank0rl.mpi import comm
 from rank0rl.run import files
 from rank0rl.run.hooks import Hook, Record
@@ -123,7 +124,8 @@ def _do_without_display() -> None:
         return
     for name in ("egl", "osmesa"):
         code = f"from mujoco.{name} import GLContext; GLContext(8, 8).make_current()"
-        tried = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+        command, env = python("-c", code)
+        tried = subprocess.run(command, env=env, check=False, capture_output=True)
         if tried.returncode == 0:
             os.environ["MUJOCO_GL"] = name
             return

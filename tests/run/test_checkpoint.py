@@ -111,7 +111,7 @@ def test_the_last_few_are_kept_and_the_latest_is_found(tmp_path):
         checkpoint.latest(tmp_path)
     for iteration in (9, 10, 100):
         checkpoint.save(tmp_path, iteration, {"x": iteration}, keep=2)
-    (tmp_path / "checkpoints" / "00000101.tmp").write_bytes(b"half")
+    (tmp_path / "checkpoints" / ".00000101.pt.tmp").write_bytes(b"half")
     assert checkpoint.read(checkpoint.latest(tmp_path)) == {"x": 100}
     assert checkpoint.before(tmp_path, 99).name == "00000010.pt"
     assert checkpoint.before(tmp_path, 9) is None

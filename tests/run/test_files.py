@@ -54,11 +54,13 @@ def test_a_link_to_a_file_is_read(tmp_path):
 @pytest.mark.parametrize("make", [fifo, lambda path: path.symlink_to(path.parent / "other")])
 def test_writing_follows_no_link(tmp_path, make):
     (tmp_path / "other").write_text("mine")
-    make(tmp_path / "a.tmp")
+    make(tmp_path / ".a.csv.tmp")
+    (tmp_path / "a.tmp").write_text("of a bystander")
     files.write(tmp_path / "a.csv", b"new")
     assert (tmp_path / "a.csv").read_bytes() == b"new"
     assert (tmp_path / "other").read_text() == "mine"
-    assert not (tmp_path / "a.tmp").exists()
+    assert not (tmp_path / ".a.csv.tmp").exists()
+    assert (tmp_path / "a.tmp").exists()
 
 
 @pytest.mark.parametrize("text", ['{"a": ', "[1]", "[" * 100_000])

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import forks
-from helpers.runs import SMALL, curve, sha, train
+from helpers.runs import SMALL, curve, needs_onnx, sha, train
 
 from rank0rl import start
 from rank0rl.envs import demonstrations
@@ -23,8 +23,8 @@ from rank0rl.options import OptionError
 from rank0rl.run import checkpoint, files, folder, settings, trust
 from rank0rl.run.launch_options import Words
 from rank0rl.run.logger import check_rows
-from rank0rl.tools import plot, report, sbatch
-from rank0rl.tools.study import results, training
+from rank0rl.tools import export, plot, report, sbatch, video
+from rank0rl.tools.study import results, study, training
 
 
 @pytest.fixture
@@ -178,6 +178,81 @@ def test_tools_import_nothing_from_the_working_folder_before_the_library(run, to
     assert not (where / "ran").exists()
 
 
+OPTIONAL = (
+    "org cuda pynvml torchcomms dill jax triton latex"  # what libraries look for, and do without
+)
+
+
+@pytest.mark.parametrize("tool", ["report", "plot", "evaluate", "export", "doctor"])
+def test_libraries_find_nothing_in_the_working_folder(run, tool):
+    """They look for modules that are not installed, entry points of plugins, and files of settings."""
+    where = run.parent
+    ran = f"open({str(where / 'ran')!r}, 'w')"
+    for name in (*OPTIONAL.split(), "plugin", "pickle"):
+        (where / f"{name}.py").write_text(ran)
+    plugin = where / "plugin-1.0.dist-info"
+    plugin.mkdir()
+    (plugin / "METADATA").write_text("Metadata-Version: 2.1\nName: plugin\nVersion: 1.0\n")
+    points = "[torch.backends]\np = plugin:f\n[gymnasium.envs]\np = plugin:f\n"
+    (plugin / "entry_points.txt").write_text(points)
+    (where / "matplotlibrc").write_text("text.usetex: True\n")
+    words = {"doctor": [], "evaluate": ["r", "--episodes", "1"]}.get(tool, ["r"])
+    command = [str(Path(sys.executable).parent / "rank0rl"), tool, *words]
+    done = subprocess.run(command, cwd=where, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not (where / "ran").exists()
+
+
+def test_drawing_without_a_display_imports_nothing_from_the_working_folder(tmp_path, monkeypatch):
+    (tmp_path / "mujoco").mkdir()
+    (tmp_path / "mujoco" / "__init__.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    monkeypatch.chdir(tmp_path)
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    video._do_without_display.__wrapped__()
+    os.environ.pop("MUJOCO_GL", None)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", ["pt2", "onnx"])
+def test_an_export_takes_the_place_of_a_link(run, kind, capsys):
+    if kind == "onnx":
+        needs_onnx()
+    path = run.parent / f"policy.{kind}"
+    path.symlink_to(run.parent / "outside")
+    assert export.main([str(run), "--out", str(path)]) == 0
+    assert (run.parent / "outside").read_text() == "mine"
+    assert path.stat().st_size > 1000
+
+
+def test_a_study_of_someone_else_stays_where_it_is(tmp_path, monkeypatch):
+    (tmp_path / "theirs").mkdir()
+    file = tmp_path / "theirs" / "x.toml"
+    monkeypatch.chdir(tmp_path / "theirs")
+    for out, is_ok in (("mine", True), ("../elsewhere", False), (str(tmp_path / "other"), False)):
+        file.write_text(f'envs = ["CartPole"]\nout = "{out}"\n')
+        if is_ok:
+            study._read([str(file)])
+            continue
+        with pytest.raises(ValueError, match="a folder elsewhere"):
+            study._read([str(file)])
+        study._read([str(file), "--trust"])
+
+
+def test_names_do_not_pretend_to_be_lines(run, capsys):
+    odd = run.parent / "runs" / "\x1b[2Jevil\nerror: fake"
+    odd.mkdir(parents=True)
+    (odd / "progress.csv").write_text("iteration\n")
+    run.rename(odd.parent / "r")
+    out = run.parent / "a\nb.png"
+    assert plot.main([str(odd), str(odd.parent / "r"), "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "\x1b" not in said.err
+    assert len(said.err.splitlines()) == 1
+    assert said.out.splitlines()[-1].endswith(r"a\nb.png")
+
+
 def test_rows_reach_the_disk_before_a_checkpoint_does(tmp_path, monkeypatch):
     """A power cut keeps what was synced alone. So at each rename of a checkpoint, its rows have been."""
     synced, rows = [], []
@@ -188,7 +263,7 @@ def test_rows_reach_the_disk_before_a_checkpoint_does(tmp_path, monkeypatch):
         real_sync(number)
 
     def replace(path, target):
-        if path.parent.name == "checkpoints" and int(path.stem):  # the first one has no rows
+        if path.parent.name == "checkpoints" and int(target.stem):  # the first one has no rows
             rows.append(
                 str(tmp_path / "r" / "progress.csv") in synced and str(tmp_path / "r") in synced
             )
@@ -323,6 +398,7 @@ def test_settings_of_more_than_a_checkpoint_holds_are_refused(run, name, value):
         {"wrappers": ["FrameStackObservation(stack_size=200000000)"]},
         {"wrappers": ["FrameStackObservation(stack_size=2e8)"]},
         {"wrappers": ["ResizeObservation(shape=(100000, 100000))"]},
+        {"wrappers": ["FrameStackObservation(stack_size=200)"] * 2},
         {"wrappers": ["TimeLimit(max_episode_steps=-1)"]},
         {"wrappers": ["TimeLimit(max_episode_steps=1e400)"]},
         {"env_kwargs": {"max_episode_steps": -1}},
@@ -342,7 +418,7 @@ def test_arguments_that_ask_for_much_need_trust(change):
 def test_ordinary_arguments_need_none():
     asked = {
         "env_id": "Walker2d-v5",
-        "wrappers": ["FrameStackObservation(stack_size=4)", "TimeLimit(max_episode_steps=1000)"],
+        "wrappers": ["FrameStackObservation(stack_size=4)", "TimeLimit(max_episode_steps=9000)"],
         "env_kwargs": {
             "healthy_z_range": [0.5, float("inf")],
             "max_episode_steps": 500,

@@ -254,7 +254,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_checkpoint_before(
     assert what in line
     assert "File too large" in line
     assert checkpoint.latest(parts).name == "00000003.pt"
-    assert not list(parts.rglob("checkpoints/*.tmp"))
+    assert not list(parts.rglob("checkpoints/.*.tmp"))
     monkeypatch.setenv("SIZE", "100000000")
     resume(parts)
     assert [int(row["iteration"]) for row in table(parts)] == list(range(1, 11))

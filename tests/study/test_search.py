@@ -9,6 +9,7 @@ import warnings
 from types import SimpleNamespace
 
 import numpy as np
+import optuna
 import pytest
 from helpers.runs import write_run
 
@@ -244,6 +245,30 @@ def test_a_journal_of_someone_else_is_refused_in_one_line(tmp_path, content, sai
     with pytest.raises(ValueError, match=said) as error:
         Search(options(), REST, tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_trial_of_someone_else_sets_nothing_that_is_not_searched(tmp_path):
+    searching = Search(options(), REST, tmp_path)
+    trial = optuna.trial.create_trial(
+        params={"config": "x.toml"},
+        distributions={"config": optuna.distributions.CategoricalDistribution(["x.toml"])},
+        value=1e9,
+    )
+    searching._study.add_trial(trial)
+    with pytest.raises(ValueError, match="is not one of this search: expected lr, got config"):
+        searching.best()
+
+
+@pytest.mark.parametrize("value", [[1], "text", 5])
+def test_a_journal_of_another_kind_is_one_of_another_search(tmp_path, value):
+    Search(options(), REST, tmp_path)._study.set_user_attr("search", value)
+    with pytest.raises(ValueError, match="holds another search"):
+        Search(options(), REST, tmp_path)
+
+
+def test_trust_is_no_setting_of_a_search(tmp_path):
+    Search(options(), [*REST, "--trust"], tmp_path)
+    Search(options(), REST, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["claim", "optuna.journal.lock"])

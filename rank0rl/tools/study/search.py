@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from rank0rl.launch import one_line
+from rank0rl.options import flag
 from rank0rl.run import files
 from rank0rl.run.folder import read_run
 from rank0rl.tools import figures
@@ -145,7 +147,7 @@ class Search(Runs):
                 **_ranges(given),
                 **{name: str(getattr(given, name)) for name in ("envs", "algo", "objective")},
                 "search_seeds": given.search_seeds,
-                "options": shlex.join(rest),
+                "options": shlex.join(word for word in rest if word != flag("trust")),
             }
         )
         over = [trial for trial in self._study.trials if trial.state.is_finished()]
@@ -211,6 +213,11 @@ class Search(Runs):
             raise ValueError(
                 f"no trial of the search has come to its end: see {self.folder}"
             ) from None
+        if trial.params.keys() != self._suggest.keys():
+            raise ValueError(
+                f"the best trial in {self.folder} is not one of this search: expected "
+                f"{', '.join(self._suggest)}, got {', '.join(trial.params)}"
+            )
         return {name: _as_word(value) for name, value in trial.params.items()}
 
     def write(self) -> None:
@@ -233,6 +240,7 @@ class Search(Runs):
         if before is None:
             self._study.set_user_attr("search", what)
         elif before != what:
+            before = before if isinstance(before, dict) else {}
             changed = [name for name in {**before, **what} if before.get(name) != what.get(name)]
             raise ValueError(
                 f"{self.folder} holds another search: {', '.join(changed)} differ; name another --out"
@@ -273,7 +281,7 @@ class Search(Runs):
                 for seed in self._seeds
             ]
         except ValueError as error:  # settings that do not fit together
-            print(f"trial {number} cannot be: {error}", file=sys.stderr)
+            print(one_line(f"trial {number} cannot be: {error}"), file=sys.stderr)
             runs, verdict = [], "FAIL"
         left = [run for run in runs if not run.ended(self.folder)]
         every, reported = [run.name for run in runs], {*frozen.intermediate_values}

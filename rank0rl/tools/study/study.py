@@ -22,7 +22,7 @@ from pathlib import Path
 import tomli_w
 import tyro
 
-from rank0rl.launch import exit_code_after, python, usage_error
+from rank0rl.launch import exit_code_after, one_line, python, usage_error
 from rank0rl.launch.hosts import SSH, Host, read_hosts
 from rank0rl.options import apply, check
 from rank0rl.run import files, settings
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     # The terminal of a study on another machine hangs up if this one stops.
     signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
-        with Interrupts(keep=False), _on_others(hosts[1:], out):
+        with Interrupts(keep=False), _on_others(hosts[1:], out, source is None):
             if given.search:
                 runs = planned(given, rest, _search(given, rest, out, number), source)
             cores = available_cores()[:number]
@@ -76,7 +76,8 @@ def main(argv: list[str]) -> int:
     finally:
         leave()
     for name, why in left.failed.items():
-        print(f"failed: {name}: {why} (see {out / name / 'output.txt'})", file=sys.stderr)
+        words = f"failed: {name}: {why} (see {out / name / 'output.txt'})"
+        print(one_line(words), file=sys.stderr)
     if len(left.failed) == len(runs):
         return 1
     try:
@@ -126,6 +127,11 @@ def _read(argv: Sequence[str]) -> tuple[Options, list[str], Path | None]:
         raise ValueError(
             f"{source} has --hosts, where programs would start: if you trust it, add --trust"
         )
+    here = [Path.cwd(), source.resolve().parent] if source and of_file.out else []
+    if here and not any(map(Path(of_file.out).resolve().is_relative_to, here)):
+        raise ValueError(
+            f"{source} has out={of_file.out!r}, a folder elsewhere: if you trust it, add --trust"
+        )
     trust = [_TRUST] if given.trust else []
     return given, [*shlex.split(given.train), *rest, *trust], source
 
@@ -157,12 +163,15 @@ def _enter(given: Options, rest: Sequence[str], out: Path) -> Callable[[], None]
 
 
 @contextlib.contextmanager
-def _on_others(hosts: Sequence[Host], out: Path) -> Iterator[None]:
-    """Start the study on other machines by ssh. Wait for them at the end; stop them if the study is stopped."""
+def _on_others(hosts: Sequence[Host], out: Path, trust: bool) -> Iterator[None]:
+    """Start the study on other machines by ssh. Wait for them at the end; stop them if the study is stopped.
+
+    With `trust`, its code was named or trusted here.
+    """
     sessions: dict[Path, subprocess.Popen[bytes]] = {}
     try:
         for host in hosts:
-            study, env = python("-m", "rank0rl", "study", str(out), _TRUST)
+            study, env = python("-m", "rank0rl", "study", str(out), *[_TRUST][:trust])
             words = shlex.join([*study, "--cores", str(host.slots)])
             path = shlex.quote(env["PYTHONPATH"])
             command = f"cd {shlex.quote(os.getcwd())} && PYTHONPATH={path} TERM=dumb exec {words}"

@@ -43,6 +43,7 @@ _HOME = {
     "Agent": "agent",
     "Hook": "run.hooks",
     "Place": "envs.place",
+    "group": "run.shares",
     "Fragment": "agent",
     "Step": "agent",
     "Spaces": "agent",

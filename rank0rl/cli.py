@@ -38,11 +38,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(WRONG_USE)
     gc.disable()  # importing torch makes only objects that stay: collecting takes a sixth longer
     try:
-        from rank0rl import start
         from rank0rl.mpi import comm
-        from rank0rl.tools import video
+        from rank0rl.run.shares import follows
 
-        code = start.start(words, algos.CONFIGS, video.check, video.hooks)
+        code = 0 if follows() else _start(words)
     except ModuleNotFoundError as error:
         if not job.world_rank():
             print(
@@ -63,3 +62,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         job.fail(code, f"rank {comm.get_rank()} called sys.exit({end.code!r})")
         comm.abort(code)
     sys.exit(code)
+
+
+def _start(words: Words) -> int:
+    """Train on this rank; return the exit code."""
+    from rank0rl import start
+    from rank0rl.tools import video
+
+    return start.start(words, algos.CONFIGS, video.check, video.hooks)

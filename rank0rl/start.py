@@ -262,7 +262,10 @@ def _where(given: RunOptions, nworkers: int) -> str:
     where["--keep-batches"] = given.keep_batches
     if left := job.hosts_left():
         where |= {"--hosts": left, "--hostfile": None}
-        nworkers = min(nworkers, count_ranks(None, read_hosts(left, None)))
+        most = count_ranks(None, read_hosts(left, None), given.ranks_per_env)
+        nworkers = min(nworkers, most)
+    if given.ranks_per_env > 1:
+        where["--ranks-per-env"] = str(given.ranks_per_env)
     named = [f" {flag} {shlex.quote(value)}" for flag, value in where.items() if value]
     return "".join(named) + f" --nprocs {nworkers}" * (nworkers > 1)
 

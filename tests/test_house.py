@@ -17,11 +17,11 @@ MOST_LINES = 450  # of a file: more is a second idea
 
 # Today's numbers. `python benchmarks/house.py` prints them; its docstring says how each one is counted.
 HOUSE = {
-    "files": 131,
+    "files": 133,
     "top_modules": 16,
-    "public_names": 578,
-    "loop_files": 61,
-    "train_files": 84,
+    "public_names": 595,
+    "loop_files": 62,
+    "train_files": 86,
     "path_files": 25,
     "path_short": 0,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -312,9 +313,24 @@ class EnvBlock:
         return int(env.fragment_id)
 
     def close(self) -> None:
-        """Close the environments."""
+        """Close the environments, all of them.
+
+        Raises:
+            Exception: the first one that an environment raises. After another error, it is a note of that.
+        """
+        failed: list[Exception] = []
         for env in self.envs:
-            env.gym.close()
+            try:
+                env.gym.close()
+            except Exception as error:
+                failed.append(error)
+        before = sys.exception()
+        if before is not None and failed:
+            before.add_note(
+                f"To close an environment failed too: {type(failed[0]).__name__}: {failed[0]}"
+            )
+        elif failed:
+            raise failed[0]
 
     def to_env(self, act: Array) -> Any:
         """Return actions as environments take them."""

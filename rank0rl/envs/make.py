@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import difflib
 import functools
 import importlib
@@ -22,6 +23,7 @@ import gymnasium as gym
 
 from rank0rl.envs.games import AgentEnv, first_agent
 from rank0rl.envs.place import Place
+from rank0rl.envs.shared import SharedEnv
 from rank0rl.envs.spaces import flatten, name_of
 from rank0rl.envs.wrappers import RawReward
 
@@ -151,10 +153,9 @@ def make(
         ValueError: if it cannot be made, with Gymnasium's reason.
     """
     try:
-        maker, creator = _maker(env_id)
-        if _takes_place(creator):
-            kwargs = {"place": place or Place(), **kwargs}
-        env = maker(**kwargs)
+        place = place or Place()
+        alone = functools.partial(_made, env_id, dataclasses.replace(place, call=None), kwargs)
+        env = SharedEnv(place.call, alone) if place.call else alone()
     except Exception as error:  # whatever the environment's constructor raises
         raise ValueError(f"cannot make environment {env_id!r}: {_reason(error)}") from None
     agent = first_agent(env, env_id)
@@ -243,6 +244,17 @@ def _factory(env_id: str) -> Any:
     module, _, name = env_id.rpartition(":")
     made = getattr(import_own(module), name, None) if module else None
     return made if callable(made) else None
+
+
+def _made(env_id: str, place: Place, kwargs: Mapping[str, Any]) -> Any:
+    """Make an environment in this process, as its module does."""
+    maker, creator = _maker(env_id)
+    return maker(**with_place(creator, place, kwargs))
+
+
+def with_place(creator: Any, place: Place, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return these arguments of a function or a class, with its place if it takes one."""
+    return {"place": place, **kwargs} if _takes_place(creator) else {**kwargs}
 
 
 def _maker(env_id: str) -> tuple[Callable[..., Any], Any]:

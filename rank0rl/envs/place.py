@@ -24,6 +24,8 @@ class Place:
     """Empty folder of this environment alone, with --env-folders; else None."""
     make_comm: Callable[[], Any] | None = field(default=None, repr=False)
     """Returns `comm`."""
+    call: Callable[..., Any] | None = field(default=None, repr=False)
+    """Calls a function on all ranks of `comm`, if there are several, before the environment is made on them."""
 
     @property
     def comm(self) -> Any:

@@ -52,6 +52,7 @@ def mpi_fork(
     collective_timeout: float | None = None,
     start_timeout: float = 300.0,
     max_restarts: int = 0,
+    ranks_per_env: int = 1,
 ) -> str:
     """Run this command line again on n ranks.
 
@@ -80,6 +81,7 @@ def mpi_fork(
         max_restarts: number of times that a failed job is started again. The ranks of `train.py`
             then continue from the last checkpoint; others begin anew. A host that is gone is left
             out, with its ranks.
+        ranks_per_env: processes of each rank, for environments that are parallel programs: see `group`.
 
     Returns:
         "child" in every rank (also with n <= 1, and in a job that a launcher started);
@@ -98,16 +100,28 @@ def mpi_fork(
     os.environ[job.GPU_PCT] = str(gpu_pct)
     if collective_timeout is not None:
         os.environ[job.TIMEOUT] = str(collective_timeout)
+    os.environ[job.GROUP] = str(ranks_per_env)
     size = world_size()
+    if size is not None and size % ranks_per_env:
+        raise ValueError(
+            f"the launcher must start a multiple of ranks_per_env processes: got {size}, and "
+            f"ranks_per_env={ranks_per_env}"
+        )
     # After a restart without a host there are fewer ranks than were requested.
-    if size is not None and not job.supervised() and n is not None and n > 1 and n != size:
+    if (
+        size is not None
+        and not job.supervised()
+        and n is not None
+        and 1 < n != size // ranks_per_env
+    ):
+        each = f" of {ranks_per_env} processes each" * (ranks_per_env > 1)
         raise ValueError(
             f"nprocs must be the number of ranks that the launcher started: got nprocs={n} in a "
-            f"job of {size}; leave --nprocs out, or start {n} ranks"
+            f"job of {size // ranks_per_env}{each}; leave --nprocs out, or start {n} ranks"
         )
     is_rank = size is not None or job.my_folder() is not None
     where = () if is_rank else read_hosts(hosts, hostfile)
-    n = count_ranks(n, where)
+    n = count_ranks(n, where, ranks_per_env) * ranks_per_env
     if is_rank or n <= 1:
         _become_rank()
         return "child"
@@ -131,6 +145,7 @@ def _run_ranks(
     outlast_readers()
     env = {**DEFAULT_VARIABLES, **os.environ}
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else ""
+    env[job.GROUP] = os.environ[job.GROUP]
     env[job.TERMINAL] = str(columns)  # Open MPI always gives its ranks a terminal of its own
     code = SUCCESS
     with _Signals() as signals:
@@ -141,7 +156,8 @@ def _run_ranks(
             if lost:
                 hosts = [host for host in hosts if host.name not in lost]
                 env[job.HOSTS] = listed(hosts)
-            n = min(n, sum(host.slots for host in hosts)) if hosts else n
+            left = sum(host.slots for host in hosts)
+            n = min(n, left - left % job.group_size()) if hosts else n
             without = f" without {', '.join(lost)}: {n} ranks" if lost else ""
             pause_s = min(2**restart, 30)
             print(
@@ -237,7 +253,9 @@ def report(kind: type[BaseException], error: BaseException, trace: TracebackType
             "if rank == 0\n"
         )
     job.fail(
-        FAILURE, f"rank {world_rank()} of {world_size()}, on {platform.node()}, failed:\n{lines}"
+        FAILURE,
+        f"{job.in_words(world_rank() or 0)} of {(world_size() or 1) // job.group_size()}, on "
+        f"{platform.node()}, failed:\n{lines}",
     )
 
 

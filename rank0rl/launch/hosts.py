@@ -78,18 +78,25 @@ def read_hosts(hosts: str | None, hostfile: str | Path | None) -> tuple[Host, ..
     return tuple(Host(name, n) for name, n in slots.items())
 
 
-def count_ranks(n: int | None, hosts: Sequence[Host]) -> int:
-    """Return the number of ranks: n; if n is None, one per slot of the hosts, or 1 without hosts.
+def count_ranks(n: int | None, hosts: Sequence[Host], each: int = 1) -> int:
+    """Return the number of ranks: n; if n is None, as many as fit into the slots, or 1 without hosts.
+
+    Args:
+        n: number of ranks, if it is given.
+        hosts: hosts with their slots, one for a process.
+        each: processes of each rank.
 
     Raises:
-        ValueError: if the hosts have fewer than n slots.
+        ValueError: if the hosts have too few slots.
     """
     slots = sum(host.slots for host in hosts)
-    if n is None:
-        return slots or 1
-    if hosts and n > slots:
+    if n is None and slots >= each:
+        return slots // each
+    n = n or 1
+    if hosts and n * each > slots:
+        of = f", ranks_per_env={each}" * (each > 1)
         raise ValueError(
-            f"the hosts must have a slot for every rank: got nprocs={n} and {slots} slots; lower "
+            f"the hosts must have a slot for every rank: got nprocs={n}{of} and {slots} slots; lower "
             f"--nprocs, or give the hosts more slots"
         )
     return n

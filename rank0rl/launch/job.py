@@ -49,6 +49,7 @@ TIMEOUT = "RANK0RL_COLLECTIVE_TIMEOUT"  # seconds that a rank may wait in a coll
 GPU_PCT = "RANK0RL_GPU_PCT"  # share of a GPU's memory for each rank, if limited
 RESUME = "RANK0RL_RESUME"  # folder of the run with which a restarted job continues
 TOLD = "RANK0RL_TOLD"  # file for the run's folder, if a Python program waits for the run
+GROUP = "RANK0RL_GROUP"  # number of processes of each rank, if there are several
 HOSTS = "RANK0RL_HOSTS"  # hosts of a restarted job, once one is lost
 END_SIGNALS = tuple(getattr(signal, s) for s in ("SIGTERM", "SIGUSR1") if hasattr(signal, s))
 """Signals by which a batch system asks a job to end, sent to any or all of its processes."""
@@ -81,6 +82,17 @@ def world_size() -> int | None:
     """
     size = _number(_SIZES)
     return None if size == 1 == _number(_SIZES[2:]) else size
+
+
+def group_size() -> int:
+    """Return the number of processes of each rank: one leads its group, and the others follow it."""
+    return int(os.environ.get(GROUP, "1"))
+
+
+def in_words(process: int) -> str:
+    """Return the name of a process of the job, for messages: processes of a group follow one another."""
+    rank, follower = divmod(process, group_size())
+    return f"process {follower} of the group of rank {rank}" if follower else f"rank {rank}"
 
 
 def in_step() -> bool:

@@ -94,9 +94,9 @@ class Ranks:
                 yield f"process {process_id} of the launcher, {_name(process_id)},", process_id
         for rank, shell in shells.items():
             if shell.shell_id:
-                yield f"the shell around rank {rank}", shell.shell_id
+                yield f"the shell around {job.in_words(rank)}", shell.shell_id
             if shell.rank_id:
-                yield f"rank {rank}", shell.rank_id
+                yield job.in_words(rank), shell.rank_id
 
     def orphans(self) -> dict[int, str]:
         """Return rank -> reason, of the ranks on this host whose end nobody waits for."""
@@ -106,9 +106,9 @@ class Ranks:
             if shell is None or shell.shell_id is None:
                 continue
             if state(shell.shell_id) in ("", "Z"):
-                found[rank] = f"the shell around rank {rank} was ended"
+                found[rank] = f"the shell around {job.in_words(rank)} was ended"
             elif _stat(shell.shell_id)[1:2] != [str(shell.parent_id)]:
-                found[rank] = f"the launcher's process that started rank {rank} was ended"
+                found[rank] = f"the launcher's process that started {job.in_words(rank)} was ended"
         return found
 
     def send(self, rank: int, signum: int) -> bool:

@@ -260,10 +260,12 @@ class _FailureDetector:
 
     def _report_launcher(self, launcher: int) -> bool:
         """Report a launcher that ended too early, if any rank began. Open MPI's also does if a host is lost."""
-        missing = [str(rank) for rank in self._ranks.all if not self._ranks.has("shell", rank)]
+        missing = [
+            job.in_words(rank) for rank in self._ranks.all if not self._ranks.has("shell", rank)
+        ]
         if len(missing) == len(self._ranks.all):
             return False
-        late = f"rank {', '.join(missing)} began; python -m rank0rl doctor looks for the cause"
+        late = f"{', '.join(missing)} began; python -m rank0rl doctor looks for the cause"
         how = f"the launcher ended with exit code {launcher} before "
         return self.report(FAILURE, how + (late if missing else "its ranks"))
 
@@ -294,7 +296,7 @@ class _FailureDetector:
             what = f"on {shell.host} did not come" if shell else "was not started by the launcher"
             return self.report(
                 FAILURE,
-                f"rank {late[0]} {what} within {self._start_timeout_s:g} s; raise the start timeout "
+                f"{job.in_words(late[0])} {what} within {self._start_timeout_s:g} s; raise the start timeout "
                 f"if it was still importing",
             )
         # At once if the launcher was ended.
@@ -323,9 +325,10 @@ class _FailureDetector:
         early = [rank for rank in ranks if has("ended", rank) and not has("meets", rank)]
         left = [rank for rank in ranks if has("meets", rank) and not has("ended", rank)]
         if self._lasts("early", (early, left) if early and left else None):
-            why = f"rank {early[0]} ended before the others, which wait for it"
+            why = f"{job.in_words(early[0])} ended before the others, which wait for it"
             return self.report(FAILURE, why)
-        now = [job.RankCollectives.read(self._folder, rank) for rank in ranks]
+        leaders = ranks[:: job.group_size()]  # others follow them, and wait for nobody else
+        now = [job.RankCollectives.read(self._folder, rank) for rank in leaders]
         if self._lasts("deadlock", now if job.is_deadlock(now) else None):
             return self._report_deadlock([each for each in now if each])
         return False
@@ -334,7 +337,8 @@ class _FailureDetector:
         """Report where every rank waits. A rank that waits at its end goes on to its exit status."""
         claimed = self._claim()
         job.write_once(self._folder / "failed", str(FAILURE))
-        at_end = [rank for rank, each in enumerate(now) if each.name == job.SCRIPT_END]
+        size = job.group_size()
+        at_end = [rank * size for rank, each in enumerate(now) if each.name == job.SCRIPT_END]
         codes = [self._status(rank) for rank in at_end]
         why = "the ranks cannot go on:"
         for rank, each in enumerate(now):
@@ -354,7 +358,8 @@ class _FailureDetector:
     def _name(self, rank: int) -> str:
         """Return a rank's name, with its host if that is another one."""
         shell = self._ranks.shell(rank)
-        return f"rank {rank}, on {shell.host}," if shell and not shell.shell_id else f"rank {rank}"
+        name = job.in_words(rank)
+        return f"{name}, on {shell.host}," if shell and not shell.shell_id else name
 
     def _wait(self, seconds: float) -> None:
         self._listen(0.0)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rank0rl.launch import job
-from rank0rl.mpi.world import Comm, leave_if_told, world
+from rank0rl.mpi.world import Comm, leaders, leave_if_told
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -23,7 +23,9 @@ _TESTS = 4  # between two sleeps: one test may complete no more than one step of
 _MISMATCH_S = 8.0  # longer than the supervisor takes to find out
 
 
-def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
+def wait(
+    comm: Comm, name: str, *requests: MPI.Request, spin_s: float, limit_s: float | None = None
+) -> None:
     """Complete requests: test them without a pause for spin_s, then with sleeps that grow to 1 ms.
 
     Measured on 2 cores, rank 0 multiplying matrices while 7 ranks wait: 1.6 s this way, 9.8 s with
@@ -34,12 +36,13 @@ def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
         name: name of the collective, for the report on ranks that cannot go on.
         requests: requests to complete.
         spin_s: seconds before the first sleep.
+        limit_s: seconds to wait at most. None: the `collective_timeout` of `mpi_fork`, if there is one.
 
     Raises:
-        TimeoutError: after the `collective_timeout` of `mpi_fork`, if there is one.
+        TimeoutError: after the limit.
     """
-    everyone = world()
-    recorded = comm is everyone or comm == everyone  # others may be called in any order
+    ranks = leaders()
+    recorded = comm is ranks or comm == ranks  # others may be called in any order
     if recorded:
         job.collective_recorder().begin(name)
     try:
@@ -47,7 +50,7 @@ def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
             if _test(requests):
                 break
         else:
-            _wait_longer(requests, name, spin_s, recorded)
+            _wait_longer(requests, name, spin_s, recorded, limit_s)
     except RuntimeError:  # mpi4py's error is one
         # If ranks are in different collectives, some MPIs never complete them, and others raise in
         # one rank or another. The supervisor, which sees all ranks, then gets the time to report it.
@@ -61,13 +64,19 @@ def wait(comm: Comm, name: str, *requests: MPI.Request, spin_s: float) -> None:
         job.collective_recorder().end()
 
 
-def _wait_longer(requests: Sequence[MPI.Request], name: str, spin_s: float, recorded: bool) -> None:
+def _wait_longer(
+    requests: Sequence[MPI.Request],
+    name: str,
+    spin_s: float,
+    recorded: bool,
+    limit_s: float | None,
+) -> None:
     """Complete requests that were not complete at once."""
-    begin = time.perf_counter()
+    begin, most_s = time.perf_counter(), _timeout_s() if limit_s is None else limit_s
     if threading.current_thread() is not threading.main_thread():
         spin_s = 0.0  # another thread of this rank has work to do
-    for limit_s in (min(spin_s, _RECORD_S), spin_s):
-        while time.perf_counter() - begin < limit_s:
+    for until_s in (min(spin_s, _RECORD_S), spin_s):
+        while time.perf_counter() - begin < until_s:
             os.sched_yield() if hasattr(os, "sched_yield") else time.sleep(0)
             if _test(requests):
                 return
@@ -78,9 +87,9 @@ def _wait_longer(requests: Sequence[MPI.Request], name: str, spin_s: float, reco
         time.sleep(pause)
         pause = min(2 * pause, 1e-3)
         leave_if_told()
-        if time.perf_counter() - begin > _timeout_s():
+        if time.perf_counter() - begin > most_s:
             raise TimeoutError(
-                f"{name}: the other ranks did not come within {_timeout_s():g} s; raise the "
+                f"{name}: the other ranks did not come within {most_s:g} s; raise the "
                 f"collective timeout if they were still working"
             )
 

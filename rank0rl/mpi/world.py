@@ -49,6 +49,46 @@ _broken: list[str] = []  # the error that left this rank out of step, if there w
 def world() -> Comm | None:
     """Load MPI and return all ranks of the job; None in a single process, where MPI is never loaded.
 
+    Ranks that are groups of processes are known by the first process of each: see group.py.
+
+    Raises:
+        RuntimeError: in another process of a group.
+        WrongLaunch: as `everyone`.
+    """
+    ranks = leaders()
+    if ranks is None and everyone() is not None:
+        raise RuntimeError(
+            f"this process, {job.in_words(job.world_rank() or 0)}, is no rank of rank0rl: make collective calls "
+            f"in the first process of a group, or on the group's own communicator"
+        )
+    return ranks
+
+
+@functools.cache
+def leaders() -> Comm | None:
+    """Return the communicator of all ranks; None in a single process, and in one that follows a rank."""
+    if everyone() is None or job.group_size() == 1:
+        return everyone()
+    return groups()[0]
+
+
+@functools.cache
+def groups() -> tuple[Comm | None, Comm]:
+    """Return the communicator of all ranks, None in a process that follows one; and that of its group."""
+    from mpi4py import MPI
+
+    comm, size = everyone(), job.group_size()
+    assert comm is not None
+    leads = comm.rank % size == 0
+    ranks = comm.Split(0 if leads else MPI.UNDEFINED, comm.rank)
+    group = MPI.Intracomm(comm.Split(comm.rank // size, comm.rank))
+    return (MPI.Intracomm(ranks) if leads else None), group
+
+
+@functools.cache
+def everyone() -> Comm | None:
+    """Load MPI and return all processes of the job; None in a single process.
+
     Raises:
         WrongLaunch: if MPI sees another number of ranks than the launcher started. This happens
             when mpi4py and mpiexec belong to different MPIs: every rank would run alone.
@@ -108,7 +148,7 @@ def _files_in(folder: Path | None) -> Iterator[None]:
 
 def self_comm() -> Comm:
     """Return the communicator of this process alone. MPI is loaded, if it was not."""
-    world()
+    everyone()
     from mpi4py import MPI
 
     return MPI.COMM_SELF
@@ -147,7 +187,7 @@ def print0(*args: Any, **kwargs: Any) -> None:
 
 def mpi_version() -> str:
     """Return the name and version of the MPI library; "none" in a single process."""
-    return _library() if world() else "none"
+    return _library() if everyone() else "none"
 
 
 def _library() -> str:
@@ -158,7 +198,7 @@ def _library() -> str:
 
 def has_threads() -> bool:
     """Return True if several threads of a rank may send and receive."""
-    if world() is None:
+    if everyone() is None:
         return True
     from mpi4py import MPI
 
@@ -239,7 +279,7 @@ def abort(code: int) -> None:
     """End the whole job at once with this exit code. Any single rank may call it."""
     sys.stdout.flush()
     sys.stderr.flush()
-    comm = world()
+    comm = everyone()
     if comm is None or job.supervised():
         os._exit(code)
     time.sleep(_FLUSH_S)
@@ -254,7 +294,7 @@ def stop(code: int) -> None:
     In a step of Slurm, rank 0 tells the others: Slurm makes an exit code of its own of an abort, and
     does not act on one while it cancels a job.
     """
-    comm = world()
+    comm = everyone()
     if comm and job.in_step():
         from mpi4py import MPI
 
@@ -279,7 +319,7 @@ def leave_if_told() -> None:
     """End this rank if rank 0 has said so by `stop`. Any thread that waits for other ranks calls it."""
     if not job.in_step():
         return
-    comm = world()
+    comm = everyone()
     if comm and comm.rank and comm.Iprobe(0, _STOP_TAG):
         code = bytearray(1)
         comm.Recv(code, 0, _STOP_TAG)

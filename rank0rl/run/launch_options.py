@@ -55,6 +55,8 @@ class LaunchOptions(CheckedOptions):
     """Environment variables that ranks on other hosts get besides the usual ones, such as A,B_*. None: the usual ones, see docs/several-machines.md. Ranks on this host have all of them."""
     mpiexec: str | None = _launch(None)
     """Command line of your own launcher. It is given -n, the number of ranks and their command. None: the launcher of this Python environment."""
+    ranks_per_env: int = _launch(1, "[1, inf)")
+    """MPI ranks of each environment that is a parallel program, so that nprocs times as many processes start: see docs/simulators.md."""
     bind_to_core: bool = _launch(False)
     """Bind every rank to one core. Rank 0's update then has one core too."""
     collective_timeout: float | None = _launch(None, "(0, inf)")
@@ -167,7 +169,9 @@ class Words:
         options = LaunchOptions(**given)
         if job.world_size() is not None:  # the ranks are there, and a host file may not be
             return options
-        nprocs = count_ranks(options.nprocs, read_hosts(options.hosts, options.hostfile))
+        nprocs = count_ranks(
+            options.nprocs, read_hosts(options.hosts, options.hostfile), options.ranks_per_env
+        )
         if nprocs == 1:
             return options
         most = options.num_envs

@@ -160,6 +160,11 @@ class RunOptions(LaunchOptions):
                 f"step_timeout needs environments in processes of their own: got "
                 f"{self.step_timeout:g}; add --env-processes, or leave --step-timeout out"
             )
+        if self.ranks_per_env > 1 and self.env_processes:
+            raise ValueError(
+                "env_processes gives each environment one process of its own, and ranks_per_env several: leave "
+                "out --env-processes or --ranks-per-env"
+            )
         self._check_batch(nworkers)
         self._check_episodes()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from rank0rl.envs.info import EpisodeInfo, label
 from rank0rl.envs.place import FolderEnv, Place
 from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.retry import RetriedEnv
+from rank0rl.envs.shared import SharedEnv
 from rank0rl.envs.wrappers import ResetMethod
 from rank0rl.mpi import comm
+from rank0rl.mpi import group as processes
 from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.world import self_comm
 from rank0rl.rollout import FixedSteps, Rollout, WholeEpisodes
@@ -25,8 +28,50 @@ from rank0rl.run.options import RunOptions
 _TURNS = 2  # in which a rank collects its episodes, for an even end; more give act too few rows
 
 
-ALONE = Place(evaluation=True, make_comm=self_comm)
-"""Place of an environment that is looked at or shown."""
+def place_of(index: int = 0, evaluation: bool = True) -> Place:
+    """Return the place of an environment of this rank: with all processes of its group, if there are several."""
+    mine = processes.my_group()
+    if mine is None:
+        return Place(index, evaluation, make_comm=self_comm)
+    return Place(index, evaluation, make_comm=processes.group_comm, call=mine.call)
+
+
+def guard_world() -> None:
+    """Let environments in this process raise where they use MPI.COMM_WORLD, if ranks with others are in it."""
+    processes.guard_world(
+        Path(make.__file__).parent,
+        "an environment must use the communicator of its own ranks, `place.comm` of the function that makes it, or "
+        "run in a process of its own, with --env-processes: see docs/simulators.md",
+    )
+
+
+def follows() -> bool:
+    """Make the calls of this process's rank until the end, if it follows one; return False if it does not."""
+    guard_world()
+    return processes.follow()
+
+
+def group(make_env: Callable[..., Any], **kwargs: Any) -> Any:
+    """Make an environment as one program on the `ranks_per_env` processes of each rank: see `mpi_fork`.
+
+    The other processes of a rank go no further than this call: they make the environment, and the same calls
+    of it as their rank, until the script ends. So what follows runs once for each rank.
+
+    Args:
+        make_env: a function or a class of the script or of a module. It may take its `place`.
+        kwargs: its arguments.
+
+    Returns:
+        The environment; what its methods return in the first process counts.
+    """
+    if processes.follow():
+        sys.exit()
+    place = place_of(comm.get_rank(), evaluation=False)
+    if place.call is None:
+        return make_env(**make.with_place(make_env, place, kwargs))
+    alone = dataclasses.replace(place, call=None)
+    one = functools.partial(make_env, **make.with_place(make_env, alone, kwargs))
+    return SharedEnv(place.call, one)
 
 
 def make_shown(options: RunOptions, index: int = 0, **kwargs: Any) -> Any:
@@ -37,8 +82,8 @@ def make_shown(options: RunOptions, index: int = 0, **kwargs: Any) -> Any:
         index: index of the environment among those that are shown.
         kwargs: more arguments, such as render_mode="human".
     """
-    place = dataclasses.replace(ALONE, index=index)
-    return make.make(options.env_id, options.wrappers, place, **{**options.env_kwargs, **kwargs})
+    kwargs = {**options.env_kwargs, **kwargs}
+    return make.make(options.env_id, options.wrappers, place_of(index), **kwargs)
 
 
 def env_maker(options: RunOptions, evaluation: bool = False) -> Callable[..., Any]:
@@ -59,7 +104,7 @@ def env_maker(options: RunOptions, evaluation: bool = False) -> Callable[..., An
         return one()
 
     def make_one(index: int = 0, **kwargs: Any) -> Any:
-        place = Place(index, evaluation, make_comm=self_comm)
+        place = place_of(index, evaluation)
         one: Callable[..., Any] = around(make_at, place, {**options.env_kwargs, **kwargs})
         if options.env_folders:
             name = f"{'evaluation' if evaluation else 'env'}-{index:03}"

@@ -37,7 +37,7 @@ from rank0rl.run import settings
 from rank0rl.run.hooks import Hook
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import Pairs
-from rank0rl.run.shares import ALONE
+from rank0rl.run.shares import place_of
 
 _ITERATIONS = 4
 _HASHES = {
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
             raise ValueError(f"unknown options {' '.join(rest)}: options of training need --algo")
         env_id = resolve(given.env_id)
         findings = check(
-            lambda: make(env_id, given.wrappers, ALONE, **given.env_kwargs),
+            lambda: make(env_id, given.wrappers, place_of(), **given.env_kwargs),
             steps=given.steps,
             others=given.others,
             seed=given.seed,

@@ -44,3 +44,32 @@ class Summed(Count):
 def summed(place):
     assert place.comm.size == 1
     return Summed(place.comm)
+
+
+def shared(place, raises=None, fails_once=None, talks=True):
+    """Return an environment on all ranks of its place, one of which raises in the step of a number."""
+    env = Summed(place.comm) if talks else Count(length=5)
+    if raises and place.comm.rank == raises[0]:
+        env.step = broken(env.step, raises[1], fails_once)
+    return env
+
+
+def broken(step, number, once):
+    steps = []
+
+    def call(action):
+        steps.append(action)
+        if len(steps) == number and (once is None or not Path(once).exists()):
+            if once:
+                Path(once).write_text("")
+            raise OSError("on purpose")
+        return step(action)
+
+    return call
+
+
+def worldly():
+    """Return an environment that takes the whole job for its own ranks, as PETSc and FEniCS do by default."""
+    from mpi4py import MPI
+
+    return Summed(MPI.COMM_WORLD)

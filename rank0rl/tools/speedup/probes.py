@@ -141,10 +141,10 @@ def _bare(argument: str) -> None:
     import numpy as np
 
     from rank0rl.envs.make import make
-    from rank0rl.run.shares import ALONE
+    from rank0rl.run.shares import place_of
 
     what = json.loads(argument)
-    env = make(what["env_id"], what["wrappers"], ALONE, **what["env_kwargs"])
+    env = make(what["env_id"], what["wrappers"], place_of(), **what["env_kwargs"])
     space = env.action_space
     space.seed(0)
     actions = [space.sample() for _ in range(_DRAWN)]

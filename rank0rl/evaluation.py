@@ -82,13 +82,14 @@ class Evaluation(Hook):
         self._columns: Columns = {}
         envs = min(MAX_ENVS, -(-options.eval_episodes // nworkers))
         first = envs * comm.get_rank()
-        self._rollout = _rollout(
+        self.rollout = _rollout(
             env_maker(options, evaluation=True),
             range(first, first + envs),
             options.seed,
             Counter(options.eval_episodes).round,
             options.info,
         )
+        """Rollouts of the episodes. Who makes the hook closes them."""
 
     def after(self, agent: Agent, iteration: int, record: Record) -> None:
         """Evaluate the agent every `eval_every` iterations.
@@ -119,7 +120,7 @@ class Evaluation(Hook):
         before = weights.sha256_each(weights.named_tensors(agent.modules()))
         try:
             acting = Deterministic(agent) if self._deterministic else agent
-            ended = self._rollout.collect(acting, 1)[1]
+            ended = self.rollout.collect(acting, 1)[1]
         except Exception as error:
             error.add_note(
                 f"In evaluation, after iteration {iteration}: the fragment above is one of its "
@@ -129,10 +130,6 @@ class Evaluation(Hook):
         weights.chksum(agent.modules(), label="after evaluation", before=before)
         ended = rank0_accum_batches(ended)
         return batches.in_order(ended, ended["fragment_id"])
-
-    def close(self) -> None:
-        """Close the environments."""
-        self._rollout.close()
 
 
 class Deterministic(Agent):

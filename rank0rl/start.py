@@ -10,7 +10,7 @@ import gc
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from rank0rl.run.plan import Plan, prepare
 from rank0rl.run.record import Recorder
 from rank0rl.run.run import Run
 from rank0rl.run.shares import make_rollout
+from rank0rl.run.signals import Interrupted, closed, leave
 from rank0rl.run.state import State
 from rank0rl.run.trust import sealed, without_seal, words_to_go_on
 from rank0rl.run.usage import Phases
@@ -68,54 +69,69 @@ def start(
     told = comm.bcast_obj(_plain(plan) if isinstance(plan, Plan) else plan)
     if isinstance(told, int):
         return told
+    try:
+        with ExitStack() as stack:
+            return _train(stack, plan, told, more_hooks)
+    except Interrupted as interrupted:
+        leave(interrupted)
+        raise
+
+
+def _train(
+    stack: ExitStack,
+    plan: Plan | int | None,
+    told: Mapping[str, Any],
+    more_hooks: Callable[[RunOptions, Path], Sequence[Hook]],
+) -> int:
+    """Train by a plan; return the exit code. `stack` closes what is opened here."""
     gc.freeze()  # what the imports made
     gc.enable()
     options, folder = RunOptions(**told["options"]), Path(told["folder"])
     agent_options = load_agent(options.algo).Options(**told["agent"])
     phases = Phases()
-    with ExitStack() as stack:
+    if isinstance(plan, Plan):
+        stack.callback(plan.unlock)
+    rank, nworkers = comm.get_rank(), comm.get_nworkers()
+    rollout = make_rollout(options, rank, nworkers)
+    stack.enter_context(closed(rollout.close))
+    described = comm.allgather_obj(rollout.block.words, "the spaces of every environment")
+    refuse_other_spaces({env: its for rank in described for env, its in rank.items()})
+    try:
+        seeding.seed_globals(options.seed, "init", 1)
+        agent = make_agent(options, agent_options, rollout.spaces)
+        if options.init_from and not options.resume:
+            _load_init(agent, plan)
+        machines = comm.allgather_obj(machine.describe(), "what every rank runs on")
+        _refuse_other_fingerprints(machines)
+    except OptionError as error:  # the same on every rank
         if isinstance(plan, Plan):
-            stack.callback(plan.unlock)
-        rank, nworkers = comm.get_rank(), comm.get_nworkers()
-        rollout = stack.enter_context(closing(make_rollout(options, rank, nworkers)))
-        described = comm.allgather_obj(rollout.block.words, "the spaces of every environment")
-        refuse_other_spaces({env: its for rank in described for env, its in rank.items()})
-        try:
-            seeding.seed_globals(options.seed, "init", 1)
-            agent = make_agent(options, agent_options, rollout.spaces)
-            if options.init_from and not options.resume:
-                _load_init(agent, plan)
-            machines = comm.allgather_obj(machine.describe(), "what every rank runs on")
-            _refuse_other_fingerprints(machines)
-        except OptionError as error:  # the same on every rank
-            if isinstance(plan, Plan):
-                discard(folder)
-            return _refuse(error)
-        collector = Collector(agent, rollout, options, phases)
-        state = State(agent, collector, options, as_settings(options, agent_options))
-        if options.eval_every:
-            state.hooks.append(Evaluation(options, nworkers))
-        state.hooks += more_hooks(options, folder)
-        state.hooks += make_hooks(options, agent, collector.begin_with, state.share_over)
-        try:
-            recorder = (
-                _open_record(plan, state, phases, machines) if isinstance(plan, Plan) else None
-            )
-        except ValueError as error:
-            job.fail(1, f"error: {error}")
-            comm.abort(1)
-            raise
-        run = Run(phases, recorder, state.hooks)
-        learner = Learner(agent, options, phases, state.share_over)
-        overlap = Overlap(learner, collector, phases, state.share_over)
-        set_threads(1)  # again: the user's code may have loaded another BLAS or set torch's threads
-        try:
-            learner.prepare()
-            train(agent, collector, overlap if options.overlap else learner, run)
-        except Exception as error:
-            if rollout.failed_at:
-                error.add_note(_replay(options, folder, *rollout.failed_at))
-            raise
+            discard(folder)
+        return _refuse(error)
+    collector = Collector(agent, rollout, options, phases)
+    state = State(agent, collector, options, as_settings(options, agent_options))
+    if options.eval_every:
+        evaluation = Evaluation(options, nworkers)
+        stack.enter_context(closed(evaluation.rollout.close))
+        state.hooks.append(evaluation)
+    state.hooks += more_hooks(options, folder)
+    state.hooks += make_hooks(options, agent, collector.begin_with, state.share_over)
+    try:
+        recorder = _open_record(plan, state, phases, machines) if isinstance(plan, Plan) else None
+    except ValueError as error:
+        job.fail(1, f"error: {error}")
+        comm.abort(1)
+        raise
+    run = Run(phases, recorder, state.hooks)
+    learner = Learner(agent, options, phases, state.share_over)
+    overlap = Overlap(learner, collector, phases, state.share_over)
+    set_threads(1)  # again: the user's code may have loaded another BLAS or set torch's threads
+    try:
+        learner.prepare()
+        train(agent, collector, overlap if options.overlap else learner, run)
+    except Exception as error:
+        if rollout.failed_at:
+            error.add_note(_replay(options, folder, *rollout.failed_at))
+        raise
     return 0
 
 

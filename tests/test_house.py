@@ -19,7 +19,7 @@ MOST_LINES = 450  # of a file: more is a second idea
 HOUSE = {
     "files": 133,
     "top_modules": 16,
-    "public_names": 595,
+    "public_names": 599,
     "loop_files": 62,
     "train_files": 86,
     "path_files": 25,

@@ -1,16 +1,19 @@
 """Environments that are programs: where they are, which ranks they have, how they end."""
 
 import json
+import signal
+import time
 
 import pytest
 from helpers.ranks import HERE
-from helpers.runs import SMALL, train
+from helpers.runs import SMALL, interrupt, train
 from helpers.simulators import Placed
 
 from rank0rl import Place
 from rank0rl.envs.make import make
 
 ENV = "helpers.simulators:placed"
+EVALUATED = ["--eval-every", "100", "--eval-episodes", "2"]
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +63,7 @@ def test_a_class_and_a_registered_one_get_their_place_too(tmp_path):
     import gymnasium as gym
 
     place = Place(3)
-    assert make("helpers.simulators:Placed", (), place, log=tmp_path).unwrapped.place is place
+    assert make("helpers.simulators:Placed", (), place, log=tmp_path).unwrapped.place == place
     gym.register("Placed-v0", Placed)
     gym.register("PlacedByName-v0", "helpers.simulators:Placed")
     try:
@@ -76,3 +79,47 @@ def test_a_communicator_of_one_rank(tmp_path):
     for more in ([], ["--env-processes"]):
         folder = tmp_path / f"run{len(more)}"
         train(folder, "helpers.simulators:summed", *args, *more, nprocs=2)
+
+
+def closing(tmp_path, *more):
+    (tmp_path / "log").mkdir()
+    env = ["helpers.simulators:Closes", "--env-kwargs", f'log="{tmp_path / "log"}"', *more]
+    return [*env, *SMALL[1:], *EVALUATED, "--total-steps", "10000000"]
+
+
+def closed(tmp_path):
+    return {file.name for file in (tmp_path / "log").iterdir()}
+
+
+@pytest.mark.parametrize("more", [[], ["--env-processes"]])
+@pytest.mark.parametrize("nprocs", [1, 2])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_environments_are_closed_after_a_signal(tmp_path, more, nprocs, signum):
+    interrupt(tmp_path / "run", [*closing(tmp_path), *more], nprocs, signum, after=1)
+    every = {f"env-{i}" for i in range(4)} | {f"evaluation-{i}" for i in range(2)}
+    assert closed(tmp_path) >= every
+
+
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_environments_are_closed_after_an_error(tmp_path, nprocs):
+    done = train(tmp_path / "run", *closing(tmp_path, "fails=30"), nprocs=nprocs, expect=1)
+    assert "OSError: on purpose" in done.stderr
+    assert closed(tmp_path) >= {f"env-{i}" for i in range(4)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_what_does_not_close_in_time_ends_all_the_same(tmp_path, nprocs):
+    begun = time.monotonic()
+    args = closing(tmp_path, "hangs=3600")
+    interrupt(tmp_path / "run", args, nprocs, signal.SIGINT, after=1)
+    assert time.monotonic() - begun < 40
+    done = train(tmp_path / "failed", *args, "fails=30", nprocs=nprocs, expect=1)
+    assert "OSError: on purpose" in done.stderr
+
+
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_a_run_is_saved_although_rank_0_is_in_a_call_of_c(tmp_path, nprocs):
+    args = ["helpers.simulators:Computes", "--env-kwargs", "begin=40", *SMALL[1:]]
+    out = interrupt(tmp_path, [*args, "--total-steps", "1000"], nprocs, signal.SIGINT, after=2)
+    assert "saved iteration 2" in out

@@ -35,6 +35,7 @@ from rank0rl.envs.info import EPISODE
 from rank0rl.envs.spaces import name_of
 from rank0rl.launch import job
 
+_OWED_S = 3.0  # for an environment to come back from a step that a signal has cut short in the rank
 _END_S = 10.0  # a fork server that takes longer to end a process, or itself, is killed
 
 
@@ -72,6 +73,7 @@ class EnvProcess:
         """Holds the environment's id, for messages."""
         self._timeout_s: float | None = start_timeout_s
         self._stack = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
+        self._owed = False  # an answer, since a signal has cut short the wait for it
         self._connection, theirs = Pipe()
         with theirs:  # closed here, so that the end of the process is the end of the connection
             files = theirs.fileno(), self._stack.fileno()
@@ -101,7 +103,8 @@ class EnvProcess:
         """Close the environment and end its process, unless it has ended."""
         if not self._connection.closed:
             try:
-                self._ask("close")
+                if not self._owed or self._connection.poll(_OWED_S):
+                    self._ask("close")
             finally:
                 self._end()
 
@@ -111,10 +114,11 @@ class EnvProcess:
             raise EnvProcessError(f"the process of {self.spec.id} has ended: make a new one")
         request = pickle.dumps((what, args, kwargs))
         try:
+            if self._owed:
+                self._answer()
             self._connection.send_bytes(request)
-            if self._timeout_s is not None and not self._connection.poll(self._timeout_s):
-                raise TimeoutError
-            reply = self._connection.recv_bytes()
+            self._owed = True
+            reply = self._answer()
         except TimeoutError:
             self._end()
             raise EnvProcessError(
@@ -128,13 +132,17 @@ class EnvProcess:
             if stack := self._stack.read().decode(errors="replace"):
                 error.add_note(stack)
             raise error from None
-        except BaseException:  # of a signal; the answer would be taken for that to the next request
-            self._end()
-            raise
         raised, answer = pickle.loads(reply)
         if raised:
             raise _as_exception(*raised)
         return answer
+
+    def _answer(self) -> bytes:
+        if self._timeout_s is not None and not self._connection.poll(self._timeout_s):
+            raise TimeoutError
+        reply = self._connection.recv_bytes()
+        self._owed = False
+        return reply
 
     def _end(self) -> str:
         """Kill the process, if it lives; return how it has ended."""

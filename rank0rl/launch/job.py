@@ -10,6 +10,7 @@ collectives.R  the collective that R waits in, and the last ones before (see _Co
 reporter  the rank that says why the job fails, or "supervisor"
 failed    the exit code of the job that the reporter asks for
 interrupted  the signal after which rank 0 has saved, and ends
+ending    rank 0 has saved, or its time is over: the other ranks close their environments
 meets.R   R loads MPI, and waits there for all other ranks
 ended.R   R has reached its end: together with all other ranks, or without having loaded MPI
 state.R   T if R, on another host, is stopped by a signal
@@ -171,6 +172,12 @@ def mark_loading_mpi() -> None:
 def mark_ended() -> None:
     """Tell the supervisor that this rank has ended well: with all others, or without loading MPI."""
     _say(f"ended.{world_rank()}")
+
+
+def is_ending() -> bool:
+    """Return True once rank 0 has had its time to save, and the other ranks end."""
+    folder = my_folder()
+    return folder is not None and (folder / "ending").exists()
 
 
 def mark_interrupted(signum: int) -> None:

@@ -57,6 +57,8 @@ class Ranks:
 
     def __init__(self, folder: Path, nprocs: int) -> None:
         self._folder, self.all = folder, range(nprocs)
+        self.leaders = self.all[:: job.group_size()]
+        """All but those that follow another one, and wait for nobody else."""
 
     def has(self, name: str, rank: int) -> bool:
         """Return True if a rank, or the shell around it, has written the file of this name."""
@@ -120,6 +122,12 @@ class Ranks:
         except (OSError, ValueError):
             return False
         return True
+
+    def can_end(self, rank: int) -> bool:
+        """Return True if a rank is there on this host, and is neither stopped nor a zombie."""
+        shell = self.shell(rank)
+        stays = shell is not None and state(shell.rank_id) in ("T", "Z")
+        return self.send(rank, 0) and not stays
 
     def words_under_way(self) -> bool:
         """Return True if the last words of a failed rank on this host have not come through the launcher."""

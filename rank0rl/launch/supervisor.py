@@ -25,6 +25,7 @@ from rank0rl.launch.streams import Relay
 
 TURN_S = 0.05  # between two looks at the job
 _GRACE_S = 8.0  # for rank 0 to write a checkpoint, between a signal or a failure and SIGKILL
+_CLOSE_S = 6.0  # for ranks to close their environments; they end by themselves a second before
 _DELIVERY_S = 3.0  # for the launcher to pass on the last words of a rank
 _STUCK_S = 5.0  # how long ranks that cannot go on, or a stopped rank, are given
 _LOST_S = 2.0  # a launcher may know that a host is gone, and end its ranks here, before ssh does
@@ -138,7 +139,7 @@ class Supervisor:
         """Return True if the job has ended, or has to end now. Rank 0 is told first, and given time to save."""
         if self._deadline < float("inf"):
             is_late = time.monotonic() > self._deadline
-            return len(self._received) > 1 or is_late or not self._rank0_can_save()
+            return len(self._received) > 1 or is_late or not self._ranks.can_end(0)
         launcher = self.launcher
         if launcher is not None:
             self._drain()  # files from other hosts may be in it
@@ -155,12 +156,6 @@ class Supervisor:
         self._deadline = time.monotonic() + (_GRACE_S if sent else 0)
         return False
 
-    def _rank0_can_save(self) -> bool:
-        """Return True if rank 0 is there, and is neither stopped nor a zombie."""
-        shell = self._ranks.shell(0)
-        stays = shell is not None and processes.state(shell.rank_id) in ("T", "Z")
-        return self._ranks.send(0, 0) and not stays
-
     def _end(self) -> None:
         """End the launcher and every process of the job; remove MPI's files."""
         process = self._process
@@ -169,6 +164,7 @@ class Supervisor:
         self._drain()
         runs = process.poll() is None
         if runs:
+            self._close()
             # The launcher first: it would write much about the end of its ranks.
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -176,6 +172,16 @@ class Supervisor:
         if runs or self._failures.code != SUCCESS:
             processes.kill_all(self._folder)
         processes.remove_mpi_files(self._folder)
+
+    def _close(self) -> None:
+        """Let the ranks end in order, with their environments. Who asks twice is in a hurry."""
+        job.write_once(self._folder / "ending", "")
+        told = [rank for rank in self._ranks.leaders if self._ranks.send(rank, signal.SIGTERM)]
+        end = time.monotonic() + _CLOSE_S
+        while any(map(self._ranks.can_end, told)) and time.monotonic() < end:
+            if len(self._received) > 1:
+                break
+            self._listen(TURN_S)
 
     def _drain(self) -> None:
         """Pass on what the ranks have written last, which launchers may take a while to deliver."""
@@ -327,8 +333,7 @@ class _FailureDetector:
         if self._lasts("early", (early, left) if early and left else None):
             why = f"{job.in_words(early[0])} ended before the others, which wait for it"
             return self.report(FAILURE, why)
-        leaders = ranks[:: job.group_size()]  # others follow them, and wait for nobody else
-        now = [job.RankCollectives.read(self._folder, rank) for rank in leaders]
+        now = [job.RankCollectives.read(self._folder, rank) for rank in self._ranks.leaders]
         if self._lasts("deadlock", now if job.is_deadlock(now) else None):
             return self._report_deadlock([each for each in now if each])
         return False

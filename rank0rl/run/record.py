@@ -13,13 +13,13 @@ import numpy as np
 
 from rank0rl.batch import Batch, Gathered
 from rank0rl.envs.retry import FAILURES
-from rank0rl.launch import FAILURE, exit_code_after, job
+from rank0rl.launch import FAILURE, job
 from rank0rl.mpi import comm, weights
 from rank0rl.run import checkpoint, files
 from rank0rl.run.hooks import Record
 from rank0rl.run.logger import Logger, short
 from rank0rl.run.options import RunOptions
-from rank0rl.run.signals import Interrupted
+from rank0rl.run.signals import Interrupted, ignore
 from rank0rl.run.state import Progress, State
 from rank0rl.run.usage import PHASES, Phases
 
@@ -320,7 +320,7 @@ class Recorder:
             )
             if isinstance(error, Interrupted):
                 job.mark_interrupted(error.signum)
-                comm.stop(exit_code_after(error.signum))
+                ignore()  # until the environments are closed
             if isinstance(error, checkpoint.NotSaved):
                 job.fail(FAILURE, f"error: {error}")
                 comm.abort(FAILURE)

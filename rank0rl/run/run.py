@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,7 +14,7 @@ from rank0rl.batch import Gathered
 from rank0rl.mpi import comm
 from rank0rl.run.hooks import Hook, Record
 from rank0rl.run.record import Recorder
-from rank0rl.run.signals import Interrupts
+from rank0rl.run.signals import Interrupted, Interrupts, leave
 from rank0rl.run.usage import Phases
 
 
@@ -37,7 +39,7 @@ class Run:
         self.phases = phases
         self.hooks = hooks
         self._recorder = recorder
-        self._interrupts = Interrupts(keep=recorder is None)
+        self._interrupts = Interrupts(recorder is None, self._save_stuck if recorder else None)
         self._stack = ExitStack()
         self._last = 0.0
 
@@ -117,6 +119,19 @@ class Run:
         with self._interrupts.held(), self.phases("record"):
             self._recorder.record(now - self._last, batch, metrics)
         self._last = now
+
+    def _save_stuck(self, signum: int) -> None:
+        """Save the last boundary and end, in another thread: the main one does not come back from a call."""
+        assert self._recorder
+        interrupted = Interrupted(signum)
+        with contextlib.suppress(Interrupted), self._recorder.last_words():
+            self._recorder.save()
+            print(
+                "rank 0 does not come back from a call that Python cannot interrupt: environments are not closed",
+                file=sys.stderr,
+            )
+            raise interrupted
+        leave(interrupted)
 
     def _save(self, recorder: Recorder) -> None:
         with self._interrupts.held():

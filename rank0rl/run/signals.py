@@ -7,15 +7,30 @@ signal, and the next exchange of all ranks tells rank 0.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rank0rl.launch import job
+from rank0rl.launch import FAILURE, exit_code_after, job
+from rank0rl.mpi import comm
+
+_STUCK_S = 5.0  # for the main thread to see a signal
+_CLOSE_S = 5.0  # for environments to be closed after an error or a signal
 
 received: list[int] = []
 """Signals that this rank has received since the run began, and leaves to rank 0."""
+
+
+def ignore() -> None:
+    """Ignore the signals that ask a job to end, one of which has come. A second Ctrl-C ends this process."""
+    if threading.current_thread() is threading.main_thread():
+        for signum in job.END_SIGNALS:
+            signal.signal(signum, signal.SIG_IGN)
 
 
 class Interrupted(BaseException):
@@ -27,18 +42,51 @@ class Interrupted(BaseException):
         self.signum = signum
 
 
+@contextmanager
+def closed(close: Callable[[], None]) -> Iterator[None]:
+    """Call `close` at the end. After an error or a signal it has some seconds, then this rank ends without."""
+    try:
+        yield
+    except BaseException as error:
+        limit = threading.Timer(_CLOSE_S, _end, [error])
+        limit.daemon = True
+        limit.start()
+        try:
+            close()
+        finally:
+            limit.cancel()
+        raise
+    close()
+
+
+def _end(error: BaseException) -> None:
+    """End this rank after an error that it has not been able to leave in order."""
+    if isinstance(error, Interrupted):
+        leave(error)
+    sys.excepthook(type(error), error, error.__traceback__)
+    comm.abort(FAILURE)
+
+
+def leave(interrupted: Interrupted) -> None:
+    """End this rank after a signal, once it has saved; in rank 0, the whole job."""
+    code = exit_code_after(interrupted.signum)
+    comm.abort(code) if comm.get_rank() else comm.stop(code)
+
+
 class Interrupts:
     """Context in which SIGINT, SIGTERM and SIGUSR1 raise `Interrupted` on rank 0.
 
     Args:
-        keep: True on ranks other than 0, which keep the signal for `received`. They ignore SIGINT: a
-            terminal's Ctrl-C may reach every rank, and rank 0 too.
+        stuck: called with the signal if the main thread of rank 0 has not seen it for some seconds, because it
+            is in a call of C. It is to end the process.
+        keep: True on ranks other than 0, which keep the signal for `received` until rank 0 has saved. They
+            ignore SIGINT: a terminal's Ctrl-C may reach every rank, and rank 0 too.
     """
 
-    def __init__(self, keep: bool) -> None:
+    def __init__(self, keep: bool, stuck: Callable[[int], None] | None = None) -> None:
         """Keep the signals as they are until the context is entered."""
-        self._keeps = keep
-        self._held = False
+        self._keeps, self._stuck = keep, stuck
+        self._held = self._taken = False
         self._pending: int | None = None
 
     def __enter__(self) -> Interrupts:
@@ -48,10 +96,19 @@ class Interrupts:
         handlers: dict[int, Any] = dict.fromkeys(job.END_SIGNALS, handle)
         handlers[signal.SIGINT] = signal.SIG_IGN if self._keeps else handle
         self._before = {s: signal.signal(s, handler) for s, handler in handlers.items()}
+        if self._stuck:
+            ours, theirs = socket.socketpair()
+            theirs.setblocking(False)
+            self._wakeup = theirs, signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+            threading.Thread(target=self._watch, args=[ours, self._stuck], daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Give the signals back."""
+        if self._stuck:
+            theirs, before = self._wakeup
+            signal.set_wakeup_fd(before)
+            theirs.close()  # the thread ends
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 
@@ -66,11 +123,25 @@ class Interrupts:
         if self._pending is not None:
             raise Interrupted(self._pending)
 
+    def _watch(self, received: socket.socket, stuck: Callable[[int], None]) -> None:
+        """Wait for signals in a thread, which C functions of the main thread do not hold up if they release the GIL."""
+        with received:
+            while signums := received.recv(1):
+                if signums[0] in self._before:
+                    time.sleep(_STUCK_S)
+                    if self._pending is None and not self._held:
+                        self._taken = True
+                        stuck(signums[0])
+
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
+        if self._taken:  # the other thread saves
+            return
         self._pending = signum
         if not self._held:
             self._held = True  # a second signal must not cut short what the first one began
             raise Interrupted(signum)
 
     def _keep(self, signum: int, _frame: FrameType | None) -> None:
+        if job.is_ending():
+            raise Interrupted(signum)
         received.append(signum)

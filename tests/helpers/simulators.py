@@ -1,7 +1,9 @@
 """Environments that are programs of their own, or know where they are."""
 
+import hashlib
 import json
 import os
+import time
 from pathlib import Path
 
 from helpers.envs import Count
@@ -73,3 +75,36 @@ def worldly():
     from mpi4py import MPI
 
     return Summed(MPI.COMM_WORLD)
+
+
+class Closes(Count):
+    """Notes in the folder `log` that it has been closed; takes its time for it; fails in the step of a number."""
+
+    def __init__(self, place, log, hangs=0.0, fails=None):
+        super().__init__(length=50)
+        self.index, self.evaluation, self.log = place.index, place.evaluation, Path(log)
+        self.hangs, self.fails = hangs, fails
+
+    def step(self, action):
+        if (self.index, self.t) == (1, self.fails):
+            raise OSError("on purpose")
+        time.sleep(0.001)
+        return super().step(action)
+
+    def close(self):
+        time.sleep(self.hangs)
+        (self.log / f"{'evaluation' if self.evaluation else 'env'}-{self.index}").touch()
+
+
+class Computes(Count):
+    """Computes for minutes in C, where no handler of Python runs, in the step of a number."""
+
+    def __init__(self, begin):
+        super().__init__(length=50)
+        self.begin, self.steps = begin, 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.begin:
+            hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)
+        return super().step(action)

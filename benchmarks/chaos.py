@@ -66,7 +66,9 @@ def right_codes(case: Case, kind: str) -> set[int]:
     code = 128 + case.signum
     if kind == "supervisor":
         return {0} if case.signum == SIGSTOP else {code}
-    if kind == "rank" and case.signum == SIGTERM:  # a rank that trains takes it for a request to end: no restart
+    if (
+        kind == "rank" and case.signum == SIGTERM
+    ):  # a rank that trains takes it for a request to end: no restart
         return {0, code}
     if case.restarts or kind in ("", "environment"):
         return {0}

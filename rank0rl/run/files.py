@@ -21,7 +21,12 @@ from typing import Any, BinaryIO
 
 _TEXT = 1 << 24  # bytes
 _CONFIG = 1 << 22  # bytes of a TOML file: the records of some thousand starts
-_PARTS = 64
+_PARTS = 64  # of a name, and levels of what a TOML file holds
+_NAMES = 1 << 20  # parts of all names, each squared: the parser's time grows with that
+_UNNAMED = re.compile(  # texts and comments, whose dots are no parts of names
+    r""""{3}(?s:\\.|[^\\])*?(?:"{3,5}|\Z)|'{3}(?s:.*?)(?:'{3,5}|\Z)|"(?:\\.|[^"\\\n])*"?|'[^'\n]*'?|#.*"""
+)
+_NAME = re.compile(r"[^\n={}\[\],]+")
 _FILES = (".csv", ".json", ".toml", ".txt")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 _TABLE, _LINES, _COMMAS = 1 << 28, 1 << 20, 1 << 24  # of a CSV file: 400,000 iterations
@@ -112,22 +117,29 @@ def parse_toml(text: str, path: Path, what: str) -> dict[str, Any]:
     """Return what the text of a TOML file says.
 
     Raises:
-        ValueError: if it is not TOML, has names of very many parts, for which the time grows with their square,
-            or texts that would write to a terminal.
+        ValueError: if it is not TOML, has names or levels of very many parts, or texts that would write to a
+            terminal.
     """
-    for line in text.splitlines():
-        if any(part.count(".") > _PARTS for part in re.split(r"[={}\[\],]", line)):
-            raise ValueError(f"cannot read {what} {path}: a name has more than {_PARTS} parts")
+    parts = [name[0].count(".") for name in _NAME.finditer(_UNNAMED.sub("_", text))]
+    if max(parts, default=0) > _PARTS:
+        raise ValueError(f"cannot read {what} {path}: a name has more than {_PARTS} parts")
+    if (squares := sum(number**2 for number in parts)) > _NAMES:
+        raise ValueError(
+            f"cannot read {what} {path}: expected at most {_NAMES:,} squared parts of names, got {squares:,}; "
+            f"write tables in place of dotted names"
+        )
     try:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{what} {path} is not TOML: {error}") from None
-    left: list[Any] = [found]
-    for value in left:  # which grows meanwhile
+    left: list[tuple[Any, int]] = [(found, 0)]
+    for value, level in left:  # which grows meanwhile
+        if level > _PARTS:
+            raise ValueError(f"cannot read {what} {path}: it has more than {_PARTS} levels")
         if isinstance(value, dict):
-            left += [*value, *value.values()]
+            left += [(one, level + 1) for one in (*value, *value.values())]
         elif isinstance(value, list):
-            left += value
+            left += [(one, level + 1) for one in value if isinstance(one, dict | list | str)]
         elif isinstance(value, str) and _CONTROL.search(value):
             raise ValueError(
                 f"cannot read {what} {path}: it holds control characters: {value!r:.200}"

@@ -96,6 +96,10 @@ def test_a_folder_with_a_link_is_not_trained_in(run):
         (f"{'a.' * 60_000}a = 1", "more than 64 parts"),
         (f"x = {{{'a.' * 60_000}a = 1}}", "more than 64 parts"),
         (f"[{'a.' * 60_000}a]", "more than 64 parts"),
+        ('"=".' * 30_000 + "a = 1", "more than 64 parts"),
+        ("x = '''a'''''\n" + "'='." * 30_000 + "a = 1", "more than 64 parts"),
+        ("\n".join(f"k{i}." + "a." * 55 + "a = 1" for i in range(30_000)), "squared parts"),
+        (f"x = {('{' + 'a.' * 60 + 'a = ') * 40}1{'}' * 40}", "more than 64 levels"),
         (f"x = {'[' * 3000}{']' * 3000}", "not TOML"),
         ('env_id = "\\u001b[2J"', "control characters"),
         ('["\\u001b[2J"]', "control characters"),
@@ -113,9 +117,11 @@ def test_a_small_file_takes_no_time_and_writes_to_no_terminal(tmp_path, text, sa
 
 def test_an_ordinary_file_is_read(tmp_path):
     (tmp_path / "c.toml").write_text(
+        f"# {'.' * 100}\nd = '{'0.1 ' * 100}'\n"
         'a = [0.5, 1.5]\ntext = """two\nlines"""\n[[record]]\nb.c = 1\n'
     )
     found = files.read_toml(tmp_path / "c.toml", "config")
+    assert found.pop("d").count(".") == 100
     assert found == {"a": [0.5, 1.5], "text": "two\nlines", "record": [{"b": {"c": 1}}]}
 
 

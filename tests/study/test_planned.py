@@ -1,10 +1,11 @@
 """Which runs a study has."""
 
 import json
+import tracemalloc
 
 import pytest
 
-from rank0rl.tools.study.planned import Options, _combined, planned, seeds
+from rank0rl.tools.study.planned import Options, _combined, _values, planned, seeds
 from rank0rl.tools.study.training import _spread
 
 SMALL = ["--total-steps", "1000", "--num-envs", "4", "--steps-per-batch", "64"]
@@ -23,9 +24,29 @@ def test_wrong_seeds(text):
         seeds(text)
 
 
+NUMBERS = ",".join(map(str, range(1, 301)))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"seeds": "0:1000000000"}, "at most 10,000 seeds: got 1,000,000,000"),
+        ({"seeds": f"0:{10**30}"}, "at most 10,000 seeds"),
+        ({"grid": (f"epochs={NUMBERS}", f"gamma={NUMBERS}")}, "got 90,000 of each of 5 seeds"),
+        ({"grid": (f"epochs={NUMBERS}",), "seeds": "0:100"}, "got 300 of each of 100 seeds"),
+    ],
+)
+def test_too_many_runs_are_refused_before_any_is_made(more, said):
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=said):
+        planned(Options(**{"envs": ("CartPole",)} | more), SMALL)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
 def test_every_combination_of_a_grid():
-    assert [*_combined([])] == [{}]
-    assert [*_combined(["lr=1e-4,3e-4", "norm-obs=true,false"])] == [
+    assert [*_combined({})] == [{}]
+    assert [*_combined(_values(["lr=1e-4,3e-4", "norm-obs=true,false"]))] == [
         {"lr": lr, "norm_obs": norm} for lr in ("1e-4", "3e-4") for norm in ("true", "false")
     ]
 
@@ -33,7 +54,7 @@ def test_every_combination_of_a_grid():
 @pytest.mark.parametrize("word", ["lr", "lr=", "=1", "lr=1,,2"])
 def test_a_wrong_grid(word):
     with pytest.raises(ValueError, match="a setting must be NAME=VALUE"):
-        [*_combined([word])]
+        _values([word])
 
 
 def test_every_setting_has_its_first_seed_early():

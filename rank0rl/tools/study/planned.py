@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import json
+import math
 import re
 import shlex
 import sys
@@ -24,6 +27,8 @@ from rank0rl.run.trust import ASKED, trusted
 from rank0rl.tools.study.results import ending
 
 _ASKED = {*ASKED, *names(RunOptions, in_file=False)} - {"config"}  # options for command lines alone
+_MOST = 10_000  # runs of a study
+_SETTINGS = 1000  # runs of one seed: to check the command line of each takes 0.1 s
 
 
 @dataclass(frozen=True)
@@ -102,11 +107,12 @@ class Planned:
                 f"({error})"
             ) from None
 
-    def curve(self) -> dict[str, Any]:
-        """Return all settings that can change its curve."""
+    def curve(self) -> str:
+        """Return all settings that can change its curve, as JSON."""
         every = {**vars(self.options), **(vars(self.agent) if self.agent else {})}
         same = names(RunOptions, changes_curve=False)
-        return {name: value for name, value in every.items() if name not in same}
+        kept = {name: value for name, value in every.items() if name not in same}
+        return json.dumps(kept, sort_keys=True, default=repr)
 
     @property
     def most(self) -> int:
@@ -143,23 +149,29 @@ def planned(
     `plan_run`.
 
     Raises:
-        ValueError: for wrong seeds or settings, two runs that would be one, or code that is not trusted.
+        ValueError: for wrong seeds or settings, too many of them, two runs that would be one, or code that is not
+            trusted.
         SystemExit: for a wrong option of training, after tyro has printed what is wrong.
     """
     first, *others = seeds(given.seeds)
-    runs: list[Planned] = []
+    grid = _values(given.grid)
+    of_a_seed = math.prod(map(len, (given.envs, given.algo, *grid.values())))
+    if of_a_seed > _SETTINGS or of_a_seed * (1 + len(others)) > _MOST:
+        raise ValueError(
+            f"a study must have at most {_MOST:,} runs, {_SETTINGS:,} of each seed: got {of_a_seed:,} of each of "
+            f"{1 + len(others):,} seeds; make several studies of it"
+        )
+    runs: dict[str, Planned] = {}  # by curve
     for env_id, algo in itertools.product(given.envs, given.algo):
-        for settings in _combined(given.grid) if found is None else [{}, found]:
+        for settings in _combined(grid) if found is None else [{}, found]:
             run = plan_run(env_id, algo, settings, first, rest, source=source)
-            same = next((other for other in runs if other.curve() == run.curve()), None)
-            if same is None:
-                runs.append(run)
-            elif found is None:
+            same = runs.setdefault(run.curve(), run)
+            if same is not run and found is None:
                 raise ValueError(
                     f"{same.name} and {run.name} have the same curve: leave one of them out of the study"
                 )
-    runs += [run.with_seed(seed) for seed in others for run in runs]
-    return runs
+    every = [*runs.values()]
+    return every + [run.with_seed(seed) for seed in others for run in every]
 
 
 def plan_run(
@@ -229,20 +241,22 @@ def seeds(text: str) -> list[int]:
     """Return the seeds of "0:5" (0 to 4) or of "0,7,11".
 
     Raises:
-        ValueError: if the text names no seeds, or one twice.
+        ValueError: if the text names no seeds, one twice, or more than a study may have.
     """
-    try:
+    found: Sequence[int] = ()
+    with contextlib.suppress(ValueError):
         low, colon, high = text.partition(":")
-        found = [*range(int(low), int(high))] if colon else [int(x) for x in text.split(",")]
-    except ValueError:
-        found = []
+        found = range(int(low), int(high)) if colon else [int(x) for x in text.split(",")]
+    # a range, which may be of 10^9 seeds, has a length that len() cannot always give
+    if found and (number := found[-1] - found[0] + 1 if colon else len(found)) > _MOST:
+        raise ValueError(f"a study must have at most {_MOST:,} seeds: got {number:,}")
     if not found or len(set(found)) < len(found) or min(found) < 0:
         raise ValueError(f"seeds must be numbers such as 0:5 or 0,7,11, each once: got {text!r}")
-    return found
+    return [*found]
 
 
-def _combined(grid: Sequence[str]) -> Iterator[dict[str, str]]:
-    """Yield every combination of settings such as lr=1e-4,3e-4; {} for an empty grid.
+def _values(grid: Sequence[str]) -> dict[str, list[str]]:
+    """Return setting -> values of words such as lr=1e-4,3e-4.
 
     Raises:
         ValueError: if a setting has no value.
@@ -253,6 +267,11 @@ def _combined(grid: Sequence[str]) -> Iterator[dict[str, str]]:
         if not name or not all(text.split(",")):
             raise ValueError(f"a setting must be NAME=VALUE,VALUE,...: got {word!r}; see --grid")
         values[name.replace("-", "_")] = text.split(",")
+    return values
+
+
+def _combined(values: Mapping[str, Sequence[str]]) -> Iterator[dict[str, str]]:
+    """Yield every combination of the values of settings; {} for no settings."""
     for combination in itertools.product(*values.values()):
         yield dict(zip(values, combination, strict=True))
 

@@ -149,3 +149,33 @@ def test_where_the_world_is_that_of_an_environment_it_may_use_it(alone, tmp_path
     more = ["--env-processes"] if args["n"] > 1 else []
     grouped(tmp_path, "helpers.simulators:worldly", *ARGS, *more, **args)
     assert sha(tmp_path) == sha(alone)
+
+
+HEAT = ["examples.heat:make", "--num-envs", "8"]
+SHORT = [*HEAT, "--steps-per-batch", "160", "--minibatch-size", "40", "--total-steps", "320"]
+LONG = [*HEAT, "--steps-per-batch", "1600", "--minibatch-size", "200", "--total-steps", "64000"]
+
+
+@pytest.fixture(scope="module")
+def heated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("heated") / "run"
+    train(folder, *SHORT)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("n", "m"),
+    [(2, 2), *(pytest.param(*nm, marks=SLOW) for nm in ((1, 2), (2, 1), (4, 1)))],
+)
+def test_a_rod_is_heated_in_any_number_of_parts(heated, tmp_path, n, m):
+    grouped(tmp_path, *SHORT, "--stop-after-iterations", "1", n=n, m=m)
+    resume(tmp_path, nprocs=3 - min(n, 2))
+    assert sha(tmp_path) == sha(heated)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_heating_is_learned(tmp_path, seed):
+    """Without control, the mean return is -44."""
+    train(tmp_path, *LONG, "--seed", str(seed), nprocs=2)
+    assert float(table(tmp_path)[-1]["return_mean"]) > -7

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import io
 import json
 import os
@@ -32,7 +33,9 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends
 _TABLE, _LINES, _COMMAS = 1 << 28, 1 << 20, 1 << 24  # of a CSV file: 400,000 iterations
 
 
-def read(path: Path, what: str, most: int, first: int | None = None) -> bytes:
+def read(
+    path: Path, what: str, most: int, first: int | None = None, last: int | None = None
+) -> bytes:
     """Return the contents of a regular file, or of one that a link leads to.
 
     Args:
@@ -40,6 +43,7 @@ def read(path: Path, what: str, most: int, first: int | None = None) -> bytes:
         what: kind of the file, for messages, such as "checkpoint".
         most: largest size that is read, in bytes.
         first: number of bytes to return, from the beginning. None: all.
+        last: number of bytes to return, from the end. None: all.
 
     Raises:
         ValueError: if there is no such file, it is not a regular one, or it is larger.
@@ -55,7 +59,10 @@ def read(path: Path, what: str, most: int, first: int | None = None) -> bytes:
                     f"cannot read {what} {path}: expected at most {most:,} bytes, got "
                     f"{found.st_size:,}"
                 )
-            return file.read(found.st_size if first is None else first)
+            if last is not None:
+                file.seek(max(0, found.st_size - last))
+            wanted = (number for number in (first, last, found.st_size) if number is not None)
+            return file.read(min(wanted))
     except OSError as error:
         raise ValueError(f"cannot read {what} {path}: {error.strerror}") from None
 
@@ -193,10 +200,15 @@ def append(path: Path) -> BinaryIO:
     """Open a file to append to it; it is made if there is none.
 
     Raises:
-        OSError: if it cannot be opened, or is a link.
+        OSError: if it cannot be opened, is a link, or is not a regular file.
     """
-    how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-    return open(os.open(path, how, 0o666), "ab")
+    how = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    how |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # a FIFO may have no reader
+    file = open(os.open(path, how, 0o666), "ab")  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
 
 
 def check_folder(folder: Path) -> None:

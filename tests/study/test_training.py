@@ -1,11 +1,17 @@
 """What a study reads of its runs."""
 
+import contextlib
+import dataclasses
 import json
+import os
+import tracemalloc
 
 import pytest
 
 from rank0rl.tools.study.planned import Options, planned
-from rank0rl.tools.study.training import _complaint, _last_row
+from rank0rl.tools.study.training import Training, _complaint, _last_row, claim
+
+HEAD = "steps,episodes,return_mean,x\n"
 
 
 @pytest.mark.parametrize(
@@ -13,19 +19,74 @@ from rank0rl.tools.study.training import _complaint, _last_row
     [
         (None, None),
         ("", None),
-        ("a,b\n", None),
-        ("a,b\n1,2", None),
-        ("a,b\n1,2\n", {"a": "1", "b": "2"}),
-        ("a,b\n1,2\n3,4\n5,", {"a": "3", "b": "4"}),
-        ('a,b\n1,"{""x"": 1, ""y"": 2}"\n', {"a": "1", "b": '{"x": 1, "y": 2}'}),
-        ("a,b\n" + "1,2\n" * 40000 + "3,4\n", {"a": "3", "b": "4"}),
+        (HEAD, None),
+        (f"{HEAD}1,2,3,4", None),
+        (f"{HEAD}1,2,3,4\n", "1,2,3,4"),
+        (f"{HEAD}1,2,,4\n", "1,2,,4"),
+        (f"{HEAD}1,2,3,4\n5,6,7,8\n9,", "5,6,7,8"),
+        (f'{HEAD}1,2,3,"{{""x"": 1}}"\n', '1,2,3,{"x": 1}'),
+        (HEAD + "1,2,3,4\n" * 40000 + "5,6,7,8\n", "5,6,7,8"),
+        ("a,b\n1,2\n", None),  # what follows is of someone else
+        (f"{HEAD}1,2,x,4\n", None),
+        (f"{HEAD}1.5,2,3,4\n", None),
+        (f"{HEAD}{'9' * 400},2,3,4\n", None),
+        (f"{HEAD}1,2,3\n", None),
+        (f"{HEAD}\n", None),
+        (f"\n\n{HEAD}", None),
+        (f"{HEAD}1,2,3,\udcff\n", None),
+        (f"{HEAD}1,2,3,\0\n", "1,2,3,\0"),
     ],
 )
 def test_the_last_complete_row(text, expected, tmp_path):
     path = tmp_path / "progress.csv"
     if text is not None:
-        path.write_text(text)
-    assert _last_row(tmp_path) == expected
+        path.write_bytes(text.encode(errors="surrogateescape"))
+    row = _last_row(tmp_path)
+    assert (row and ",".join(row.values())) == expected
+
+
+def test_a_large_record_without_a_line_takes_no_memory(tmp_path):
+    (tmp_path / "progress.csv").touch()
+    os.truncate(tmp_path / "progress.csv", 3 << 30)
+    tracemalloc.start()
+    assert _last_row(tmp_path) is None
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+def cores():
+    return [(cpu,) for cpu in os.sched_getaffinity(0)][:1]
+
+
+@pytest.mark.parametrize("name", ["progress.csv", "output.txt", ".config.toml.tmp", "claim"])
+def test_a_run_in_a_folder_of_fifos_is_not_trained(name, tmp_path):
+    (run,) = planned(Options(envs=("CartPole",), seeds="0"), ["--total-steps", "64"])
+    (tmp_path / run.name).mkdir()
+    os.mkfifo(tmp_path / run.name / name)
+    with pytest.raises(ValueError, match=f"{name} is not a regular file"):
+        Training(run, tmp_path, cores())
+    assert not (tmp_path / run.name / "checkpoints").exists()
+    for read in (_last_row, _complaint) if name != "claim" else ():
+        with contextlib.suppress(ValueError, OSError):  # and no wait for a writer
+            read(tmp_path / run.name)
+    if name == "claim":
+        with pytest.raises(OSError, match="claim"):
+            claim(tmp_path, run.name)
+
+
+@pytest.mark.parametrize("is_above", [False, True])
+def test_a_run_is_not_trained_through_a_link(is_above, tmp_path):
+    (run,) = planned(Options(envs=("CartPole",), seeds="0"), ["--total-steps", "64"])
+    run = dataclasses.replace(run, name="search/0000/seed100")
+    study, victim = tmp_path / "s", tmp_path / "victim"
+    link = study / ("search/0000" if is_above else run.name)
+    link.parent.mkdir(parents=True)
+    (victim / "seed100").mkdir(parents=True)
+    link.symlink_to(victim)
+    for use in (lambda: Training(run, study, cores()), lambda: claim(study, run.name)):
+        with pytest.raises(ValueError, match=f"{link} is a link"):
+            use()
+    assert [*victim.rglob("*")] == [victim / "seed100"]
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ class Search(Runs):
         """Claim a trial, and let those of its runs wait that are not over."""
         number = of_optuna.number
         folder = f"search/{number:04d}"
-        release = claim(self.folder / folder)
+        release = claim(self.folder, folder)
         if release is None:
             self._elsewhere = True
             return

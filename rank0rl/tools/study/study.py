@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
     except Interrupted as stop:
         print(f"stopped: {out} goes on with the same command", file=sys.stderr)
         return exit_code_after(stop.signum)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         usage_error(str(error))
         return 1
     finally:
@@ -149,7 +149,7 @@ def _enter(given: Options, rest: Sequence[str], out: Path) -> Callable[[], None]
     """
     if out.exists():
         files.check_folder(out)
-    leave = claim(out / _MACHINES / f"{platform.node()}-{available_cores()[0][0]}")
+    leave = claim(out, f"{_MACHINES}/{platform.node()}-{available_cores()[0][0]}")
     if leave is None:
         raise ValueError(f"another process of this machine trains the study in {out}")
     train = shlex.join(word for word in rest if word != _TRUST)

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -37,21 +38,28 @@ _SHOW_S = 0.5  # between two tables
 _WORTH = 2.0  # times the seconds of a start that more cores must save
 _OUTPUT = "output.txt"
 _ERROR = re.compile(r"error: |(\w+\.)*\w*(Error|Exception)\b")
-_TAIL = 1 << 16  # bytes of a file that hold its last line
+_TAIL = 1 << 16  # bytes of a file that hold its first line, or its last one
+_COUNT = re.compile(r"[0-9]{1,18}")
 
 
-def claim(folder: Path) -> Callable[[], None] | None:
+def claim(study: Path, name: str = "") -> Callable[[], None] | None:
     """Claim a folder for this process, at most while it lives. The folder is made if there is none.
+
+    Args:
+        study: folder of the study.
+        name: name of the folder in it. "": the study's own.
 
     Returns:
         A function that gives the claim up; None if another process has claimed the folder.
 
     Raises:
+        ValueError: if a link leads there.
         OSError: if the file system has no locks: two machines would train the same run.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _make(study, name)
     # A file system that machines share knows the locks of files that are open for writing.
-    file = os.open(folder / "claim", os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0))
+    with files.append(folder / "claim") as opened:
+        file = os.dup(opened.fileno())
     if os.name == "posix":
         import fcntl
 
@@ -68,15 +76,36 @@ def claim(folder: Path) -> Callable[[], None] | None:
     return partial(os.close, file)
 
 
+def _make(study: Path, name: str) -> Path:
+    """Make a folder in a study, which may come from someone else; return its path.
+
+    Raises:
+        ValueError: if a link leads there.
+    """
+    folder = study
+    for part in Path(name).parts:
+        folder /= part
+        if folder.is_symlink():
+            raise ValueError(
+                f"{folder} is a link, and a study writes into its own folder only: remove it"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 class Training:
-    """The processes that train a run of a study, one rank for each core. They go on from its last checkpoint."""
+    """The processes that train a run of a study, one rank for each core. They go on from its last checkpoint.
+
+    Raises:
+        ValueError: if a link leads to the run's folder, or it holds one, or what should be a file.
+    """
 
     def __init__(self, planned: Planned, study: Path, cores: Sequence[Core]) -> None:
-        self.planned, self.folder, self.cores = planned, study / planned.name, [*cores]
+        self.planned, self.folder, self.cores = planned, _make(study, planned.name), [*cores]
+        files.check_folder(self.folder)
         self.given_up = False  # True if it was stopped, and is not to go on
         # Cores with which it goes on once it has saved; none if it is not to be stopped.
         self.next_cores: list[Core] = []
-        self.folder.mkdir(parents=True, exist_ok=True)
         command, env = python("-m", "rank0rl", "train", *planned.words)
         command += ["--run-dir", str(self.folder), "--resume", "auto", "--nprocs", str(len(cores))]
         self._begun, self._first = time.monotonic(), self.row()
@@ -149,7 +178,7 @@ class Runs:
     def take(self) -> Planned | None:
         """Claim the next run and return it; None if there is none, or other machines have claimed them."""
         for run in [*self._waiting]:
-            release = claim(self.folder / run.name)
+            release = claim(self.folder, run.name)
             if release is None:
                 continue
             self._waiting.remove(run)
@@ -320,26 +349,29 @@ def _spread(cores: int, left_s: Sequence[float], most: Sequence[int]) -> list[in
 
 def _complaint(folder: Path) -> str:
     """Return the last line that names an error in the output.txt of a run, else its last line."""
-    with (folder / _OUTPUT).open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-        lines = [line.strip() for line in file.read().decode(errors="replace").split("\n")]
+    text = files.read(folder / _OUTPUT, "output", sys.maxsize, last=_TAIL).decode(errors="replace")
+    lines = [line.strip() for line in text.split("\n")]
     named = [line for line in lines if _ERROR.match(line)] or [line for line in lines if line]
     return named[-1] if named else "it has printed nothing"
 
 
 def _last_row(folder: Path) -> dict[str, str] | None:
-    """Return the last complete row of a run's progress.csv, column -> text; None if there is none yet."""
+    """Return the last complete row of a run's progress.csv, column -> text.
+
+    None if there is none yet, or if it is not one of a run: resuming the run says what is wrong.
+    """
+    path = folder / "progress.csv"
     try:
-        with (folder / "progress.csv").open("rb") as file:
-            head = file.readline()
-            file.seek(max(file.tell(), file.seek(0, os.SEEK_END) - _TAIL))
-            complete, newline, _ = file.read().rpartition(b"\n")
-    except OSError:
+        head, newline, _ = files.read(path, "record", sys.maxsize, first=_TAIL).partition(b"\n")
+        tail = files.read(path, "record", sys.maxsize, last=_TAIL)
+        lines = tail.rpartition(b"\n")[0].rpartition(b"\n")
+        names, values = csv.reader([head.decode(), lines[2].decode()])
+        row = dict(zip(names, values, strict=True))
+        float(row["return_mean"] or "nan")
+        is_row = newline and all(_COUNT.fullmatch(row[name]) for name in ("steps", "episodes"))
+    except (ValueError, KeyError, csv.Error):
         return None
-    if not newline:
-        return None
-    names, values = csv.reader([head.decode(), complete.rpartition(b"\n")[2].decode()])
-    return dict(zip(names, values, strict=True)) if len(names) == len(values) else None
+    return row if is_row else None
 
 
 def _prepare(parent: int, cpus: Collection[int]) -> None:

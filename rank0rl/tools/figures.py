@@ -59,6 +59,8 @@ _CYCLE = (
 )
 _COLORS = {f"#{color}": f"var(--c{i})" for i, color in enumerate(_CYCLE)}
 _COLORS["#000000"] = "currentColor"
+_FORMULA = re.compile(r"[=+\-@\t\r]")  # with which a spreadsheet takes text for a formula
+_MARKUP = re.compile(r"[\\|<]|(?<=\])\(")
 _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 _templates = jinja2.Environment(
@@ -111,21 +113,37 @@ def texts(values: Mapping[str, Any]) -> dict[str, str]:
 def markdown(
     head: Sequence[str], rows: Iterable[Iterable[str]], words: Sequence[str] = ()
 ) -> list[str]:
-    """Return the lines of a table in Markdown. Columns are aligned right, but for those of words."""
+    """Return the lines of a table in Markdown, of plain text. Columns are aligned right, but for those of words."""
     rule = "|".join(":---" if name in words else "---:" for name in head)
-    first, *lines = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    plain = (
+        [_MARKUP.sub(r"\\\g<0>", " ".join(c.split())) for c in cells] for cells in (head, *rows)
+    )
+    first, *lines = (f"| {' | '.join(cells)} |" for cells in plain)
     return [first, f"|{rule}|", *lines]
 
 
 def write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a table with six digits of its numbers. All rows have the names of the first one."""
+    """Write a table with six digits of its numbers. All rows have the names of the first one.
+
+    Text that a spreadsheet would take for a formula has a quote before it.
+    """
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, [*rows[0]], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(
-        {k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows
-    )
+    writer.writerows({k: _csv_cell(v) for k, v in row.items()} for row in rows)
     files.write(path, file.getvalue().encode())
+
+
+def _csv_cell(value: Any) -> Any:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if not isinstance(value, str) or not _FORMULA.match(value):
+        return value
+    try:
+        float(value)
+    except ValueError:
+        return f"'{value}"
+    return value
 
 
 @contextlib.contextmanager

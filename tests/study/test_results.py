@@ -1,6 +1,7 @@
 """The results of a study, from folders of runs that were never made."""
 
 import csv
+import re
 
 import numpy as np
 import pytest
@@ -45,6 +46,18 @@ def test_files(study):
     assert [row["minutes to 400"] for row in rows] == ["inf", "4", "4", "inf"]
     assert len([*csv.DictReader((study / "table.csv").open())]) == 2
     assert (study / "learning.png").stat().st_size > 1000
+
+
+def test_interquartile_means_are_a_table(study):
+    for seed in range(3):
+        write_run(study / f"c{seed}", [0.0, 9.0], seed=seed, env_id="Hopper-v5")
+        for env_id in ("Walker2d-v5", "Hopper-v5"):
+            name = f"d{seed}{env_id}"
+            write_run(study / name, [0.0, 8.0 + seed], seed=seed, env_id=env_id, algo="x|y")
+    (study / "b" / "progress.csv").unlink()
+    text = results.write(study)
+    assert "| agent | mean | low | high |\n|:---|---:|---:|---:|\n| ppo | " in text
+    assert re.search(r"^\| x\\\|y \| \d\.\d{3} \|", text, re.MULTILINE)
 
 
 def test_runs_that_have_not_ended_do_not_count_once_others_have(study):

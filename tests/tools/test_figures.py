@@ -1,5 +1,6 @@
 """Values under the pointer: where they are, and which they are."""
 
+import csv
 import itertools
 import re
 
@@ -66,3 +67,31 @@ def test_a_logarithmic_axis_of_less_than_a_decade_has_more_labels():
 def logarithmic(axis):
     axis.set_yscale("log")
     figures.label_decades(axis.yaxis)
+
+
+def test_a_table_starts_no_formula_of_a_spreadsheet(tmp_path):
+    texts = [
+        "=cmd|' /C calc'!A0",
+        "+a",
+        "-a",
+        "@a",
+        "\ta",
+        "-3.5",
+        "-inf",
+        "a=b",
+        -3.5,
+        -2,
+        True,
+        "",
+    ]
+    figures.write_csv(tmp_path / "t.csv", [{"x": text, "y": 1} for text in texts])
+    found = [row["x"] for row in csv.DictReader((tmp_path / "t.csv").open(newline=""))]
+    assert found[:5] == [f"'{text}" for text in texts[:5]]
+    assert found[5:] == [str(text) for text in texts[5:]]
+
+
+def test_a_table_in_markdown_is_text_alone():
+    row = ["<img src=x>|](javascript:x)", "[a](b)", "a\\|b", "hidden=[64, 64]", "a\nb"]
+    *_, line = figures.markdown(["a"] * 5, [row])
+    plain = (r"\<img src=x>\|]\(javascript:x)", r"[a]\(b)", r"a\\\|b", "hidden=[64, 64]", "a b")
+    assert line == f"| {' | '.join(plain)} |"

@@ -61,9 +61,15 @@ def write(out: Path, minutes_to: Sequence[float] = ()) -> str:
     cells = [[*map(_shown, row.values())] for row in rows]
     lines = figures.markdown([*rows[0]], cells, ("environment", "agent"))
     if means:
-        lines += ["", "Interquartile mean of normalized returns over environments:", ""]
-    for agent, (mean, low, high) in means.items():
-        lines.append(f"- {agent}: {mean:.3f} (95 % interval {low:.3f} to {high:.3f})")
+        lines += [
+            "",
+            "Interquartile mean of normalized returns over environments, 95 % from low to high:",
+            "",
+        ]
+        cells = [
+            [agent, *(f"{number:.3f}" for number in of_agent)] for agent, of_agent in means.items()
+        ]
+        lines += figures.markdown(["agent", "mean", "low", "high"], cells, ("agent",))
     text = "\n".join(lines) + "\n"
     files.write(out / "table.md", text.encode())
     files.write(out / "report.html", page(out).encode())

@@ -28,6 +28,7 @@ _UNNAMED = re.compile(  # texts and comments, whose dots are no parts of names
     r""""{3}(?s:\\.|[^\\])*?(?:"{3,5}|\Z)|'{3}(?s:.*?)(?:'{3,5}|\Z)|"(?:\\.|[^"\\\n])*"?|'[^'\n]*'?|#.*"""
 )
 _NAME = re.compile(r"[^\n={}\[\],]+")
+_COLUMN = 1000  # characters of a column's name
 _FILES = (".csv", ".json", ".toml", ".txt")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 _TABLE, _LINES, _COMMAS = 1 << 28, 1 << 20, 1 << 24  # of a CSV file: 400,000 iterations
@@ -106,8 +107,10 @@ def read_table(path: Path, what: str) -> list[dict[str, str]]:
         rows = [row for row in table if None not in row and None not in row.values()]
     except csv.Error as error:
         raise ValueError(f"cannot read {what} {path}: {error}") from None
-    if odd := [name for name in table.fieldnames or () if not name.isprintable()]:
-        raise ValueError(f"cannot read {what} {path}: no column of a run is called {odd[0]!r}")
+    if odd := [
+        name for name in table.fieldnames or () if not name.isprintable() or len(name) > _COLUMN
+    ]:
+        raise ValueError(f"cannot read {what} {path}: no column of a run is called {odd[0]!r:.200}")
     return rows
 
 

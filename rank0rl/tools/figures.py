@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -59,6 +60,7 @@ _CYCLE = (
 )
 _COLORS = {f"#{color}": f"var(--c{i})" for i, color in enumerate(_CYCLE)}
 _COLORS["#000000"] = "currentColor"
+_LETTERS = 100  # of a name in a figure
 _FORMULA = re.compile(r"[=+\-@\t\r]")  # with which a spreadsheet takes text for a formula
 _MARKUP = re.compile(r"[\\|<]|(?<=\])\(")
 _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))
@@ -162,7 +164,10 @@ def style() -> Iterator[type[Figure]]:
         raise ValueError(
             "figures need matplotlib, which is in the extra \"plot\": run pip install -e '.[plot]'"
         ) from None
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", UserWarning
+        )  # of letters without a picture, or no room for them
         yield Figure
 
 
@@ -170,8 +175,26 @@ def image(figure: Figure, kind: str = "png") -> bytes:
     """Return a figure as the bytes of a file of this kind: png, svg or pdf."""
     file = io.BytesIO()
     with style():
+        _cut_names(figure)
         figure.savefig(file, format=kind, dpi=120)
     return file.getvalue()
+
+
+def _cut_names(figure: Figure) -> None:
+    """Cut the long names in a figure: to lay out 100,000 letters takes a minute."""
+    from matplotlib.text import Text
+
+    for one in figure.findobj(Text):
+        assert isinstance(one, Text)
+        one.set_text(_cut(one.get_text()))
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        names = [one.get_text() for one in axis.get_ticklabels()]
+        if any(len(name) > _LETTERS for name in names):
+            axis.set_ticks(axis.get_ticklocs(), [*map(_cut, names)])
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= _LETTERS else f"{name[: _LETTERS - 3]}..."
 
 
 def short_numbers() -> Any:
@@ -200,6 +223,7 @@ def inline_svg(figure: Figure, name: str, alt: str) -> str:
         name: name that no other figure on the page has; it begins every id in the SVG.
         alt: text that tells a screen reader what the figure shows.
     """
+    _cut_names(figure)
     file = io.StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(file, format="svg", transparent=True, metadata=no_metadata)

@@ -36,6 +36,7 @@ from rank0rl.tools.study import results
 
 _POINTS = 400  # most points of a curve; in longer runs, a point is the mean of several iterations
 _LEAST_SHARE = 0.005  # of the time: a smaller phase would be invisible in the figure
+_CHARTS = 100  # most columns of a run, by its own choice, that are drawn: each takes 0.1 s
 _BESIDE = ("length_mean", "steps_per_s", "memory_mb")
 
 
@@ -96,12 +97,15 @@ def of_run(folder: Path, others: Sequence[Path] = ()) -> str:
     first, first_run = each[0], ", first run" if others else ""
     run, settings = first.run, first.run.settings
     names = list(run.rows[-1])
-    own = names[names.index("weights_sha256") + 1 :]  # the agent's own columns come last
+    # The agent's own columns come last.
+    info, own = run.info_columns(), names[names.index("weights_sha256") + 1 :]
+    left_out = max(0, len(info) + len(own) - _CHARTS)
+    info, own = info[:_CHARTS], own[: max(0, _CHARTS - len(info))]
     summary = folder / "summary.json"
     values = files.read_json(summary, "summary") if summary.exists() else {}
     nothing = np.zeros(0)
     key = html.legend([Series(one.label, nothing, nothing, one.color) for one in each])
-    beside = [*_small(each, [*run.info_columns(), *_BESIDE]), *_ranks(first)]
+    beside = [*_small(each, [*info, *_BESIDE]), *_ranks(first)]
     recorded = [*_small(each, own)] or ""
     return html.document(
         f"{settings['env_id']}, {settings['algo']}, seed {settings['seed']}",
@@ -112,6 +116,9 @@ def of_run(folder: Path, others: Sequence[Path] = ()) -> str:
         html.section(f"Where the time goes{first_run}", _phases(first)),
         html.section("Episodes and speed, by steps", key, html.small(beside)),
         recorded and html.section("What the agent records, by steps", key, html.small(recorded)),
+        html.paragraph(f"Columns of progress.csv that are not drawn: {left_out:,}.")
+        if left_out
+        else "",
         html.section(f"Settings{first_run}", html.pairs(texts(settings))),
         html.section(f"Summary{first_run}", html.pairs(texts(values))),
         html.section(f"Starts{first_run}", _starts(run.starts)),

@@ -101,3 +101,10 @@ def test_a_row_that_was_cut_short_is_none(tmp_path):
     """Also if the cut is in its last column."""
     (tmp_path / "t.csv").write_text("a,b\n1,23\n4,5")
     assert files.read_table(tmp_path / "t.csv", "table") == [{"a": "1", "b": "23"}]
+
+
+def test_a_column_has_a_short_name(tmp_path):
+    (tmp_path / "t.csv").write_text(f"{'x' * 5000}\n1\n")
+    with pytest.raises(ValueError, match="no column of a run") as error:
+        files.read_table(tmp_path / "t.csv", "record")
+    assert len(str(error.value)) < 500

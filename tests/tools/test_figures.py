@@ -95,3 +95,23 @@ def test_a_table_in_markdown_is_text_alone():
     *_, line = figures.markdown(["a"] * 5, [row])
     plain = (r"\<img src=x>\|]\(javascript:x)", r"[a]\(b)", r"a\\\|b", "hidden=[64, 64]", "a b")
     assert line == f"| {' | '.join(plain)} |"
+
+
+def test_long_names_are_cut():
+    """Of 100,000 letters, a minute would go by."""
+
+    def finish(axis):
+        axis.set_title("t" * 5000)
+        axis.set_yticks([0, 1], ["a" * 5000, "b"])
+
+    html = figures.small_chart("x", "", [line("a", [1, 2], [0, 1])], finish)
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", html)
+    assert {"t" * 97 + "...", "a" * 97 + "...", "b"} <= {*texts}
+    assert max(map(len, texts)) == 100
+    with figures.style() as figure_class:
+        figure = figure_class()
+        figure.suptitle("t" * 5000)
+        figure.legend(figure.add_subplot().plot([1, 2], label="a" * 5000), ["a" * 5000])
+    figures.image(figure)
+    assert figure.get_suptitle() == "t" * 97 + "..."
+    assert figure.legends[0].get_texts()[0].get_text() == "a" * 97 + "..."

@@ -230,6 +230,19 @@ def test_long_runs_are_thinned_to_means(tmp_path):
     assert set(columns["seconds"]) == {3600}
 
 
+def test_very_many_columns_are_not_all_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_CHARTS", 5)
+    run = write_run(tmp_path / "r", [1, 2])
+    path = run / "progress.csv"
+    head, *rows = path.read_text().splitlines()
+    more = "".join(f",k{i}" for i in range(50))
+    path.write_text("\n".join([head + more, *(row + ",1" * 50 for row in rows)]) + "\n")
+    found = page(run)
+    drawn = [label for label in found.of("aria-label") if re.match(r"k(l|\d+) by steps", label)]
+    assert len(drawn) == 5
+    assert "Columns of progress.csv that are not drawn: 46." in found.text
+
+
 def study(folder):
     folder.mkdir()
     rows = [

@@ -1,6 +1,7 @@
 """From a run to a dataset, from a dataset to a clone, from the clone to a run; and batches that are kept."""
 
 import os
+import zipfile
 from types import SimpleNamespace
 
 import gymnasium as gym
@@ -282,3 +283,15 @@ def test_a_dataset_of_integers_is_one_of_choices(monkeypatch):
     monkeypatch.setattr(minari, "load_dataset", lambda name: dataset)
     rows = demonstrations.read("some/data-v0", describe(flatten(env)))
     assert rows["act"].tolist() == [[0], [2]]
+
+
+def test_an_array_that_says_to_be_huge_is_one_line(tmp_path):
+    header = (
+        "{'descr': '<f4', 'fortran_order': False, 'shape': (10000000000000, 2), }".ljust(117) + "\n"
+    )
+    array = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    with zipfile.ZipFile(tmp_path / "d.npz", "w") as file:
+        file.writestr("obs.npy", array)
+        file.writestr("act.npy", array)
+    with pytest.raises(OptionError, match="must be an .npz file with the arrays obs and act"):
+        demonstrations.read(str(tmp_path / "d.npz"), CHOICES)

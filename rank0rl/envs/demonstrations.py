@@ -54,7 +54,7 @@ def _files(path: Path, first: Array | None) -> Iterator[tuple[Any, Any]]:
             _check_inflated(file)
             with np.load(file, allow_pickle=False) as arrays:
                 obs, act, is_kept = arrays["obs"], arrays["act"], "fragment_id" in arrays
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile) as error:
             raise OptionError(
                 f"--data {path}: {file.name} must be an .npz file with the arrays obs and act: "
                 f"{error}"

@@ -109,6 +109,12 @@ Array = npt.NDArray[np.float64]
 
 _NEEDED = {"iteration", "steps", "episodes", "seconds", "return_mean", "steps_per_s"}
 _NEEDED |= {"weights_sha256"}
+_LAST = 1 << 63  # steps and seconds of any run are fewer
+FOREIGN = (
+    *(ValueError, OSError),  # whose messages say what is wrong
+    *(LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
+)
+"""Errors of reading a folder that no run has written."""
 
 
 class NoRowsError(ValueError):
@@ -180,7 +186,12 @@ def read_run(folder: Path) -> RunData:
         )
     own = names(RunOptions, in_file=True)
     apply({k: v for k, v in settings.items() if k in own}, RunOptions(), source=str(file))
-    return RunData(folder, settings, starts(file), rows)
+    run = RunData(folder, settings, starts(file), rows)
+    for name in ("steps", "seconds"):
+        values = run.column(name)
+        if not ((values > 0) & (values < _LAST)).all():
+            raise ValueError(f"{path}, column {name}: expected numbers above 0 in every row")
+    return run
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

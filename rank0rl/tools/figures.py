@@ -396,7 +396,7 @@ def _values(
 def _places(series: Sequence[Series], most: int) -> Array:
     """Return at most so many places: those of the longest series, and of others beyond its ends."""
     known = [one.x[np.isfinite(one.y)] for one in series]
-    at = max(known, key=len)
+    at = max(known, key=len, default=np.zeros(0))
     if len(at):
         at = np.unique(np.concatenate([at, *(x[(x < at[0]) | (x > at[-1])] for x in known)]))
     every = -(-len(at) // most) or 1

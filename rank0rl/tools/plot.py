@@ -20,7 +20,7 @@ from rank0rl.launch import one_line, usage_error
 from rank0rl.options import names
 from rank0rl.run import files
 from rank0rl.run.agents import short_name
-from rank0rl.run.folder import Array, NoRowsError, RunData, differing, read_run
+from rank0rl.run.folder import FOREIGN, Array, NoRowsError, RunData, differing, read_run
 from rank0rl.run.options import RunOptions
 from rank0rl.tools import figures
 
@@ -49,6 +49,7 @@ class Options:
     """File to write. Its suffix chooses the format: .png, .svg or .pdf."""
 
 
+@np.errstate(all="ignore")  # of numbers that no run has written
 def main(argv: list[str]) -> int:
     """Run the tool; return its exit code: 0, or 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl plot")
@@ -62,6 +63,9 @@ def main(argv: list[str]) -> int:
         files.write(given.out, figures.image(figure, given.out.suffix[1:]))
     except (ValueError, OSError) as error:
         return usage_error(str(error))
+    except FOREIGN as error:
+        which = " or ".join(map(str, given.runs))
+        return usage_error(one_line(f"{which} holds what no run has written: {error!r}"))
     for (env_id, agent), curves in groups.items():
         ends = curves.ret[:, -1]
         print(

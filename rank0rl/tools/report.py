@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from rank0rl.launch import one_line, usage_error
 from rank0rl.run import files
-from rank0rl.run.folder import Array, RunData, differing, read_run
+from rank0rl.run.folder import FOREIGN, Array, RunData, differing, read_run
 from rank0rl.run.usage import PHASES
 from rank0rl.tools.figures import (
     Finish,
@@ -52,6 +52,7 @@ class Options:
     """File to write. None: report.html in the folder."""
 
 
+@np.errstate(all="ignore")  # of numbers that no run has written
 def main(argv: list[str]) -> int:
     """Run the tool; return its exit code: 0, or 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl report")
@@ -60,6 +61,8 @@ def main(argv: list[str]) -> int:
         files.write(out, _page(given.folder, given.others).encode())
     except (ValueError, OSError) as error:
         return usage_error(str(error))
+    except FOREIGN as error:
+        return usage_error(one_line(f"{given.folder} holds what no run has written: {error!r}"))
     print(one_line(out))
     return 0
 

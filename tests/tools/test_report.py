@@ -6,11 +6,12 @@ import re
 import sys
 from html.parser import HTMLParser
 
+import pytest
 from helpers import forks
 from helpers.runs import SMALL, train, write_run
 
 from rank0rl.run.folder import read_run
-from rank0rl.tools import figures, report
+from rank0rl.tools import figures, plot, report
 
 EVIL = '<script>alert("x")</script>'
 
@@ -324,6 +325,77 @@ def test_a_study_that_is_under_way(tmp_path):
     found = page(study(tmp_path / "s"))
     assert "Advice" not in found.text
     assert "Machine" not in found.text
+
+
+def cell(name, value, row=-1):
+    """Change a cell of a record."""
+
+    def change(folder):
+        path = folder / "progress.csv"
+        lines = [line.split(",") for line in path.read_text().splitlines()]
+        lines[row][lines[0].index(name)] = value
+        path.write_text("\n".join(map(",".join, lines)) + "\n")
+
+    return change
+
+
+def written(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def without_nprocs(folder):
+    path = folder / "config.toml"
+    path.write_text(path.read_text().replace("nprocs", "n"))
+
+
+RUNS = [
+    *(cell("seconds", value) for value in ("0", "inf", "-1", "")),
+    *(cell("steps", value) for value in ("0", "inf", "nan", "1e308", "1.5")),
+    *(cell("steps_per_s", value) for value in ("0", "inf", "1e308", "")),
+    *(cell("return_mean", value) for value in ("1e308", "inf", "")),
+    cell("steps", "1e308", 1),
+    without_nprocs,
+]
+STUDIES = [
+    *(written("study.toml", f"minutes_to = {value}\n") for value in ("5", "[[1]]", '["a"]')),
+    *(written("search.csv", text) for text in ("a,value\n1,2\n", "a\n1\n", "a,value\n1,x\n")),
+    *(written("search.csv", text) for text in ("a,value\n", "")),
+]
+SPEEDUPS = [
+    *(written("speedup.json", f'{{"{name}": 5}}') for name in ("settings", "notes", "machine")),
+    written("speedup.json", '{"machine": [1]}'),
+    written("speedup.csv", "nprocs,speedup\n0,1\n0,2\n"),
+    written("speedup.csv", "nprocs,speedup\n,\n"),
+    written("speedup.csv", "nprocs,speedup\n1e308,1e308\n2,-1e308\n"),
+    written("predicted.csv", "nprocs,predicted\n1,2\n"),
+    written("predicted.csv", "nprocs,experiment,predicted\n0,a,inf\n1e308,a,-1\n"),
+]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [("run", c) for c in RUNS]
+    + [("study", c) for c in STUDIES]
+    + [("speedup", c) for c in SPEEDUPS],
+)
+def test_what_no_run_has_written_is_one_line(kind, change, tmp_path, capsys):
+    folder = tmp_path / "r"
+    if kind == "speedup":
+        study(folder)
+    else:
+        write_run(folder / "a" if kind == "study" else folder, [10, 20, 30])
+    if kind == "study":
+        (folder / "study.toml").write_text('envs = ["Walker2d"]\n')
+    change(folder)
+    out = str(tmp_path / "x.png")
+    runs = [(plot, "--out", out), (plot, "--x", "hours", "--out", out)] if kind == "run" else []
+    for tool, *args in [(report,), *runs]:
+        code = tool.main([str(folder), *args])
+        said = capsys.readouterr().err
+        assert (code, said) == (0, "") or (code == 2 and said.startswith("error: "))
+        assert said.count("\n") == bool(said)
+        assert not said or str(tmp_path) in said or "must overlap" in said
 
 
 def test_where_the_page_goes(tmp_path, capsys):

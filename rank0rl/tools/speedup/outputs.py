@@ -103,7 +103,8 @@ def page(folder: Path) -> str:
     rows = files.read_table(folder / FILE, "study")
     if not rows:
         raise ValueError(f"{folder / FILE} has no rows: nothing has been measured yet")
-    if not {"nprocs", "speedup"} <= rows[0].keys():
+    n = _column(rows, "nprocs")
+    if not {"nprocs", "speedup"} <= rows[0].keys() or not ((n > 0) & np.isfinite(n)).all():
         raise ValueError(f"{folder / FILE} was not written by rank0rl")
     known, assumed = (
         files.read_json(path, "study") if path.exists() else {}
@@ -115,7 +116,6 @@ def page(folder: Path) -> str:
     about = ", ".join(str(settings[n]) for n in ("env_id", "algo") if n in settings)
     seconds = [name for name in _SECONDS if name in rows[0]]
     others = [name for name in rows[0] if name not in ("nprocs", *seconds)]
-    n = _column(rows, "nprocs")
     speedup = chart("speedup", *_speedup(rows), ranks)
     times: Markup | str = ""
     if any(np.nansum(_column(rows, name)) for name in _PHASES):

@@ -43,6 +43,7 @@ def ending(run: Path) -> str:
     return str(files.read_json(path, "summary").get("ended", "")) if path.exists() else ""
 
 
+@np.errstate(all="ignore")  # of numbers that no run has written
 def write(out: Path, minutes_to: Sequence[float] = ()) -> str:
     """Write table.md, table.csv, runs.csv, learning.png and report.html of a study; return the table.
 
@@ -84,7 +85,11 @@ def page(study: Path) -> str:
     """
     given = settings.load(study / FILE)
     agents = _read(study)
-    minutes_to = given.get("minutes_to", ())
+    minutes_to = given.get("minutes_to", [])
+    if not isinstance(minutes_to, list) or not all(
+        isinstance(at, int | float) for at in minutes_to
+    ):
+        raise ValueError(f"{study / FILE}: minutes_to must be numbers: got {minutes_to!r:.100}")
     groups = plot.curves_of(agents, to_longest=True)
     means = [
         [agent, f"{mean:.3f}", f"{low:.3f}", f"{high:.3f}"]
@@ -225,7 +230,12 @@ def _search(study: Path, given: Mapping[str, Any]) -> Sequence[Markup]:
     if not (study / TRIALS).exists():
         return ()
     rows = files.read_table(study / TRIALS, "search")
-    rows.sort(key=lambda row: -float(row["value"] or "-inf"))
+    if not rows:
+        return ()
+    try:
+        rows.sort(key=lambda row: -float(row["value"] or "-inf"))
+    except (KeyError, ValueError):
+        raise ValueError(f"{study / TRIALS} must have numbers in a column value") from None
     about = (
         f"Trials have the seeds {given['search_seeds']}. The results above have other ones: "
         f"{given['seeds']}. A trial's value is its {given['objective']} return."

@@ -27,6 +27,7 @@ from rank0rl.launch.hosts import SSH, Host, read_hosts
 from rank0rl.options import apply, check
 from rank0rl.run import files, settings
 from rank0rl.run.agents import short_name
+from rank0rl.run.folder import FOREIGN
 from rank0rl.run.machine import available_cores
 from rank0rl.run.signals import Interrupted, Interrupts
 from rank0rl.tools import figures
@@ -82,7 +83,7 @@ def main(argv: list[str]) -> int:
         return 1
     try:
         print(results.write(out, given.minutes_to))
-    except (ValueError, OSError) as error:
+    except FOREIGN as error:
         print(f"error: all is trained, but there are no results: {error}", file=sys.stderr)
         return 1
     print(f"in {out}: table.md, table.csv, runs.csv, learning.png, report.html")

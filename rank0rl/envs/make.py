@@ -97,9 +97,8 @@ def own_module(env_id: str) -> str:
 
 def are_known_wrappers(wrappers: Sequence[str]) -> bool:
     """Return True if wrappers import nothing but Gymnasium and rank0rl, write no files, and ask for little."""
-    known = {*gym.wrappers.__all__, f"{RawReward.__module__}:{RawReward.__name__}"} - {
-        "RecordVideo"
-    }
+    known = {*gym.wrappers.__all__, f"{RawReward.__module__}:{RawReward.__name__}"}
+    known -= {"RecordVideo"}
     if any(wrapper.partition("(")[0].strip() not in known for wrapper in wrappers):
         return False
     size = 1.0  # of what they stack and repeat, together
@@ -110,13 +109,9 @@ def are_known_wrappers(wrappers: Sequence[str]) -> bool:
             continue  # nothing can be made with wrong arguments
         if not is_modest(arguments):
             return False
-        for name, value in arguments.items():
-            if (
-                isinstance(value, int | float)
-                and 1 < value <= LARGE
-                and name != "max_episode_steps"
-            ):
-                size *= value
+        arguments.pop("max_episode_steps", None)
+        numbers = [n for n in arguments.values() if isinstance(n, int | float)]
+        size *= math.prod(n for n in numbers if 1 < n <= LARGE)
     return size <= LARGE
 
 
@@ -253,8 +248,14 @@ def _made(env_id: str, place: Place, kwargs: Mapping[str, Any]) -> Any:
 
 
 def with_place(creator: Any, place: Place, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return these arguments of a function or a class, with its place if it takes one."""
-    return {"place": place, **kwargs} if _takes_place(creator) else {**kwargs}
+    """Return these arguments of a function or a class, or the one of this name, with its place if it takes one."""
+    if isinstance(creator, str):
+        creator = gym.envs.registration.load_env_creator(creator)
+    try:
+        takes_place = "place" in inspect.signature(creator).parameters
+    except (TypeError, ValueError):  # it has no signature
+        takes_place = False
+    return {"place": place, **kwargs} if takes_place else {**kwargs}
 
 
 def _maker(env_id: str) -> tuple[Callable[..., Any], Any]:
@@ -270,16 +271,6 @@ def _maker(env_id: str) -> tuple[Callable[..., Any], Any]:
         return functools.partial(gym.make_vec, env_id), spec.vector_entry_point
     creator = spec.entry_point if spec else None
     return functools.partial(gym.make, env_id, disable_env_checker=True), creator
-
-
-def _takes_place(creator: Any) -> bool:
-    """Return True if a function or a class, or the one of this name, has a parameter `place`."""
-    if isinstance(creator, str):
-        creator = gym.envs.registration.load_env_creator(creator)
-    try:
-        return "place" in inspect.signature(creator).parameters
-    except (TypeError, ValueError):  # it has no signature
-        return False
 
 
 _OURS = str(Path(__file__).parents[1])

@@ -29,9 +29,9 @@ class Place:
 
     @property
     def comm(self) -> Any:
-        """Communicator of mpi4py, of the ranks on which the environment is one program; by default this one alone.
+        """Communicator of mpi4py, of the ranks on which the environment is one program: this one alone, unless there are more.
 
-        A run with one rank loads MPI when this is first read.
+        A run with one rank loads MPI when this is first read. None for a place that was made without a run.
         """
         return self.make_comm() if self.make_comm else None
 

@@ -38,11 +38,9 @@ class Group:
 
     Args:
         control: communicator of the group, for nothing else.
-        comm: communicator of the group, for the functions that are called.
     """
 
-    def __init__(self, control: Comm, comm: Comm) -> None:
-        self.comm = comm
+    def __init__(self, control: Comm) -> None:
         self._control = control
         self._others = range(1, control.size)
         self._owed = False  # answers to the last call
@@ -95,7 +93,7 @@ class Group:
 
     def _collect(self, limit_s: float = float("inf")) -> list[str]:
         """Return why the last call has failed in followers; remember which of them have not come back in time."""
-        if not self._owed:
+        if not self._owed or self._stuck:
             return []
         sizes = np.zeros((len(self._others), 1), np.int64)
         requests = [self._control.Irecv(sizes[i], i + 1, _ANSWER) for i in range(len(sizes))]
@@ -121,25 +119,25 @@ class Group:
 
 
 @cache
+def _comms() -> tuple[Comm, Comm]:
+    """Return the communicators of this process's group: for calls, and for the functions that are called."""
+    control = groups()[1]
+    return control, control.Dup()
+
+
+@cache
 def my_group() -> Group | None:
     """Return the group that this rank leads; None where every rank is a single process."""
     if job.group_size() == 1 or everyone() is None:
         return None
-    control = groups()[1]
-    group = Group(control, control.Dup())
+    group = Group(_comms()[0])
     atexit.register(group.release)
     return group
 
 
 def group_comm() -> Comm:
     """Return the communicator of this process's group, for the functions that it calls."""
-    return _followed()[1] if groups()[0] is None else my_group().comm  # type: ignore[union-attr]
-
-
-@cache
-def _followed() -> tuple[Comm, Comm]:
-    control = groups()[1]
-    return control, control.Dup()
+    return _comms()[1]
 
 
 def follow() -> bool:
@@ -150,10 +148,10 @@ def follow() -> bool:
     """
     if job.group_size() == 1 or everyone() is None:
         return False
+    control, _ = _comms()  # collective in the group
     if groups()[0] is not None:
-        my_group()
+        my_group()  # which lets its followers go at the end, whatever comes before
         return False
-    control, _ = _followed()
     # Those that end a job are for rank 0, which saves first.
     for signum in (signal.SIGINT, *job.END_SIGNALS):
         signal.signal(signum, lambda *_: None)
@@ -175,7 +173,7 @@ def follow() -> bool:
 
 # Attributes of a communicator that send nothing.
 _LOCAL = {
-    *(
+    *[
         "rank",
         "size",
         "name",
@@ -186,8 +184,11 @@ _LOCAL = {
         "errhandler",
         "is_inter",
         "is_intra",
-    ),
-    *(
+        "is_topo",
+        "py2f",
+        "Abort",
+    ],
+    *[
         "Get_rank",
         "Get_size",
         "Get_name",
@@ -196,17 +197,9 @@ _LOCAL = {
         "Get_info",
         "Get_attr",
         "Get_topology",
-    ),
-    *(
-        "Get_errhandler",
-        "Set_errhandler",
-        "Is_inter",
-        "Is_intra",
         "Compare",
-        "Abort",
-        "py2f",
-        "is_topo",
-    ),
+    ],
+    *["Get_errhandler", "Set_errhandler", "Is_inter", "Is_intra"],
 }
 
 

@@ -308,7 +308,7 @@ class Recorder:
 
     @contextmanager
     def last_words(self) -> Iterator[None]:
-        """Print at the end what was saved and how to go on; end the job after a signal or a full disk."""
+        """Print at the end what was saved and how to go on; tell the supervisor of a signal, end the job for a full disk."""
         try:
             yield
         except BaseException as error:

@@ -65,7 +65,9 @@ def main(argv: list[str]) -> int:
         return usage_error(str(error))
     except FOREIGN as error:
         which = " or ".join(map(str, given.runs))
-        return usage_error(one_line(f"{which} holds what no run has written: {error!r}"))
+        return usage_error(
+            one_line(f"{which} holds what no run has written, or rank0rl has a bug: {error!r}")
+        )
     for (env_id, agent), curves in groups.items():
         ends = curves.ret[:, -1]
         print(

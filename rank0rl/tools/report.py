@@ -62,7 +62,8 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         return usage_error(str(error))
     except FOREIGN as error:
-        return usage_error(one_line(f"{given.folder} holds what no run has written: {error!r}"))
+        what = "holds what no run has written, or rank0rl has a bug"
+        return usage_error(one_line(f"{given.folder} {what}: {error!r}"))
     print(one_line(out))
     return 0
 

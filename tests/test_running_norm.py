@@ -113,7 +113,11 @@ def test_it_takes_the_place_of_the_statistics_in_gymnasiums_wrappers():
 def on_rank_disagree():
     norms = [rank0rl.RunningNorm((2 + comm.rank,)), rank0rl.RunningNorm()]
     errors = []
-    for passed in (norms[:1], norms[1:] * (1 + comm.rank)):
+    for passed in (
+        norms[:1],
+        norms[1:] * (1 + comm.rank),
+        (norms[1], 5 if comm.rank else norms[1]),
+    ):
         try:
             rank0rl.RunningNorm.merge(*passed)
         except ValueError as error:
@@ -124,4 +128,5 @@ def on_rank_disagree():
 def test_ranks_that_pass_others_get_the_same_error():
     first, second = on_ranks(2, "test_running_norm:on_rank_disagree")
     assert first == second
-    assert len(first) == 2
+    assert len(first) == 3
+    assert "rank 1: expected RunningNorms: got int, number 1" in first[2]

@@ -14,7 +14,7 @@ from torch._utils import _unflatten_dense_tensors
 from rank0rl.mpi.agreement import check_layout, exchange
 from rank0rl.mpi.arrays import Kind
 from rank0rl.mpi.comm import Comm, among, get_nworkers, reduce_
-from rank0rl.mpi.gather import all_accum_batches
+from rank0rl.mpi.gather import gather_many
 from rank0rl.mpi.weights import check_data, named_tensors, rank0_bcast_wts, without_label
 from rank0rl.mpi.world import attempt, collective
 from rank0rl.nets.normalize import Moments
@@ -175,6 +175,7 @@ def _apart(tensors: Sequence[Tensor]) -> set[int]:
 
 # Rows are counted in blocks of so many bytes: update by update takes several times as long.
 _MANY_BYTES = 1 << 20
+_NAMES = ("count", "mean", "var")
 
 
 class RunningNorm:
@@ -237,9 +238,12 @@ class RunningNorm:
             ValueError: the same on every rank, if the ranks pass other numbers or shapes.
         """
         norms = (self, *others)
-        kept = {str(i): norm._as_rows() for i, norm in enumerate(norms)}
-        for norm, groups in zip(norms, all_accum_batches(kept).values(), strict=True):
-            for count, mean, var in zip(*groups.values(), strict=True):
+        new, problem = attempt(lambda: _new_moments(norms), {})
+        by_rank = gather_many(new, "RunningNorm.merge", problem=problem)
+        for i, norm in enumerate(norms):
+            for count, mean, var in zip(
+                *(by_rank[f"{name} of {i}"] for name in _NAMES), strict=True
+            ):
                 if count:
                     norm.moments.add(count, np.asarray(mean), np.asarray(var))
             norm._new = Moments(norm.mean.shape)
@@ -255,8 +259,15 @@ class RunningNorm:
             self._new.merge(np.concatenate(self._rows))
         self._rows, self._bytes = [], 0
 
-    def _as_rows(self) -> dict[str, Array]:
-        """Return the new count, mean and variance as one row each."""
-        self._count()
-        new = {"count": self._new.count, "mean": self._new.mean, "var": self._new.var}
-        return {name: t.numpy()[None] for name, t in new.items()}
+
+def _new_moments(norms: Sequence[RunningNorm]) -> dict[str, Array]:
+    """Return the count, mean and variance of the rows that are not merged yet."""
+    for i, norm in enumerate(norms):
+        if not isinstance(norm, RunningNorm):
+            raise TypeError(f"expected RunningNorms: got {type(norm).__name__}, number {i}")
+        norm._count()
+    return {
+        f"{name} of {i}": getattr(norm._new, name).numpy()
+        for i, norm in enumerate(norms)
+        for name in _NAMES
+    }

@@ -149,8 +149,8 @@ def _op_name(op: Any) -> str:
     if mpi is not None and isinstance(op, mpi.Op):
         known = (name for name in _OPS if op == getattr(mpi, name.upper()))
         return next(known, "another operation of mpi4py")
-    name = str(getattr(op, "name", op)).lower()
-    return _TORCH.get(name, name)
+    name, wrong = attempt(lambda: str(getattr(op, "name", op)).lower(), "")
+    return wrong or _TORCH.get(name, name)
 
 
 def _reduce_into(
@@ -170,8 +170,9 @@ def _reduce_into(
 
 def _bcast_from(root: Any, x: Any, what: str, problem: str = "", name: str = "root") -> None:
     """Do what `broadcast` does, with the name of its argument `root`, and what else is wrong on this rank."""
-    layout: dict[str, Any] = {name: str(root)}
-    problem = problem or _not_a_rank(name, root) or _not_writable(x)
+    no_rank = _not_a_rank(name, root)
+    layout: dict[str, Any] = {name: "" if no_rank else str(root)}
+    problem = problem or no_rank or _not_writable(x)
     thing, wrong = attempt(lambda: as_value(x), as_value(np.empty(0)))
     if not wrong:
         layout["x"] = thing.kind
@@ -191,10 +192,10 @@ def _bcast_from(root: Any, x: Any, what: str, problem: str = "", name: str = "ro
 
 def _not_a_rank(name: str, rank: Any) -> str:
     """Explain why an argument is not the number of a rank; return "" if it is one."""
-    n = comm.get_nworkers()
-    if isinstance(rank, int | np.integer) and 0 <= rank < n:
+    last = comm.get_nworkers() - 1
+    if isinstance(rank, int | np.integer) and 0 <= rank <= last:
         return ""
-    return f"{name} must be a rank, 0 to {n - 1}: got {rank!r}"
+    return "".join(attempt(lambda: f"{name} must be a rank, 0 to {last}: got {rank!r}", ""))
 
 
 def _unfit(sent: Any, x: Any, op: str) -> str:

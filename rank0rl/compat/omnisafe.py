@@ -144,7 +144,7 @@ def reduce(
     Collective: every rank calls this, in the same order.
     """
     problem = _unsupported(tensor, group, async_op) or _not_a_rank("dst", dst)
-    check_layout({"dst": str(dst)}, "reduce", problem, "dst")
+    check_layout({"dst": "" if problem else str(dst)}, "reduce", problem, "dst")
     _reduce_into(tensor, tensor, op, "reduce", written=comm.get_rank() == dst)
 
 
@@ -173,7 +173,7 @@ def gather(
     """
     problem = _unsupported(tensor, group, async_op) or _not_a_rank("dst", dst)
     problem = problem or _unfit_on(dst, "gather_list", gather_list, tensor, writable=True)
-    check_layout({"dst": str(dst)}, "gather", problem, "dst")
+    check_layout({"dst": "" if problem else str(dst)}, "gather", problem, "dst")
     _gather_into(gather_list or (), tensor, "gather", to_all=dst != 0)
 
 

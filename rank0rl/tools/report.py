@@ -36,7 +36,7 @@ from rank0rl.tools.study import results
 
 _POINTS = 400  # most points of a curve; in longer runs, a point is the mean of several iterations
 _LEAST_SHARE = 0.005  # of the time: a smaller phase would be invisible in the figure
-_CHARTS = 100  # most columns of a run, by its own choice, that are drawn: each takes 0.1 s
+_CHARTS = 40  # most columns of a run, by its own choice, that are drawn: each takes 0.15 s
 _BESIDE = ("length_mean", "steps_per_s", "memory_mb")
 
 

@@ -115,6 +115,13 @@ def on_rank_statistics(rows):
     return [several, mpi_tools.mpi_statistics_scalar(mine), mpi_tools.mpi_statistics_scalar(2.0)]
 
 
+class Wordless:
+    """An object that cannot be printed."""
+
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+
 def wrong_uses():
     """On the last rank something else than on the others, or something wrong on all of them."""
     from mpi4py import MPI
@@ -142,6 +149,8 @@ def wrong_uses():
         "fields": lambda: mpi_tools.broadcast(np.zeros(2, "f8,i4" if last else "i4,f8")),
         "roots": lambda: mpi_tools.broadcast(ok, root=int(last)),
         "no root": lambda: mpi_tools.broadcast(ok, root=7),
+        "wordless root": lambda: mpi_tools.broadcast(ok, root=Wordless() if last else 0),
+        "wordless op": lambda: mpi_tools.mpi_op(1, Wordless() if last else "sum"),
     }
 
 
@@ -191,6 +200,8 @@ def same_errors(results, n):
     assert f"rank {n - 1}: 'x': expected a number" in said["text"]
     assert f"'x' is <f8 (2,) on rank 0 and <f8 (3,) on rank {n - 1}" in said["broadcast shapes"]
     assert f"root must be a rank, 0 to {n - 1}: got 7" in said["no root"]
+    assert f"rank {n - 1}: RuntimeError: no words" in said["wordless root"]
+    assert "no words" in said["wordless op"]
 
 
 SCRIPT = """

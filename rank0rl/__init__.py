@@ -43,6 +43,8 @@ _HOME = {
     "Agent": "agent",
     "Hook": "run.hooks",
     "Place": "envs.place",
+    "Solver": "envs.solver",
+    "SolverError": "envs.solver",
     "group": "run.shares",
     "Fragment": "agent",
     "Step": "agent",

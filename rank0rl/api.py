@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from rank0rl.launch import WRONG_USE, exit_code_after, job, python
-from rank0rl.launch.supervisor import end_with_parent
+from rank0rl.launch.tree import end_with_parent
 from rank0rl.options import flag
 from rank0rl.policy import Policy, load
 from rank0rl.run import files

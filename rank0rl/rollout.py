@@ -7,6 +7,7 @@ episodes. So a fragment is the same whichever rank collects it, and whatever els
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ from rank0rl.envs.info import EPISODE
 Array = npt.NDArray[Any]
 
 _BLOCK = 256  # steps of noise drawn at once where an episode's length is not known
+_TIMED = 3  # steps, the shortest of which counts: the first ones may load or compile something
+_LONG_S = 5e-3  # of an environment's step, 20 times what an agent's act takes
 
 
 class Rollout:
@@ -251,7 +254,8 @@ class WholeEpisodes(Rollout):
         episodes: called in each iteration for the numbers of the episodes, or games, that this rank
             collects in it.
         at_once: number of these episodes under way at the same time, at most. The fewer, the
-            shorter the longest wait of ranks that share them.
+            shorter the longest wait of ranks that share them. The first episode shows how long a step takes:
+            if it is long, so that an agent's act for one episode costs little, it becomes 1.
         cuts: numbers of finished episodes.
         info: as `Rollout`.
     """
@@ -266,6 +270,7 @@ class WholeEpisodes(Rollout):
     ) -> None:
         super().__init__(block, cuts, info, capacity=_BLOCK)
         self._episodes, self._at_once = episodes, at_once
+        self._untimed, self._step_s = 0 if at_once is None else _TIMED, float("inf")
 
     def _parts(self, agent: Agent, iteration: int) -> Iterator[list[Fragment]]:
         cuts, given = list(self._cuts), 0
@@ -284,7 +289,7 @@ class WholeEpisodes(Rollout):
         """Step until all episodes have ended; yield the fragments that each step completes."""
         block, fully = self.block, True
         todo = self._episodes()  # every rank takes part in the round, one without envs too
-        idle = block.groups[: self._at_once][::-1]
+        idle = block.groups[: 1 if self._untimed else self._at_once][::-1]
         active: list[Env] = []
         draw: dict[int, Callable[[int], Array]] = {}
         noise = np.empty((len(self.envs), _BLOCK, agent.noise[1]), np.float32)
@@ -306,7 +311,11 @@ class WholeEpisodes(Rollout):
             self._buffer.reserve(int(steps.max()) + 1)
             now = noise[rows, steps % _BLOCK]
             completed = []
-            for env, last_obs in self._step(agent, active, (rows, steps), now, fragment_id, fully):
+            begin = time.perf_counter()
+            ended = self._step(agent, active, (rows, steps), now, fragment_id, fully)
+            if self._untimed:
+                idle += self._time(time.perf_counter() - begin)
+            for env, last_obs in ended:
                 length = int(block.length[env.row])
                 end = self._end(env, length - 1, last_obs)
                 completed.append(self._fragment(env, length, [end], copy=True))
@@ -316,6 +325,16 @@ class WholeEpisodes(Rollout):
                     idle.append(group)
             yield completed
             fully = False
+
+    def _time(self, seconds: float) -> list[list[Env]]:
+        """Take note of the time of one of the first steps; return the groups that may begin besides the first one."""
+        self._untimed -= 1
+        self._step_s = min(self._step_s, seconds)
+        if self._untimed:
+            return []
+        if self._step_s > _LONG_S:
+            self._at_once = 1
+        return self.block.groups[1 : self._at_once][::-1]
 
 
 def draws(agent: Agent, seed: int, iteration: int, fragment_id: int) -> Callable[[int], Array]:

@@ -1,5 +1,7 @@
 """Envs and fragments, on environments whose numbers are known in advance."""
 
+import time
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -204,9 +206,20 @@ def test_whole_episodes_are_fragments_of_their_own_whatever_envs_collect_them():
             assert getattr(fragment, name).tobytes() == getattr(twin, name).tobytes()
 
 
-def test_no_more_episodes_are_under_way_than_at_once():
+class Slow(envs.Count):
+    def step(self, action):
+        time.sleep(0.01)
+        return super().step(action)
+
+
+@pytest.mark.parametrize(
+    ("env", "under_way"),
+    [(envs.Count, [[0], [1, 2], [3, 4], [5]]), (Slow, [[0], [1], [2], [3], [4], [5]])],
+)
+def test_no_more_episodes_are_under_way_than_at_once(env, under_way):
+    """One, until it is known how long a step takes; then as many as asked for, unless it is long."""
     drawn = iter(range(6))
-    rollout = WholeEpisodes(make_block(envs.Count, range(4), SEED), lambda: drawn, at_once=2)
+    rollout = WholeEpisodes(make_block(env, range(4), SEED), lambda: drawn, at_once=2)
     seen = []
 
     class Watch(NoiseAgent):
@@ -215,7 +228,7 @@ def test_no_more_episodes_are_under_way_than_at_once():
             return super().act(step)
 
     rollout.collect(Watch(), 1)
-    assert seen[::3] == [[0, 1], [2, 3], [4, 5]]  # of three steps each
+    assert seen[::3] == under_way  # of three steps each
 
 
 def bits(fragment):

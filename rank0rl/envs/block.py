@@ -15,6 +15,7 @@ from rank0rl import seeding
 from rank0rl.agent import Spaces
 from rank0rl.batch import Batch
 from rank0rl.envs.games import AgentEnv, Game, agents_of
+from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.spaces import (
     check_reset,
     check_step,
@@ -341,6 +342,18 @@ def _rows(group: Sequence[Env]) -> slice:
     return slice(group[0].row, group[-1].row + 1)
 
 
+class _ProcessBlock(EnvBlock):
+    """The envs of one rank, each in a process of its own: they step at the same time."""
+
+    def step(
+        self, envs: Sequence[Env], rows: Any, act: Array, fully: bool = True
+    ) -> tuple[Array, Array, Array, list[tuple[Env, Array]]]:
+        """Begin the steps of all of these envs, then finish them, as `EnvBlock.step`."""
+        for env, action in zip(envs, self.to_env(act), strict=True):
+            env.gym.begin_step(action)
+        return super().step(envs, rows, act, fully)
+
+
 class _GameBlock(EnvBlock):
     """The envs of one rank, where each is an agent of a game. A group is a game, with all its agents.
 
@@ -421,5 +434,7 @@ def make_block(
             error.add_note(f"While making the environment of env {index}.")
             raise
         made.append(agents_of(env))
-    is_game = isinstance(getattr(made[0][0], "unwrapped", None), AgentEnv)
-    return (_GameBlock if is_game else EnvBlock)(made, indices, seed)
+    inner = getattr(made[0][0], "unwrapped", None)
+    kinds = {AgentEnv: _GameBlock, EnvProcess: _ProcessBlock}
+    kind = next((block for each, block in kinds.items() if isinstance(inner, each)), EnvBlock)
+    return kind(made, indices, seed)

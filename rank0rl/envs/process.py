@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import faulthandler
 import importlib
 import os
@@ -33,7 +32,7 @@ from threadpoolctl import ThreadpoolController
 
 from rank0rl.envs.info import EPISODE
 from rank0rl.envs.spaces import name_of
-from rank0rl.launch import job
+from rank0rl.launch import job, tree
 
 _OWED_S = 3.0  # for an environment to come back from a step that a signal has cut short in the rank
 _END_S = 10.0  # a fork server that takes longer to end a process, or itself, is killed
@@ -73,7 +72,8 @@ class EnvProcess:
         """Holds the environment's id, for messages."""
         self._timeout_s: float | None = start_timeout_s
         self._stack = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-        self._owed = False  # an answer, since a signal has cut short the wait for it
+        self._owed = False  # an answer, since a signal has cut short the wait for it, or a step has begun
+        self._begun = False
         self._connection, theirs = Pipe()
         with theirs:  # closed here, so that the end of the process is the end of the connection
             files = theirs.fileno(), self._stack.fileno()
@@ -95,8 +95,14 @@ class EnvProcess:
         """Reset the environment."""
         return self._ask("reset", **kwargs)
 
+    def begin_step(self, action: Any) -> None:
+        """Begin a step, which the next call of `step` finishes, while other environments make theirs."""
+        self._begun = True
+        with contextlib.suppress(OSError):  # then `step` raises
+            self._send("step", action)
+
     def step(self, action: Any) -> Any:
-        """Step the environment."""
+        """Step the environment, or finish the step that was begun with this action."""
         return self._ask("step", action)
 
     def close(self) -> None:
@@ -112,12 +118,12 @@ class EnvProcess:
         """Return what the process answers; raise what the environment raises."""
         if self._connection.closed:
             raise EnvProcessError(f"the process of {self.spec.id} has ended: make a new one")
-        request = pickle.dumps((what, args, kwargs))
+        begun, self._begun = self._begun and what == "step", False
         try:
-            if self._owed:
-                self._answer()
-            self._connection.send_bytes(request)
-            self._owed = True
+            if not begun:
+                if self._owed:
+                    self._answer()
+                self._send(what, *args, **kwargs)
             reply = self._answer()
         except TimeoutError:
             self._end()
@@ -136,6 +142,10 @@ class EnvProcess:
         if raised:
             raise _as_exception(*raised)
         return answer
+
+    def _send(self, what: str, *args: Any, **kwargs: Any) -> None:
+        self._connection.send_bytes(pickle.dumps((what, args, kwargs)))
+        self._owed = True
 
     def _answer(self) -> bytes:
         if self._timeout_s is not None and not self._connection.poll(self._timeout_s):
@@ -226,7 +236,9 @@ def _server() -> _Server:
 
 def _serve(control: int, rank: int) -> None:
     """Fork and end processes as the rank with this process id asks, until it ends."""
-    _end_with_parent(rank)
+    tree.become_subreaper()
+    tree.end_with_parent(rank, signal.SIGUSR2)
+    signal.signal(signal.SIGUSR2, lambda *_: _end_with_rank(rank))
     # A batch system may send these to all processes of a job: they are for ranks, which save first.
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(signum, lambda *_: None)  # environments' programs would inherit SIG_IGN
@@ -240,6 +252,7 @@ def _serve(control: int, rank: int) -> None:
             if isinstance(request, int):
                 connection.send(_kill(request) if request in processes else None)
                 processes.discard(request)
+                tree.kill_below(processes)  # what it has started, which comes to this process now
                 continue
             with contextlib.suppress(Exception):  # the environment's process says what is wrong
                 importlib.import_module(request)
@@ -255,6 +268,7 @@ def _serve(control: int, rank: int) -> None:
             connection.send(process_id)
     for process_id in processes:
         _kill(process_id)
+    tree.kill_below()
 
 
 def _kill(process_id: int) -> int:
@@ -270,8 +284,10 @@ def _run(channel: int, stack: int, server: int) -> None:
 
     If the process crashes, the file `stack` gets its stack.
     """
-    os.setpgid(0, 0)  # what the environment starts is killed with it
-    _end_with_parent(server)
+    os.setpgid(0, 0)
+    tree.become_subreaper()  # what the environment starts is killed with it
+    tree.end_with_parent(server, signal.SIGKILL)
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
     faulthandler.enable(stack)
     connection: Connection[Any, Any] = Connection(channel)
     env: Any = None
@@ -308,12 +324,10 @@ def _without_info(answer: Any) -> Any:
     return answer  # if it is wrong, the rank says so
 
 
-def _end_with_parent(parent: int) -> None:
-    """Let Linux kill this process when its parent ends. The end of the thread that started it counts."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        sys.exit()
+def _end_with_rank(rank: int) -> None:
+    """Leave the server if its rank has ended, and not only the thread that has started it."""
+    if os.getppid() != rank:
+        raise EOFError
 
 
 def _use_one_thread() -> None:

@@ -14,6 +14,7 @@ The supervisor finds the failures of a job, and reports one for the whole job: s
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -24,6 +25,15 @@ _LONG = 20_000  # characters of a message: a traceback is shorter
 def exit_code_after(signum: int) -> int:
     """Return the exit code of a process or job that a signal has ended, as shells give it."""
     return 128 + signum
+
+
+def how_it_ended(status: int, together: bool = True) -> str:
+    """Return how a process ended, from its exit status as a shell gives it, with all other ranks or alone."""
+    if status - 128 in list(signal.Signals):
+        name = signal.Signals(status - 128).name
+        why = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
+        return f"was ended by signal {status - 128}, {name}{why}"
+    return f"ended with exit code {status}" + ("" if together else " before the other ranks")
 
 
 def python(*words: str) -> tuple[list[str], dict[str, str]]:

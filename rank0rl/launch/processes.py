@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from rank0rl.launch import job
+from rank0rl.launch import job, tree
 
 try:
     import fcntl
@@ -35,7 +35,6 @@ _MPI_FILES = (
     *("/dev/shm/sm_segment.", "/dev/shm/vader_segment.", "/dev/shm/ucx_shm_posix_"),  # noqa: S108
     _PROXY_FILE,
 )
-_PROC = Path("/proc")  # Linux only
 _PREFIX = "rank0rl-"  # of the name of a job's folder
 _BEGUN_BYTES = 1000  # more than two numbers and the longest name of a host
 _KILL_S = 2.0  # time for killed processes to disappear
@@ -83,7 +82,7 @@ class Ranks:
     def is_over(self, rank: int) -> bool:
         """Return True if a rank has ended, and its process too if it is on this host."""
         shell = self.shell(rank)
-        return self.has("ended", rank) and state(shell and shell.rank_id) in ("", "Z")
+        return self.has("ended", rank) and tree.state(shell and shell.rank_id) in ("", "Z")
 
     def named(self) -> Iterator[tuple[str, int]]:
         """Yield name and id of each process on this host that the job needs: launcher, shells and ranks."""
@@ -92,8 +91,11 @@ class Ranks:
         with contextlib.suppress(OSError, ValueError):
             launcher = int((self._folder / "launcher").read_text())
             yield f"the launcher, process {launcher},", launcher
-            for process_id in _below(launcher, known):
-                yield f"process {process_id} of the launcher, {_name(process_id)},", process_id
+            for process_id in tree.below(launcher, known):
+                yield (
+                    f"process {process_id} of the launcher, {tree.program(process_id)},",
+                    process_id,
+                )
         for rank, shell in shells.items():
             if shell.shell_id:
                 yield f"the shell around {job.in_words(rank)}", shell.shell_id
@@ -107,9 +109,9 @@ class Ranks:
             shell = self.shell(rank)
             if shell is None or shell.shell_id is None:
                 continue
-            if state(shell.shell_id) in ("", "Z"):
+            if tree.state(shell.shell_id) in ("", "Z"):
                 found[rank] = f"the shell around {job.in_words(rank)} was ended"
-            elif _stat(shell.shell_id)[1:2] != [str(shell.parent_id)]:
+            elif tree.stat(shell.shell_id)[1:2] != [str(shell.parent_id)]:
                 found[rank] = f"the launcher's process that started {job.in_words(rank)} was ended"
         return found
 
@@ -126,35 +128,30 @@ class Ranks:
     def can_end(self, rank: int) -> bool:
         """Return True if a rank is there on this host, and is neither stopped nor a zombie."""
         shell = self.shell(rank)
-        stays = shell is not None and state(shell.rank_id) in ("T", "Z")
+        stays = shell is not None and tree.state(shell.rank_id) in ("T", "Z")
         return self.send(rank, 0) and not stays
 
     def words_under_way(self) -> bool:
         """Return True if the last words of a failed rank on this host have not come through the launcher."""
         for rank in self.all:
             shell = self.shell(rank)
-            if shell is None or state(shell.shell_id) in ("", "Z"):
+            if shell is None or tree.state(shell.shell_id) in ("", "Z"):
                 continue  # nothing says when they are there
             try:
                 status = (self._folder / f"status.{rank}").read_text()
                 failed = status != "0\n" or not self.has("ended", rank)
             except OSError:
-                failed = state(shell.rank_id) == "Z"  # its shell is about to write its status
+                failed = tree.state(shell.rank_id) == "Z"  # its shell is about to write its status
             if failed and not (self.has("out", rank) and self.has("err", rank)):
                 return True
         return False
-
-
-def state(process_id: int | None) -> str:
-    """Return the letter of a process's state in Linux's /proc; "" if there is no such process."""
-    return next(iter(_stat(process_id)), "")
 
 
 def survivors(folder: Path) -> list[int]:
     """Return the ids of the job's processes: by its folder in their environment, else its ranks."""
     token = f"{job.FOLDER}={folder}".encode()
     found = []
-    for file in _PROC.glob("[0-9]*/environ"):
+    for file in tree.PROC.glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if token in file.read_bytes().split(b"\0"):
                 found.append(int(file.parent.name))
@@ -199,11 +196,11 @@ def remove_mpi_files(folder: Path) -> None:
                     left.add(str(file))
                     if beginning == _PROXY_FILE and time.time() - about.st_mtime < _START_S:
                         may_be_read.add(str(file))
-    for process in _PROC.glob("[0-9]*") if left else ():
+    for process in tree.PROC.glob("[0-9]*") if left else ():
         left -= _files(process)
         process_id = int(process.name)
         # In a container without an init process, the proxies of all jobs before stay as zombies.
-        if _name(process_id) == _PROXY and state(process_id) != "Z":
+        if tree.program(process_id) == _PROXY and tree.state(process_id) != "Z":
             left -= may_be_read
     for name in left:
         with contextlib.suppress(OSError):
@@ -211,7 +208,7 @@ def remove_mpi_files(folder: Path) -> None:
 
 
 def _has_proc() -> bool:
-    return (_PROC / "self" / "environ").exists()
+    return (tree.PROC / "self" / "environ").exists()
 
 
 def _files(process: Path) -> set[str]:
@@ -227,31 +224,8 @@ def _files(process: Path) -> set[str]:
     return names
 
 
-def _below(process_id: int, end: set[int | None]) -> Iterator[int]:
-    """Yield what a process has started, and so on, without the processes of `end` and what is below them."""
-    for file in _PROC.glob(f"{process_id}/task/*/children"):
-        with contextlib.suppress(OSError):
-            for child in map(int, file.read_text().split()):
-                if child not in end:
-                    yield child
-                    yield from _below(child, end)
-
-
-def _stat(process_id: int | None) -> list[str]:
-    """Return the fields of a process in Linux's /proc, from its state on; [] if there is no such process."""
-    with contextlib.suppress(OSError):
-        return (_PROC / f"{process_id}/stat").read_text().rpartition(")")[2].split()
-    return []
-
-
-def _name(process_id: int) -> str:
-    with contextlib.suppress(OSError):
-        return (_PROC / f"{process_id}/comm").read_text().strip()
-    return "?"
-
-
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a job's folder. It ends with this process at the latest.
 
     Raises:
@@ -272,7 +246,7 @@ def new_job_folder() -> Iterator[Path]:
         folder = Path(name)
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # no locks here: it will not be found if it is left
-                stack.enter_context(_locked(folder))
+                stack.enter_context(locked(folder))
             yield folder
 
 
@@ -282,7 +256,7 @@ def remove_leftovers() -> None:
         # It lives, another start removes it, or it is no folder of a job.
         with contextlib.suppress(OSError, LookupError, ValueError):
             if _is_ours(folder):
-                with _locked(folder):
+                with locked(folder):
                     if not survivors(folder):
                         remove_mpi_files(folder)
                         shutil.rmtree(folder, ignore_errors=True)

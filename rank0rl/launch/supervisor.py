@@ -8,7 +8,6 @@ way: a shell around every rank writes it to the job's folder (see mpiexec.py).
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import select
 import signal
@@ -19,7 +18,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from rank0rl.launch import FAILURE, SUCCESS, WRONG_USE, exit_code_after, job, processes
+from rank0rl.launch import (
+    FAILURE,
+    SUCCESS,
+    WRONG_USE,
+    exit_code_after,
+    how_it_ended,
+    job,
+    processes,
+    tree,
+)
 from rank0rl.launch.hosts import Host, SshSessions
 from rank0rl.launch.streams import Relay
 
@@ -83,28 +91,36 @@ class Supervisor:
             started a rank.
         """
         relay = None
-        with self._ssh:
-            try:
-                self._process = subprocess.Popen(
-                    command,
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
-                    preexec_fn=partial(_prepare_launcher, os.getpid()),  # noqa: PLW1509
-                )
-                (self._folder / "launcher").write_text(str(self._process.pid))
-                relay = Relay(self._process.stdout, self._folder)
-                while not self._is_over():
-                    self._listen(TURN_S)
-            finally:
-                self._end()
-                if relay:
-                    relay.close(_GRACE_S if self._received else None)
-            code = exit_code_after(self._received[0]) if self._received else self._failures.code
-            self.lost = list(self._ssh.lost()) if code else []
-        return code
+        before = tree.children(os.getpid())
+        tree.become_subreaper()
+        try:
+            with self._ssh:
+                try:
+                    self._process = subprocess.Popen(
+                        command,
+                        env=env,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        start_new_session=True,
+                        preexec_fn=partial(_prepare_launcher, os.getpid()),  # noqa: PLW1509
+                    )
+                    (self._folder / "launcher").write_text(str(self._process.pid))
+                    relay = Relay(self._process.stdout, self._folder)
+                    started = tree.children(os.getpid())
+                    while not self._is_over():
+                        self._listen(TURN_S)
+                        tree.bury(started)
+                finally:
+                    self._end()
+                    if relay:
+                        relay.close(_GRACE_S if self._received else None)
+                code = exit_code_after(self._received[0]) if self._received else self._failures.code
+                self.lost = list(self._ssh.lost()) if code else []
+            return code
+        finally:
+            tree.kill_below(before)  # what has left its group, and has other variables
+            tree.become_subreaper(on=False)
 
     def _listen(self, seconds: float) -> bool:
         """Pass the ranks' stderr on; keep back what the launcher writes at first, before there are ranks.
@@ -255,12 +271,12 @@ class _FailureDetector:
             return self.report(FAILURE, "\n".join(lines))
         if launcher is not None and launcher < 0:  # the ranks ended because it did
             code = exit_code_after(-launcher)
-            return self.report(code, f"the launcher {_how_it_ended(code, True)}")
+            return self.report(code, f"the launcher {how_it_ended(code, True)}")
         if bad:
             rank, status = bad[0], ends[bad[0]]
             together = ranks.has("ended", rank)
             said = together and status == WRONG_USE  # rank 0 has reported it for all
-            why = "" if said else f"{self._name(rank)} {_how_it_ended(status, together)}"
+            why = "" if said else f"{self._name(rank)} {how_it_ended(status, together)}"
             return self.find_lost() or self.report(status or FAILURE, why)
         return launcher is not None and self._report_launcher(launcher)
 
@@ -320,7 +336,7 @@ class _FailureDetector:
             int(f.suffix[1:]) for f in self._folder.glob("state.*") if f.read_text() == "T"
         ]
         stopped = [self._name(rank) for rank in elsewhere]
-        stopped += [name for name, pid in self._ranks.named() if processes.state(pid) == "T"]
+        stopped += [name for name, pid in self._ranks.named() if tree.state(pid) == "T"]
         return self._lasts("stopped", stopped) and self.report(
             exit_code_after(signal.SIGSTOP), f"{stopped[0]} was stopped by a signal"
         )
@@ -397,24 +413,7 @@ class _FailureDetector:
         return reporter == "supervisor" or not (self._folder / "failed").exists()
 
 
-def _how_it_ended(status: int, together: bool) -> str:
-    """Return how a process ended, from its exit status as a shell gives it, with all other ranks or alone."""
-    if status - 128 in list(signal.Signals):
-        name = signal.Signals(status - 128).name
-        why = " (the system does this when memory runs out)" if name == "SIGKILL" else ""
-        return f"was ended by signal {status - 128}, {name}{why}"
-    return f"ended with exit code {status}" + ("" if together else " before the other ranks")
-
-
 def _prepare_launcher(parent: int) -> None:
     """Let the launcher outlast what a batch system sends, until rank 0 has saved, but not its parent."""
     signal.pthread_sigmask(signal.SIG_BLOCK, job.END_SIGNALS)
-    end_with_parent(parent, signal.SIGINT)
-
-
-def end_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
-    """Let Linux end this process, such as the launcher, when its parent is killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signum)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(1)
+    tree.end_with_parent(parent, signal.SIGINT)

@@ -24,7 +24,7 @@ from typing import Any
 import tyro
 
 from rank0rl.launch import python, usage_error
-from rank0rl.launch.supervisor import end_with_parent
+from rank0rl.launch.tree import end_with_parent
 from rank0rl.mpi import weights
 from rank0rl.options import check, flag, names, option
 from rank0rl.run import checkpoint, files, machine, settings

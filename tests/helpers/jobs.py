@@ -113,3 +113,13 @@ def reports(err):
         or (line.startswith("rank ") and "waits" not in line)
         for line in err.splitlines()
     )
+
+
+def unused_mpi_files():
+    """Return MPI's files in shared memory that no process uses."""
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped += maps.read_text()
+    files = Path("/dev/shm").glob("*")
+    return {file.name for file in files if "mpi" in file.name and str(file) not in mapped}

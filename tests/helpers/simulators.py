@@ -3,10 +3,15 @@
 import hashlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
 from helpers.envs import Count
+
+import rank0rl
+
+SOLVER = Path(__file__).with_name("solver.py")
 
 
 class Placed(Count):
@@ -108,3 +113,24 @@ class Computes(Count):
         if self.steps == self.begin:
             hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)
         return super().step(action)
+
+
+class Solved(Count):
+    """Asks a solver on ranks of its own; crashes or hangs, once, in the step of a number."""
+
+    def __init__(self, place, ranks=2, mark="", fails=None, how="crash", once=None, timeout=60.0):
+        super().__init__(length=10)
+        command = [sys.executable, SOLVER, *[mark] * bool(mark)]
+        self.solver = rank0rl.Solver(command, ranks, place.folder, timeout)
+        self.ranks, self.fails, self.how, self.once = ranks, fails, how, once
+
+    def step(self, action):
+        obs, rew, *rest = super().step(action)
+        fails = self.t == self.fails and not (self.once and Path(self.once).exists())
+        if fails and self.once:
+            Path(self.once).touch()
+        self.solver.write(f"{self.how if fails else 'sum'} {rew}\n")
+        return obs, float(self.solver.readline()) / self.ranks, *rest
+
+    def close(self):
+        self.solver.close()

@@ -7,9 +7,10 @@ import subprocess
 import pytest
 from helpers.jobs import wait_until
 
-from rank0rl.launch import job, processes, supervisor
+from rank0rl.launch import how_it_ended, job, supervisor
 from rank0rl.launch.processes import Ranks
-from rank0rl.launch.supervisor import Supervisor, _FailureDetector, _how_it_ended
+from rank0rl.launch.supervisor import Supervisor, _FailureDetector
+from rank0rl.launch.tree import state
 
 
 class Alone:
@@ -147,9 +148,9 @@ def test_the_ranks_are_heard_while_a_host_may_be_lost(tmp_path, clock):
 
 
 def test_an_exit_status_in_words():
-    assert _how_it_ended(128 + signal.SIGTERM, False) == "was ended by signal 15, SIGTERM"
-    assert "memory" in _how_it_ended(128 + signal.SIGKILL, False)
-    assert _how_it_ended(3, True) == "ended with exit code 3"
+    assert how_it_ended(128 + signal.SIGTERM, False) == "was ended by signal 15, SIGTERM"
+    assert "memory" in how_it_ended(128 + signal.SIGKILL, False)
+    assert how_it_ended(3, True) == "ended with exit code 3"
 
 
 @pytest.fixture
@@ -192,13 +193,13 @@ def test_whatever_is_stopped_between_supervisor_and_rank_ends_the_job(
     for which, said in STOPPED.items():
         found = _FailureDetector(tmp_path, 2, Alone(), lambda _: False)
         os.kill(tree[which], signal.SIGSTOP)
-        wait_until(lambda: processes.state(tree[which]) == "T")
+        wait_until(lambda: state(tree[which]) == "T")
         assert not look(found, clock, 5)  # it may go on
         clock.sleep(3600)
         assert not look(found, clock, 5)  # the supervisor was stopped too
         assert look(found, clock, 2)
         os.kill(tree[which], signal.SIGCONT)
-        wait_until(lambda: processes.state(tree[which]) != "T")
+        wait_until(lambda: state(tree[which]) != "T")
         assert found.code == 128 + signal.SIGSTOP
         assert said.format(**tree) in capsys.readouterr().err
         (tmp_path / "reporter").unlink()
@@ -246,9 +247,9 @@ def test_a_rank_that_has_ended_has_the_time_to_close_what_is_its_own(tree, tmp_p
     write(tmp_path, ended_0="", shell_1="b", ended_1="")
     assert not look(_FailureDetector(tmp_path, 2, Alone(), lambda _: False), clock, 9)
     os.kill(tree["shell"], signal.SIGSTOP)  # it leaves the rank a zombie
-    wait_until(lambda: processes.state(tree["shell"]) == "T")
+    wait_until(lambda: state(tree["shell"]) == "T")
     os.kill(tree["rank"], signal.SIGKILL)
-    wait_until(lambda: processes.state(tree["rank"]) == "Z")
+    wait_until(lambda: state(tree["rank"]) == "Z")
     found = _FailureDetector(tmp_path, 2, Alone(), lambda _: False)
     assert look(found, clock, 9)
     assert found.code == 0

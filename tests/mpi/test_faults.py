@@ -15,6 +15,7 @@ from helpers.jobs import (
     reports,
     start,
     start_script,
+    unused_mpi_files,
     wait_for_ranks,
     wait_until,
 )
@@ -208,20 +209,10 @@ def test_ctrl_c_of_a_script_is_no_traceback(tmp_path):
     assert err.split() == ["interrupted"]
 
 
-def orphans():
-    """Return MPI's files in shared memory that no process uses."""
-    mapped = ""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
-        with contextlib.suppress(OSError):
-            mapped += maps.read_text()
-    files = Path("/dev/shm").glob("*")
-    return {file.name for file in files if "mpi" in file.name and str(file) not in mapped}
-
-
 def test_no_shared_memory_is_left():
-    before = orphans()
+    before = unused_mpi_files()
     faulty("3", "SIGKILL", "process", "1")
-    wait_until(lambda: not orphans() - before)  # other tests' jobs begin and end
+    wait_until(lambda: not unused_mpi_files() - before)  # other tests' jobs begin and end
 
 
 def test_nohup_is_respected(tmp_path):

@@ -8,7 +8,7 @@ import uuid
 import pytest
 from helpers.jobs import wait_until
 
-from rank0rl.launch import job, processes
+from rank0rl.launch import job, processes, tree
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def shm(tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_proc(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "_PROC", tmp_path / "none")
+    monkeypatch.setattr(tree, "PROC", tmp_path / "none")
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_file_that_the_ranks_of_another_job_are_about_to_read_stays(shm, tmp_p
     proxy.write_text("#!/bin/sh\nread line\n")
     proxy.chmod(0o755)
     with subprocess.Popen([str(proxy)], stdin=subprocess.PIPE) as process:
-        wait_until(lambda: processes._name(process.pid) == name)
+        wait_until(lambda: tree.program(process.pid) == name)
         processes.remove_mpi_files(tmp_path)
         assert file.exists()
         monkeypatch.setattr(processes, "_START_S", 0.0)
@@ -110,7 +110,7 @@ def test_a_process_that_is_ending_keeps_no_file(maps, shm, tmp_path, monkeypatch
     (tmp_path / "proc" / "7" / "fd").mkdir(parents=True)
     (tmp_path / "proc" / "7" / "fd" / "3").symlink_to(file)
     (tmp_path / "proc" / "7" / "maps").write_text(maps)
-    monkeypatch.setattr(processes, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(tree, "PROC", tmp_path / "proc")
     processes.remove_mpi_files(tmp_path)
     assert file.exists() == bool(maps)
 
@@ -118,8 +118,8 @@ def test_a_process_that_is_ending_keeps_no_file(maps, shm, tmp_path, monkeypatch
 def test_a_proxy_that_nobody_waits_for_keeps_no_file(shm, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "_PROXY_FILE", shm)
     with subprocess.Popen(["true"]) as process:
-        wait_until(lambda: processes.state(process.pid) == "Z")
-        monkeypatch.setattr(processes, "_PROXY", processes._name(process.pid))
+        wait_until(lambda: tree.state(process.pid) == "Z")
+        monkeypatch.setattr(processes, "_PROXY", tree.program(process.pid))
         (tmp_path / "shm1").touch()
         processes.remove_mpi_files(tmp_path)
         assert not (tmp_path / "shm1").exists()

@@ -22,7 +22,7 @@ from rich.live import Live
 from rich.table import Column, Table
 
 from rank0rl.launch import exit_code_after, python
-from rank0rl.launch.supervisor import end_with_parent
+from rank0rl.launch.tree import end_with_parent
 from rank0rl.run import files
 from rank0rl.run.logger import short
 from rank0rl.tools.figures import duration

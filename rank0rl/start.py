@@ -211,17 +211,19 @@ def _open_record(
     start = machine.provenance(machines)
     may_change = names(RunOptions, changes_curve=True, resume=True)
     its_own = {k: v for k, v in vars(options).items() if k in may_change and v is not None}
-    start |= {"iteration": state.progress.iteration, "settings": its_own}
+    group = {"ranks_per_env": options.ranks_per_env} if options.ranks_per_env > 1 else {}
+    start |= {"iteration": state.progress.iteration, "settings": its_own, **group}
     starts = settings.write(folder / "config.toml", state.settings, start)
     state.hooks += _loggers(plan, state, starts[0])
     logger = Logger(folder, options.quiet)
     about: dict[str, Any] = {name: getattr(options, name) for name in ("env_id", "algo", "seed")}
-    about |= {"nprocs": nworkers, "num_envs": options.num_envs}
+    about |= {"nprocs": nworkers, **group, "num_envs": options.num_envs}
     about["fingerprint"] = machine.short(start["fingerprint"])
     command = partial(_resume_command, plan, nworkers, words_to_go_on(state.settings))
     recorder = Recorder(state, options, phases, about, logger, command)
+    each = f" of {options.ranks_per_env} processes" if options.ranks_per_env > 1 else ""
     logger.print(
-        f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}; settings: "
+        f"{options.env_id} with {options.algo}; {nworkers} rank{'s' * (nworkers > 1)}{each}; settings: "
         f"{plan.source}; run folder: {folder}"
     )
     if options.resume and (by := state.ended()):

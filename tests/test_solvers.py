@@ -240,12 +240,12 @@ def test_nothing_is_left(tmp_path, seed):
             time.sleep(3)
             os.kill(process_id, signal.SIGCONT)
     with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on, perhaps after a retry
-        job.wait(15)
+        job.wait(8)
     end = time.monotonic() + LIMIT_S
     while job.poll() is None and time.monotonic() < end:
         job.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            job.wait(15)
+            job.wait(8)
     said = (tmp_path / "log").read_text()
     about = f"{signum.name} to {hit} of {nprocs} x {group} {more}: {job.returncode}\n{said}"
     print(about)

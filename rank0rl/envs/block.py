@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -30,6 +31,7 @@ from rank0rl.envs.spaces import (
 
 Array = npt.NDArray[Any]
 
+_SAY_S = 5.0  # between two lines about an episode that takes long to repeat
 _FLAGS = (bool, np.bool_)  # flags of these types need no further check
 
 
@@ -243,7 +245,12 @@ class EnvBlock:
 
     def _repeat(self, group: Sequence[Env], act: Array) -> bool:
         """Take a group through these actions, (n, envs, *act); return True if its episode goes on."""
-        for actions in act:
+        said = time.monotonic()
+        for n, actions in enumerate(act):
+            if time.monotonic() - said > _SAY_S:
+                said = time.monotonic()
+                say = f"repeating the episode of env {group[0].index}: step {n:,} of {len(act):,}"
+                print(say, file=sys.stderr, flush=True)
             *_, ended = self.step(group, _rows(group), actions)
             if ended and all(env.over for env in group):
                 return False

@@ -258,6 +258,11 @@ def with_place(creator: Any, place: Place, kwargs: Mapping[str, Any]) -> dict[st
     return {"place": place, **kwargs} if takes_place else {**kwargs}
 
 
+def takes_place(env_id: str) -> bool:
+    """Return True if the function or class that makes an environment takes its place."""
+    return bool(with_place(_maker(env_id)[1], Place(), {}))
+
+
 def _maker(env_id: str) -> tuple[Callable[..., Any], Any]:
     """Return a function that makes an environment, or a vector environment if there is no single one.
 

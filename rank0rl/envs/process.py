@@ -72,7 +72,9 @@ class EnvProcess:
         """Holds the environment's id, for messages."""
         self._timeout_s: float | None = start_timeout_s
         self._stack = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-        self._owed = False  # an answer, since a signal has cut short the wait for it, or a step has begun
+        self._owed = (
+            False  # an answer, since a signal has cut short the wait for it, or a step has begun
+        )
         self._begun = False
         self._connection, theirs = Pipe()
         with theirs:  # closed here, so that the end of the process is the end of the connection

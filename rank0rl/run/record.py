@@ -165,6 +165,8 @@ class Recorder:
         self._steps_before = state.progress.steps
         self._begun, self._share_begun = time.monotonic(), state.share_over()
         self._paced: tuple[float, float] | None = None  # end of the first iteration, which compiles
+        self._busy_s = np.zeros(about.get("nprocs", 1))  # of each rank in its rollouts
+        self._longest_s = 0.0  # of the slowest one
         logger.go_on_after(state.progress.iteration)
 
     @property
@@ -209,6 +211,12 @@ class Recorder:
         self._steps_before = progress.steps
         progress.seconds += seconds
         record = _record(progress, batch)
+        took_s = batch.ranks["took_s"]
+        if len(took_s) == len(
+            self._busy_s
+        ):  # a batch that was collected before a resume may be of others
+            self._busy_s += took_s
+            self._longest_s += float(took_s.max())
         failures = _of_failures(batch.ranks, self._logger.columns)
         record.add("failures", failures, repeats=False)
         speed = {f"{phase}_s": phases.get(phase, 0.0) for phase in PHASES}
@@ -302,9 +310,16 @@ class Recorder:
             "return_mean": mean(progress["returns"]) if progress["returns"] else None,
             **({"best_eval": progress["best_eval"]} if self._options.eval_every else {}),
             "weights_sha256": weights.sha256_tensors(self._boundary["weights"]),
+            **self._idle(),
             **({"updates": self.state.agent.updates} if self.state.agent.updates else {}),
             "ended": self._ended,
         }
+
+    def _idle(self) -> dict[str, list[float]]:
+        """Return the share of the rollouts' time in which each rank has waited for the slowest one, since the start."""
+        if not self._longest_s or len(self._busy_s) == 1:
+            return {}
+        return {"idle_of_ranks": np.round(1 - self._busy_s / self._longest_s, 3).tolist()}
 
     @contextmanager
     def last_words(self) -> Iterator[None]:

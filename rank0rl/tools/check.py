@@ -7,6 +7,7 @@ agent do the same, and functions of torch that it calls are looked up: some have
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import random
@@ -14,7 +15,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, Step, choose
 from rank0rl.batch import Batch
 from rank0rl.envs.block import make_block
-from rank0rl.envs.make import make, resolve
+from rank0rl.envs.make import make, resolve, takes_place
 from rank0rl.envs.wrappers import running_statistics
 from rank0rl.launch import python, usage_error
 from rank0rl.launch.mpiexec import find_mpiexec
@@ -40,6 +40,7 @@ from rank0rl.run.options import Pairs
 from rank0rl.run.shares import place_of
 
 _ITERATIONS = 4
+_BRIEF = "--num-envs 2 --steps-per-batch 100 --total-steps 1000"
 _HASHES = {
     "batch_sha256": "rows differ from iteration {} on: what act and process return is not the same",
     "weights_sha256": "weights differ from iteration {} on, after the same rows: update is not repeatable, "
@@ -54,7 +55,7 @@ _BY_CPU = {
 """Functions of torch that have other bits on other CPUs with --cpu portable, of 144 that were tried."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Options:
     """Test that an environment repeats an episode from its seed and actions, whatever runs beside it."""
 
@@ -93,6 +94,9 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         return usage_error(str(error))
     print(f"{env_id}: one environment, {given.steps} steps with random actions")
+    with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
+        on_ranks, as_program = _check_ranks(given, Path(folder))
+    findings |= on_ranks
     _print(findings)
     if given.algo:
         print(f"{given.algo}: runs of a few iterations")
@@ -105,6 +109,10 @@ def main(argv: list[str]) -> int:
         findings |= of_agent
     good = not any(findings.values())
     print(f"the same curve for every number of ranks: {'yes' if good else 'NO'}")
+    if as_program is not None:
+        print(
+            f"the same curve with --ranks-per-env 2: {f'NO, {as_program}' if as_program else 'yes'}"
+        )
     if given.algo:
         print(
             f"the same curve on every x86-64 CPU: {by_cpu or 'yes, as far as functions of torch go'}"
@@ -115,6 +123,28 @@ def main(argv: list[str]) -> int:
 def _print(findings: Mapping[str, str]) -> None:
     for condition, finding in findings.items():
         print(f"  {condition:34} {finding or 'the same'}")
+
+
+def _check_ranks(given: Options, folder: Path) -> tuple[dict[str, str], str | None]:
+    """Train for two iterations with one rank and several, in an empty folder.
+
+    Returns:
+        As `check`, for ranks with environments of their own; nothing if there is no MPI here, or no short run can be
+        made. And what a second process of one rank changes, for an environment that takes its place, else None.
+    """
+    words = _words(dataclasses.replace(given, algo="reinforce"), _BRIEF.split())
+    if not (find_mpiexec() and importlib.util.find_spec("mpi4py")):
+        return {}, None
+    if _trained(words, folder / "alone", 2):
+        return {}, None
+
+    def changed_by(option: str) -> str:
+        run = folder / option
+        failed = _trained([*words, f"--{option}", "2"], run, 2)
+        return failed or _difference_of_runs(folder / "alone", run)
+
+    as_program = changed_by("ranks-per-env") if takes_place(resolve(given.env_id)) else None
+    return {"on 2 ranks": changed_by("nprocs")}, as_program
 
 
 def _words(given: Options, rest: Sequence[str]) -> list[str]:

@@ -155,8 +155,13 @@ def _overview(run: RunData) -> dict[str, str]:
         episodes: number(last["episodes"]),
         "time": duration(seconds),
         "steps / s": number(float(last["steps"]) / seconds),
-        **({"ranks": str(run.starts[-1]["nprocs"])} if run.starts else {}),
+        **({"ranks": _ranks_of(run.starts[-1])} if run.starts else {}),
     }
+
+
+def _ranks_of(start: Mapping[str, Any]) -> str:
+    each = start.get("ranks_per_env", 1)
+    return f"{start['nprocs']}" + (f", of {each} processes" if each != 1 else "")
 
 
 def _compared(each: Sequence[_Shown]) -> Markup:

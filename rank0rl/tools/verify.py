@@ -45,7 +45,7 @@ _START_S = 10.0  # seconds of iterations on one rank that are not worth the star
 
 # Settings that a start may change although they change the curve, such as total_steps.
 _OF_A_START = names(RunOptions, changes_curve=True, resume=True)
-_NOT_IN_SUMMARY = {"nprocs", "seconds", "steps_per_s", "ended"}
+_NOT_IN_SUMMARY = {"nprocs", "ranks_per_env", "seconds", "steps_per_s", "idle_of_ranks", "ended"}
 # What costs time, or is for another machine, and leaves the curve as it is.
 _WITHOUT = (
     *("--quiet", "--trust", "--no-tensorboard", "--wandb", "None", "--video-every", "None"),

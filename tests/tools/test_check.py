@@ -1,12 +1,14 @@
 """Environments that give the same curve for every number of ranks, and what is wrong with others."""
 
+import re
+
 import pytest
 from helpers import envs as toy_envs
 from helpers import forks
 from helpers.ranks import HERE
 
 from rank0rl.envs import make as envs
-from rank0rl.tools.check import check
+from rank0rl.tools.check import check, main
 
 GOOD = [
     *("Acrobot", "Ant", "CartPole", "HalfCheetah", "Hopper", "InvertedDoublePendulum"),
@@ -90,3 +92,23 @@ def test_the_tools_are_listed():
         assert done.returncode == code
         listed = done.stdout + done.stderr
         assert all(tool in listed for tool in ("check", "doctor", "evaluate", "replay", "speedup"))
+
+
+ON_RANKS = {
+    "helpers.simulators:worldly": ("RuntimeError: MPI.COMM_WORLD.allreduce was called", None),
+    "helpers.simulators:summed": ("the same", "NO, error: cannot make"),
+    "examples.heat:make": ("the same", "yes"),
+    "CartPole": ("the same", None),
+}
+
+
+@pytest.mark.parametrize("env_id", ON_RANKS)
+def test_ranks_and_programs_on_several_ranks(env_id, capsys, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    on_ranks, as_program = ON_RANKS[env_id]
+    code = main([env_id, "--steps", "20"])
+    said = capsys.readouterr().out
+    assert code == (on_ranks != "the same")
+    assert re.search(rf"  on 2 ranks +{re.escape(on_ranks)}", said), said
+    assert ("--ranks-per-env 2" in said) == (as_program is not None)
+    assert f"with --ranks-per-env 2: {as_program or ''}" in said or as_program is None

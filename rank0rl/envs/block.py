@@ -28,6 +28,7 @@ from rank0rl.envs.spaces import (
     spaces_in_words,
     to_env,
 )
+from rank0rl.envs.state import give_state, has_state, packed, take_state, unpacked
 
 Array = npt.NDArray[Any]
 
@@ -144,6 +145,8 @@ class EnvBlock:
         """Settings with which episodes begin from now on."""
         self.doing: Doing | None = None
         """The operation under way, or the last one."""
+        self.has_state = all(has_state(env.gym) for env in self.envs)
+        """True if an episode under way can go on from a state, and need not be repeated."""
 
     def begin(self, env: Env, seed: int) -> None:
         """Reset an env with this seed."""
@@ -243,24 +246,54 @@ class EnvBlock:
             )
         return mask
 
-    def _repeat(self, group: Sequence[Env], act: Array) -> bool:
-        """Take a group through these actions, (n, envs, *act); return True if its episode goes on."""
-        said = time.monotonic()
+    def _repeat(self, group: Sequence[Env], act: Array, unfinished: Batch) -> str:
+        """Take a group, which has been reset, through these actions, (n, envs, *act); return why it does not go on."""
+        env, rows = group[0], _rows(group)
+        of = slice(env.index, env.index + len(group))
+        if unfinished["kept"][env.index] < (steps := unfinished["steps"][env.index]):
+            return f"its episode of {steps} steps is longer than max_replay_steps"
+        said, over = time.monotonic(), False
         for n, actions in enumerate(act):
             if time.monotonic() - said > _SAY_S:
                 said = time.monotonic()
-                say = f"repeating the episode of env {group[0].index}: step {n:,} of {len(act):,}"
+                say = f"repeating the episode of env {env.index}: step {n:,} of {len(act):,}"
                 print(say, file=sys.stderr, flush=True)
-            *_, ended = self.step(group, _rows(group), actions)
-            if ended and all(env.over for env in group):
-                return False
-            self.go_on([env for env, _ in ended])
-        return True
+            *_, ended = self.step(group, rows, actions)
+            if over := bool(ended) and all(each.over for each in group):
+                break
+            self.go_on([each for each, _ in ended])
+        goes_on = (
+            not over
+            and self.obs[rows].tobytes() == unfinished["obs"][of].tobytes()
+            and (self.ret[rows] == unfinished["ret"][of]).all()
+        )
+        it = f"{name_of(env.gym)} does not repeat an episode from its seed and actions"
+        return "" if goes_on else it
+
+    def states(self) -> Batch:
+        """Return the state of each env in the middle of its episode.
+
+        Returns:
+            "state", the bytes of all envs; "state_bytes", the number of each, (envs,); and "mask" where there is one.
+        """
+        states = [packed(take_state(env.gym)) for env in self.envs]
+        mask = {} if self.mask is None else {"mask": self.mask.copy()}
+        sizes = np.array([len(state) for state in states], np.int64)
+        return {"state": np.concatenate(states), "state_bytes": sizes, **mask}
+
+    def _go_on_from(self, env: Env, unfinished: Batch, states: Sequence[Array]) -> None:
+        """Let an env, which has been reset, go on in the middle of its episode."""
+        i, row = env.index, env.row
+        give_state(env.gym, unpacked(states[i]))
+        self.obs[row], self.ret[row] = unfinished["obs"][i], unfinished["ret"][i]
+        self.length[row] = unfinished["steps"][i]
+        if self.mask is not None:
+            self.mask[row] = unfinished["mask"][i]
 
     def restore(
         self, unfinished: Batch, settings: Mapping[int, str] | None = None
     ) -> dict[int, str]:
-        """Repeat each env's unfinished episode, from its seed and actions.
+        """Let each env go on in its unfinished episode, from its state, or else by its seed and actions.
 
         Args:
             unfinished: what `Unfinished.all` returns, for the envs of all ranks.
@@ -271,10 +304,12 @@ class EnvBlock:
         """
         if not unfinished:  # whole episodes have ended at every boundary
             return {}
-        acts = np.split(unfinished["act"], np.cumsum(unfinished["kept"])[:-1])
         memory = unfinished.get("memory")
         if memory is not None:
             self.memory = np.zeros((len(self.envs), memory.shape[1]), memory.dtype)
+        sizes = unfinished.get("state_bytes" if self.has_state else "", np.zeros(0, np.int64))
+        states = np.split(unfinished["state"], np.cumsum(sizes)[:-1]) if len(sizes) else []
+        acts = np.split(unfinished["act"], np.cumsum(unfinished["kept"])[:-1])
         strays: dict[int, str] = {}
         for group in self.groups:
             env, rows = group[0], _rows(group)
@@ -284,21 +319,16 @@ class EnvBlock:
                 version = int(unfinished["settings"][env.index])
                 self.settings = Settings(version, settings[version])
             self.begin_next(env)
-            steps, kept = unfinished["steps"][env.index], unfinished["kept"][env.index]
-            if kept < steps:
-                why = f"its episode of {steps} steps is longer than max_replay_steps"
-            elif not (
-                self._repeat(group, np.stack(acts[of], axis=1))
-                and self.obs[rows].tobytes() == unfinished["obs"][of].tobytes()
-                and (self.ret[rows] == unfinished["ret"][of]).all()
-            ):
-                why = f"{name_of(env.gym)} does not repeat an episode from its seed and actions"
+            why = ""
+            if states:
+                self._go_on_from(env, unfinished, states)
             else:
-                if memory is not None:
-                    self.memory[rows] = memory[of]
-                continue
-            strays |= dict.fromkeys(range(of.start, of.stop), why)
-            self.begin_next(env)
+                why = self._repeat(group, np.stack(acts[of], axis=1), unfinished)
+            if why:
+                strays |= dict.fromkeys(range(of.start, of.stop), why)
+                self.begin_next(env)
+            elif memory is not None:
+                self.memory[rows] = memory[of]
         return strays
 
     def note(self, error: Exception, iteration: int) -> int | None:

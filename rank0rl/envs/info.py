@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rank0rl.envs.spaces import has_length
+from rank0rl.envs.state import State
 from rank0rl.envs.wrappers import Around
 
 EPISODE = "rank0rl_episode"
@@ -20,6 +21,9 @@ _HOW: Mapping[str, Callable[[float, float], float]] = {
     "sum": lambda old, new: old + new,
     "max": max,
 }
+
+
+_FIGURE = "figure/"  # begins the name of one in a state
 
 
 def parse(name: str) -> tuple[str, str]:
@@ -72,6 +76,17 @@ class EpisodeInfo(Around):
                 self._so_far[name] = new if before is None else _HOW[how](before, new)
         found = {name: self._so_far.get(name, math.nan) for name, _, _ in self._figures}
         return obs, rew, terminated, truncated, {**info, EPISODE: found}
+
+    def take_state(self) -> State:
+        """Return the state of the environment, and the figures."""
+        figures = {_FIGURE + name: np.array(value) for name, value in self._so_far.items()}
+        return super().take_state() | figures
+
+    def give_state(self, taken: State) -> None:
+        """Let the environment and the figures go on."""
+        super().give_state(taken)
+        own = [name for name in taken if name.startswith(_FIGURE)]
+        self._so_far = {name.removeprefix(_FIGURE): float(taken[name]) for name in own}
 
     def beside(self, agent: Any) -> Any:
         """Wrap another agent of the same game, with figures of its own."""

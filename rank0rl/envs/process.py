@@ -32,6 +32,7 @@ from threadpoolctl import ThreadpoolController
 
 from rank0rl.envs.info import EPISODE
 from rank0rl.envs.spaces import name_of
+from rank0rl.envs.state import State, Stateful, give_state, has_state, take_state
 from rank0rl.launch import job, tree
 
 _OWED_S = 3.0  # for an environment to come back from a step that a signal has cut short in the rank
@@ -42,7 +43,7 @@ class EnvProcessError(RuntimeError):
     """An environment's process has ended, or was killed because it gave no answer in time."""
 
 
-class EnvProcess:
+class EnvProcess(Stateful):
     """An environment in a process of its own. It is used as a `gymnasium.Env`, but cannot render.
 
     What the environment raises is raised here, with its traceback as a note. An info arrives with its
@@ -85,7 +86,8 @@ class EnvProcess:
         except BaseException:
             self._end()
             raise
-        self.observation_space, self.action_space, self.rank0rl_parts, self.spec.id = made
+        self.observation_space, self.action_space, *more = made
+        self.rank0rl_parts, self.spec.id, self._has_state = more
         self._timeout_s = timeout_s
 
     @property
@@ -106,6 +108,19 @@ class EnvProcess:
     def step(self, action: Any) -> Any:
         """Step the environment, or finish the step that was begun with this action."""
         return self._ask("step", action)
+
+    def has_state(self) -> bool:
+        """Return True if the environment has a state."""
+        return self._has_state
+
+    def take_state(self) -> State:
+        """Return the state of the environment."""
+        taken: State = self._ask("take_state")
+        return taken
+
+    def give_state(self, taken: State) -> None:
+        """Let the environment go on from a state."""
+        self._ask("give_state", taken)
 
     def close(self) -> None:
         """Close the environment and end its process, unless it has ended."""
@@ -300,7 +315,10 @@ def _run(channel: int, stack: int, server: int) -> None:
                 if what == "make":
                     env = _made(*args)
                     parts = getattr(env, "rank0rl_parts", {})
-                    answer = env.observation_space, env.action_space, parts, name_of(env)
+                    of = name_of(env), has_state(env)
+                    answer = env.observation_space, env.action_space, parts, *of
+                elif what in _OF_STATES:
+                    answer = _OF_STATES[what](env, *args)
                 else:
                     answer = _without_info(getattr(env, what)(*args, **kwargs))
                 reply = pickle.dumps((None, answer))
@@ -309,6 +327,9 @@ def _run(channel: int, stack: int, server: int) -> None:
             except Exception as error:
                 reply = pickle.dumps((_as_data(error), None))
             connection.send_bytes(reply)
+
+
+_OF_STATES: dict[str, Callable[..., Any]] = {"take_state": take_state, "give_state": give_state}
 
 
 def _made(path: list[str], make: bytes) -> Any:

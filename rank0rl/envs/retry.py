@@ -16,6 +16,7 @@ import numpy as np
 
 from rank0rl.envs.info import InfoError
 from rank0rl.envs.spaces import has_length, name_of
+from rank0rl.envs.state import State
 from rank0rl.envs.wrappers import Around
 
 FAILURES = ("env_mended", "env_truncated")
@@ -40,11 +41,12 @@ class RetriedEnv(Around):
         self.failures = dict.fromkeys(FAILURES, 0)
         """Number of failures since `take_failures`, for each of `FAILURES`."""
         self._broken = False
+        self._begun_from: State | None = None
         super().__init__(self._make_first)
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the environment; make it anew if that fails."""
-        self._reset = kwargs
+        self._reset, self._begun_from = kwargs, None
         self._done: list[tuple[Any, Any]] = []  # actions and rewards of the episode
         self._steps = 0
         self._failed: Counter[int] = Counter()  # step, 0 for the reset -> its failures
@@ -71,6 +73,11 @@ class RetriedEnv(Around):
                 self._done.append((copy.copy(action), answer[1]))
         return answer
 
+    def give_state(self, taken: State) -> None:
+        """Let the environment go on from a state. A later failure repeats the episode from there."""
+        self._begun_from = taken
+        super().give_state(taken)
+
     def _make_first(self) -> Any:
         for _ in range(self._retries):
             try:
@@ -91,7 +98,10 @@ class RetriedEnv(Around):
                 self._env.close()
             self._env = self._make()
             self._broken = False
-        return self._env.reset(**self._reset)
+        answer = self._env.reset(**self._reset)
+        if self._begun_from is not None:
+            super().give_state(self._begun_from)
+        return answer
 
     def _again(self, error: Exception, action: Any) -> Any:
         """Return the answer to a step that has failed, or to a reset if there is no action; or raise."""

@@ -8,11 +8,13 @@ from typing import Any
 
 import gymnasium as gym
 
+from rank0rl.envs.state import State, Stateful, give_state, has_state, take_state
+
 _numbers = itertools.count()
 _made: dict[int, Any] = {}  # in each process: number -> environment
 
 
-class SharedEnv(gym.Env[Any, Any]):
+class SharedEnv(gym.Env[Any, Any], Stateful):
     """The environment as the first of its processes uses it. What it answers there counts.
 
     Args:
@@ -44,6 +46,19 @@ class SharedEnv(gym.Env[Any, Any]):
         if self._number in _made:
             self._on_all("close")
 
+    def has_state(self) -> bool:
+        """Return True if the environment has a state."""
+        return has_state(_made[self._number])
+
+    def take_state(self) -> State:
+        """Return the state of the environment, as the first process takes it. All of them do, at the same time."""
+        taken: State = self._call(_take, self._number)
+        return taken
+
+    def give_state(self, taken: State) -> None:
+        """Let the environment go on from a state, in every process."""
+        self._call(_give, self._number, taken)
+
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the environment. A method is called in every process."""
         if name.startswith("_") or name == "spec":
@@ -73,3 +88,11 @@ def _make(number: int, make: Callable[[], Any]) -> Any:
 def _call(number: int, name: str, args: Any, kwargs: Any) -> Any:
     env = _made.pop(number) if name == "close" else _made[number]
     return getattr(env, name)(*args, **kwargs)
+
+
+def _take(number: int) -> State:
+    return take_state(_made[number])
+
+
+def _give(number: int, taken: State) -> None:
+    give_state(_made[number], taken)

@@ -26,6 +26,7 @@ _REAPED_S = 10.0  # for its reaper to end it
 _TURN_S = 0.05  # between two looks at what is waited for; the first ones come sooner
 _TOLD_LINES, _TOLD_BYTES = 20, 4000  # last ones of a solver, in an error
 _MOST_UNREAD = 1 << 26  # bytes
+_BEGUN_S = 0.5
 _END_OF_MPICH = (
     b"\n" + b"=" * 60
 )  # on stdout, mpiexec prints a box of lines about ranks that a signal has ended
@@ -112,6 +113,8 @@ class Solver:
             SolverError: if the solver has ended, or prints no line in time.
         """
         for _ in self._turns("print a line"):
+            if self._said and _END_OF_MPICH.startswith(self._said):
+                self._listen(_BEGUN_S)  # the rest of it may be on its way
             if self._said.startswith(_END_OF_MPICH):
                 continue
             line, end, rest = self._said.partition(b"\n")
@@ -207,7 +210,8 @@ class Solver:
             return
         os.close(self._control)
         self._control = None
-        self._reaper.send_signal(signal.SIGCONT)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._reaper.pid, signal.SIGCONT)  # one of them may have been stopped
         try:
             self._reaper.wait(_REAPED_S)
         except subprocess.TimeoutExpired:  # it was stopped

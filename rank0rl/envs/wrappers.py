@@ -10,10 +10,11 @@ from typing import Any
 
 import gymnasium as gym
 
+from rank0rl.envs import state
 from rank0rl.envs.spaces import name_of
 
 
-class Around:
+class Around(state.Stateful):
     """The environment that `make` makes, used as if it were not wrapped. A subclass changes some methods."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
@@ -22,6 +23,18 @@ class Around:
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the environment, such as a space or the method `step`."""
         return getattr(self._env, name)
+
+    def has_state(self) -> bool:
+        """Return True if the environment has a state."""
+        return state.has_state(self._env)
+
+    def take_state(self) -> state.State:
+        """Return the state of the environment."""
+        return state.take_state(self._env)
+
+    def give_state(self, taken: state.State) -> None:
+        """Let the environment go on from a state."""
+        state.give_state(self._env, taken)
 
     def beside(self, agent: Any) -> Any:
         """Wrap another agent of the same game as this one is wrapped."""

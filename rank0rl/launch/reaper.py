@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rank0rl.launch import FAILURE, exit_code_after, job, processes, tree
 
@@ -52,35 +52,56 @@ def start(
 
 
 def main() -> None:
-    """Run the command of this command line."""
+    """Run the command of this command line.
+
+    These are two processes: the second one does the work. Each of them ends all if the other one is killed.
+    """
     parent, control, files, *command = sys.argv[1:]
     os.set_inheritable(int(control), False)
-    wakeup, theirs = os.pipe()
-    os.set_blocking(theirs, False)
-    signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
     # A batch system may send some of these to all processes of a job: the rank decides.
     for signum in (signal.SIGINT, signal.SIGUSR2, signal.SIGCHLD, *job.END_SIGNALS):
         signal.signal(signum, lambda *_: None)  # programs would inherit SIG_IGN
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    folder, first = Path(files), os.getpid()
+    signal.signal(signal.SIGUSR2, lambda *_: os.getppid() != int(parent) and os._exit(FAILURE))
     tree.become_reaper()
     tree.end_with_parent(int(parent), signal.SIGUSR2)
-    folder, code = Path(files), None
     with contextlib.suppress(OSError), processes.locked(folder):  # the next job removes what is not
         job.create(folder, 1)
-        child = _start(command)
-        while code is None and os.getppid() == int(parent):
-            ready = select.select([int(control), wakeup], [], [])[0]
-            if wakeup not in ready:
-                break
-            os.read(wakeup, 1)
-            code = _ended(child)
-        if code is None:
-            code = _end(child)
-        tree.kill_below()
+        second = os.fork()
+        if not second:
+            signal.signal(signal.SIGUSR2, lambda *_: None)
+            tree.become_reaper()
+            tree.end_with_parent(first, signal.SIGUSR2)
+            _leave(folder, _run(command, int(control), first))
+        _leave(folder, _code(os.waitpid(second, 0)[1]))
+    os._exit(FAILURE)
+
+
+def _leave(folder: Path, code: int) -> NoReturn:
+    """End this process, with all below it, and remove what it leaves."""
+    tree.kill_below()
+    if folder.exists():
         if code:
             processes.remove_mpi_files(folder)
         shutil.rmtree(folder, ignore_errors=True)
-    os._exit(FAILURE if code is None else code)
+    os._exit(code)
+
+
+def _run(command: Sequence[str], control: int, parent: int) -> int:
+    """Run a command, until the other end of the pipe `control` is closed or the parent is gone; return its exit code."""
+    wakeup, theirs = os.pipe()
+    os.set_blocking(theirs, False)
+    signal.set_wakeup_fd(theirs, warn_on_full_buffer=False)
+    child = _start(command)
+    while os.getppid() == parent:
+        ready = select.select([control, wakeup], [], [])[0]
+        if wakeup not in ready:
+            break
+        os.read(wakeup, 1)
+        if (code := _ended(child)) is not None:
+            return code
+    return _end(child)
 
 
 def _start(command: Sequence[str]) -> int:
@@ -106,9 +127,14 @@ def _ended(child: int) -> int | None:
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
             if found[0] == child:
-                status = os.waitstatus_to_exitcode(found[1])
-                code = exit_code_after(-status) if status < 0 else status
+                code = _code(found[1])
     return code
+
+
+def _code(status: int) -> int:
+    """Return the exit code of a process, as a shell gives it."""
+    code = os.waitstatus_to_exitcode(status)
+    return exit_code_after(-code) if code < 0 else code
 
 
 def _end(child: int) -> int:

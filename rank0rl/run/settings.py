@@ -175,7 +175,7 @@ def _check_sizes(saved: Mapping[str, Any], path: Path) -> None:
         if isinstance(value, int) and not 0 <= value < _COUNT:
             raise ValueError(f"checkpoint {path} holds no run: {name} must be in [0, 2**63)")
     num_envs = settings.get("num_envs", RunOptions.num_envs)
-    counts = {len(array) for name, array in envs.items() if name != "act"}
+    counts = {len(array) for name, array in envs.items() if name not in ("act", "state")}
     if counts - {num_envs}:
         raise ValueError(
             f"checkpoint {path} must hold the episodes of {num_envs!r:.20} environments, as its settings "

@@ -27,6 +27,7 @@ from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, Step, choose
 from rank0rl.batch import Batch
 from rank0rl.envs.block import make_block
 from rank0rl.envs.make import make, resolve, takes_place
+from rank0rl.envs.state import has_state
 from rank0rl.envs.wrappers import running_statistics
 from rank0rl.launch import python, usage_error
 from rank0rl.launch.mpiexec import find_mpiexec
@@ -38,6 +39,7 @@ from rank0rl.run.hooks import Hook
 from rank0rl.run.logger import read_rows
 from rank0rl.run.options import Pairs
 from rank0rl.run.shares import place_of
+from rank0rl.run.state import Unfinished
 
 _ITERATIONS = 4
 _BRIEF = "--num-envs 2 --steps-per-batch 100 --total-steps 1000"
@@ -177,14 +179,27 @@ def check(
         fragments, _ = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
         return fragments[: len(rollout.block.groups[0])]
 
+    def second_half(restored: bool) -> list[Fragment]:
+        block = make_block(make_env, range(1), seed)
+        rollout, agent = FixedSteps(block, half), RandomAgent(block.spaces, NoOptions(), None)
+        rollout.collect(agent, 1)
+        if restored:
+            unfinished = Unfinished(0)
+            unfinished.add(rollout.unfinished())
+            rollout = FixedSteps(make_block(make_env, range(1), seed), half)
+            rollout.block.restore(unfinished.all())
+        return rollout.collect(agent, 2)[0]
+
+    half = -(-steps // 2)
     env = make_env()
+    states = has_state(env)
     first = run(0, made_by=lambda: env)
     used = _global_generators_used(0)
     by_global = _difference(first, run(1))
     if by_global and used:
         by_global += f": it draws from {used}, not from self.np_random"
     wrappers = running_statistics(env)
-    return {
+    found = {
         "repeated in a new environment": _difference(first, run(0)),
         "repeated in the same environment": _difference(first, run(0, made_by=lambda: env)),
         "with other global random numbers": by_global,
@@ -193,6 +208,9 @@ def check(
             f"changed by the statistics of {' and '.join(wrappers)}" if wrappers else ""
         ),
     }
+    if states:
+        found["restored from its state"] = _difference(second_half(False), second_half(True))
+    return found
 
 
 class RandomAgent(Agent):

@@ -300,7 +300,7 @@ def _resumable(record: _Record, kept: Mapping[int, Path]) -> list[int]:
         _check_checkpoint(record, file, saved, before)
         envs = saved["collector"].get("envs")
         # A run that is resumed begins new episodes in place of those that are too long to repeat.
-        goes_on = not envs or not (envs["kept"] < envs["steps"]).any()
+        goes_on = not envs or "state" in envs or not (envs["kept"] < envs["steps"]).any()
         if point < record.last and (goes_on or record.part(point).after == point):
             points.append(point)
         before = point

@@ -7,6 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import gymnasium as gym
+import numpy as np
 from helpers.envs import Count
 
 import rank0rl
@@ -134,3 +136,36 @@ class Solved(Count):
 
     def close(self):
         self.solver.close()
+
+
+class Remembers(Count):
+    """An environment with a state, which draws random numbers, and notes each step in the folder `log`."""
+
+    def __init__(self, log=None, forgets=False, comm=None):
+        super().__init__(length=1000)
+        self.log, self.forgets, self.comm = log, forgets, comm
+
+    def reset(self, *, seed=None, options=None):
+        gym.Env.reset(self, seed=seed)
+        self.x = self.np_random.normal()
+        return super().reset(seed=seed)
+
+    def step(self, action):
+        if self.log:
+            with Path(self.log, str(os.getpid())).open("a") as file:
+                file.write("step\n")
+        obs, rew, *rest = super().step(action)
+        self.x = 0.9 * self.x + self.np_random.normal() + float(np.sum(action))
+        return obs + np.float32(self.x), rew + self.x, *rest
+
+    def get_state(self):
+        x = self.comm.allreduce(self.x) / self.comm.size if self.comm else self.x
+        return {"t": np.array(self.t), "x": np.array(0.0 if self.forgets else x)}
+
+    def set_state(self, state):
+        self.t, self.x = int(state["t"]), float(state["x"])
+
+
+def remembers(log=None, place=None, limit=None):
+    env = Remembers(log, comm=place.comm if place else None)
+    return gym.wrappers.TimeLimit(env, limit) if limit else env

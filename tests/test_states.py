@@ -1,0 +1,107 @@
+"""Environments with `get_state` and `set_state`: a resumed run goes on in the middle of their episodes, and repeats nothing."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from helpers.ranks import HERE
+from helpers.runs import resume, sha, table, train
+from helpers.simulators import Remembers, remembers
+
+from rank0rl.envs.state import give_state, has_state, packed, take_state, unpacked
+from rank0rl.tools.check import check
+
+ARGS = ["--num-envs", "4", "--steps-per-batch", "40", "--minibatch-size", "20"]
+TOTAL = [*ARGS, "--total-steps", "200"]
+REMEMBERS = "helpers.simulators:remembers"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _helpers():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(HERE))
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    train(folder, REMEMBERS, "--info", "raw_reward", "sum:x", *TOTAL)
+    return folder
+
+
+def steps_made(log):
+    return sum(len(file.read_text().splitlines()) for file in log.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("more", "layout", "then"),
+    [
+        ([], (1, 1), (2, 1)),
+        (["--env-processes"], (2, 1), (1, 1)),
+        ([], (1, 2), (2, 1)),
+        (["--env-retries", "1"], (1, 1), (1, 1)),
+    ],
+)
+def test_a_resumed_run_repeats_no_step(whole, tmp_path, more, layout, then):
+    (tmp_path / "log").mkdir()
+    words = [
+        REMEMBERS,
+        "--env-kwargs",
+        f'log="{tmp_path / "log"}"',
+        "--info",
+        "raw_reward",
+        "sum:x",
+    ]
+    groups = ["--ranks-per-env", str(layout[1])]
+    stop = ["--stop-after-iterations", "3"]
+    train(tmp_path / "run", *words, *TOTAL, *stop, *more, *groups, nprocs=layout[0])
+    resume(tmp_path / "run", "--trust", nprocs=then[0])
+    assert steps_made(tmp_path / "log") == 120 * layout[1] + 80
+    assert sha(tmp_path / "run") == sha(whole)
+    columns = [(row["batch_sha256"], row["return_mean"]) for row in table(whole)]
+    assert [(row["batch_sha256"], row["return_mean"]) for row in table(tmp_path / "run")] == columns
+
+
+def limited(**kwargs):
+    return gym.wrappers.OrderEnforcing(remembers(**kwargs, limit=15))
+
+
+def test_random_numbers_and_time_limits_go_on():
+    action = np.zeros(1, np.float32)
+    env, other = limited(), limited()
+    env.reset(seed=3)
+    for _ in range(10):
+        env.step(action)
+    other.reset(seed=4)
+    other.unwrapped.first = 3
+    give_state(other, unpacked(packed(take_state(env))))
+    for t in range(11, 16):
+        answers = [each.step(action) for each in (env, other)]
+        assert [(a[0].tolist(), *a[1:4]) for a in answers[:1]] == [
+            (a[0].tolist(), *a[1:4]) for a in answers[1:]
+        ]
+        assert answers[1][3] == (t == 15)
+
+
+def test_a_wrapper_with_a_state_of_its_own_is_repeated():
+    assert has_state(limited())
+    assert not has_state(gym.wrappers.FrameStackObservation(Remembers(), 2))
+    assert not has_state(gym.make("CartPole-v1"))
+
+
+@pytest.mark.parametrize(
+    "state", [{"x": 1.0}, [np.ones(1)], {"x": np.array([None])}, {1: np.ones(1)}]
+)
+def test_a_state_is_a_dict_of_arrays(state):
+    env = Remembers()
+    env.get_state = lambda: state
+    with pytest.raises(TypeError, match="get_state must return a dict of name -> array of numbers"):
+        take_state(env)
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_check_tells_whether_a_state_is_all_there_is(forgets):
+    findings = check(lambda: Remembers(forgets=forgets), steps=40, others=1)
+    found = findings["restored from its state"]
+    assert ("differs from step" in found) == forgets
+    assert "restored from its state" not in check(lambda: gym.make("CartPole-v1"), steps=40)

@@ -15,9 +15,9 @@ import numpy as np
 import rank0rl
 
 if __name__ == "__main__":
-    from heat import HEATERS, SENSORS, Rod
+    from heat import SENSORS, Rod
 else:
-    from examples.heat import HEATERS, SENSORS, Rod
+    from examples.heat import SENSORS, Rod
 
 
 class ExternalRod(gymnasium.Env):

@@ -13,6 +13,7 @@ from rank0rl import batch as batches
 from rank0rl.agent import Agent, Fragment, Space
 from rank0rl.batch import Batch, Gathered
 from rank0rl.envs.block import Settings
+from rank0rl.envs.resume import restore
 from rank0rl.envs.retry import take_failures
 from rank0rl.mpi import comm, weights
 from rank0rl.mpi.agreement import check_layout
@@ -181,7 +182,7 @@ class Collector:
         self._ready = Gathered(**ahead) if ahead else None  # type: ignore[arg-type]
 
     def restore(self) -> dict[int, str]:
-        """Bring every rank to the state that rank 0 has loaded: repeat the episodes under way.
+        """Bring every rank to the state that rank 0 has loaded, in the middle of the episodes under way.
 
         Collective: every rank calls this.
 
@@ -191,8 +192,8 @@ class Collector:
         unfinished = self._unfinished.all()
         names = comm.bcast_obj(list(unfinished))
         settings = comm.bcast_obj(self._settings)
-        strays = self.rollout.block.restore(
-            {name: comm.bcast(unfinished.get(name)) for name in names}, settings
+        strays = restore(
+            self.rollout.block, {name: comm.bcast(unfinished.get(name)) for name in names}, settings
         )
         if comm.bcast_obj(self._ready is not None) and self._ready is None:
             self._ready = Gathered({}, {}, 0)

@@ -19,6 +19,7 @@ from rank0rl.agent import Agent, Fragment, Space, Step
 from rank0rl.batch import Batch, Buffer, count, take
 from rank0rl.envs.block import Doing, Env, EnvBlock
 from rank0rl.envs.info import EPISODE
+from rank0rl.envs.resume import states
 
 Array = npt.NDArray[Any]
 
@@ -192,7 +193,7 @@ class FixedSteps(Rollout):
         Returns:
             A row for each env: "episode"; "steps" so far; "ret", the sum of their rewards; "obs" after
             them; "new", the number of them made in this iteration; and the actions of these, "act",
-            (sum of new, *act), of which there are none for envs with states, but what `EnvBlock.states` returns. Also "memory", which comes of older weights and cannot be repeated, and
+            (sum of new, *act), of which there are none for envs with states, but what `states` returns. Also "memory", which comes of older weights and cannot be repeated, and
             "settings", the version of a curriculum's, if there are any.
         """
         T, block = self._steps, self.block
@@ -203,7 +204,7 @@ class FixedSteps(Rollout):
         act = self._buffer.rows["act"]
         more = {"memory": block.memory.copy()} if block.memory.size else {}
         if block.has_state:
-            more |= block.states()
+            more |= states(block)
             new = np.zeros_like(new)  # no action is needed
         if block.settings.json:
             more["settings"] = np.array([env.settings for env in self.envs], np.int64)

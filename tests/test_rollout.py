@@ -11,6 +11,7 @@ from helpers.envs import NoiseAgent
 from rank0rl import seeding
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs.block import envs_of, make_block
+from rank0rl.envs.resume import restore
 from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.run.state import Unfinished
 
@@ -96,7 +97,7 @@ def test_restored_envs_go_on_in_the_middle_of_their_episodes(iterations):
     loaded.load(unfinished.all())
     resumed = [make(indices, steps=4, vary=True) for indices in (range(1), range(1, 5))]
     for rollout in resumed:
-        assert rollout.block.restore(loaded.all()) == {}
+        assert restore(rollout.block, loaded.all()) == {}
     for iteration in range(iterations, iterations + 3):
         went_on = [f for rollout in rollouts for f in rollout.collect(agent, iteration)[0]]
         again = [f for rollout in resumed for f in rollout.collect(agent, iteration)[0]]
@@ -120,10 +121,10 @@ def test_an_environment_that_does_not_repeat_is_named_and_begins_afresh():
     unfinished.add(rollout.unfinished())
     other = make(steps=2, length=2)  # ends where the first one goes on
     indices = unfinished.all()
-    assert list(other.block.restore(indices)) == [0, 1]
+    assert list(restore(other.block, indices)) == [0, 1]
     indices["obs"][1] += 1
     again = make(steps=2)
-    strays = again.block.restore(indices)
+    strays = restore(again.block, indices)
     assert list(strays) == [1]
     assert "does not repeat an episode from its seed and actions" in strays[1]
     assert under_way(again) == [(0, 2), (1, 0)]
@@ -138,7 +139,7 @@ def test_no_actions_are_kept_of_an_episode_that_is_too_long_to_repeat():
     loaded = Unfinished(6)
     loaded.load(unfinished.all())
     again = make(range(2), steps=4, length=100)
-    strays = again.block.restore(loaded.all())
+    strays = restore(again.block, loaded.all())
     assert strays == dict.fromkeys(
         (0, 1), "its episode of 12 steps is longer than max_replay_steps"
     )
@@ -471,7 +472,7 @@ def test_a_memory_at_a_boundary_is_kept_and_restored():
     one.collect(agent, 0)
     unfinished = Unfinished(100)
     unfinished.add(one.unfinished())
-    assert other.block.restore(unfinished.all()) == {}
+    assert restore(other.block, unfinished.all()) == {}
     for a, b in zip(one.collect(agent, 1)[0], other.collect(agent, 1)[0], strict=True):
         assert a.extras["memory"].tobytes() == b.extras["memory"].tobytes()
         assert a.extras["memory"][0].tolist() == [2, 1]

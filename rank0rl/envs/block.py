@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -14,7 +13,6 @@ import numpy.typing as npt
 
 from rank0rl import seeding
 from rank0rl.agent import Spaces
-from rank0rl.batch import Batch
 from rank0rl.envs.games import AgentEnv, Game, agents_of
 from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.spaces import (
@@ -28,11 +26,10 @@ from rank0rl.envs.spaces import (
     spaces_in_words,
     to_env,
 )
-from rank0rl.envs.state import give_state, has_state, packed, take_state, unpacked
+from rank0rl.envs.state import has_state
 
 Array = npt.NDArray[Any]
 
-_SAY_S = 5.0  # between two lines about an episode that takes long to repeat
 _FLAGS = (bool, np.bool_)  # flags of these types need no further check
 
 
@@ -246,91 +243,6 @@ class EnvBlock:
             )
         return mask
 
-    def _repeat(self, group: Sequence[Env], act: Array, unfinished: Batch) -> str:
-        """Take a group, which has been reset, through these actions, (n, envs, *act); return why it does not go on."""
-        env, rows = group[0], _rows(group)
-        of = slice(env.index, env.index + len(group))
-        if unfinished["kept"][env.index] < (steps := unfinished["steps"][env.index]):
-            return f"its episode of {steps} steps is longer than max_replay_steps"
-        said, over = time.monotonic(), False
-        for n, actions in enumerate(act):
-            if time.monotonic() - said > _SAY_S:
-                said = time.monotonic()
-                say = f"repeating the episode of env {env.index}: step {n:,} of {len(act):,}"
-                print(say, file=sys.stderr, flush=True)
-            *_, ended = self.step(group, rows, actions)
-            if over := bool(ended) and all(each.over for each in group):
-                break
-            self.go_on([each for each, _ in ended])
-        goes_on = (
-            not over
-            and self.obs[rows].tobytes() == unfinished["obs"][of].tobytes()
-            and (self.ret[rows] == unfinished["ret"][of]).all()
-        )
-        it = f"{name_of(env.gym)} does not repeat an episode from its seed and actions"
-        return "" if goes_on else it
-
-    def states(self) -> Batch:
-        """Return the state of each env in the middle of its episode.
-
-        Returns:
-            "state", the bytes of all envs; "state_bytes", the number of each, (envs,); and "mask" where there is one.
-        """
-        states = [packed(take_state(env.gym)) for env in self.envs]
-        mask = {} if self.mask is None else {"mask": self.mask.copy()}
-        sizes = np.array([len(state) for state in states], np.int64)
-        return {"state": np.concatenate(states), "state_bytes": sizes, **mask}
-
-    def _go_on_from(self, env: Env, unfinished: Batch, states: Sequence[Array]) -> None:
-        """Let an env, which has been reset, go on in the middle of its episode."""
-        i, row = env.index, env.row
-        give_state(env.gym, unpacked(states[i]))
-        self.obs[row], self.ret[row] = unfinished["obs"][i], unfinished["ret"][i]
-        self.length[row] = unfinished["steps"][i]
-        if self.mask is not None:
-            self.mask[row] = unfinished["mask"][i]
-
-    def restore(
-        self, unfinished: Batch, settings: Mapping[int, str] | None = None
-    ) -> dict[int, str]:
-        """Let each env go on in its unfinished episode, from its state, or else by its seed and actions.
-
-        Args:
-            unfinished: what `Unfinished.all` returns, for the envs of all ranks.
-            settings: version -> settings of a curriculum, as JSON, of these episodes.
-
-        Returns:
-            Index of each env that begins its next episode instead -> the reason.
-        """
-        if not unfinished:  # whole episodes have ended at every boundary
-            return {}
-        memory = unfinished.get("memory")
-        if memory is not None:
-            self.memory = np.zeros((len(self.envs), memory.shape[1]), memory.dtype)
-        sizes = unfinished.get("state_bytes" if self.has_state else "", np.zeros(0, np.int64))
-        states = np.split(unfinished["state"], np.cumsum(sizes)[:-1]) if len(sizes) else []
-        acts = np.split(unfinished["act"], np.cumsum(unfinished["kept"])[:-1])
-        strays: dict[int, str] = {}
-        for group in self.groups:
-            env, rows = group[0], _rows(group)
-            of = slice(env.index, env.index + len(group))
-            env.episode = int(unfinished["episode"][env.index]) - 1
-            if settings:
-                version = int(unfinished["settings"][env.index])
-                self.settings = Settings(version, settings[version])
-            self.begin_next(env)
-            why = ""
-            if states:
-                self._go_on_from(env, unfinished, states)
-            else:
-                why = self._repeat(group, np.stack(acts[of], axis=1), unfinished)
-            if why:
-                strays |= dict.fromkeys(range(of.start, of.stop), why)
-                self.begin_next(env)
-            elif memory is not None:
-                self.memory[rows] = memory[of]
-        return strays
-
     def note(self, error: Exception, iteration: int) -> int | None:
         """Add to an error what was done; return the id of the fragment in which it was, if in any."""
         doing = self.doing
@@ -375,7 +287,8 @@ class EnvBlock:
         return to_env(act, self.spaces.act)
 
 
-def _rows(group: Sequence[Env]) -> slice:
+def rows_of(group: Sequence[Env]) -> slice:
+    """Return the rows of envs that are reset together."""
     return slice(group[0].row, group[-1].row + 1)
 
 
@@ -417,7 +330,7 @@ class _GameBlock(EnvBlock):
                 env.gym.unwrapped.game.idle(env.gym.unwrapped.agent)
 
     def since_reset(self) -> Array:
-        of_games: Array = np.array([self.length[_rows(group)].max() for group in self.groups])
+        of_games: Array = np.array([self.length[rows_of(group)].max() for group in self.groups])
         return np.repeat(of_games, len(self.groups[0]))
 
     def step(

@@ -55,7 +55,7 @@ class Unfinished:
         gathered["kept"] = np.array([len(act) for act in self._act], np.int64)
 
     def all(self) -> Batch:
-        """Return a row for each env, for `EnvBlock.restore`; nothing if no episode is under way.
+        """Return a row for each env, for `restore`; nothing if no episode is under way.
 
         Returns:
             A row per env of "episode", "steps", "ret", "obs", and "kept", its number of kept actions;

@@ -27,6 +27,7 @@ from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, Step, choose
 from rank0rl.batch import Batch
 from rank0rl.envs.block import make_block
 from rank0rl.envs.make import make, resolve, takes_place
+from rank0rl.envs.resume import restore
 from rank0rl.envs.state import has_state
 from rank0rl.envs.wrappers import running_statistics
 from rank0rl.launch import python, usage_error
@@ -187,7 +188,7 @@ def check(
             unfinished = Unfinished(0)
             unfinished.add(rollout.unfinished())
             rollout = FixedSteps(make_block(make_env, range(1), seed), half)
-            rollout.block.restore(unfinished.all())
+            restore(rollout.block, unfinished.all())
         return rollout.collect(agent, 2)[0]
 
     half = -(-steps // 2)

@@ -18,6 +18,7 @@ from rank0rl import seeding
 from rank0rl.agent import Agent
 from rank0rl.batch import take
 from rank0rl.collector import Collector
+from rank0rl.envs.resume import restore
 from rank0rl.launch import usage_error
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import weights
@@ -84,7 +85,7 @@ def _replay(given: Options) -> bool:
 
     alone = make_rollout(start.options, 0, 1, only=fragment_id)
     unfinished = collector.state()
-    _refuse(alone.block.restore(unfinished["envs"], unfinished["settings"]))
+    _refuse(restore(alone.block, unfinished["envs"], unfinished["settings"]))
     _before(state.hooks, iteration, ahead=iteration - 1 - start.boundary)
     alone.block.settings = collector.rollout.block.settings
     fragments, ended = alone.collect(state.agent, iteration)

@@ -17,11 +17,11 @@ MOST_LINES = 450  # of a file: more is a second idea
 
 # Today's numbers. `python benchmarks/house.py` prints them; its docstring says how each one is counted.
 HOUSE = {
-    "files": 133,
+    "files": 138,
     "top_modules": 16,
-    "public_names": 599,
-    "loop_files": 62,
-    "train_files": 86,
+    "public_names": 623,
+    "loop_files": 64,
+    "train_files": 89,
     "path_files": 25,
     "path_short": 0,
 }

@@ -83,6 +83,7 @@ MORE_OUTSIDE = {
     "rank0rl.envs.wrappers": {"gymnasium"},
     "rank0rl.envs.games": {"gymnasium"},
     "rank0rl.envs.shared": {"gymnasium"},
+    "rank0rl.envs.state": {"gymnasium", "safetensors"},
     "rank0rl.envs.process": {"threadpoolctl"},
     "rank0rl.envs.demonstrations": {"minari"},
     "rank0rl.tools.record": {"minari", "gymnasium"},

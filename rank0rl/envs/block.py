@@ -14,7 +14,6 @@ import numpy.typing as npt
 from rank0rl import seeding
 from rank0rl.agent import Spaces
 from rank0rl.envs.games import AgentEnv, Game, agents_of
-from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.spaces import (
     check_reset,
     check_step,
@@ -384,7 +383,7 @@ def make_block(
             error.add_note(f"While making the environment of env {index}.")
             raise
         made.append(agents_of(env))
-    inner = getattr(made[0][0], "unwrapped", None)
-    kinds = {AgentEnv: _GameBlock, EnvProcess: _ProcessBlock}
-    kind = next((block for each, block in kinds.items() if isinstance(inner, each)), EnvBlock)
-    return kind(made, indices, seed)
+    first = made[0][0]
+    if isinstance(getattr(first, "unwrapped", None), AgentEnv):
+        return _GameBlock(made, indices, seed)
+    return (_ProcessBlock if hasattr(first, "begin_step") else EnvBlock)(made, indices, seed)

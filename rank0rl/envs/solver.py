@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from rank0rl.launch import how_it_ended, job, reaper
-from rank0rl.launch.mpiexec import DEFAULT_VARIABLES, OPEN_MPI_FILES, find_mpiexec
+from rank0rl.launch.mpiexec import DEFAULT_VARIABLES, OPEN_MPI_FILES, find_mpiexec, vendor
 
 LOG = "solver.log"
 """Name of the file in a solver's folder that gets what it prints and its environment does not read."""
@@ -68,7 +68,10 @@ class Solver:
             if isinstance(command, str)
             else [os.fspath(word) for word in command]
         )
-        words = [*(_launcher(ranks) if launcher is None else launcher), *words]
+        launcher = _launcher(ranks) if launcher is None else launcher
+        words = [*launcher, *words]
+        # Open MPI 5.0 does not pass on the end of the input: github.com/openpmix/openpmix/pull/4024
+        self._hears_end = pipes and not (launcher and vendor(launcher[0]) == "Open MPI")
         self._timeout, self._said, self._over = timeout, b"", False
         self._name = f"the solver {shlex.join(words)}"
         self._control: int | None = None
@@ -148,13 +151,15 @@ class Solver:
     def close(self) -> None:
         """Close the solver's input, and end it if it goes on. If it has ended, nothing is done.
 
+        One that does not hear of the end of its input, because it talks by files or is started by Open MPI, gets SIGTERM.
+
         Raises:
-            SolverError: if it talks by pipes, and has not ended within 5 s.
+            SolverError: if it hears of it, and has not ended within 5 s.
         """
         if self._control is None:
             return
         late = False
-        if self._reaper.stdin and not self._over:
+        if self._hears_end and self._reaper.stdin and not self._over:
             self._reaper.stdin.close()
             end = time.monotonic() + _CLOSE_S
             while not self._over and not (late := time.monotonic() > end):

@@ -267,3 +267,52 @@ def right_codes(hit, signum):
     if hit in ("supervisor", "rank", "launcher"):
         return {-signum, 128 + signum, 143, *[1] * (hit == "launcher")}
     return {143, 1} if signum == signal.SIGSTOP else {143}
+
+
+@pytest.fixture(scope="module")
+def oscillator(tmp_path_factory):
+    """The solver of an example, compiled."""
+    mpicc = Path(mpiexec()).with_name("mpicc")
+    if not mpicc.exists():
+        pytest.skip("no mpicc beside mpiexec")
+    program = tmp_path_factory.mktemp("oscillator") / "oscillator"
+    source = HERE.parent / "examples" / "oscillator.c"
+    done = subprocess.run(
+        [mpicc, "-O2", "-o", program, source], check=False, capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"no C compiler: {done.stderr}")
+    return program
+
+
+def test_a_solver_in_c_gives_one_hash_on_any_number_of_ranks(oscillator, tmp_path):
+    hashes = set()
+    for ranks, nprocs in ((1, 1), (2, 2), (3, 1)):
+        folder = tmp_path / str(ranks)
+        kwargs = ["--env-kwargs", f'program="{oscillator}"', f"ranks={ranks}"]
+        train(
+            folder,
+            "examples.oscillator:make",
+            *kwargs,
+            *SMALL[1:],
+            "--total-steps",
+            "128",
+            nprocs=nprocs,
+        )
+        hashes.add(sha(folder))
+    assert len(hashes) == 1
+
+
+@pytest.mark.slow
+def test_pushing_the_chain_is_learned(oscillator, tmp_path):
+    """Without a force, the mean return is below -60."""
+    words = "--num-envs 4 --steps-per-batch 800 --minibatch-size 100 --total-steps 40000"
+    train(
+        tmp_path,
+        "examples.oscillator:make",
+        "--env-kwargs",
+        f'program="{oscillator}"',
+        *words.split(),
+        nprocs=2,
+    )
+    assert float(table(tmp_path)[-1]["return_mean"]) > -40

@@ -1,0 +1,53 @@
+"""An environment whose simulator is a parallel program in C, which it starts once and talks to line by line.
+
+mpicc -O2 -o oscillator examples/oscillator.c
+python train.py examples.oscillator:make --num-envs 4 --steps-per-batch 800 --minibatch-size 100 --total-steps 40000
+"""
+
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+
+import rank0rl
+
+STEPS = 100  # of an episode
+
+
+class Oscillator(gymnasium.Env):
+    """Bring the free end of a chain of masses to rest by pushing its first mass.
+
+    Observation: position and speed of the last mass, (2,). Action: a force, (1,), from -1 to 1.
+    Reward: minus the square of position and speed.
+    """
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, program, ranks, place):
+        self.solver = rank0rl.Solver([Path(program).resolve()], ranks, place.folder, timeout=60)
+
+    def reset(self, *, seed=None, options=None):
+        """Stretch the chain by a random length."""
+        super().reset(seed=seed)
+        self.t = 0
+        return self._ask("reset", self.np_random.uniform(-1, 1)).astype(np.float32), {}
+
+    def step(self, action):
+        """Push."""
+        self.t += 1
+        now = self._ask("step", np.clip(float(action[0]), -1, 1))
+        return now.astype(np.float32), -float(np.sum(now**2)), False, self.t == STEPS, {}
+
+    def close(self):
+        """End the solver."""
+        self.solver.close()
+
+    def _ask(self, what, number):
+        self.solver.write(f"{what} {number:.17g}\n")
+        return np.array(self.solver.readline().split(), np.float64)
+
+
+def make(place, program="oscillator", ranks=2):
+    """Return an environment with a solver of its own, on some ranks."""
+    return Oscillator(program, ranks, place)

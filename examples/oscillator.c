@@ -1,4 +1,4 @@
-/* A solver in C for oscillator.py: a chain of masses on springs, in parts on all ranks, moved from one end.
+/* A solver in C for oscillator.py: a chain of masses on springs, in parts on all ranks, pushed at the free end.
 
        mpicc -O2 -o oscillator examples/oscillator.c
 
@@ -43,8 +43,8 @@ int main(int argc, char **argv) {
                 MPI_Sendrecv(&x[count], 1, MPI_DOUBLE, right, 1, &x[0], 1, MPI_DOUBLE, left, 1,
                              MPI_COMM_WORLD, MPI_STATUS_IGNORE);
                 for (int i = 1; i <= count; i++) {
-                    double force = first + i - 1 == 0 ? number : 0;
-                    v[i] += 0.05 * (x[i - 1] - 2 * x[i] + x[i + 1] + force - 0.1 * v[i]);
+                    double force = first + i == MASSES ? number : 0;
+                    v[i] += 0.05 * (x[i - 1] - 2 * x[i] + x[i + 1] + force - 0.005 * v[i]);
                 }
                 for (int i = 1; i <= count; i++) x[i] += 0.05 * v[i];
             }

@@ -15,9 +15,9 @@ STEPS = 100  # of an episode
 
 
 class Oscillator(gymnasium.Env):
-    """Bring the free end of a chain of masses to rest by pushing its first mass.
+    """Bring a chain of masses to rest by pushing its free end.
 
-    Observation: position and speed of the last mass, (2,). Action: a force, (1,), from -1 to 1.
+    Observation: position and speed of the free end, (2,). Action: a force, (1,), from -1 to 1.
     Reward: minus the square of position and speed.
     """
 

@@ -305,8 +305,8 @@ def test_a_solver_in_c_gives_one_hash_on_any_number_of_ranks(oscillator, tmp_pat
 
 @pytest.mark.slow
 def test_pushing_the_chain_is_learned(oscillator, tmp_path):
-    """Without a force, the mean return is below -60."""
-    words = "--num-envs 4 --steps-per-batch 800 --minibatch-size 100 --total-steps 40000"
+    """Without a force, the mean return is -23."""
+    words = "--num-envs 8 --steps-per-batch 1600 --minibatch-size 200 --total-steps 120000"
     train(
         tmp_path,
         "examples.oscillator:make",
@@ -315,4 +315,4 @@ def test_pushing_the_chain_is_learned(oscillator, tmp_path):
         *words.split(),
         nprocs=2,
     )
-    assert float(table(tmp_path)[-1]["return_mean"]) > -40
+    assert float(table(tmp_path)[-1]["return_mean"]) > -12

@@ -1,5 +1,6 @@
 """Environments that are programs of their own, or know where they are."""
 
+import ctypes
 import hashlib
 import json
 import os
@@ -169,3 +170,25 @@ class Remembers(Count):
 def remembers(log=None, place=None, limit=None):
     env = Remembers(log, comm=place.comm if place else None)
     return gym.wrappers.TimeLimit(env, limit) if limit else env
+
+
+class WorldlyInC(Count):
+    """Adds its rewards over all ranks by a call of C, which no hook of Python sees."""
+
+    def __init__(self):
+        super().__init__(length=5)
+        from mpi4py import MPI
+
+        maps = Path("/proc/self/maps").read_text().split()
+        library = ctypes.CDLL(next(word for word in maps if "/libmpi.so" in word))
+        kind = ctypes.c_void_p if MPI._sizeof(MPI.COMM_WORLD) == 8 else ctypes.c_int
+        double, add, world = (
+            kind(MPI._handleof(each)) for each in (MPI.DOUBLE, MPI.SUM, MPI.COMM_WORLD)
+        )
+        self.sum = lambda x, y: library.MPI_Allreduce(x, y, 1, double, add, world)
+
+    def step(self, action):
+        obs, rew, *rest = super().step(action)
+        mine, total = ctypes.c_double(rew), ctypes.c_double()
+        self.sum(ctypes.byref(mine), ctypes.byref(total))
+        return obs, total.value, *rest

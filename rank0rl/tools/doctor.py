@@ -26,7 +26,7 @@ import numpy as np
 import tyro
 
 from rank0rl.launch import fork, job, mpiexec, python, usage_error
-from rank0rl.launch.hosts import SSH, Host, free_space, read_hosts, shortages
+from rank0rl.launch.hosts import SSH, Host, free_space, listed, read_hosts, shortages
 from rank0rl.run.launch_options import limit_cpu_as
 
 _INSTALL = "pip install mpi4py mpich"
@@ -46,6 +46,8 @@ class Options:
     """Hosts to check, such as a:8,b:8. This host comes first."""
     hostfile: str | None = None
     """File that lists the hosts, one per line: a:8, or a slots=8. Replaces --hosts."""
+    ranks_per_env: int = 1
+    """Show where the processes of each rank are, with this number of them, as in training."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         return usage_error(str(error))
     all_ok = True
-    for line in _lines(given.mpiexec, hosts):
+    for line in _lines(given.mpiexec, hosts, given.ranks_per_env):
         all_ok = all_ok and not line.remedy
         if job.in_step() and job.world_rank():
             continue  # rank 0 prints for all
@@ -74,7 +76,7 @@ def main(argv: list[str]) -> int:
     return 0 if all_ok else 1
 
 
-def _lines(given: str | None, hosts: Sequence[Host]) -> Iterator[_Line]:
+def _lines(given: str | None, hosts: Sequence[Host], group: int) -> Iterator[_Line]:
     """Yield the result of each check, with a launcher of the user's or none; leave out what cannot be checked."""
     yield _Line("Python", f"{platform.python_version()} at {sys.executable}")
     cores = os.cpu_count() or 1
@@ -109,6 +111,8 @@ def _lines(given: str | None, hosts: Sequence[Host]) -> Iterator[_Line]:
         yield from lines
         if not any(line.remedy for line in lines):
             yield _two(f"here and {host.name}", given, f"{hosts[0].name}:1,{host.name}:1")
+    if group > 1:
+        yield _groups(given, listed(hosts), group)
 
 
 def _host() -> _Line:
@@ -183,12 +187,30 @@ def _step() -> _Line:
         return _Line("ranks of srun", found, remedy)
 
 
-def _two(name: str, launcher: str | None, hosts: str | None = None) -> _Line:
+def _two(name: str, launcher: str | None, hosts: str = "") -> _Line:
     """Start two ranks of this installation, and let them gather."""
+    return _job(name, "gather", launcher, hosts)
+
+
+def _groups(launcher: str | None, hosts: str, size: int) -> _Line:
+    """Start ranks of several processes, two here or as many as hosts have slots for, and see where these are."""
+    line = _job("groups", "where", launcher, hosts, str(size))
+    if line.remedy:
+        return line
+    there = json.loads(line.found)
+    apart = [group for group in there if len(set(group)) > 1]
+    on = dict.fromkeys(host for group in there for host in group)
+    found = f"{len(there)} of {size} processes, on {', '.join(on)}"
+    remedy = f"one is on {' and '.join(dict.fromkeys(apart[0]))}" if apart else ""
+    return _Line("groups", found, remedy and f"{remedy}: give each host a multiple of {size} slots")
+
+
+def _job(name: str, what: str, launcher: str | None, hosts: str, *more: str) -> _Line:
+    """Start ranks that do something, and print one line."""
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = _printed(
-                [__file__, "gather", launcher or "", hosts or ""],
+                [__file__, what, launcher or "", hosts, *more],
                 cwd=None if hosts else folder,  # other hosts do not have this folder
             )
         except subprocess.TimeoutExpired:
@@ -197,6 +219,22 @@ def _two(name: str, launcher: str | None, hosts: str | None = None) -> _Line:
         reason = _last_line(done.stderr, "they printed no error")
         return _Line(name, f"ended with code {done.returncode}: {reason}", f"try {_INSTALL}")
     return _Line(name, done.stdout.strip())
+
+
+def _where() -> None:
+    """Print the host of each process, in groups. The arguments are a launcher, hosts or "", and processes of a rank."""
+    launcher, hosts, size = sys.argv[2:]
+    n = None if hosts else 2
+    how = {"mpiexec": launcher or None, "hosts": hosts or None, "ranks_per_env": int(size)}
+    if fork.mpi_fork(n, **how) == "parent":  # type: ignore[arg-type]
+        return
+    from rank0rl.mpi.world import everyone
+
+    world = everyone()
+    assert world is not None
+    there = world.allgather(platform.node())
+    if world.rank == 0:
+        print(json.dumps([there[i : i + int(size)] for i in range(0, len(there), int(size))]))
 
 
 def _gather() -> None:
@@ -295,4 +333,4 @@ def _answer() -> None:
 
 
 if __name__ == "__main__":
-    {"gather": _gather, "answer": _answer}[sys.argv[1]]()
+    {"gather": _gather, "where": _where, "answer": _answer}[sys.argv[1]]()

@@ -1,6 +1,7 @@
 """The doctor in a good environment, without MPI, and with the launcher of another MPI."""
 
 import os
+import platform
 import sys
 from pathlib import Path
 
@@ -19,14 +20,15 @@ def checks(done):
 
 
 def test_a_good_environment():
-    done = run([sys.executable, *DOCTOR])
+    done = run([sys.executable, *DOCTOR, "--ranks-per-env", "2"])
     assert done.returncode == 0, done.stdout + done.stderr
     lines = checks(done)
     names = ["Python", "cores", "user", "host", "started by"]
-    names += ["mpi4py", "mpiexec", "room", "two ranks"]
+    names += ["mpi4py", "mpiexec", "room", "two ranks", "groups"]
     assert list(lines) == names
     assert all(ok for ok, _ in lines.values())
     assert "GB/s" in lines["two ranks"][1]
+    assert lines["groups"][1].endswith(f"2 of 2 processes, on {platform.node()}")
 
 
 def test_without_mpi(tmp_path):

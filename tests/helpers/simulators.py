@@ -121,10 +121,20 @@ class Computes(Count):
 class Solved(Count):
     """Asks a solver on ranks of its own; crashes or hangs, once, in the step of a number."""
 
-    def __init__(self, place, ranks=2, mark="", fails=None, how="crash", once=None, timeout=60.0):
+    def __init__(
+        self,
+        place,
+        ranks=2,
+        mark="",
+        fails=None,
+        how="crash",
+        once=None,
+        timeout=60.0,
+        launcher=None,
+    ):
         super().__init__(length=10)
         command = [sys.executable, SOLVER, *[mark] * bool(mark)]
-        self.solver = rank0rl.Solver(command, ranks, place.folder, timeout)
+        self.solver = rank0rl.Solver(command, ranks, place.folder, timeout, launcher=launcher)
         self.ranks, self.fails, self.how, self.once = ranks, fails, how, once
 
     def step(self, action):

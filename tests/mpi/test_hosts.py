@@ -24,6 +24,8 @@ from rank0rl.run.options import RunOptions
 reason = namespaces.missing()
 needs_hosts = [pytest.mark.slow, pytest.mark.skipif(bool(reason), reason=reason)]
 LONG = [*SMALL, "--total-steps", "3840", "--checkpoint-every", "5"]
+HEATED = ["examples.heat:make", "--num-envs", "4", "--steps-per-batch", "80"]
+HEATED += ["--minibatch-size", "40", "--total-steps", "160"]
 SLOW = [
     "--algo",
     f"{HERE}/helpers/agents.py:SlowPPO",
@@ -206,6 +208,19 @@ class TestTwoHosts:
         assert sha(where) == sha(tmp_path / "alone")
         assert "nprocs 4" in done.stdout
         assert list(two[1].path(tmp_path / "local").iterdir()) == []
+
+    def test_groups_of_processes_are_on_one_host_each(self, two, tmp_path):
+        train(tmp_path / "alone", *HEATED)
+        groups = ["--hosts", "one:2,two:2", "--ranks-per-env", "2"]
+        words, where = command(two[0], tmp_path, *HEATED, *groups)
+        done = run(words, env=two[0].env)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert sha(where) == sha(tmp_path / "alone")
+        words = [sys.executable, "-m", "rank0rl", "doctor", *groups]
+        done = run(two[0].on(words), env=two[0].env)
+        assert "2 of 2 processes, on one, two" in done.stdout, done.stdout + done.stderr
+        apart = run(two[0].on([*words[:-3], "one:1,two:1", *words[-2:]]), env=two[0].env)
+        assert "one is on one and two: give each host a multiple of 2 slots" in apart.stdout
 
     def test_a_host_file_and_fewer_ranks_than_slots(self, two, tmp_path):
         (tmp_path / "hosts.txt").write_text("one slots=1\ntwo:4\n")

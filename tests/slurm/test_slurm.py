@@ -127,6 +127,30 @@ def test_an_array_makes_a_study(slurm, tmp_path):
         assert sha(run) == sha(tmp_path / f"{seed}")
 
 
+def test_environments_on_several_ranks_of_srun(slurm, tmp_path):
+    args = ["examples.heat:make", "--num-envs", "4", "--steps-per-batch", "80"]
+    args += ["--minibatch-size", "40", "--total-steps", "160"]
+    train(tmp_path / "alone", *args)
+    run = tmp_path / "run"
+    words = [sys.executable, str(ROOT / "train.py"), *args, "--run-dir", str(run)]
+    srun = ["srun", "--nodes=2", "--ntasks-per-node=2", "--mpi=pmi2"]
+    done = slurm.run(*srun, *words, "--ranks-per-env", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sha(run) == sha(tmp_path / "alone")
+
+
+def test_solvers_of_srun(slurm, tmp_path):
+    """Within an allocation, and ended with it."""
+    args = ["helpers.simulators:Solved", *SMALL[1:], "--total-steps", "128"]
+    train(tmp_path / "alone", *args)
+    run = tmp_path / "run"
+    words = [sys.executable, str(ROOT / "train.py"), *args, "--run-dir", str(run)]
+    launcher = 'launcher=["srun","--mpi=pmi2","--overlap","--exact","--nodes=1","--ntasks=2"]'
+    done = slurm.run("salloc", "--nodes=2", *words, "--env-kwargs", launcher)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sha(run) == sha(tmp_path / "alone")
+
+
 def test_the_pmi_that_is_missing_is_named(slurm):
     """By training, and by the doctor, each in one line of all ranks."""
     train_py = [sys.executable, str(ROOT / "train.py"), "CartPole"]

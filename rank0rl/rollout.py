@@ -274,7 +274,8 @@ class WholeEpisodes(Rollout):
     ) -> None:
         super().__init__(block, cuts, info, capacity=_BLOCK)
         self._episodes, self._at_once = episodes, at_once
-        self._untimed, self._step_s = 0 if at_once is None else _TIMED, float("inf")
+        times = at_once is not None and not block.steps_together
+        self._untimed, self._step_s = _TIMED * times, float("inf")
 
     def _parts(self, agent: Agent, iteration: int) -> Iterator[list[Fragment]]:
         cuts, given = list(self._cuts), 0

@@ -128,6 +128,17 @@ def test_a_solver_that_talks_by_files(tmp_path):
     assert time.monotonic() - begun < 4
 
 
+def test_lines_that_look_like_those_of_mpiexec(tmp_path):
+    solver = Solver(["sh", "-c", "echo; printf '=%.0s' $(seq 80); echo; echo ready; read x"])
+    assert [solver.readline() for _ in range(3)] == ["", "=" * 80, "ready"]
+    solver.close()
+
+
+def test_a_solver_has_the_signals_of_a_new_program():
+    ignored = Solver(["sh", "-c", "grep SigIgn /proc/self/status"]).readline().split()[1]
+    assert int(ignored, 16) == 0
+
+
 def test_output_that_nobody_reads(monkeypatch):
     monkeypatch.setattr("rank0rl.envs.solver._MOST_UNREAD", 10_000)
     with pytest.raises(SolverError, match="10,000 bytes that nobody reads: use pipes=False"):

@@ -83,6 +83,31 @@ def test_random_numbers_and_time_limits_go_on():
         assert answers[1][3] == (t == 15)
 
 
+class Twice(gym.Wrapper):
+    """Gives every observation twice as large, and has a state of its own."""
+
+    def step(self, action):
+        obs, *rest = self.env.step(action)
+        return 2 * obs, *rest
+
+    def get_state(self):
+        return self.unwrapped.get_state()
+
+    def set_state(self, state):
+        self.unwrapped.set_state(state)
+
+
+def test_the_time_limit_below_a_wrapper_with_a_state_goes_on():
+    env, other = (Twice(remembers(limit=10)) for _ in range(2))
+    action = np.zeros(1, np.float32)
+    env.reset(seed=3)
+    for _ in range(7):
+        env.step(action)
+    other.reset(seed=4)
+    give_state(other, take_state(env))
+    assert [other.step(action)[3] for _ in range(3)] == [False, False, True]
+
+
 def test_a_wrapper_with_a_state_of_its_own_is_repeated():
     assert has_state(limited())
     assert not has_state(gym.wrappers.FrameStackObservation(Remembers(), 2))

@@ -105,6 +105,9 @@ class EnvBlock:
         seed: the run's seed, which keys the seed of every episode.
     """
 
+    steps_together = False
+    """True if the envs make their steps at the same time."""
+
     def __init__(self, made: Sequence[Sequence[Any]], indices: range, seed: int) -> None:
         first, size = made[0][0], len(made[0])
         self.groups = [
@@ -292,7 +295,9 @@ def rows_of(group: Sequence[Env]) -> slice:
 
 
 class _ProcessBlock(EnvBlock):
-    """The envs of one rank, each in a process of its own: they step at the same time."""
+    """The envs of one rank, each in a process of its own."""
+
+    steps_together = True
 
     def step(
         self, envs: Sequence[Env], rows: Any, act: Array, fully: bool = True

@@ -71,9 +71,14 @@ def resolve(env_id: str) -> str:
 
 def import_own(module: str) -> ModuleType:
     """Import a module that the user has named. From now on modules are found in the working folder too."""
-    if (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # after all that is installed
+    find_modules_in(os.getcwd())
     return importlib.import_module(module)
+
+
+def find_modules_in(folder: str) -> None:
+    """Find modules in a folder of the user's from now on, after all that is installed."""
+    if folder not in sys.path:
+        sys.path.append(folder)
 
 
 def base(env_id: str) -> str:

@@ -261,7 +261,7 @@ def _serve(control: int, rank: int) -> None:
         signal.signal(signum, lambda *_: None)  # environments' programs would inherit SIG_IGN
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     _use_one_thread()
-    server, processes = os.getpid(), set[int]()
+    server, processes, shared = os.getpid(), set[int](), set[int]()
     connection: Connection[Any, Any] = Connection(control)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
@@ -269,10 +269,13 @@ def _serve(control: int, rank: int) -> None:
             if isinstance(request, int):
                 connection.send(_kill(request) if request in processes else None)
                 processes.discard(request)
-                tree.kill_below(processes)  # what it has started, which comes to this process now
+                tree.kill_below(
+                    processes | shared
+                )  # what it has started, which comes to this process now
                 continue
             with contextlib.suppress(Exception):  # the environment's process says what is wrong
                 importlib.import_module(request)
+            shared = tree.children(server) - processes  # which the module has started, for all
             channel, stack = reduction.recv_handle(connection), reduction.recv_handle(connection)
             process_id = os.fork()
             if process_id == 0:

@@ -23,6 +23,9 @@ FAILURES = ("env_mended", "env_truncated")
 """Columns of the record: failures after which the episode went on, and those that cut it off."""
 
 
+_SEEN = "seen"  # name of the last observation in a state
+
+
 class RetriedEnv(Around):
     """A gymnasium environment that is made anew when it raises, and whose episode is then repeated.
 
@@ -73,9 +76,15 @@ class RetriedEnv(Around):
                 self._done.append((copy.copy(action), answer[1]))
         return answer
 
+    def take_state(self) -> State:
+        """Return the state of the environment, and its last observation."""
+        seen = {_SEEN: self._seen} if self._seen.dtype.kind in "biuf" else {}
+        return super().take_state() | seen
+
     def give_state(self, taken: State) -> None:
         """Let the environment go on from a state. A later failure repeats the episode from there."""
         self._begun_from = taken
+        self._seen = taken.get(_SEEN, self._seen)
         super().give_state(taken)
 
     def _make_first(self) -> Any:

@@ -71,7 +71,8 @@ class Solver:
         launcher = _launcher(ranks) if launcher is None else launcher
         words = [*launcher, *words]
         # Open MPI 5.0 does not pass on the end of the input: github.com/openpmix/openpmix/pull/4024
-        self._hears_end = pipes and not (launcher and vendor(launcher[0]) == "Open MPI")
+        self._mpi = vendor(launcher[0]) if launcher else ""
+        self._hears_end = pipes and self._mpi != "Open MPI"
         self._timeout, self._said, self._over = timeout, b"", False
         self._name = f"the solver {shlex.join(words)}"
         self._control: int | None = None
@@ -116,15 +117,19 @@ class Solver:
             SolverError: if the solver has ended, or prints no line in time.
         """
         for _ in self._turns("print a line"):
-            if self._said and _END_OF_MPICH.startswith(self._said):
-                self._listen(_BEGUN_S)  # the rest of it may be on its way
-            if self._said.startswith(_END_OF_MPICH):
+            if self._mpi in ("MPICH", "Intel MPI") and self._is_end_of_mpich():
                 continue
             line, end, rest = self._said.partition(b"\n")
             if end:
                 self._said = rest
                 return line.decode(errors="replace")
         raise AssertionError
+
+    def _is_end_of_mpich(self) -> bool:
+        """Return True if what has been printed, but not read, is of mpiexec and not of the solver."""
+        if self._said and _END_OF_MPICH.startswith(self._said):
+            self._listen(_BEGUN_S)  # the rest of it may be on its way
+        return self._said.startswith(_END_OF_MPICH) and b"BAD TERMINATION" in self._said[:200]
 
     def wait_for(self, ready: Callable[[], Any]) -> None:
         """Wait until `ready` returns something true, such as that a file is there.
@@ -195,8 +200,11 @@ class Solver:
                 self._reaper.wait(seconds)
                 self._over = True
             return
-        ready, _, _ = select.select([out], [self._reaper.stdin or out] * writes, [], seconds)
-        if ready:
+        poll = select.poll()
+        poll.register(out, select.POLLIN)
+        if writes and self._reaper.stdin:
+            poll.register(self._reaper.stdin, select.POLLOUT)
+        if out.fileno() in dict(poll.poll(1000 * seconds)):
             data = os.read(out.fileno(), 1 << 16)
             self._said += data
             self._over = not data
@@ -215,7 +223,7 @@ class Solver:
             return
         os.close(self._control)
         self._control = None
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):
             os.killpg(self._reaper.pid, signal.SIGCONT)  # one of them may have been stopped
         try:
             self._reaper.wait(_REAPED_S)

@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import safetensors
@@ -55,12 +56,12 @@ def take_state(env: Any) -> State:
     if not isinstance(own, Mapping) or not all(_can_be_kept(*item) for item in own.items()):
         raise TypeError(
             f"get_state must return a dict of name -> array of numbers: got {own!r:.200}; numbers become arrays "
-            f"by np.array"
+            f"by np.array; if this method means something else, hide it: env.get_state = None"
         )
     state = {_OWN + name: np.array(value, order="C") for name, value in own.items()}
     state["elapsed"] = np.array([limit._elapsed_steps for limit in limits], np.int64)
     if random := getattr(inner.unwrapped, "_np_random", None):
-        text = json.dumps(random.bit_generator.state)
+        text = json.dumps(random.bit_generator.state, default=np.ndarray.tolist)
         state["random"] = np.frombuffer(text.encode(), np.uint8)
     return state
 
@@ -99,14 +100,22 @@ def unpacked(data: Array) -> State:
 def _with_methods(env: Any) -> tuple[Any, list[TimeLimit[Any, Any]]]:
     """Return the environment that has both methods, None without one; and the time limits around it."""
     limits: list[TimeLimit[Any, Any]] = []
-    while not all(callable(getattr(env, name, None)) for name in ("get_state", "set_state")):
-        if not isinstance(env, TimeLimit | OrderEnforcing | PassiveEnvChecker):
-            return None, []
+    inner = None
+    while True:
+        methods = [getattr(env, name, None) for name in ("get_state", "set_state")]
+        if inner is None and all(map(callable, methods)):
+            inner = env
         if isinstance(env, TimeLimit):
             limits.append(env)
+        if not isinstance(env, gym.Wrapper):
+            break
+        if inner is None and not isinstance(env, TimeLimit | OrderEnforcing | PassiveEnvChecker):
+            return None, []
         env = env.env
-    return env, limits
+    return (None, []) if isinstance(env, Stateful) else (inner, limits)
 
 
 def _can_be_kept(name: Any, value: Any) -> bool:
-    return isinstance(name, str) and isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+    if not isinstance(name, str) or not isinstance(value, np.ndarray):
+        return False
+    return value.dtype.kind in "biuf" and value.dtype.itemsize <= 8

@@ -66,8 +66,10 @@ def main() -> None:
     signal.signal(signal.SIGUSR2, lambda *_: os.getppid() != int(parent) and os._exit(FAILURE))
     tree.become_reaper()
     tree.end_with_parent(int(parent), signal.SIGUSR2)
-    with contextlib.suppress(OSError), processes.locked(folder):  # the next job removes what is not
-        job.create(folder, 1)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # no locks here
+            stack.enter_context(processes.locked(folder))
+        job.create(folder, 1)  # if it is left, the next job removes it
         second = os.fork()
         if not second:
             signal.signal(signal.SIGUSR2, lambda *_: None)
@@ -114,6 +116,8 @@ def _start(command: Sequence[str]) -> int:
     if hasattr(os, "sched_setaffinity"):
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores
+        signal.signal(signum, signal.SIG_DFL)
     try:
         os.execvp(command[0], list(command))
     except OSError as error:
@@ -145,4 +149,6 @@ def _end(child: int) -> int:
         if (code := _ended(child)) is not None:
             return code
         time.sleep(0.01)
+    with contextlib.suppress(OSError):
+        os.kill(child, signal.SIGKILL)
     return exit_code_after(signal.SIGKILL)

@@ -91,7 +91,7 @@ class Supervisor:
             started a rank.
         """
         relay = None
-        before = tree.children(os.getpid())
+        before = set(tree.below(os.getpid()))
         tree.become_subreaper()
         try:
             with self._ssh:
@@ -119,7 +119,9 @@ class Supervisor:
                 self.lost = list(self._ssh.lost()) if code else []
             return code
         finally:
-            tree.kill_below(before)  # what has left its group, and has other variables
+            # What has left its group, and has other variables. A connection of ssh may be shared with others.
+            ssh = {each for each in tree.children(os.getpid()) if tree.program(each) == "ssh"}
+            tree.kill_below(before | ssh)
             tree.become_subreaper(on=False)
 
     def _listen(self, seconds: float) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
-from rank0rl.envs.make import import_own, why
+from rank0rl.envs.make import find_modules_in, import_own, why
 from rank0rl.options import OptionError, facts
 from rank0rl.run import files
 from rank0rl.run.options import RunOptions
@@ -182,6 +182,7 @@ def _import_file(path: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module  # dataclasses look their module up
+    find_modules_in(str(Path(path).resolve().parent))  # it may import its neighbours
     spec.loader.exec_module(module)
     return module
 

@@ -91,16 +91,17 @@ class Closes(Count):
     def __init__(self, place, log, hangs=0.0, fails=None):
         super().__init__(length=50)
         self.index, self.evaluation, self.log = place.index, place.evaluation, Path(log)
-        self.hangs, self.fails = hangs, fails
+        self.hangs, self.fails, self.stepped = hangs, fails, False
 
     def step(self, action):
+        self.stepped = True
         if (self.index, self.t) == (1, self.fails):
             raise OSError("on purpose")
         time.sleep(0.001)
         return super().step(action)
 
     def close(self):
-        time.sleep(self.hangs)
+        time.sleep(self.hangs * self.stepped)  # not of the one that only shows its spaces
         (self.log / f"{'evaluation' if self.evaluation else 'env'}-{self.index}").touch()
 
 

@@ -1,10 +1,12 @@
 """Environments in processes of their own: the same data, and failures that the rank survives."""
 
+import contextlib
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
@@ -203,7 +205,7 @@ def test_a_signal_in_a_step_leaves_no_answer_behind():
         with pytest.raises(KeyboardInterrupt):
             env.step(0)
     finally:
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGINT, before)
     env.close()
     assert children() == []
 
@@ -336,3 +338,32 @@ def lives(process_id):
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+class Stop(Exception):
+    """What a signal raises."""
+
+
+def test_signals_cut_no_message_in_two():
+    """A signal at each of 400 instants of a step; then the environment still answers, and closes."""
+    rng = np.random.default_rng(0)
+    env, me = EnvProcess(partial(envs.Count, length=10**9), 20.0), threading.get_ident()
+
+    def stop(*_):
+        raise Stop
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        env.reset(seed=3)
+        for after_s in rng.uniform(1e-5, 1e-3, 400):
+            with contextlib.suppress(Stop):
+                threading.Timer(after_s, signal.pthread_kill, [me, signal.SIGINT]).start()
+                while True:
+                    env.step(np.zeros(1))
+                    env.begin_step(np.zeros(1))
+                    env.step(np.zeros(1))
+        first, second = (env.step(np.zeros(1))[0][1] for _ in range(2))
+        assert second == first + 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+        env.close()

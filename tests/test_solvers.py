@@ -135,8 +135,10 @@ def test_lines_that_look_like_those_of_mpiexec(tmp_path):
 
 
 def test_a_solver_has_the_signals_of_a_new_program():
+    """Python ignores two of them; what else is ignored here comes from whoever started the tests."""
     ignored = Solver(["sh", "-c", "grep SigIgn /proc/self/status"]).readline().split()[1]
-    assert int(ignored, 16) == 0
+    of_python = (signal.SIGPIPE, signal.SIGXFSZ)
+    assert [each for each in of_python if int(ignored, 16) >> (each - 1) & 1] == []
 
 
 def test_output_that_nobody_reads(monkeypatch):

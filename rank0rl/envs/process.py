@@ -16,12 +16,13 @@ import faulthandler
 import importlib
 import os
 import pickle
+import select
 import signal
 import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe
@@ -73,11 +74,11 @@ class EnvProcess(Stateful):
         """Holds the environment's id, for messages."""
         self._timeout_s: float | None = start_timeout_s
         self._stack = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the process
-        self._owed = (
-            False  # an answer, since a signal has cut short the wait for it, or a step has begun
-        )
-        self._begun = False
+        self._begun = False  # a step
+        self._owed = False  # an answer, since a step has begun, or a signal has cut short the wait
         self._connection, theirs = Pipe()
+        self._poll = select.poll()  # faster than that of the connection
+        self._poll.register(self._connection, select.POLLIN)
         with theirs:  # closed here, so that the end of the process is the end of the connection
             files = theirs.fileno(), self._stack.fileno()
             self._process_id = _server().fork(start_timeout_s, preload, *files)
@@ -101,9 +102,9 @@ class EnvProcess(Stateful):
 
     def begin_step(self, action: Any) -> None:
         """Begin a step, which the next call of `step` finishes, while other environments make theirs."""
-        self._begun = True
         with contextlib.suppress(OSError):  # then `step` raises
             self._send("step", action)
+            self._begun = True
 
     def step(self, action: Any) -> Any:
         """Step the environment, or finish the step that was begun with this action."""
@@ -126,7 +127,7 @@ class EnvProcess(Stateful):
         """Close the environment and end its process, unless it has ended."""
         if not self._connection.closed:
             try:
-                if not self._owed or self._connection.poll(_OWED_S):
+                if not self._owed or self._poll.poll(1000 * _OWED_S):
                     self._ask("close")
             finally:
                 self._end()
@@ -161,14 +162,17 @@ class EnvProcess(Stateful):
         return answer
 
     def _send(self, what: str, *args: Any, **kwargs: Any) -> None:
-        self._connection.send_bytes(pickle.dumps((what, args, kwargs)))
-        self._owed = True
+        request = pickle.dumps((what, args, kwargs))
+        with _signals_held():
+            self._connection.send_bytes(request)
+            self._owed = True
 
     def _answer(self) -> bytes:
-        if self._timeout_s is not None and not self._connection.poll(self._timeout_s):
+        if not self._poll.poll(None if self._timeout_s is None else 1000 * self._timeout_s):
             raise TimeoutError
-        reply = self._connection.recv_bytes()
-        self._owed = False
+        with _signals_held():
+            reply = self._connection.recv_bytes()
+            self._owed = False
         return reply
 
     def _end(self) -> str:
@@ -178,6 +182,17 @@ class EnvProcess(Stateful):
         if code is None:
             return "ended with the fork server"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Let signals wait until a message is there as a whole, and noted. What they raise would cut it in two."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, *job.END_SIGNALS])
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # which handles those that have come
 
 
 class _Server:
@@ -269,9 +284,8 @@ def _serve(control: int, rank: int) -> None:
             if isinstance(request, int):
                 connection.send(_kill(request) if request in processes else None)
                 processes.discard(request)
-                tree.kill_below(
-                    processes | shared
-                )  # what it has started, which comes to this process now
+                # What it has started is a child of this process now.
+                tree.kill_below(processes | shared)
                 continue
             with contextlib.suppress(Exception):  # the environment's process says what is wrong
                 importlib.import_module(request)

@@ -26,10 +26,9 @@ _REAPED_S = 10.0  # for its reaper to end it
 _TURN_S = 0.05  # between two looks at what is waited for; the first ones come sooner
 _TOLD_LINES, _TOLD_BYTES = 20, 4000  # last ones of a solver, in an error
 _MOST_UNREAD = 1 << 26  # bytes
-_BEGUN_S = 0.5
-_END_OF_MPICH = (
-    b"\n" + b"=" * 60
-)  # on stdout, mpiexec prints a box of lines about ranks that a signal has ended
+# MPICH's mpiexec prints a box of lines on stdout about ranks that a signal has ended.
+_END_OF_MPICH = b"\n" + b"=" * 60
+_BEGUN_S = 0.5  # for its second line, after an empty one
 
 
 class SolverError(RuntimeError):

@@ -138,7 +138,8 @@ def _check_ranks(given: Options, folder: Path) -> tuple[dict[str, str], str | No
     words = _words(dataclasses.replace(given, algo="reinforce"), _BRIEF.split())
     if not (find_mpiexec() and importlib.util.find_spec("mpi4py")):
         return {}, None
-    if _trained(words, folder / "alone", 2):
+    if failed := _trained(words, folder / "alone", 2):
+        print(f"  {'on 2 ranks':34} not tried: {failed}")
         return {}, None
 
     def changed_by(option: str) -> str:

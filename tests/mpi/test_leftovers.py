@@ -42,7 +42,7 @@ def test_what_a_dead_job_left_is_removed(tmp_path):
 def test_what_lives_stays(tmp_path):
     """Its supervisor holds the lock, or a process of it lives: a rank that saves, after its supervisor's end."""
     folder, file = leave(tmp_path)
-    with processes._locked(folder):
+    with processes.locked(folder):
         processes.remove_leftovers()
     with subprocess.Popen(["sleep", "60"], env={job.FOLDER: str(folder)}) as rank:
         processes.remove_leftovers()

@@ -34,7 +34,7 @@ watched = []  # sets of what is seen now
 
 def watch(event, args):
     """Note what would be code of a file: a module, code that is executed, a process, a connection."""
-    for seen in watched:
+    for seen in watched or ():  # None at the end of Python
         if event == "import":
             seen.add(("import", args[0]))
         elif event == "exec":

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe
@@ -163,14 +163,14 @@ class EnvProcess(Stateful):
 
     def _send(self, what: str, *args: Any, **kwargs: Any) -> None:
         request = pickle.dumps((what, args, kwargs))
-        with _signals_held():
+        with job.held:
             self._connection.send_bytes(request)
             self._owed = True
 
     def _answer(self) -> bytes:
         if not self._poll.poll(None if self._timeout_s is None else 1000 * self._timeout_s):
             raise TimeoutError
-        with _signals_held():
+        with job.held:
             reply = self._connection.recv_bytes()
             self._owed = False
         return reply
@@ -182,17 +182,6 @@ class EnvProcess(Stateful):
         if code is None:
             return "ended with the fork server"
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
-
-
-@contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Let signals wait until a message is there as a whole, and noted. What they raise would cut it in two."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    try:
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, *job.END_SIGNALS])
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # which handles those that have come
 
 
 class _Server:

@@ -11,6 +11,7 @@ from typing import Any
 
 from rank0rl.agent import Agent
 from rank0rl.batch import Gathered
+from rank0rl.launch import job
 from rank0rl.mpi import comm
 from rank0rl.run.hooks import Hook, Record
 from rank0rl.run.record import Recorder
@@ -69,7 +70,7 @@ class Run:
             restore_envs: brings the environments of every rank to where rank 0 is; returns, by their
                 indices, why some cannot go on.
         """
-        with self._interrupts.held():
+        with job.held:
             if self._recorder:
                 self._recorder.begin()
             iteration = comm.bcast_obj(self._recorder.iteration if self._recorder else None)
@@ -116,7 +117,7 @@ class Run:
         if self._recorder is None:
             return
         now = time.perf_counter()  # recording counts for the next iteration
-        with self._interrupts.held(), self.phases("record"):
+        with job.held, self.phases("record"):
             self._recorder.record(now - self._last, batch, metrics)
         self._last = now
 
@@ -134,5 +135,5 @@ class Run:
         leave(interrupted)
 
     def _save(self, recorder: Recorder) -> None:
-        with self._interrupts.held():
+        with job.held:
             recorder.save()

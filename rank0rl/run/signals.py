@@ -86,7 +86,7 @@ class Interrupts:
     def __init__(self, keep: bool, stuck: Callable[[int], None] | None = None) -> None:
         """Keep the signals as they are until the context is entered."""
         self._keeps, self._stuck = keep, stuck
-        self._held = self._taken = False
+        self._taken = False
         self._pending: int | None = None
 
     def __enter__(self) -> Interrupts:
@@ -112,36 +112,24 @@ class Interrupts:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Delay a signal that comes within the `with` block until the end of the block."""
-        self._held = True
-        try:
-            yield
-        finally:
-            self._held = False
-        if self._pending is not None:
-            raise Interrupted(self._pending)
-
     def _watch(self, received: socket.socket, stuck: Callable[[int], None]) -> None:
         """Wait for signals in a thread, which C functions of the main thread do not hold up if they release the GIL."""
         with received:
             while signums := received.recv(1):
                 if signums[0] in self._before:
                     time.sleep(_STUCK_S)
-                    if self._pending is None and not self._held:
+                    if self._pending is None and not job.held.depth:
                         self._taken = True
                         stuck(signums[0])
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         if self._taken:  # the other thread saves
             return
-        self._pending = signum
-        if not self._held:
-            self._held = True  # a second signal must not cut short what the first one began
-            raise Interrupted(signum)
+        first, self._pending = self._pending is None, signum
+        if first:  # a second one must not cut short what the first one began
+            job.held.interrupt(Interrupted(signum))
 
     def _keep(self, signum: int, _frame: FrameType | None) -> None:
         if job.is_ending():
-            raise Interrupted(signum)
+            job.held.interrupt(Interrupted(signum))
         received.append(signum)

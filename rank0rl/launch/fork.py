@@ -53,6 +53,7 @@ def mpi_fork(
     start_timeout: float = 300.0,
     max_restarts: int = 0,
     ranks_per_env: int = 1,
+    mpmd: bool = False,
 ) -> str:
     """Run this command line again on n ranks.
 
@@ -82,6 +83,7 @@ def mpi_fork(
             then continue from the last checkpoint; others begin anew. A host that is gone is left
             out, with its ranks.
         ranks_per_env: processes of each rank, for environments that are parallel programs: see `group`.
+        mpmd: True if a launcher has started other programs with this one, whose n ranks come first.
 
     Returns:
         "child" in every rank (also with n <= 1, and in a job that a launcher started);
@@ -93,7 +95,7 @@ def mpi_fork(
             the code is 2, or 1 on several hosts, one of which may be at fault.
         ValueError: if n is above 1 and is not the size of the job that runs already, gpu_pct is no
             share, the hosts are wrong (the first is not this one, or they have fewer slots than n),
-            a variable in pass_env is not set, or this host lacks room in /dev/shm or for temporary files.
+            a variable in pass_env is not set, mpmd has no launcher, or this host lacks room in /dev/shm or for temporary files.
     """
     if not 0 <= gpu_pct <= 1:
         raise ValueError(f"gpu_pct must be in [0, 1], a share of a GPU's memory: got {gpu_pct}")
@@ -101,6 +103,8 @@ def mpi_fork(
     if collective_timeout is not None:
         os.environ[job.TIMEOUT] = str(collective_timeout)
     os.environ[job.GROUP] = str(ranks_per_env)
+    if mpmd:
+        _be_one_of_several(n or 1, ranks_per_env)
     size = world_size()
     if size is not None and size % ranks_per_env:
         raise ValueError(
@@ -132,6 +136,16 @@ def mpi_fork(
     if code:
         raise SystemExit(code)
     return "parent"
+
+
+def _be_one_of_several(n: int, ranks_per_env: int) -> None:
+    """Make this process a rank of the first program of its job, which has n ranks."""
+    if world_size() is None or job.supervised() or ranks_per_env > 1:
+        raise ValueError(
+            "mpmd needs a launcher that starts this program with one solver for each environment, and "
+            "ranks_per_env=1: mpiexec -n 1 python SCRIPT --mpmd : -n 4 SOLVER"
+        )
+    os.environ[job.MPMD] = str(n)
 
 
 def _run_ranks(
@@ -239,7 +253,7 @@ class _Signals:
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """End the job after an uncaught exception on one rank. If several ranks fail, the first one reports."""
     if isinstance(error, job.WrongLaunch):
-        if not job.supervised() and world_rank():  # the same on every rank
+        if not job.supervised() and not job.has_programs() and world_rank():  # the same on all
             return
         job.fail(WRONG_USE, f"error: {error}")
         return

@@ -51,6 +51,7 @@ GPU_PCT = "RANK0RL_GPU_PCT"  # share of a GPU's memory for each rank, if limited
 RESUME = "RANK0RL_RESUME"  # folder of the run with which a restarted job continues
 TOLD = "RANK0RL_TOLD"  # file for the run's folder, if a Python program waits for the run
 GROUP = "RANK0RL_GROUP"  # number of processes of each rank, if there are several
+MPMD = "RANK0RL_MPMD"  # number of ranks of this program, if other programs are in the job
 HOSTS = "RANK0RL_HOSTS"  # hosts of a restarted job, once one is lost
 END_SIGNALS = tuple(getattr(signal, s) for s in ("SIGTERM", "SIGUSR1") if hasattr(signal, s))
 """Signals by which a batch system asks a job to end, sent to any or all of its processes."""
@@ -78,11 +79,18 @@ class WrongLaunch(RuntimeError):
 def world_size() -> int | None:
     """Return the number of ranks of the MPI job that this process belongs to; None outside of one.
 
-    It is read from the launcher's variables, so that MPI itself is not loaded to find out. A Slurm
+    Of a job of several programs, only those of this one count. It is read from the launcher's variables, so that MPI itself is not loaded to find out. A Slurm
     step with one task is not taken for a job, because it may be an interactive shell.
     """
+    if has_programs():
+        return int(os.environ[MPMD])
     size = _number(_SIZES)
     return None if size == 1 == _number(_SIZES[2:]) else size
+
+
+def has_programs() -> bool:
+    """Return True if other programs are in the job besides this one (MPMD)."""
+    return MPMD in os.environ
 
 
 def group_size() -> int:

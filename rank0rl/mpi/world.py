@@ -15,6 +15,7 @@ import contextlib
 import functools
 import os
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -37,6 +38,11 @@ Comm: TypeAlias = "Intracomm"
 _FLUSH_S = 0.2  # time for a launcher to pass on stderr: some launchers drop it when they end
 _END_TAG, _STOP_TAG = 32_000, 32_001  # MPI guarantees tags up to 32,767
 _STOP_S = 3.0  # for ranks to end when rank 0 says so; the launcher ends one that works longer
+_PROGRAMS_S = 20.0  # for other programs to have begun, before a note says what they must do
+_LATE = (
+    "note: still waiting for the other programs of the job: each of them must split MPI_COMM_WORLD twice after "
+    "MPI_Init, see docs/simulators.md"
+)
 
 _IN_STEP = "ranks_are_in_step"  # attribute of errors after which a collective may follow
 
@@ -94,7 +100,7 @@ def everyone() -> Comm | None:
             when mpi4py and mpiexec belong to different MPIs: every rank would run alone.
     """
     size = job.world_size()
-    if size is None or size == 1:
+    if size is None or (size == 1 and not job.has_programs()):
         return None
     job.mark_loading_mpi()
     atexit.unregister(job.mark_ended)  # from now on ranks end together: see _leave
@@ -109,7 +115,7 @@ def everyone() -> Comm | None:
         warnings.simplefilter("ignore", RuntimeWarning)  # about another MPI's launcher: see below
         from mpi4py import MPI
 
-    comm = MPI.COMM_WORLD
+    comm = programs()[0] if job.has_programs() else MPI.COMM_WORLD
     requested = job.requested_ranks() or size
     library = _library()
     if comm.size == 1 and job.in_step():
@@ -117,6 +123,12 @@ def everyone() -> Comm | None:
             f"srun started {size} ranks, and each of them sees itself alone, because it did not give "
             f"them the PMI of their MPI ({library}): start them with srun "
             f"--mpi={'pmix' if 'Open MPI' in library else 'pmi2'}"
+        )
+    first = (job.world_rank() or 0) - comm.rank
+    if job.has_programs() and (first or comm.size != size):
+        raise job.WrongLaunch(
+            f"the first program of the job must be this one, with --nprocs ranks: got --nprocs {size}, and the launcher "
+            f"started {comm.size} ranks of it after {first} others"
         )
     if not comm.size == size == requested:
         raise job.WrongLaunch(
@@ -130,6 +142,25 @@ def everyone() -> Comm | None:
         sys.excepthook = functools.partial(_end_job, fork.report)
     atexit.register(_leave, comm, ours)
     return comm
+
+
+@functools.cache
+def programs() -> tuple[Comm, Comm]:
+    """Return two communicators of a job of several programs: this one's, and that of its ranks and the first one of each other.
+
+    Collective over all programs: each of them splits COMM_WORLD twice, see docs/simulators.md.
+    """
+    from mpi4py import MPI
+
+    late = threading.Timer(_PROGRAMS_S, print, [_LATE], {"file": sys.stderr, "flush": True})
+    late.daemon = True
+    late.start()
+    world = MPI.Intracomm(MPI.COMM_WORLD)
+    number: Any = world.Get_attr(MPI.APPNUM)
+    ours = MPI.Intracomm(world.Split(number, 0))
+    firsts = MPI.Intracomm(world.Split(0, 0))
+    late.cancel()
+    return ours, firsts
 
 
 @contextlib.contextmanager
@@ -279,13 +310,15 @@ def abort(code: int) -> None:
     """End the whole job at once with this exit code. Any single rank may call it."""
     sys.stdout.flush()
     sys.stderr.flush()
-    comm = everyone()
-    if comm is None or job.supervised():
+    comm = None if job.has_programs() else everyone()
+    if not job.has_programs() and (comm is None or job.supervised()):
         os._exit(code)
+    from mpi4py import MPI
+
     time.sleep(_FLUSH_S)
     with contextlib.suppress(OSError):  # MPI's own message about an abort says nothing new
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    comm.Abort(code)
+    (comm or MPI.COMM_WORLD).Abort(code)
 
 
 def stop(code: int) -> None:

@@ -57,6 +57,8 @@ class LaunchOptions(CheckedOptions):
     """Command line of your own launcher. It is given -n, the number of ranks and their command. None: the launcher of this Python environment."""
     ranks_per_env: int = _launch(1, "[1, inf)")
     """MPI ranks of each environment that is a parallel program, so that nprocs times as many processes start: see docs/simulators.md."""
+    mpmd: bool = _launch(False)
+    """Take part in a job of several programs, as the first one: a launcher has started --nprocs ranks of this one, and then one solver for each environment: see docs/simulators.md."""
     bind_to_core: bool = _launch(False)
     """Bind every rank to one core. Rank 0's update then has one core too."""
     collective_timeout: float | None = _launch(None, "(0, inf)")

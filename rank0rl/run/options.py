@@ -10,9 +10,10 @@ import tyro
 
 from rank0rl.envs.info import label, parse
 from rank0rl.launch import job
-from rank0rl.options import setting
+from rank0rl.options import flag, setting
 from rank0rl.run.launch_options import LaunchOptions, too_many_ranks
 
+_NOT_MPMD = ("eval_every", "video_every", "env_processes")
 _TAKEN = ("return", "return_std", "length", "fragment_id", "")  # names of the record's own columns
 
 
@@ -164,6 +165,12 @@ class RunOptions(LaunchOptions):
             raise ValueError(
                 "env_processes gives each environment one process of its own, and ranks_per_env several: leave "
                 "out --env-processes or --ranks-per-env"
+            )
+        alone = [name for name in _NOT_MPMD if getattr(self, name)] if self.mpmd else []
+        if alone:
+            raise ValueError(
+                f"with mpmd, each environment of training has a solver, and no other one has: leave out "
+                f"{flag(alone[0])}"
             )
         self._check_batch(nworkers)
         self._check_episodes()

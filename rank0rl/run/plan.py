@@ -26,7 +26,7 @@ from rank0rl.run.folder import lock, new_folder
 from rank0rl.run.launch_options import Words, check_cpu
 from rank0rl.run.machine import check_device
 from rank0rl.run.options import RunOptions
-from rank0rl.run.shares import make_shown
+from rank0rl.run.shares import check_solvers, make_shown
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
 
 
@@ -109,6 +109,7 @@ def _check_all(
 ) -> tuple[RunOptions, str]:
     """Check the options in every way that a run would find out too late; return them complete, and the agent's note."""
     options.check(nworkers)
+    check_solvers(options, nworkers)
     for name in FUNCTIONS:
         for function in functions_of(options, name):
             (hooks.load_hook if name == "hook" else load_function)(function)

@@ -17,10 +17,11 @@ from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.retry import RetriedEnv
 from rank0rl.envs.shared import SharedEnv
 from rank0rl.envs.wrappers import ResetMethod
+from rank0rl.launch import job
 from rank0rl.mpi import comm
 from rank0rl.mpi import group as processes
 from rank0rl.mpi.comm import Counter
-from rank0rl.mpi.world import self_comm
+from rank0rl.mpi.world import programs, self_comm
 from rank0rl.rollout import FixedSteps, Rollout, WholeEpisodes
 from rank0rl.run.agents import load_function
 from rank0rl.run.options import RunOptions
@@ -32,8 +33,24 @@ def place_of(index: int = 0, evaluation: bool = True) -> Place:
     """Return the place of an environment of this rank: with all processes of its group, if there are several."""
     mine = processes.my_group()
     if mine is None:
-        return Place(index, evaluation, make_comm=self_comm)
+        solver = functools.partial(_solver, index)
+        has_one = job.has_programs() and not evaluation
+        return Place(index, evaluation, None, self_comm, find_solver=solver if has_one else None)
     return Place(index, evaluation, make_comm=processes.group_comm, call=mine.call)
+
+
+def _solver(index: int) -> tuple[comm.Comm, int]:
+    """Return where the solver of an environment is: the communicator, and its rank there."""
+    return programs()[1], comm.get_nworkers() + index
+
+
+def check_solvers(options: RunOptions, nworkers: int) -> None:
+    """Raise ValueError if other programs are in the job, and not one for each environment."""
+    if options.mpmd and (others := programs()[1].size - nworkers) != options.num_envs:
+        raise ValueError(
+            f"in a job of several programs, each environment has one solver: got {others} solvers, and num_envs "
+            f"{options.num_envs}; start {options.num_envs} solvers, or set --num-envs {others}"
+        )
 
 
 def guard_world() -> None:

@@ -203,3 +203,19 @@ class WorldlyInC(Count):
         mine, total = ctypes.c_double(rew), ctypes.c_double()
         self.sum(ctypes.byref(mine), ctypes.byref(total))
         return obs, total.value, *rest
+
+
+def failing(place):
+    """Return an environment that raises at its tenth step, whose solver is a program of the job."""
+    from examples import oscillator
+
+    env = oscillator.make(place)
+    step = env.step
+
+    def fail(action):
+        if env.t == 9:
+            raise RuntimeError("the tenth step")
+        return step(action)
+
+    env.step = fail
+    return env

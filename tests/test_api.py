@@ -46,6 +46,7 @@ def test_the_record_is_a_frame_or_arrays(small, monkeypatch):
     assert arrays["weights_sha256"].tolist() == frame["weights_sha256"].tolist()
 
 
+@pytest.mark.slow
 def test_a_figure_and_a_page(small):
     assert small.plot()._repr_png_().startswith(b"\x89PNG")
     assert small.report().read_text().startswith("<!DOCTYPE html>")
@@ -63,6 +64,7 @@ def test_a_policy_acts_on_one_observation_and_on_many(small):
         policy(obs[:3])
 
 
+@pytest.mark.slow
 def test_a_policy_of_a_dict_space_with_masks_and_starts(tmp_path):
     options = {"env_kwargs": {"obs": "dict", "act": "discrete", "masked": True}, "total_steps": 64}
     made = rank0rl.train(
@@ -74,6 +76,7 @@ def test_a_policy_of_a_dict_space_with_masks_and_starts(tmp_path):
     assert policy(obs, deterministic=True, mask=[True, False, False]) == -1
 
 
+@pytest.mark.slow
 def test_a_policy_with_a_memory_is_given_it(tmp_path):
     made = rank0rl.train(
         "CartPole", recurrent="gru", total_steps=64, run_dir=tmp_path / "r", **SMALL
@@ -152,6 +155,7 @@ def test_an_agent_and_a_hook_of_the_script(tmp_path):
     assert done.stdout.splitlines()[-1] == "2"
 
 
+@pytest.mark.slow
 def test_a_script_that_trains_when_it_is_imported_is_told_so(tmp_path):
     done = script(tmp_path, "main()\n")
     assert done.returncode == 1
@@ -188,6 +192,7 @@ def test_the_notebook(tmp_path, nprocs):
     assert outputs[-1][-1].data["text/plain"] == repr(sha256)
 
 
+@pytest.mark.slow
 def test_a_notebook_that_is_interrupted_has_saved_its_run(tmp_path):
     book = cells(
         "import rank0rl\n"
@@ -230,6 +235,7 @@ def test_episodes_are_at_least_one(small):
         rank0rl.evaluate(small, 0)
 
 
+@pytest.mark.slow
 def test_many_choices_as_observations_are_many(tmp_path):
     made = rank0rl.train("FrozenLake", total_steps=64, run_dir=tmp_path / "r", quiet=True, **SMALL)
     policy = made.policy()
@@ -238,6 +244,7 @@ def test_many_choices_as_observations_are_many(tmp_path):
     assert policy(np.eye(16), deterministic=True).tolist() == each
 
 
+@pytest.mark.slow
 def test_a_process_that_an_environment_leaves_behind_keeps_nobody_waiting(tmp_path):
     (tmp_path / "leaves.py").write_text(
         "import subprocess, gymnasium\n"

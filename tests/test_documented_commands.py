@@ -279,6 +279,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_a_benchmark_starts_in_any_folder(script, tmp_path):
     done = forks.run(str(script), "--help", env={"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

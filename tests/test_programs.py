@@ -47,6 +47,7 @@ def oscillator(tmp_path_factory):
     return program
 
 
+@pytest.mark.slow
 def test_a_solver_in_c_gives_one_hash_on_any_number_of_ranks(oscillator, tmp_path):
     hashes = set()
     for ranks, nprocs in ((1, 1), (2, 2), (3, 1)):

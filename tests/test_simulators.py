@@ -119,6 +119,7 @@ def test_what_does_not_close_in_time_ends_all_the_same(tmp_path, nprocs):
 
 
 @pytest.mark.parametrize("nprocs", [1, 2])
+@pytest.mark.slow
 def test_a_run_is_saved_although_rank_0_is_in_a_call_of_c(tmp_path, nprocs):
     args = ["helpers.simulators:Computes", "--env-kwargs", "begin=40", *SMALL[1:]]
     out = interrupt(tmp_path, [*args, "--total-steps", "1000"], nprocs, signal.SIGINT, after=2)

@@ -188,6 +188,7 @@ def test_one_hash_for_any_number_of_ranks(undisturbed, tmp_path, more):
 
 
 @pytest.mark.parametrize("how", ["crash", "hang"])
+@pytest.mark.slow
 def test_a_failure_is_repeated(undisturbed, tmp_path, how):
     env = ["--env-kwargs", f'how="{how}"', "fails=3", f'once="{tmp_path / "once"}"', "timeout=5.0"]
     train(tmp_path / "run", SOLVED, *env, *ARGS, "--env-retries", "2", nprocs=2)
@@ -224,6 +225,7 @@ def of_job(first, mark):
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(i, marks=SLOW) for i in range(3, 60))])
+@pytest.mark.slow
 def test_nothing_is_left(tmp_path, seed):
     """A signal to a process of a run at some instant, and nothing is left, of solvers that hide either."""
     rng = random.Random(seed)

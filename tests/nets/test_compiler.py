@@ -87,6 +87,7 @@ def compile_in(folder):
     return files
 
 
+@pytest.mark.slow
 def test_kernels_are_kept_and_damage_costs_a_compilation_only(cache, tmp_path):
     home = tmp_path / "home"
     assert compile_in(home) == 0

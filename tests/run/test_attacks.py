@@ -312,6 +312,7 @@ def attacked(run, tmp_path, seeds):
     return wrong
 
 
+@pytest.mark.slow
 def test_a_few_folders_that_would_take_all_memory(run, tmp_path):
     assert attacked(run, tmp_path, range(0, len(ATTACKS) * len(TOOLS), 53)) == []
 

@@ -169,6 +169,7 @@ def test_nor_from_the_name_of_its_folder(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("tool", ["verify", "study", "check"])
+@pytest.mark.slow
 def test_tools_import_nothing_from_the_working_folder_before_the_library(run, tool):
     """A file there that is called as one of the standard library's would be imported by the processes of a tool."""
     where = run.parent
@@ -190,6 +191,7 @@ OPTIONAL = (
 
 
 @pytest.mark.parametrize("tool", ["report", "plot", "evaluate", "export", "doctor"])
+@pytest.mark.slow
 def test_libraries_find_nothing_in_the_working_folder(run, tool):
     """They look for modules that are not installed, entry points of plugins, and files of settings."""
     where = run.parent
@@ -305,6 +307,7 @@ def test_a_run_goes_on_from_the_newest_checkpoint_whose_rows_are_there(tmp_path,
 
 
 @pytest.mark.parametrize("kept", [0, 1, 2])
+@pytest.mark.slow
 def test_a_run_without_its_rows_goes_on_with_a_shorter_record(tmp_path, kept):
     """Its curve is the same from there on, and it can be resumed and verified as any other."""
     args = [*SMALL, "--hidden", "8", "--total-steps", "384", "--checkpoint-every", "1"]

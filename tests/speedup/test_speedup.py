@@ -26,6 +26,7 @@ def rows_of(folder):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_study(tmp_path):
     args = [*SLEEPS, "--steps-per-batch", "80", "--nprocs", 1, 2, "--iterations", 3]
     done = study(*args, "--repeats", 1, "--out", tmp_path / "s")

@@ -104,6 +104,7 @@ ON_RANKS = {
 
 
 @pytest.mark.parametrize("env_id", ON_RANKS)
+@pytest.mark.slow
 def test_ranks_and_programs_on_several_ranks(env_id, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     on_ranks, as_program = ON_RANKS[env_id]

@@ -205,7 +205,7 @@ def test_a_signal_in_a_step_leaves_no_answer_behind():
         with pytest.raises(KeyboardInterrupt):
             env.step(0)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGALRM, before)
     env.close()
     assert children() == []
 

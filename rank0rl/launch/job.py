@@ -79,8 +79,9 @@ class WrongLaunch(RuntimeError):
 def world_size() -> int | None:
     """Return the number of ranks of the MPI job that this process belongs to; None outside of one.
 
-    Of a job of several programs, only those of this one count. It is read from the launcher's variables, so that MPI itself is not loaded to find out. A Slurm
-    step with one task is not taken for a job, because it may be an interactive shell.
+    Of a job of several programs, only those of this one count. It is read from the launcher's variables, so that
+    MPI itself is not loaded to find out. A Slurm step with one task is not taken for a job, because it may be an
+    interactive shell.
     """
     if has_programs():
         return int(os.environ[MPMD])

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from helpers.agents import AGENTS
 from helpers.envs import ACT_SPACES, OBS_SPACES, Spaced
 from helpers.ranks import HERE, run
@@ -14,10 +15,10 @@ from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs.make import are_known_wrappers, make, resolve
 from rank0rl.envs.spaces import describe
-from rank0rl.policy import Policy
+from rank0rl.policy import Policy, load
 from rank0rl.run import settings
 from rank0rl.run.options import RunOptions
-from rank0rl.tools import check
+from rank0rl.tools import check, export
 
 MASKED = ("discrete", "multi", "multi2d")
 
@@ -133,6 +134,41 @@ def test_episodes_with_masks_repeat(act):
     made = lambda: make("helpers.envs:Spaced-v0", act=act, masked=True)  # noqa: E731
     findings = check.check(made, steps=50)
     assert not any(findings.values()), findings
+
+
+def test_float64_observations_keep_their_digits_until_the_mean_is_gone(tmp_path, monkeypatch):
+    args = ["helpers.envs:Count-v0", "--env-kwargs", "offset=1e9", "--obs-dtype", "float64"]
+    args += ["--num-envs", "4", "--steps-per-batch", "60", "--total-steps", "300", "--hidden", "8"]
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    for n, stop in ((1, 5), (2, 3)):
+        train_on_ranks(tmp_path / str(n), *args, "--stop-after-iterations", str(stop), nprocs=n)
+    resume_on_ranks(tmp_path / "2", nprocs=1)
+    assert curve(tmp_path / "2") == curve(tmp_path / "1")
+    policy = load(tmp_path / "1", trust=True)
+    obs = np.array([[500, 1], [500, 2]]) + 1e9
+    x = policy.agent.norm.numpy(obs)
+    assert x.dtype == np.float32
+    assert x[1, 1] - x[0, 1] > 0.5  # of t, which goes from 0 to 3
+    np.testing.assert_array_equal(policy.agent.norm(torch.from_numpy(obs)).numpy(), x)
+    export.export(tmp_path / "1", tmp_path / "policy.pt2", trust=True)
+    exported = torch.export.load(tmp_path / "policy.pt2").module()
+    best = policy(obs, deterministic=True)
+    assert best[0] != best[1]
+    np.testing.assert_allclose(exported(torch.from_numpy(obs)).numpy(), best, rtol=1e-5)
+
+
+def test_float64_is_refused_where_observations_have_no_more_digits():
+    with pytest.raises(ValueError, match="those of CartPole-v1 are float32; leave the option out"):
+        make("CartPole-v1", (), None, "float64")
+
+
+@pytest.mark.parametrize(
+    ("offset", "said"), [(0, ""), (1e9, "an observation changes at index 1, but")]
+)
+def test_check_finds_digits_that_float32_does_not_hold(offset, said):
+    made = lambda: make("helpers.envs:Count-v0", offset=offset)  # noqa: E731
+    assert check.lost_digits(made, 50, 0).startswith(said)
+    assert bool(check.lost_digits(made, 50, 0)) == bool(said)
 
 
 def test_flattened_observations_are_gymnasiums():

@@ -21,10 +21,10 @@ from typing import Any
 
 import gymnasium as gym
 
-from rank0rl.envs.games import AgentEnv, first_agent
+from rank0rl.envs.games import AgentEnv, agents_of, first_agent
 from rank0rl.envs.place import Place
 from rank0rl.envs.shared import SharedEnv
-from rank0rl.envs.spaces import flatten, name_of
+from rank0rl.envs.spaces import flatten, keep_float64, name_of
 from rank0rl.envs.wrappers import RawReward
 
 LARGE = 10_000
@@ -132,7 +132,12 @@ def is_modest(value: Any, name: str = "") -> bool:
 
 
 def make(
-    env_id: str, wrappers: Sequence[str] = (), place: Place | None = None, /, **kwargs: Any
+    env_id: str,
+    wrappers: Sequence[str] = (),
+    place: Place | None = None,
+    obs_dtype: str = "float32",
+    /,
+    **kwargs: Any,
 ) -> gym.Env[Any, Any]:
     """Make an environment with its time limit and without the checks that cost time every step.
 
@@ -147,6 +152,7 @@ def make(
         wrappers: names in `gymnasium.wrappers`, or "module:Class", with arguments in brackets if there are
             any; the innermost first.
         place: where it is. It is passed on to a function or a class that has a parameter `place`.
+        obs_dtype: "float64" keeps observations as they are; "float32" rounds them.
         kwargs: arguments of the environment.
 
     Raises:
@@ -164,12 +170,14 @@ def make(
             f"{env_id} makes environments that step together: wrap them in the function that makes "
             f"them, and leave --wrappers {' '.join(wrappers)} out"
         )
-    if agent is not None:
-        return agent
-    _check_single(env_id, env)
-    for wrapper in wrappers:
-        env = _wrap(env, wrapper)
-    return flatten(env)
+    if agent is None:
+        _check_single(env_id, env)
+        for wrapper in wrappers:
+            env = _wrap(env, wrapper)
+        agent = flatten(env)
+    for each in agents_of(agent) if obs_dtype == "float64" else []:
+        keep_float64(each)
+    return agent
 
 
 def _wrap(env: gym.Env[Any, Any], wrapper: str) -> gym.Env[Any, Any]:

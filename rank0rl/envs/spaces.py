@@ -25,6 +25,25 @@ Array = npt.NDArray[Any]
 _MAX_VALUES = 256
 
 
+class _Float64(spaces.Box):
+    """A space of observations that are kept in float64, and not rounded to float32."""
+
+
+def keep_float64(env: gym.Env[Any, Any]) -> None:
+    """Let observations of an environment be kept in float64.
+
+    Raises:
+        ValueError: if they are not of that dtype.
+    """
+    space = env.observation_space
+    if not isinstance(space, spaces.Box) or space.dtype != np.float64:
+        raise ValueError(
+            f"--obs-dtype float64 keeps all digits of observations that are float64: those of {name_of(env)} "
+            f"are {space.dtype}; leave the option out, or let the environment return float64"
+        )
+    env.observation_space = _Float64(space.low, space.high, dtype=np.float64)
+
+
 def describe(env: gym.Env[Any, Any]) -> Spaces:
     """Return the spaces of an environment, as plain data.
 
@@ -57,7 +76,8 @@ def _describe(space: gym.Space[Any]) -> Space:
         sizes, first = numbers[0].tolist(), numbers[1].reshape(space.shape)
         renumbered = first if first.any() else None
         return Space("discrete", space.shape, "int64", choices=tuple(sizes), first=renumbered)
-    dtype = np.dtype(np.float32) if space.dtype == np.float64 else space.dtype
+    rounds = space.dtype == np.float64 and not isinstance(space, _Float64)
+    dtype = np.dtype(np.float32) if rounds else space.dtype
     return Space(
         "box", space.shape, dtype.name, low=space.low.astype(dtype), high=space.high.astype(dtype)
     )

@@ -73,14 +73,16 @@ class ObsNormalizer(nn.Module):
     def forward(self, obs: Tensor) -> Tensor:
         """Scale observations (N, *shape) to (N, size), float32."""
         flat = obs.reshape(obs.shape[0], -1)  # len is a constant to torch.export
-        return ((flat - self.shift) * self.scale).clamp_(-self.limit, self.limit)
+        shift = self.moments.mean if obs.dtype == torch.float64 else self.shift
+        return ((flat - shift).to(self.scale.dtype) * self.scale).clamp_(-self.limit, self.limit)
 
     def numpy(self, obs: Array) -> Array:
         """Scale observations as `forward` does, in NumPy."""
         shift, scale = self._views()
-        if obs.dtype != np.float32:  # integers would make numbers of double precision
-            obs = obs.astype(np.float32)
-        x = obs.reshape(len(obs), -1) - shift
+        if obs.dtype == np.float64:  # rounded when the mean is gone, not before
+            x = (obs.reshape(len(obs), -1) - self.moments.mean.numpy()).astype(np.float32)
+        else:
+            x = obs.reshape(len(obs), -1).astype(np.float32, copy=False) - shift
         x *= scale
         np.minimum(x, self.limit, out=x)  # half the time of np.clip
         np.maximum(x, -self.limit, out=x)

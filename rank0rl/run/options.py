@@ -96,6 +96,8 @@ class RunOptions(LaunchOptions):
     """Iterations between checks that all ranks have the same weights, bit for bit."""
     wrappers: tuple[str, ...] = setting((), changes_curve=True, resume=False)
     """Wrappers from gymnasium.wrappers, or module:Class, the innermost first. Examples: TimeAwareObservation, "FrameStackObservation(stack_size=4)"."""
+    obs_dtype: Literal["float32", "float64"] = setting("float32", changes_curve=True, resume=False)
+    """Precision of observations that an environment gives as float64. float32 rounds them when they arrive, float64 when they are normalized. Batches are then up to twice as large."""
     env_kwargs: Pairs = setting({}, changes_curve=True, resume=False)
     """Arguments of the environment, such as healthy_reward=0.5. Values are JSON."""
     env_kwargs_of: str | None = setting(None, changes_curve=True, resume=False)

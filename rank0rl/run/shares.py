@@ -100,7 +100,7 @@ def make_shown(options: RunOptions, index: int = 0, **kwargs: Any) -> Any:
         kwargs: more arguments, such as render_mode="human".
     """
     kwargs = {**options.env_kwargs, **kwargs}
-    return make.make(options.env_id, options.wrappers, place_of(index), **kwargs)
+    return make.make(options.env_id, options.wrappers, place_of(index), options.obs_dtype, **kwargs)
 
 
 def env_maker(options: RunOptions, evaluation: bool = False) -> Callable[..., Any]:
@@ -110,7 +110,8 @@ def env_maker(options: RunOptions, evaluation: bool = False) -> Callable[..., An
     def make_at(place: Place, kwargs: Mapping[str, Any], folder: Path | None = None) -> Any:
         place = dataclasses.replace(place, folder=folder)
         one: Callable[[], Any]
-        one = around(make.make, options.env_id, options.wrappers, place, **kwargs)
+        how = options.env_id, options.wrappers, place, options.obs_dtype
+        one = around(make.make, *how, **kwargs)
         if options.info:
             one = around(EpisodeInfo, one, options.info)
         if options.curriculum_method:

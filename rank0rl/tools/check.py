@@ -15,6 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, Step, choose
 from rank0rl.batch import Batch
 from rank0rl.envs.block import make_block
+from rank0rl.envs.games import agents_of
 from rank0rl.envs.make import make, resolve, takes_place
 from rank0rl.envs.resume import restore
+from rank0rl.envs.spaces import keep_float64
 from rank0rl.envs.state import has_state
 from rank0rl.envs.wrappers import running_statistics
 from rank0rl.launch import python, usage_error
@@ -43,6 +46,7 @@ from rank0rl.run.shares import place_of
 from rank0rl.run.state import Unfinished
 
 _ITERATIONS = 4
+_ROUNDING = 1e-12  # of a number; what changes by less is noise of float64
 _BRIEF = "--num-envs 2 --steps-per-batch 100 --total-steps 1000"
 _HASHES = {
     "batch_sha256": "rows differ from iteration {} on: what act and process return is not the same",
@@ -88,8 +92,9 @@ def main(argv: list[str]) -> int:
         if rest and not given.algo:
             raise ValueError(f"unknown options {' '.join(rest)}: options of training need --algo")
         env_id = resolve(given.env_id)
+        make_env = partial(make, env_id, given.wrappers, place_of(), **given.env_kwargs)
         findings = check(
-            lambda: make(env_id, given.wrappers, place_of(), **given.env_kwargs),
+            make_env,
             steps=given.steps,
             others=given.others,
             seed=given.seed,
@@ -97,6 +102,8 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         return usage_error(str(error))
     print(f"{env_id}: one environment, {given.steps} steps with random actions")
+    if lost := lost_digits(make_env, given.steps, given.seed):
+        print(f"note: {lost}")
     with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
         on_ranks, as_program = _check_ranks(given, Path(folder))
     findings |= on_ranks
@@ -213,6 +220,35 @@ def check(
     if states:
         found["restored from its state"] = _difference(second_half(False), second_half(True))
     return found
+
+
+def lost_digits(make_env: Callable[[], Any], steps: int, seed: int) -> str:
+    """Return a note on observations whose changes in some steps are too small for float32; "" if there are none."""
+
+    def exact() -> Any:
+        env = make_env()
+        for each in agents_of(env):
+            if each.observation_space.dtype == np.float64:
+                keep_float64(each)
+        return env
+
+    block = make_block(exact, range(1), seed)
+    rollout = FixedSteps(block, steps)
+    fragments, _ = rollout.collect(RandomAgent(block.spaces, NoOptions(), None), 1)
+    obs = np.concatenate([fragment.obs.reshape(len(fragment.obs), -1) for fragment in fragments])
+    rollout.close()
+    if obs.dtype != np.float64:
+        return ""
+    rounded = obs.astype(np.float32)
+    changes = (abs(obs - obs[0]) > _ROUNDING * abs(obs[0])).any(axis=0)
+    lost = np.flatnonzero(changes & (rounded == rounded[0]).all(axis=0))
+    if not len(lost):
+        return ""
+    some = ", ".join(map(str, lost[:5])) + (", ..." if len(lost) > 5 else "")
+    return (
+        f"an observation changes at index {some}, but not in float32: set --obs-dtype float64, or let the "
+        f"environment scale it"
+    )
 
 
 class RandomAgent(Agent):

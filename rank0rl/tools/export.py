@@ -273,7 +273,8 @@ class _ForEnvironment(nn.Module):
     ) -> Any:
         """Return actions, (N, *act), and memory if the agent has one; `_more` says what follows obs."""
         more = [x for x in (second, third) if x is not None]  # torch 2.9 fails to export *more
-        obs = obs.reshape(obs.shape[0], -1).to(torch.float32)
+        obs = obs.reshape(obs.shape[0], -1)
+        obs = obs if obs.dtype == torch.float64 else obs.to(torch.float32)
         out = self.mode(obs, *more)
         act, *memory = out if isinstance(out, tuple) else (out,)
         act = act.clamp(self.low, self.high) if self.bounded else act + self.first

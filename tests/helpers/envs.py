@@ -17,12 +17,12 @@ from rank0rl.agent import Agent
 
 
 class Count(gym.Env):
-    """Observes (seed, t); rewards t + 1; terminates, or is cut off, after `length` steps."""
+    """Observes (seed, t), and `offset` more; rewards t + 1; terminates, or is cut off, after `length` steps."""
 
     observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
 
-    def __init__(self, length=3, truncate=False, vary=False, action_start=None):
-        self.base, self.truncate, self.vary = length, truncate, vary
+    def __init__(self, length=3, truncate=False, vary=False, action_start=None, offset=0):
+        self.base, self.truncate, self.vary, self.offset = length, truncate, vary, offset
         self.seen = []
         if action_start is None:
             self.action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
@@ -41,7 +41,7 @@ class Count(gym.Env):
         return self._obs(), float(self.t), end and not self.truncate, end and self.truncate, {}
 
     def _obs(self):
-        return np.array([self.first % 1000, self.t], np.float64)
+        return np.array([self.first % 1000, self.t], np.float64) + self.offset
 
 
 class Drawn(Count):

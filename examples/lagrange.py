@@ -1,12 +1,13 @@
 """A limit on a cost: PPO learns from reward - multiplier * cost, and the multiplier grows while the cost is too high.
 
-    python train.py Pendulum --algo examples/lagrange.py --config configs/ppo-Pendulum.toml --total-steps 200000
+    python train.py examples.lagrange:make --algo examples/lagrange.py --config configs/ppo-Pendulum.toml --total-steps 200000
 
 Source: Tessler et al. 2019, arXiv:1805.11074.
 """
 
 from dataclasses import dataclass, replace
 
+import gymnasium
 import numpy as np
 
 from rank0rl.algos.ppo import PPO, PPOOptions
@@ -27,14 +28,15 @@ class Lagrange(PPO):
     """PPO whose rewards lack the cost, at a price that it learns."""
 
     Options = LagrangeOptions
+    info = ("cost",)
 
     def __init__(self, spaces, options, rng):
         super().__init__(spaces, options, rng)
         self.multiplier = np.zeros(1)
 
     def process(self, fragment):
-        """Take the cost from the rewards: here the squared action, what MuJoCo's infos have as reward_ctrl."""
-        cost = np.square(fragment.act).sum(axis=1)
+        """Take the cost from the rewards."""
+        cost = fragment.extras["cost"]
         rew = fragment.rew - self.multiplier * cost
         return {**super().process(replace(fragment, rew=rew)), "cost": cost}
 
@@ -48,3 +50,17 @@ class Lagrange(PPO):
     def modules(self):
         """Return PPO's modules and the multiplier, which `process` reads on every rank."""
         return {**super().modules(), "multiplier": self.multiplier}
+
+
+class Costs(gymnasium.Wrapper):
+    """An environment in whose info is the cost of each step: the squared action."""
+
+    def step(self, action):
+        """Step the environment."""
+        *answer, info = self.env.step(action)
+        return *answer, {**info, "cost": np.square(action).sum()}
+
+
+def make():
+    """Return a pendulum whose torque has a cost."""
+    return Costs(gymnasium.make("Pendulum-v1"))

@@ -109,9 +109,17 @@ class Fragment:
     end_obs: Array
     """Observation after each episode's last step, (E, *obs). Its value counts unless the episode terminated."""
     extras: Batch = field(default_factory=dict)
-    """Extras that `act` returned, name -> (T, ...). "memory" is what it was given, before each step."""
+    """Extras that `act` returned, and what `Agent.info` names, name -> (T, ...). "memory" is what `act` was given."""
     end_memory: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
     """Memory after each episode's last step, (E, memory), for an agent that has one."""
+
+    @property
+    def next_obs(self) -> Array:
+        """Observations after each step, (T, *obs): a new array at every use."""
+        after = np.empty_like(self.obs)
+        after[:-1] = self.obs[1:]
+        after[self.end] = self.end_obs
+        return after
 
     def episodes(self) -> list[slice]:
         """Return the steps of each episode in the fragment, in order."""
@@ -139,6 +147,10 @@ class Agent:
 
     memory: int = 0
     """Numbers in the memory of each env, m. 0: what `act` does depends on the observation alone."""
+
+    info: tuple[str, ...] = ()
+    """Names of numbers, or arrays of numbers, in the info of each step. Fragments have them in their extras,
+    (T, ...), float64. The step that brought a reward brought them too."""
 
     coefficients: tuple[str, ...] = ()
     """Names of options that a hook may change, because `self.options` is read whenever they are used."""

@@ -137,6 +137,7 @@ class Deterministic(Agent):
 
     def __init__(self, agent: Agent) -> None:
         self._agent, self.noise, self.memory = agent, agent.noise, agent.memory
+        self.info = agent.info
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         """Act as the agent does at its best."""

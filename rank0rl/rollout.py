@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rank0rl import seeding
 from rank0rl.agent import Agent, Fragment, Space, Step
 from rank0rl.batch import Batch, Buffer, count, take
-from rank0rl.envs.block import Doing, Env, EnvBlock
+from rank0rl.envs.block import Doing, Env, EnvBlock, step_info
 from rank0rl.envs.info import EPISODE
 from rank0rl.envs.resume import states
 
@@ -126,7 +126,7 @@ class Rollout:
             extras = {**extras, "memory": step.memory}
         for name, value in (("act", act), *extras.items()):
             if name not in self._buffer.rows:
-                _check_acted(name, value, len(step.obs), self.spaces.act)
+                _check_acted(name, value, len(step.obs), self.spaces.act, agent.info)
         self._buffer.write(at, obs=step.obs, act=act, **extras)
         rew, terminated, truncated, ended = block.step(envs, rows, act, fully)
         for env, _ in ended:
@@ -137,6 +137,8 @@ class Rollout:
             for name in self._info:
                 self._ended[name].append(figures.get(name, np.nan))
         self._buffer.write(at, rew=rew, terminated=terminated, truncated=truncated)
+        if agent.info:
+            self._buffer.write(at, **step_info(agent.info, envs))
         return ended
 
     def _end(self, env: Env, t: int, last_obs: Array) -> _End:
@@ -389,8 +391,12 @@ def _new_memory(extras: Batch, old: Array) -> Array:
     return new
 
 
-def _check_acted(name: str, value: Any, rows: int, space: Space) -> None:
-    """Raise ValueError unless `act` returned an array with a row for each observation, by this name."""
+def _check_acted(name: str, value: Any, rows: int, space: Space, info: Sequence[str]) -> None:
+    """Raise ValueError unless `act` returned an array with a row for each observation, by a name of its own."""
+    if name in info:
+        raise ValueError(
+            f"act must not return {name!r}, which Agent.info takes from the environment"
+        )
     row = space.shape if name == "act" else np.shape(value)[1:]
     is_array = isinstance(value, np.ndarray)
     if not is_array or value.shape != (rows, *row) or value.dtype.hasobject:

@@ -31,6 +31,8 @@ HOW = {  # example -> how the page says that its updates are computed
     "symmetry": OWN_NETWORK,
 }
 SMALL = ["Pendulum", "--num-envs", "4", "--steps-per-batch", "128", "--total-steps", "512"]
+LAGRANGE = "examples.lagrange:Lagrange"
+ENVS = {"lagrange": "examples.lagrange:make"}  # where it is not Pendulum
 SPACES = Spaces(
     Space("box", (3,), "float32"),
     Space("box", (1,), "float32", low=-np.ones(1, "f"), high=np.ones(1, "f")),
@@ -41,23 +43,25 @@ def made(of, **options):
     return of(SPACES, of.Options(**options), np.random.default_rng(0))
 
 
-def trained(of, folder, **options):
-    """Return the agent and the recorder of a short run on Pendulum."""
+def trained(of, folder, env_id="Pendulum", algo="ppo", total_steps=512, seed=0, **options):
+    """Return the agent and the recorder of a short run."""
     folder.mkdir()
-    size = {"num_envs": 4, "steps_per_batch": 128, "total_steps": 512, "env_id": "Pendulum"}
-    return train_here(of, of.Options(**options), folder, **size)
+    size = {"num_envs": 4, "steps_per_batch": 128, "total_steps": total_steps, "seed": seed}
+    return train_here(of, of.Options(**options), folder, env_id=env_id, algo=algo, **size)
 
 
 def fragment(seed=0, T=20):
     rng = np.random.default_rng(seed)
     obs, act = (rng.standard_normal((T, n), dtype="f") for n in (3, 1))
     flags, end = np.zeros(T, bool), np.array([T - 1])
-    return Fragment(0, obs, act, rng.standard_normal(T), flags, flags, end, obs[-1:])
+    extras = {"cost": rng.random(T)}
+    return Fragment(0, obs, act, rng.standard_normal(T), flags, flags, end, obs[-1:], extras)
 
 
 @pytest.mark.parametrize("name", HOW)
 def test_one_hash_on_one_rank_and_stopped_and_resumed_on_two(name, tmp_path):
-    whole, parts, args = tmp_path / "1", tmp_path / "2", [*SMALL, "--algo", f"examples/{name}.py"]
+    whole, parts = tmp_path / "1", tmp_path / "2"
+    args = [ENVS.get(name, SMALL[0]), *SMALL[1:], "--algo", f"examples/{name}.py"]
     done = train(whole, *args)
     assert f"updates: {HOW[name]}\n" in done.stdout
     train_on_ranks(parts, *args, "--stop-after-iterations", "2", nprocs=2)
@@ -125,17 +129,29 @@ def test_a_multiplier_takes_the_cost_from_the_rewards_and_moves_towards_the_limi
     agent, some = made(Lagrange), fragment()
     agent.multiplier[:] = 3
     rows = agent.process(some)
-    np.testing.assert_allclose(rows["cost"], some.act[:, 0] ** 2)
-    expected = made(PPO).process(replace(some, rew=some.rew - 3 * some.act[:, 0] ** 2))
+    np.testing.assert_array_equal(rows["cost"], some.extras["cost"])
+    expected = made(PPO).process(replace(some, rew=some.rew - 3 * some.extras["cost"]))
     np.testing.assert_allclose(rows["adv"], expected["adv"], rtol=1e-5)
 
-    trained(Lagrange, tmp_path / "run", cost_limit=0.5, multiplier_lr=2.0)
+    limit = {"cost_limit": 0.5, "multiplier_lr": 2.0}
+    trained(Lagrange, tmp_path / "run", ENVS["lagrange"], LAGRANGE, **limit)
     rows = table(tmp_path / "run")
     cost, multiplier = ([float(row[key]) for row in rows] for key in ("cost", "multiplier"))
     assert multiplier[0] == 0
     for i, now in enumerate(multiplier[1:]):
         assert now == pytest.approx(max(0, multiplier[i] + 2 * (cost[i] - 0.5)), rel=1e-4)
     assert max(multiplier) > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_limit_on_a_cost_is_met_and_the_return_is_the_best_within_it(seed, tmp_path):
+    limit = {"cost_limit": 0.25, "multiplier_lr": 0.2, "lr": "linear:3e-3:1e-4", "gamma": 0.0}
+    trained(Lagrange, tmp_path / "run", "helpers.envs:Toll-v0", LAGRANGE, 20_000, seed, **limit)
+    last = table(tmp_path / "run")[-20:]
+    cost = np.mean([float(row["cost"]) for row in last])
+    rew = np.mean([float(row["return_mean"]) / 10 for row in last])
+    assert 0.24 < cost < 0.26
+    assert -0.26 < rew < -0.24  # at best -0.25: the reward is -(a - 1)^2, the cost a^2
 
 
 def test_the_bonus_is_in_the_rewards_and_falls_where_the_agent_has_been():

@@ -89,6 +89,16 @@ def test_from_a_run_to_a_dataset_to_a_clone_to_a_run(tmp_path):
     assert sha(tmp_path / "none") != sha(tmp_path / "p1")
 
 
+def test_a_dataset_has_what_the_agent_reads_from_infos(tmp_path):
+    minari = pytest.importorskip("minari")
+    lagrange = ["--algo", "examples.lagrange:Lagrange", "--hidden", "8"]
+    size = ["--num-envs", "2", "--steps-per-batch", "64", "--total-steps", "64"]
+    train(tmp_path / "r", "examples.lagrange:make", *lagrange, *size)
+    record(tmp_path / "r", "toy/torque-v0", "--episodes", "2", "--trust")
+    [first, _] = minari.load_dataset("toy/torque-v0").iterate_episodes()
+    np.testing.assert_allclose(first.infos["cost"], first.actions[:, 0] ** 2, rtol=1e-5)
+
+
 def test_a_run_begins_with_all_weights_of_another_and_nothing_else(tmp_path):
     train(tmp_path / "a", *SMALL, "--total-steps", "128")
     init = ["--init-from", str(tmp_path / "a"), "--total-steps", "128", "--lr", "1e-9"]

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from rank0rl import seeding
 from rank0rl.agent import Spaces
+from rank0rl.batch import Batch
 from rank0rl.envs.games import AgentEnv, Game, agents_of
 from rank0rl.envs.spaces import (
     check_reset,
@@ -287,6 +288,21 @@ class EnvBlock:
     def to_env(self, act: Array) -> Any:
         """Return actions as environments take them."""
         return to_env(act, self.spaces.act)
+
+
+def step_info(names: Sequence[str], envs: Sequence[Env]) -> Batch:
+    """Return what an agent reads from the infos of the last step of B envs, name -> (B, ...), float64.
+
+    Raises:
+        ValueError: unless each of them has one shape.
+    """
+    try:
+        return {name: np.stack([env.gym.step_info[name] for env in envs]) for name in names}
+    except ValueError:
+        shapes = {name: {env.gym.step_info[name].shape for env in envs} for name in names}
+        raise ValueError(
+            f"what an agent reads from infos must have the same shape in every step: got {shapes}"
+        ) from None
 
 
 def rows_of(group: Sequence[Env]) -> slice:

@@ -1,4 +1,4 @@
-"""Figures of an episode from the info of its steps, as --info names them: the last value, the sum or the largest."""
+"""Numbers from the info of steps: figures of an episode, as --info names them, and those that an agent reads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rank0rl.envs.spaces import has_length
 from rank0rl.envs.state import State
@@ -43,7 +44,7 @@ def label(name: str) -> str:
 
 
 class InfoError(ValueError):
-    """An item of an info that --info names is not a number. The environment has not failed."""
+    """An item of an info is missing, or is not a number. The environment has not failed."""
 
 
 class EpisodeInfo(Around):
@@ -91,6 +92,47 @@ class EpisodeInfo(Around):
     def beside(self, agent: Any) -> Any:
         """Wrap another agent of the same game, with figures of its own."""
         return EpisodeInfo(partial(super().beside, agent), self._names)
+
+
+class StepInfo(Around):
+    """An environment that keeps what an agent reads from the info of its last step: see `Agent.info`."""
+
+    def __init__(self, make: Callable[[], Any], names: Sequence[str]) -> None:
+        super().__init__(make)
+        self._names = names
+        self.step_info: dict[str, npt.NDArray[np.float64]] = {}
+        """Name -> numbers of the last step, (...)."""
+
+    def step(self, action: Any) -> Any:
+        """Step the environment."""
+        answer = self._env.step(action)
+        if has_length(answer, 5) and isinstance(
+            answer[4], Mapping
+        ):  # else the block says what is wrong
+            found = {name: _numbers(name, answer[4]) for name in self._names}
+            for name, before in self.step_info.items():
+                if found[name].shape != before.shape:
+                    raise InfoError(
+                        f"info[{name!r}] must have the same shape in every step, because the agent reads it "
+                        f"(Agent.info): got {found[name].shape} after {before.shape}"
+                    )
+            self.step_info = found
+        return answer
+
+    def beside(self, agent: Any) -> Any:
+        """Wrap another agent of the same game."""
+        return StepInfo(partial(super().beside, agent), self._names)
+
+
+def _numbers(name: str, info: Mapping[str, Any]) -> npt.NDArray[np.float64]:
+    try:
+        return np.asarray(info[name], np.float64)
+    except (KeyError, TypeError, ValueError):
+        got = f"{info[name]!r:.100}" if name in info else f"the keys {sorted(map(str, info))}"
+        raise InfoError(
+            f"the info of every step must have {name!r}, a number or an array of numbers, because the agent "
+            f"reads it (Agent.info): got {got}"
+        ) from None
 
 
 def _number(item: str, value: Any) -> float:

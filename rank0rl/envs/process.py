@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe
@@ -48,7 +48,7 @@ class EnvProcess(Stateful):
     """An environment in a process of its own. It is used as a `gymnasium.Env`, but cannot render.
 
     What the environment raises is raised here, with its traceback as a note. An info arrives with its
-    action mask and the figures of `EpisodeInfo` only. After an `EnvProcessError` the process is gone: make
+    action mask, the figures of `EpisodeInfo` and what `info` names only. After an `EnvProcessError` the process is gone: make
     another one.
 
     Args:
@@ -57,6 +57,7 @@ class EnvProcess(Stateful):
         start_timeout_s: seconds that making the environment may take, its imports included.
         preload: module that the fork server imports, once for all processes. It must begin nothing
             that they cannot share, such as a thread or a connection.
+        info: further items of infos that arrive.
 
     Raises:
         EnvProcessError: if the process ends while it makes the environment, or takes longer.
@@ -69,6 +70,7 @@ class EnvProcess(Stateful):
         timeout_s: float | None = None,
         start_timeout_s: float = 300.0,
         preload: str = "gymnasium",
+        info: Sequence[str] = (),
     ) -> None:
         self.spec = SimpleNamespace(id="a new environment")
         """Holds the environment's id, for messages."""
@@ -83,7 +85,7 @@ class EnvProcess(Stateful):
             files = theirs.fileno(), self._stack.fileno()
             self._process_id = _server().fork(start_timeout_s, preload, *files)
         try:
-            made = self._ask("make", sys.path, pickle.dumps(make))
+            made = self._ask("make", sys.path, pickle.dumps(make), info)
         except BaseException:
             self._end()
             raise
@@ -314,19 +316,20 @@ def _run(channel: int, stack: int, server: int) -> None:
     faulthandler.enable(stack)
     connection: Connection[Any, Any] = Connection(channel)
     env: Any = None
+    items: tuple[str, ...] = ()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             what, args, kwargs = pickle.loads(connection.recv_bytes())
             try:
                 if what == "make":
-                    env = _made(*args)
+                    env, items = _made(*args), ("action_mask", EPISODE, *args[2])
                     parts = getattr(env, "rank0rl_parts", {})
                     of = name_of(env), has_state(env)
                     answer = env.observation_space, env.action_space, parts, *of
                 elif what in _OF_STATES:
                     answer = _OF_STATES[what](env, *args)
                 else:
-                    answer = _without_info(getattr(env, what)(*args, **kwargs))
+                    answer = _with_info(getattr(env, what)(*args, **kwargs), items)
                 reply = pickle.dumps((None, answer))
             except SystemExit as end:  # at once: the rank asks how, when the connection ends
                 os._exit(end.code if isinstance(end.code, int) else 1)
@@ -338,18 +341,18 @@ def _run(channel: int, stack: int, server: int) -> None:
 _OF_STATES: dict[str, Callable[..., Any]] = {"take_state": take_state, "give_state": give_state}
 
 
-def _made(path: list[str], make: bytes) -> Any:
+def _made(path: list[str], make: bytes, _: Sequence[str]) -> Any:
     sys.path[:] = path
     env = pickle.loads(make)()
     _use_one_thread()  # again: its imports may have loaded another BLAS
     return env
 
 
-def _without_info(answer: Any) -> Any:
-    """Return an answer of the environment without those parts of the info that nobody reads."""
+def _with_info(answer: Any, items: Sequence[str]) -> Any:
+    """Return an answer of the environment with these items of its info alone, which are read."""
     if isinstance(answer, tuple) and answer and isinstance(answer[-1], dict):
         *rest, info = answer
-        return *rest, {name: info[name] for name in ("action_mask", EPISODE) if name in info}
+        return *rest, {name: info[name] for name in items if name in info}
     return answer  # if it is wrong, the rank says so
 
 

@@ -45,6 +45,7 @@ class Suspect(Agent):
     def __init__(self, agent: Agent, closely: bool) -> None:
         self._agent, self._closely = agent, closely
         self.noise, self.memory = agent.noise, agent.memory
+        self.info = agent.info
         self._calls = {"act": 0, "process": 0}
         self._changed: dict[str, set[str]] = {"act": set(), "process": set()}
 

@@ -33,6 +33,9 @@ _METHODS = {
 }
 
 
+_TAKEN = {"obs", "act", "rew", "terminated", "truncated", "memory", "action_mask"}  # of fragments
+
+
 @cache
 def load_agent(algo: str) -> type[Agent]:
     """Return an agent's class.
@@ -64,6 +67,11 @@ def load_agent(algo: str) -> type[Agent]:
         raise ValueError(
             f"agent {agent.__name__} has no {' and no '.join(missing)}: expected "
             f"{', '.join(_METHODS[m] for m in missing)}; rank0rl/agent.py says what each one returns"
+        )
+    if isinstance(agent.info, str) or {*agent.info} & _TAKEN:
+        raise ValueError(
+            f"{agent.__name__}.info must be a tuple of names that are none of {', '.join(sorted(_TAKEN))}: got "
+            f"{agent.info!r}"
         )
     own = agent.Options
     for needed in (of.Options for of in agent.__mro__ if issubclass(of, Agent)):

@@ -11,7 +11,7 @@ from typing import Any
 
 from rank0rl.envs import make
 from rank0rl.envs.block import envs_of, make_block
-from rank0rl.envs.info import EpisodeInfo, label
+from rank0rl.envs.info import EpisodeInfo, StepInfo, label
 from rank0rl.envs.place import FolderEnv, Place
 from rank0rl.envs.process import EnvProcess
 from rank0rl.envs.retry import RetriedEnv
@@ -23,7 +23,7 @@ from rank0rl.mpi import group as processes
 from rank0rl.mpi.comm import Counter
 from rank0rl.mpi.world import programs, self_comm
 from rank0rl.rollout import FixedSteps, Rollout, WholeEpisodes
-from rank0rl.run.agents import load_function
+from rank0rl.run.agents import load_agent, load_function
 from rank0rl.run.options import RunOptions
 
 _TURNS = 2  # in which a rank collects its episodes, for an even end; more give act too few rows
@@ -106,6 +106,7 @@ def make_shown(options: RunOptions, index: int = 0, **kwargs: Any) -> Any:
 def env_maker(options: RunOptions, evaluation: bool = False) -> Callable[..., Any]:
     """Return a function that makes one environment of a run, given its index and arguments of its own."""
     around = functools.partial  # each makes what it is around
+    read = load_agent(options.algo).info
 
     def make_at(place: Place, kwargs: Mapping[str, Any], folder: Path | None = None) -> Any:
         place = dataclasses.replace(place, folder=folder)
@@ -118,7 +119,8 @@ def env_maker(options: RunOptions, evaluation: bool = False) -> Callable[..., An
             one = around(ResetMethod, one, options.curriculum_method)
         if options.env_processes:
             preload = make.own_module(options.env_id)
-            one = around(EnvProcess, one, options.step_timeout, options.start_timeout, preload)
+            limits = options.step_timeout, options.start_timeout
+            one = around(EnvProcess, one, *limits, preload, read)
         return one()
 
     def make_one(index: int = 0, **kwargs: Any) -> Any:
@@ -130,6 +132,8 @@ def env_maker(options: RunOptions, evaluation: bool = False) -> Callable[..., An
         if options.survives_env_errors:
             truncate, limit = options.on_env_error == "truncate", options.max_replay_steps
             one = around(RetriedEnv, one, options.env_retries, truncate, limit)
+        if read:
+            one = around(StepInfo, one, read)
         return one()
 
     return make_one

@@ -80,15 +80,18 @@ def _record(given: Options) -> int:
     with contextlib.closing(rollout):
         for number in range(-(-given.episodes // _ROUND)):
             left = given.episodes - number * _ROUND
-            episodes += _gathered(rollout, rollout.collect(acting, number + 1)[0])
+            episodes += _gathered(rollout, rollout.collect(acting, number + 1)[0], agent.info)
     if comm.get_rank() == 0:
         space = rollout.envs[0].gym.action_space
-        _write(given.minari, episodes, rollout.spaces.obs, space, options)
+        _write(given.minari, episodes, rollout.spaces.obs, space, options, agent.info)
     return 0
 
 
-def _gathered(rollout: Any, fragments: Sequence[Any]) -> list[dict[str, Any]]:
-    """Return the episodes of all ranks on rank 0, in order, name -> array each; none elsewhere."""
+def _gathered(rollout: Any, fragments: Sequence[Any], info: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the episodes of all ranks on rank 0, in order, name -> array each; none elsewhere.
+
+    Items of the info that the agent reads have names such as "info/cost".
+    """
     from rank0rl.batch import concatenate, in_order
     from rank0rl.mpi import comm
     from rank0rl.mpi.gather import rank0_accum_batches
@@ -97,6 +100,7 @@ def _gathered(rollout: Any, fragments: Sequence[Any]) -> list[dict[str, Any]]:
         {
             "act": np.asarray(rollout.block.to_env(one.act)),
             **{name: getattr(one, name) for name in ("obs", "rew", "terminated", "truncated")},
+            **{f"info/{name}": one.extras[name] for name in info},
             "fragment_id": np.full(len(one.rew), one.fragment_id),
         }
         for one in fragments
@@ -171,7 +175,12 @@ def _complete_or_absent(name: str) -> Iterator[None]:
 
 
 def _write(
-    name: str, episodes: Sequence[dict[str, Any]], obs: Any, act_space: Any, options: Any
+    name: str,
+    episodes: Sequence[dict[str, Any]],
+    obs: Any,
+    act_space: Any,
+    options: Any,
+    info: Sequence[str],
 ) -> None:
     """Write the episodes, and say what they are. Rank 0 only."""
     import minari
@@ -190,7 +199,7 @@ def _write(
             rewards=one["rew"],
             terminations=one["terminated"],
             truncations=one["truncated"],
-            infos={},
+            infos={name: one[f"info/{name}"] for name in info},
         )
         for one in episodes
     ]

@@ -76,6 +76,19 @@ class Drawn(Count):
         Drawn.closed += 1
 
 
+class Toll(Count):
+    """Wants the action 1, and has its square as info["cost"]; 10 steps."""
+
+    def __init__(self):
+        super().__init__(length=10)
+        self.action_space = gym.spaces.Box(-3.0, 3.0, (1,), np.float32)
+
+    def step(self, action):
+        obs, _, *flags, _ = super().step(action)
+        a = float(action[0])
+        return obs * 0, -((a - 1) ** 2), *flags, {"cost": a**2}
+
+
 class Identity(gym.Env):
     """Rewards the choice that it shows: 1 if right, 0 if not; 10 steps. It shows `low` and one `high`."""
 
@@ -361,6 +374,7 @@ _ALL = (
     Flaky,
     Ranked,
     Spaced,
+    Toll,
 )
 for env in _ALL:
     gym.register(f"{env.__name__}-v0", f"helpers.envs:{env.__name__}")

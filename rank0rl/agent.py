@@ -221,7 +221,8 @@ class Agent:
             progress: share of the run that is over, in [0, 1), for schedules.
 
         Returns:
-            Name -> number, for the record: the same names every time, and none of its own columns.
+            Name -> number, for the record, by names that are none of its own columns. A name that is missing
+            in an iteration stays empty there.
         """
         raise NotImplementedError
 

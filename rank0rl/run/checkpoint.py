@@ -25,7 +25,7 @@ from rank0rl.options import OptionError
 from rank0rl.run import files, machine
 
 _FORMAT = "rank0rl checkpoint"
-_VERSION = 9
+_VERSION = 10
 _TREE = 1 << 25  # bytes of JSON
 _DEEP = 64  # dicts and lists in each other
 
@@ -215,9 +215,9 @@ def read(path: Path) -> dict[str, Any]:
         ValueError: if the file cannot be read, or is not a complete checkpoint of this format.
     """
     most = machine.memory_bytes()
-    head = files.read(path, "checkpoint", most, first=100).partition(b"\n")[0]
+    head, end, _ = files.read(path, "checkpoint", most, first=100).partition(b"\n")
     name, _, version = head.decode(errors="replace").rpartition(" ")
-    if name != _FORMAT or not version.isdecimal():
+    if name != _FORMAT or not version.isdecimal() or not end:
         raise ValueError(
             f"{path} is not a checkpoint, or was cut short: expected it to begin with {_FORMAT!r}"
         )

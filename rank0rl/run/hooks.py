@@ -109,7 +109,7 @@ class Hook:
         """
 
     def columns(self) -> Columns:
-        """Return the hook's columns of this iteration's row: the same names every time."""
+        """Return the hook's columns of this iteration's row. Those that are missing stay empty."""
         return {}
 
     def state(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from rich.live import Live
 from rank0rl.launch.job import TERMINAL
 from rank0rl.run import files
 
+_COLUMNS = 1_000  # of progress.csv
 _PLAIN_S = 2.0  # seconds between status lines when the output is not a terminal
 
 
@@ -52,7 +53,7 @@ class Logger:
 
     @property
     def rows_sha256(self) -> str:
-        """SHA-256 of the header and the rows so far, for `check_rows`."""
+        """SHA-256 of the rows so far, for `check_rows`. Empty columns do not count."""
         return self._sha256.hexdigest()
 
     def go_on_after(self, iteration: int) -> None:
@@ -62,25 +63,37 @@ class Logger:
         if not rows:
             path.unlink(missing_ok=True)  # the first row brings its header
             return
-        self.columns = rows[0]
-        files.write(path, _text(rows))
-        self._sha256.update(_text(rows))
+        self._rewrite(rows, [*rows[0]])
+        for row in rows:
+            self._sha256.update(_filled(row))
 
     def row(self, values: Mapping[str, float | str]) -> None:
-        """Write one row, column -> value. The columns of the first row are the header.
+        """Write one row, column -> value. Columns that it lacks stay empty; new ones are added to all rows.
 
         Raises:
-            ValueError: if the columns differ from those of the first row.
+            ValueError: if there are very many columns.
         """
-        if self._csv is None:
-            self._open(list(values))
-        if list(values) != self.columns:
+        path = self.folder / "progress.csv"
+        new = [name for name in values if name not in self.columns]
+        if len(self.columns) + len(new) > _COLUMNS:
             raise ValueError(
-                f"every iteration must record the same names: expected {self.columns}, got "
-                f"{list(values)}; make update return the same names every time"
+                f"a run can record {_COLUMNS:,} columns: after {len(self.columns):,}, got {new[0]!r} too; give "
+                f"a metric the same name in every iteration"
             )
-        self._write([short(value) for value in values.values()])
+        if self.columns and new:
+            if self._csv is not None:
+                self._csv.close()
+                self._csv = None
+            self._rewrite(read_rows(self.folder), [*self.columns, *new])
+        if self._csv is None:
+            self._csv = files.append(path)
+            if not self.columns:
+                self.columns = new
+                self._csv.write(_text([new]))
+        texts = {name: short(values.get(name, "")) for name in self.columns}
+        self._csv.write(_text([texts.values()]))
         self._csv.flush()
+        self._sha256.update(_filled(texts))
 
     def show(self, line: str, stays: bool = False) -> None:
         """Show the state of the run: in place on a terminal, else as a line every few seconds.
@@ -113,15 +126,11 @@ class Logger:
             with contextlib.suppress(OSError):  # a full disk was already reported by the row itself
                 self._csv.close()
 
-    def _open(self, names: list[str]) -> None:
-        self._csv = files.append(self.folder / "progress.csv")
-        if not self.columns:
-            self.columns = names
-            self._write(names)
-
-    def _write(self, row: list[str]) -> None:
-        self._csv.write(_text([row]))
-        self._sha256.update(_text([row]))
+    def _rewrite(self, rows: Sequence[Mapping[str, str]], columns: list[str]) -> None:
+        """Write the file anew, with these rows and columns."""
+        self.columns = columns
+        texts = [[row.get(name, "") for name in columns] for row in rows]
+        files.write(self.folder / "progress.csv", _text([columns, *texts]))
 
 
 class MissingRowsError(ValueError):
@@ -142,29 +151,33 @@ def check_rows(folder: Path, iteration: int, sha256: str) -> None:
     if not iteration:
         return
     path, rows = folder / "progress.csv", _rows_until(folder, iteration)
-    if not rows or rows[-1][0] != str(iteration):
+    if not rows or rows[-1]["iteration"] != str(iteration):
         raise MissingRowsError(
             f"{path} is damaged: it must have the rows up to iteration {iteration}, that of the "
             f"checkpoint; put the run's own file back, or go on without them: --shorter-record"
         )
-    if hashlib.sha256(_text(rows)).hexdigest() != sha256:
+    if hashlib.sha256(b"".join(map(_filled, rows))).hexdigest() != sha256:
         raise ValueError(
             f"{path} is damaged: its rows up to iteration {iteration} are not those that the run "
             f"wrote; put the run's own file back"
         )
 
 
-def _rows_until(folder: Path, iteration: int) -> list[list[str]]:
-    """Return the header and the rows up to an iteration, without what a kill or a power cut has damaged."""
-    rows = [
+def _rows_until(folder: Path, iteration: int) -> list[dict[str, str]]:
+    """Return the rows up to an iteration, without what a kill or a power cut has damaged."""
+    return [
         row
         for row in files.read_table(folder / "progress.csv", "record")
         if row.get("iteration", "").isdecimal() and int(row["iteration"]) <= iteration
     ]
-    return [[*rows[0]], *([*row.values()] for row in rows)] if rows else []
 
 
-def _text(rows: Iterable[list[str]]) -> bytes:
+def _filled(row: Mapping[str, str]) -> bytes:
+    """Return the columns of a row that are not empty, with their names, in alphabetical order."""
+    return _text(sorted((name, text) for name, text in row.items() if text))
+
+
+def _text(rows: Iterable[Iterable[str]]) -> bytes:
     file = io.StringIO(newline="")
     csv.writer(file).writerows(rows)
     return file.getvalue().encode()

@@ -220,9 +220,9 @@ def _compare(
 ) -> None:
     """Raise _DifferentError if a recorded value, but for those of some names, is another one now."""
     what = [
-        f"{name}: recorded {value}, now {again.get(name, 'absent')}"
+        f"{name}: recorded {value}, now {again.get(name, '') or 'absent'}"
         for name, value in recorded.items()
-        if name not in but and str(value) != str(again.get(name, "absent"))
+        if name not in but and str(value) != str(again.get(name, ""))
     ]
     if what:
         raise _DifferentError(f"{where} differs", what, start)

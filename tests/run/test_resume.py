@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers import forks
 from helpers.ranks import HERE, run
 from helpers.runs import SMALL, curve, interrupt, resume, sha, table, train, wait_for_rows
 
@@ -127,15 +128,38 @@ def test_a_row_that_cannot_be_written_is_no_boundary(tmp_path):
         "        self.calls = getattr(self, 'calls', 0) + 1\n"
         "        if self.calls == 5 and not Path(__file__ + '.once').exists():\n"
         "            Path(__file__ + '.once').touch()\n"
-        "            metrics['extra'] = 1.0\n"
+        "            metrics |= {f'loss of {i}': 1.0 for i in range(1000)}\n"
         "        return metrics\n"
     )
     args = [*SMALL, "--total-steps", "640", "--algo", f"{agent}:Names"]
     failed = train(tmp_path / "r", *args, expect=1)
-    assert "every iteration must record the same names" in failed.stderr
+    assert "got 'loss of 0' too; give a metric the same name in every iteration" in failed.stderr
     assert "saved iteration 4;" in failed.stdout
     resume(tmp_path / "r")
     assert [int(row["iteration"]) for row in table(tmp_path / "r")] == list(range(1, 11))
+
+
+def test_a_metric_may_be_missing_and_come_late(tmp_path):
+    agent = tmp_path / "late.py"
+    agent.write_text(
+        "from rank0rl.algos.ppo import PPO\n"
+        "class Late(PPO):\n"
+        "    def update(self, batch, rng, progress):\n"
+        "        metrics = super().update(batch, rng, progress)\n"
+        "        if round(progress * 6) % 3 == 2:\n"
+        "            metrics['late'] = progress\n"
+        "        return metrics\n"
+    )
+    args = [*SMALL, "--total-steps", "384", "--algo", f"{agent}:Late", "--checkpoint-every", "2"]
+    train(tmp_path / "whole", *args)
+    rows = table(tmp_path / "whole")
+    assert [bool(row["late"]) for row in rows] == [False, False, True, False, False, True]
+    train(tmp_path / "r", *args, "--stop-after-iterations", "4", nprocs=2)
+    (tmp_path / "r" / "checkpoints" / "00000004.pt").unlink()
+    resume(tmp_path / "r")  # from 2, when there was no such column
+    assert curve(tmp_path / "r") == curve(tmp_path / "whole")
+    done = forks.run("-m", "rank0rl", "verify", str(tmp_path / "r"), "--trust")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.slow

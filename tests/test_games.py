@@ -2,6 +2,7 @@
 
 import functools
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -225,6 +226,13 @@ def test_a_game_is_closed_once():
     rollout = FixedSteps(make_block(lambda: env, range(1), SEED), 1)
     rollout.close()
     assert env.unwrapped.game.parallel.closed == 1
+
+
+def test_a_game_need_not_have_a_close():
+    env = make("helpers.games:make_hunt")
+    game = env.unwrapped.game
+    game.parallel = SimpleNamespace(possible_agents=game.parallel.possible_agents)
+    env.close()
 
 
 def test_an_agent_does_not_step_by_itself():

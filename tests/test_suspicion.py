@@ -16,6 +16,7 @@ LIES = {
         {"act": "self.hidden = self.hidden + 1; act = act ^ (self.hidden % 2)"},
         "act returned other actions for the same arguments the second time",
     ),
+    "no extras": ({"act": "return act"}, "such as (act, {}): got array(["),
     "a state that is not used": (
         {"act": "self.hidden = self.hidden + 1"},
         "act changes the agent's attribute 'hidden'",

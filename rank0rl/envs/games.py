@@ -124,7 +124,7 @@ class AgentEnv(gym.Env[Any, Any]):
 
     def close(self) -> None:
         """Close the game, once."""
-        if self._is_first:
+        if self._is_first and hasattr(self.game.parallel, "close"):
             self.game.parallel.close()
 
 

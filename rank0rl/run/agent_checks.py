@@ -51,10 +51,15 @@ class Suspect(Agent):
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         """Act. Raise ValueError if a row depends on more than its own row of the step."""
-        first: tuple[Array, Batch] = self._watched("act", self._agent.act, step)
+        first = self._watched("act", self._agent.act, step)
+        if not (isinstance(first, tuple) and len(first) == 2 and isinstance(first[1], Mapping)):
+            raise TypeError(
+                f"act must return actions and a dict of extras, such as (act, {{}}): got {first!r:.100}"
+            )
+        act, extras = first
         if self._closely and self._calls["act"] <= _CALLS:
             self._repeat_act(step, first)
-        return first
+        return act, extras
 
     def process(self, fragment: Fragment) -> Batch:
         """Process. Raise ValueError if rows depend on more than the fragment."""

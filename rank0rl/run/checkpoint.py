@@ -215,9 +215,9 @@ def read(path: Path) -> dict[str, Any]:
         ValueError: if the file cannot be read, or is not a complete checkpoint of this format.
     """
     most = machine.memory_bytes()
-    head, end, _ = files.read(path, "checkpoint", most, first=100).partition(b"\n")
+    head, newline, _ = files.read(path, "checkpoint", most, first=100).partition(b"\n")
     name, _, version = head.decode(errors="replace").rpartition(" ")
-    if name != _FORMAT or not version.isdecimal() or not end:
+    if name != _FORMAT or not version.isdecimal() or not newline:
         raise ValueError(
             f"{path} is not a checkpoint, or was cut short: expected it to begin with {_FORMAT!r}"
         )

@@ -212,8 +212,9 @@ class Coefficients(Hook):
         may = self._agent.coefficients
         if unknown := {name for name in now if now[name] != first[name]} - {*may}:
             raise ValueError(
-                f"{type(self._agent).__name__} reads {', '.join(sorted(unknown))} only at the "
-                f"beginning, or does not have it: a hook may change {', '.join(may) or 'nothing'}"
+                f"a hook may change what {type(self._agent).__name__}.coefficients lists, "
+                f"{', '.join(may) or 'which is nothing'}: it has changed {', '.join(sorted(unknown))}; add a name "
+                f"to the list if the agent reads self.options whenever it uses that option"
             )
         changed = {name: now[name] for name in may if now[name] != first[name]}
         self.values = {k: v.item() if isinstance(v, np.generic) else v for k, v in changed.items()}

@@ -225,7 +225,15 @@ def _exported(agent: Agent, env: Any, masked: bool = False) -> torch.export.Expo
     mode = _copy(agent.mode())
     more = _more(agent, spaces.act, masked)
     seen = _rows_seen(agent, spaces)
-    out = mode(torch.zeros(2, math.prod(seen)), *more.values())
+    example = torch.zeros(2, math.prod(seen))
+    try:
+        out = mode(example, *more.values())
+    except Exception as error:  # whatever the agent's module raises
+        raise ValueError(
+            f"mode of {type(agent).__name__} must take observations of shape {tuple(example.shape)}"
+            f"{''.join(f', {name} {tuple(x.shape)}' for name, x in more.items())}: "
+            f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        ) from error
     shape = tuple(out[0].shape if agent.memory else out.shape)
     if shape != (2, *spaces.act.shape):
         raise ValueError(

@@ -115,7 +115,7 @@ def test_the_same_curve_for_every_nprocs_and_after_a_resume(tmp_path, words, mor
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("Hidden", "PPO reads hidden only at the beginning"),
+        ("Hidden", "it has changed hidden; add a name to the list if"),
         ("Wrong", "gamma must be in [0, 1]: got 2.0"),
         ("Fails", "In the hook Fails, after iteration 1."),
         ("FailsBefore", "In the hook FailsBefore, before iteration 2."),

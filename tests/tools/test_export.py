@@ -284,3 +284,8 @@ def test_what_an_agent_exports_has_the_shape_of_actions():
     agent.mode = lambda: torch.nn.Linear(3, 1)
     with pytest.raises(ValueError, match=r"\(2, 2\) .*got \(2, 1\)"):
         _exported(agent, env)
+    agent.mode = lambda: torch.nn.Linear(4, 2)
+    with pytest.raises(
+        ValueError, match=r"mode of PPO must take observations of shape \(2, 3\): Run"
+    ):
+        _exported(agent, env)

@@ -17,11 +17,12 @@ from rank0rl.collector import Collector
 from rank0rl.mpi import comm, weights
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.images import use_threads
-from rank0rl.run.agent_checks import PREPARING
+from rank0rl.run.agent_checks import PREPARING, check_kept, trained
 from rank0rl.run.machine import available_cores
 from rank0rl.run.options import RunOptions
 from rank0rl.run.usage import Phases
 
+_LOOKS = 2  # first updates that are checked; an optimizer has its tensors since its first step
 _MOST_THREADS = 8  # a minibatch rarely has more tasks
 
 
@@ -68,6 +69,7 @@ class Learner:
 
         Raises:
             TypeError: if what the agent's update returns cannot be recorded.
+            ValueError: if it changes tensors that no checkpoint has.
             FloatingPointError: if weights are nan after it, or infinite and were not so at first.
         """
         if comm.get_rank():
@@ -76,8 +78,12 @@ class Learner:
         try:
             self._finish_preparing()
             seeding.seed_globals(self._options.seed, "update", iteration)
+            looks = iteration <= _LOOKS or not iteration % self._options.drift_check_every
+            before = trained(self._agent) if looks else {}
             with self._phases("update"):
                 metrics = self._agent.update(batch.rows, rng, self._share_over())
+            if looks:
+                check_kept(self._agent, before)
             _check_metrics(metrics)
             self._check_weights()
             self._tell_how()

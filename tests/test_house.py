@@ -19,10 +19,10 @@ MOST_LINES = 450  # of a file: more is a second idea
 HOUSE = {
     "files": 138,
     "top_modules": 16,
-    "public_names": 631,
+    "public_names": 633,
     "loop_files": 64,
     "train_files": 89,
-    "path_files": 25,
+    "path_files": 26,
     "path_short": 0,
 }
 

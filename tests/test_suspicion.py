@@ -1,8 +1,15 @@
 """An agent whose `act` or `process` depends on more than its arguments is found out, or repaired."""
 
+import contextlib
+import copy
+
 import pytest
+import torch
 from helpers.agents import liar
-from helpers.runs import table, train
+from helpers.runs import table, train, train_here
+
+from examples.rnd import RND
+from rank0rl.algos.ppo import PPO
 
 LIES = {
     "a product of rows": ({"layer": "nn.Linear"}, "for an observation alone"),
@@ -55,3 +62,55 @@ def test_weights_and_updates_of_global_generators_are_those_of_the_seed(tmp_path
         train(tmp_path / name, *words, "--seed", str(seed), nprocs=nprocs)
         runs[name] = [row["weights_sha256"] for row in table(tmp_path / name)]
     assert runs["a"] == runs["b"] != runs["c"]
+
+
+class NoPredictor(RND):
+    """Trains a network that no checkpoint has."""
+
+    def modules(self):
+        return PPO.modules(self)
+
+
+class NoMoments(RND):
+    """Has an optimizer that no checkpoint has."""
+
+    def state(self):
+        return PPO.state(self)
+
+
+class NoFactor(PPO):
+    """Trains a number that no checkpoint has, in a dict."""
+
+    def update(self, batch, rng, progress):
+        self.factors = getattr(self, "factors", {"a": torch.zeros(1, requires_grad=True)})
+        self.factors["a"].data += 1
+        return super().update(batch, rng, progress)
+
+
+class Anew(PPO):
+    """Makes a copy in each update, and has views of what is saved."""
+
+    def update(self, batch, rng, progress):
+        self.old = copy.deepcopy(self.policy)
+        metrics = super().update(batch, rng, progress)
+        self.old.load_state_dict(self.policy.state_dict())
+        for tensor in self.old.parameters():
+            tensor.data *= 2
+        self.first = self.flat.vectors[0].detach()[:3].requires_grad_()
+        return metrics
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        (NoPredictor, "update has changed predictor.0.weight, and 5 more, which is in neither"),
+        (NoMoments, r"update has changed bonus_adam \(0\), and 11 more"),
+        (NoFactor, r"update has changed factors\['a'\], which is in neither"),
+        (Anew, None),
+    ],
+)
+def test_what_an_update_changes_must_be_saved(agent, said, tmp_path):
+    size = {"env_id": "Pendulum", "num_envs": 2, "steps_per_batch": 64, "total_steps": 192}
+    outcome = pytest.raises(ValueError, match=said) if said else contextlib.nullcontext()
+    with outcome:
+        train_here(agent, agent.Options(hidden=(8,)), tmp_path, **size)

@@ -21,6 +21,7 @@ from torch import nn
 from rank0rl.agent import Agent, Fragment, Step
 from rank0rl.batch import Batch
 from rank0rl.mpi import weights
+from rank0rl.nets.flat import Adam
 
 Array = npt.NDArray[Any]
 
@@ -132,6 +133,72 @@ class Suspect(Agent):
 
     def _weights(self) -> dict[str, str]:
         return weights.sha256_each(weights.named_tensors(self._agent.modules()))
+
+
+def trained(agent: Agent) -> dict[str, tuple[int, str]]:
+    """Return tensors that updates may change in place: those of modules and optimizers, and all with gradients.
+
+    Returns:
+        Name -> identity of the object that holds the tensor, and its hash.
+    """
+    return {name: (id(holder), _sha256(tensor)) for name, holder, tensor in _trained(vars(agent))}
+
+
+def check_kept(agent: Agent, before: Mapping[str, tuple[int, str]]) -> None:
+    """Raise ValueError if tensors have changed that no checkpoint would have.
+
+    Args:
+        agent: after an update.
+        before: what `trained` returned before it.
+    """
+    kept = [*weights.named_tensors(agent.modules()).values(), *_leaves(agent.state())]
+    hashes = {_sha256(tensor) for tensor in kept}
+    memory = {tensor.untyped_storage().data_ptr() for tensor in kept}
+    lost = []
+    for name, holder, tensor in _trained(vars(agent)):
+        same, was = before.get(name, (0, ""))
+        shares = tensor.untyped_storage().data_ptr() in memory
+        if same == id(holder) and not shares and _sha256(tensor) not in {was, *hashes}:
+            lost.append(name)
+    if lost:
+        others = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+        raise ValueError(
+            f"update has changed {lost[0]}{others}, which is in neither modules() nor state(): a resumed run "
+            f"would not have it, and other ranks do not; return it from modules() if act or process reads it, "
+            f"else from state() (and take it back in load), or make it anew in each update"
+        )
+
+
+def _trained(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any, torch.Tensor]]:
+    """Yield the name of each tensor of `trained`, the object that holds it, and itself."""
+    if isinstance(value, nn.Module):
+        for path, tensor in value.state_dict(keep_vars=True).items():
+            if isinstance(tensor, torch.Tensor):
+                yield f"{name}.{path}", value, tensor
+    elif isinstance(value, torch.optim.Optimizer | Adam):
+        state = value.state() if isinstance(value, Adam) else value.state_dict()["state"]
+        for i, tensor in enumerate(_leaves(state)):
+            yield f"{name} ({i})", value, tensor
+    elif isinstance(value, torch.Tensor) and value.requires_grad:
+        yield name, value, value
+    elif isinstance(value, dict | list | tuple) and depth < 4:
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _trained(item, f"{name}[{key!r}]" if depth else str(key), depth + 1)
+
+
+def _leaves(value: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a state, and its arrays as tensors."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.flags.writeable:
+        yield torch.from_numpy(value)
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _leaves(item)
+
+
+def _sha256(tensor: torch.Tensor) -> str:
+    return weights.sha256_tensors({"": tensor})
 
 
 def _flat(acted: Any) -> Batch:

@@ -45,6 +45,7 @@ class A2C(Agent):
     """One gradient step per batch, on advantages from a value function. Choose small batches."""
 
     Options = A2COptions
+    settings = "a2c"
     coefficients = ("lr", "gamma", "lam", "value_coef", "entropy_coef")
 
     def __init__(self, spaces: Spaces, options: A2COptions, rng: np.random.Generator) -> None:

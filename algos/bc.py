@@ -51,6 +51,7 @@ class BC(Agent):
     """
 
     Options = BCOptions
+    settings = "bc"
     norm, policy, value = Part(), Part(), Part()
     coefficients = ("lr", "gamma", "lam")
 

@@ -29,6 +29,7 @@ class CEM(Agent):
     """Linear policies, one candidate per episode, for box and single discrete actions."""
 
     Options = CEMOptions
+    settings = "cem"
     coefficients = ("elite", "extra_std")
 
     def __init__(self, spaces: Spaces, options: CEMOptions, rng: np.random.Generator) -> None:

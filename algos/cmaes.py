@@ -43,6 +43,7 @@ class CMAES(Agent):
     """
 
     Options = CMAESOptions
+    settings = "cmaes"
 
     def __init__(self, spaces: Spaces, options: CMAESOptions, rng: np.random.Generator) -> None:
         if "cma" not in globals():

@@ -41,6 +41,7 @@ class ES(Agent):
     """
 
     Options = ESOptions
+    settings = "es"
     coefficients = ("lr", "std", "weight_decay")
 
     def __init__(self, spaces: Spaces, options: ESOptions, rng: np.random.Generator) -> None:

@@ -70,6 +70,7 @@ class KLPPO(Agent):
     """PPO with an adaptive KL penalty, for box and discrete actions."""
 
     Options = KLPPOOptions
+    settings = "klppo"
     norm, policy, value = Part(), Part(), Part()
     coefficients = ("gamma", "lam", "target_kl", "eta")
 

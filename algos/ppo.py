@@ -61,6 +61,7 @@ class PPO(Agent):
     """Clipped PPO for box and discrete actions."""
 
     Options = PPOOptions
+    settings = "ppo"
     norm, policy, value = Part(), Part(), Part()
     coefficients = (
         *("lr", "gamma", "lam", "clip_ratio", "value_coef", "entropy_coef", "target_kl"),

@@ -31,6 +31,7 @@ class Reinforce(Agent):
     """Policy gradient with the batch's mean return as baseline."""
 
     Options = ReinforceOptions
+    settings = "reinforce"
     coefficients = ("lr", "gamma")
 
     def __init__(self, spaces: Spaces, options: ReinforceOptions, rng: np.random.Generator) -> None:

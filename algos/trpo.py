@@ -55,6 +55,7 @@ class TRPO(Agent):
     """TRPO for box and discrete actions."""
 
     Options = TRPOOptions
+    settings = "trpo"
     norm, policy, value = Part(), Part(), Part()
     coefficients = ("gamma", "lam", "target_kl", "value_lr")
     make_networks: MakeNetworks | None = None

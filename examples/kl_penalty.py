@@ -1,6 +1,6 @@
 """A penalty on the KL divergence from the acting policy, beside PPO's clip.
 
-    python train.py CartPole --algo examples/kl_penalty.py --config configs/ppo.toml --kl-coef 3 --total-steps 50000
+    python train.py CartPole --algo examples/kl_penalty.py --kl-coef 3 --total-steps 50000
 
 Source: Schulman et al. 2017, arXiv:1707.06347, eq. 8. Its estimate: http://joschu.net/blog/kl-approx.html, k3.
 """

@@ -1,6 +1,6 @@
 """SPO: a smooth penalty in place of PPO's clip, so that ratios which are too far away are pulled back.
 
-    python train.py CartPole --algo examples/spo.py --config configs/ppo.toml --total-steps 50000
+    python train.py CartPole --algo examples/spo.py --total-steps 50000
 
 Source: Xie et al. 2025, arXiv:2401.16025.
 """

@@ -1,6 +1,6 @@
 """A symmetry loss: in a mirrored state, the policy is to take the mirrored action.
 
-    python train.py Pendulum --algo examples/symmetry.py --config configs/ppo-Pendulum.toml --total-steps 200000
+    python train.py Pendulum --algo examples/symmetry.py --total-steps 200000
 
 Source: Yu et al. 2018, arXiv:1801.08093.
 """

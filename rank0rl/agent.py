@@ -142,6 +142,10 @@ class Agent:
     Options: ClassVar[type] = NoOptions
     """A frozen dataclass with a default for every field: they become command-line options."""
 
+    settings: ClassVar[str] = ""
+    """Name of the settings in configs/ with which it trains, such as "ppo", unless there are some that have the name
+    of its own file. A subclass takes those of its parent."""
+
     noise: tuple[str, int] = ("normal", 0)
     """Distribution and number, k, of what `act` draws per step: "normal", or "uniform" on [0, 1)."""
 

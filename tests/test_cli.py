@@ -129,6 +129,37 @@ def test_the_configs_file_of_an_environment_is_loaded_by_itself(tmp_path, algo):
     assert "steps_per_batch" not in settings
 
 
+@pytest.mark.parametrize(
+    ("text", "more", "source"),
+    [
+        ("class Mine(PPO): pass", [], "configs/ppo-Hopper.toml"),
+        ("class Mine(PPO):\n    settings = 'trpo'", [], "configs/trpo.toml"),
+        (
+            "class Mine(PPO):\n    settings = ''",
+            [],
+            "defaults, because its class names none in configs/;",
+        ),
+        ("class Mine(PPO):\n    settings = ''", ["--config", "ppo"], "configs/ppo-Hopper.toml"),
+    ],
+)
+def test_an_agent_trains_with_the_settings_that_its_class_names(tmp_path, text, more, source):
+    (tmp_path / "mine.py").write_text(f"from rank0rl.algos.ppo import PPO\n{text}\n")
+    size = ["--num-envs", "1", "--steps-per-batch", "64", "--total-steps", "1"]
+    args = ["Hopper", "--algo", f"{tmp_path / 'mine.py'}", *size, *more]
+    done = train(*args, "--run-dir", str(tmp_path / "run"))
+    assert done.returncode == 0, done.stderr
+    [line] = [line for line in done.stdout.splitlines() if "settings: " in line]
+    assert source in line
+
+
+def test_a_name_without_settings_is_refused_with_those_that_there_are(tmp_path):
+    done = train("Hopper", "--config", "pop", "--run-dir", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert (
+        "settings in configs/ (a2c, bc, cem, cmaes, es, klppo, ppo, trpo): got 'pop'" in done.stderr
+    )
+
+
 def test_the_supervisor_and_the_ranks_read_the_same():
     """Both parsers take the fields of `LaunchOptions`, and no other value of them."""
     argv = ["CartPole", "--nprocs", "2", "--num_envs=3", "--max-restarts", "1", "--bind-to-core"]
@@ -165,6 +196,16 @@ def test_ranks_without_an_environment_are_refused_before_they_start(
         launch_options(argv.split())
     with pytest.raises(ValueError, match="--num-envs"):
         launch_options([*argv.split(), "--config", str(tmp_path / "c.toml")])
+
+
+@pytest.mark.parametrize("more", [["--algo", "mine.py:Mine"], ["--config", "ppo"]])
+def test_settings_that_are_named_may_have_environments_for_more_ranks(tmp_path, monkeypatch, more):
+    monkeypatch.setattr(cli.algos, "CONFIGS", tmp_path)
+    (tmp_path / "ppo.toml").write_text("num_envs = 40")
+    (tmp_path / "ppo-Pong.toml").write_text("num_envs = 41")
+    assert launch_options(["Pong", "--nprocs", "41", *more]).nprocs == 41
+    with pytest.raises(ValueError, match="num_envs=40, nprocs=41"):
+        launch_options(["Hopper", "--nprocs", "41", *more])
 
 
 def test_a_file_may_have_environments_for_more_ranks(tmp_path, monkeypatch):

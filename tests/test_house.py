@@ -19,7 +19,7 @@ MOST_LINES = 450  # of a file: more is a second idea
 HOUSE = {
     "files": 138,
     "top_modules": 16,
-    "public_names": 633,
+    "public_names": 635,
     "loop_files": 64,
     "train_files": 89,
     "path_files": 26,

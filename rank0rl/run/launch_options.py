@@ -72,7 +72,7 @@ class LaunchOptions(CheckedOptions):
     cpu: str = setting("portable", changes_curve=True, resume=True)
     """Instructions that libraries use. portable: those that give the same bits on every x86-64 CPU with AVX2. native: the best of this CPU."""
     config: str | None = setting(None, changes_curve=True, resume=False, in_file=False)
-    """TOML file of settings. None: the file in configs/ that is named after the agent and the environment, if there is one."""
+    """TOML file of settings; or a name, such as ppo, for the file in configs/ of that agent and the environment. None: the file of the run's own agent, if there is one."""
     resume: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
     """Folder of a run to continue, with its own settings. auto: go on in --run-dir if it holds a run of the same settings, else begin one there."""
     shorter_record: bool = setting(False, changes_curve=False, resume=True, in_file=False)
@@ -162,9 +162,11 @@ class Words:
         if self.is_help:
             return LaunchOptions(nprocs=1)
         given = {**self.given}
-        named = given.get("config") or (self.run / "config.toml" if self.run else None)
-        algo = given.get("algo", LaunchOptions.algo)
-        files = [named] if named else self._config_files(configs, algo)
+        named = given.get("config") or (str(self.run / "config.toml") if self.run else None)
+        if named is None or is_settings_name(named):
+            files = self._config_files(configs, given)
+        else:
+            files = {Path(named)}
         if "cpu" not in given:  # rank 0 knows which word is the environment
             cpus = {cpu for file in files if isinstance(cpu := _setting(file, "cpu"), str)}
             given |= {"cpu": cpus.pop()} if len(cpus) == 1 else {}
@@ -184,12 +186,20 @@ class Words:
             raise ValueError(too_many_ranks(nprocs, most))
         return options
 
-    def _config_files(self, configs: Path, algo: str) -> set[Path]:
-        """Return the files that `find_config` would choose, if any of the words is the environment."""
+    def _config_files(self, configs: Path, given: Mapping[str, Any]) -> set[Path]:
+        """Return the files that `find_config` would choose, if any of the words is the environment.
+
+        The settings of an agent of one's own are those that its class names, which may be any.
+        """
+        algo = given.get("algo", LaunchOptions.algo)
         where = algo.partition(":")[0]
-        agent = Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]
+        names = {Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]}
+        if "config" in given:
+            names = {given["config"]}
+        elif where.endswith(".py") or ":" in algo:
+            names |= {file.stem.partition("-")[0] for file in configs.glob("*.toml")}
         bases = {re.sub(r"-v\d+$", "", word.rpartition(":")[2]) for word in self.argv}
-        found = {find_config(configs, agent, base) for base in bases}
+        found = {find_config(configs, name, base) for name in names for base in bases}
         return {file for file in found if file}
 
     def flags(self) -> set[str]:
@@ -212,12 +222,17 @@ class Words:
         return Words(argv, {**kept, "trust": True}, run)
 
 
+def is_settings_name(config: str) -> bool:
+    """Return True if a value of --config is a name of settings in configs/, and no file."""
+    return not config.endswith(".toml") and os.path.basename(config) == config
+
+
 def find_config(folder: Path, agent: str, env: str) -> Path | None:
     """Return the TOML file for an agent in an environment, else for the agent alone, else None.
 
     Args:
         folder: configs/, with <agent>-<environment>.toml and <agent>.toml.
-        agent: the agent's name, as `agents.short_name` gives it.
+        agent: the agent's name, as `agents.short_name` gives it, or what its class names as `settings`.
         env: the environment's name without module and version.
     """
     names = (f"{agent}-{env.replace('/', '-')}.toml", f"{agent}.toml")

@@ -41,7 +41,7 @@ class Plan:
     folder: Path
     """The run's folder."""
     source: str
-    """The file that the settings come from, or "defaults"."""
+    """The file that the settings come from, or "defaults", and the reason if the agent's class names none."""
     notes: tuple[str, ...]
     """Changes of the curve that a resume brings, for the console."""
     agents_note: str
@@ -96,7 +96,10 @@ def prepare(
     folder = run or new_folder(options)
     patience_s = 10 if restart or words.is_auto else 0  # the process that ends may be saving
     unlock = lock(folder, patience_s)
-    source = str(found.file or "defaults")
+    named = load_agent(options.algo).settings
+    source = str(
+        found.file or f"defaults{'' if named else ', because its class names none in configs/'}"
+    )
     return Plan(options, agent, folder, source, tuple(notes), note, init, unlock, found.made)
 
 

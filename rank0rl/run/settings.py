@@ -19,7 +19,7 @@ from rank0rl.envs.make import base, resolve
 from rank0rl.options import apply, whole_number
 from rank0rl.run import checkpoint, files
 from rank0rl.run.agents import absolute, load_agent, short_name
-from rank0rl.run.launch_options import Words, find_config, program
+from rank0rl.run.launch_options import Words, find_config, is_settings_name, program
 from rank0rl.run.logger import MissingRowsError, check_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
@@ -210,8 +210,12 @@ def _read_new(words: Words, configs: Path | None) -> tuple[Path | None, RunOptio
     """Return the TOML file of a new run, the run's options, and the agent's.
 
     The file is the one that --config names, else that of the agent and the environment.
+
+    Raises:
+        ValueError: if there are no settings of the name that --config gives.
     """
-    if given := words.given.get("config"):
+    given = words.given.get("config")
+    if given and not is_settings_name(given):
         settings = trusted(load(Path(given)), given, words)
         return Path(given), *_read_line(words, settings, given)
     without_help = [word for word in words.argv if word not in ("-h", "--help")]
@@ -219,7 +223,18 @@ def _read_new(words: Words, configs: Path | None) -> tuple[Path | None, RunOptio
     path = None
     if options.env_id and configs:
         env = base(resolve(options.env_id))
-        path = find_config(configs, short_name(options.algo), env)
+        own = short_name(options.algo), load_agent(options.algo).settings
+        found = (find_config(configs, name, env) for name in ([given] if given else own) if name)
+        path = next(filter(None, found), None)
+    if given and not path:
+        known = (
+            sorted({file.stem.partition("-")[0] for file in configs.glob("*.toml")})
+            if configs
+            else []
+        )
+        raise ValueError(
+            f"--config takes a TOML file, or a name of settings in configs/ ({', '.join(known)}): got {given!r}"
+        )
     settings = load(path) if path else {}  # code that configs/ names is trusted
     if words.is_help:
         _read_line(words, settings, str(path))  # prints the help, with the values of this run

@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from rank0rl.tools.study.planned import Options, _combined, _values, planned, seeds
+from rank0rl.tools.study.planned import Options, _combined, _values, planned, seeds, unequal
 from rank0rl.tools.study.training import _spread
 
 SMALL = ["--total-steps", "1000", "--num-envs", "4", "--steps-per-batch", "64"]
@@ -42,6 +42,19 @@ def test_too_many_runs_are_refused_before_any_is_made(more, said):
         planned(Options(**{"envs": ("CartPole",)} | more), SMALL)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
+
+
+def test_agents_with_other_settings_are_named_with_what_differs():
+    algos = ("ppo", "examples/spo.py:SPO")
+    runs = planned(Options(envs=("Pendulum", "Hopper"), algo=algos, grid=("lr=1e-3,1e-4",)), [])
+    assert unequal(runs) == []  # a subclass has the settings of its parent
+    own = [run for run in runs if "SPO" in run.options.algo]
+    others = planned(Options(envs=("Pendulum",), algo=("ppo",)), ["--gamma", "0.5", "--seed", "0"])
+    [line] = unequal([*own, *others])
+    assert line.startswith(
+        "on Pendulum-v1, agents have different settings: gamma (spo 0.9, ppo 0.5), lr ("
+    )
+    assert "num_envs" not in line
 
 
 def test_every_combination_of_a_grid():

@@ -174,6 +174,31 @@ def planned(
     return every + [run.with_seed(seed) for seed in others for run in every]
 
 
+def unequal(runs: Sequence[Planned]) -> list[str]:
+    """Return a line for each environment in which agents have different settings under the same name.
+
+    Settings of a grid are the same for all agents.
+    """
+    each: dict[str, dict[str, dict[str, Any]]] = {}
+    for run in runs:
+        agents = each.setdefault(run.options.env_id, {})
+        agents.setdefault(short_name(run.options.algo), json.loads(run.curve()))
+    lines = []
+    for env_id, agents in each.items():
+        names = set[str].intersection(*(set(its) for its in agents.values())) - {"algo"}
+        values = {name: {agent: its[name] for agent, its in agents.items()} for name in names}
+        differ = [
+            f"{name} ({', '.join(f'{agent} {json.dumps(x)}' for agent, x in its.items())})"
+            for name, its in sorted(values.items())
+            if len({json.dumps(x) for x in its.values()}) > 1
+        ]
+        if differ:
+            lines.append(
+                f"on {env_id}, agents have different settings: {', '.join(differ)}; --config gives all the same"
+            )
+    return lines
+
+
 def plan_run(
     env_id: str,
     algo: str,

@@ -44,8 +44,10 @@ def ending(run: Path) -> str:
 
 
 @np.errstate(all="ignore")  # of numbers that no run has written
-def write(out: Path, minutes_to: Sequence[float] = ()) -> str:
+def write(out: Path, minutes_to: Sequence[float] = (), notes: Sequence[str] = ()) -> str:
     """Write table.md, table.csv, runs.csv, learning.png and report.html of a study; return the table.
+
+    `notes` are lines below the table.
 
     Raises:
         ValueError: if no run has a return, or no matplotlib.
@@ -71,6 +73,7 @@ def write(out: Path, minutes_to: Sequence[float] = ()) -> str:
             [agent, *(f"{number:.3f}" for number in of_agent)] for agent, of_agent in means.items()
         ]
         lines += figures.markdown(["agent", "mean", "low", "high"], cells, ("agent",))
+    lines += [line for note in notes for line in ("", note)]
     text = "\n".join(lines) + "\n"
     files.write(out / "table.md", text.encode())
     files.write(out / "report.html", page(out).encode())

@@ -32,7 +32,7 @@ from rank0rl.run.machine import available_cores
 from rank0rl.run.signals import Interrupted, Interrupts
 from rank0rl.tools import figures
 from rank0rl.tools.study import results, search
-from rank0rl.tools.study.planned import Options, planned
+from rank0rl.tools.study.planned import Options, planned, unequal
 from rank0rl.tools.study.training import Runs, claim, train
 
 _MACHINES = "machines"  # folder of their claims and of what they print
@@ -65,7 +65,13 @@ def main(argv: list[str]) -> int:
             if given.search:
                 runs = planned(given, rest, _search(given, rest, out, number), source)
             cores = available_cores()[:number]
-            print(f"runs: {len(runs)}, cores: {len(cores)}, folder: {out}", flush=True)
+            notes = [f"note: {line}" for line in unequal(runs)]
+            print(
+                *notes,
+                f"runs: {len(runs)}, cores: {len(cores)}, folder: {out}",
+                sep="\n",
+                flush=True,
+            )
             left = Runs(runs, out)
             train(left, cores)
     except Interrupted as stop:
@@ -82,7 +88,7 @@ def main(argv: list[str]) -> int:
     if len(left.failed) == len(runs):
         return 1
     try:
-        print(results.write(out, given.minutes_to))
+        print(results.write(out, given.minutes_to, notes))
     except FOREIGN as error:
         print(f"error: all is trained, but there are no results: {error}", file=sys.stderr)
         return 1

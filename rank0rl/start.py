@@ -27,7 +27,7 @@ from rank0rl.mpi import comm
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.networks import network_notes
 from rank0rl.options import OptionError, as_settings, flag, names
-from rank0rl.run import checkpoint, machine, settings
+from rank0rl.run import checkpoint, code, machine, settings
 from rank0rl.run.agents import load_agent, make_agent
 from rank0rl.run.folder import discard
 from rank0rl.run.hooks import Hook, TensorBoard, WandB, make_hooks
@@ -208,11 +208,12 @@ def _open_record(
     if plan.notes:
         state.progress.same_schedule_since = state.progress.iteration
     state.settings = sealed(state.settings)
-    start = machine.provenance(machines)
+    start = machine.provenance(machines, code.files_of(options))
     may_change = names(RunOptions, changes_curve=True, resume=True)
     its_own = {k: v for k, v in vars(options).items() if k in may_change and v is not None}
     group = {"ranks_per_env": options.ranks_per_env} if options.ranks_per_env > 1 else {}
     start |= {"iteration": state.progress.iteration, "settings": its_own, **group}
+    start |= code.keep(plan.code, folder, settings.starts(folder / "config.toml"))
     starts = settings.write(folder / "config.toml", state.settings, start)
     state.hooks += _loggers(plan, state, starts[0])
     logger = Logger(folder, options.quiet)

@@ -17,11 +17,11 @@ MOST_LINES = 450  # of a file: more is a second idea
 
 # Today's numbers. `python benchmarks/house.py` prints them; its docstring says how each one is counted.
 HOUSE = {
-    "files": 138,
+    "files": 139,
     "top_modules": 16,
-    "public_names": 635,
+    "public_names": 644,
     "loop_files": 64,
-    "train_files": 89,
+    "train_files": 90,
     "path_files": 26,
     "path_short": 0,
 }

@@ -124,11 +124,12 @@ def _digest(result: Any) -> str:
     return hashlib.sha256(b"".join(np.asarray(part).tobytes() for part in parts)).hexdigest()
 
 
-def provenance(machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def provenance(machines: Sequence[Mapping[str, Any]], own: Sequence[Path] = ()) -> dict[str, Any]:
     """Return the record of one start of a run, for its config.toml. Rank 0 only.
 
     Args:
         machines: `describe` of every rank, rank 0 first.
+        own: files of the run's own code.
     """
     return {
         "nprocs": len(machines),
@@ -139,7 +140,7 @@ def provenance(machines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "machine": platform.machine(),
         "mpi": comm.mpi_version(),
         "blas": blas(),
-        "commit": _commit(),
+        "commit": _commit(own),
     }
 
 
@@ -185,16 +186,27 @@ def short(fingerprint: str) -> str:
     return hashlib.sha256(fingerprint.encode()).hexdigest()[:8] if fingerprint != "none" else "none"
 
 
-def _commit() -> str:
-    """Return the commit of the running script, "-dirty" with uncommitted changes, "unknown" outside git."""
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+def _commit(own: Sequence[Path]) -> str:
+    """Return the commit of the running script, "unknown" outside git.
+
+    "-dirty" follows it if there are uncommitted changes, or one of the run's own files there is not in git.
+    """
+    commit = _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    if commit and own and not commit.endswith("-dirty"):
+        untracked = (_git("status", "--porcelain", "--", str(path.resolve())) for path in own)
+        commit += "-dirty" if any(untracked) else ""
+    return commit or "unknown"
+
+
+def _git(*words: str) -> str:
+    """Return what git says in the folder of the running script, "" if it fails."""
     where = Path(sys.argv[0]).resolve().parent
     try:
         done = subprocess.run(
-            describe, cwd=where, capture_output=True, text=True, timeout=5, check=True
+            ["git", *words], cwd=where, capture_output=True, text=True, timeout=5, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return ""
     return done.stdout.strip()
 
 

@@ -114,6 +114,8 @@ class RunOptions(LaunchOptions):
     """Number of times that a failing step is tried again. The environment that raised is made anew, and its episode is repeated up to that step, so the curve stays the same. Episodes longer than --max-replay-steps are not repeated."""
     on_env_error: Literal["stop", "truncate"] = setting("stop", changes_curve=True, resume=True)
     """Stop the run if an environment goes on failing at the same step, or truncate its episode there."""
+    changed_code: bool = setting(False, changes_curve=False, resume=True, in_file=False)
+    """Go on with a run although the code of its agent, its environment or its functions has changed since its last start. The run's folder has the code of each start."""
     env_processes: bool = setting(False, changes_curve=False, resume=True)
     """Run every environment in a process of its own. If it crashes or exits, that is an error of this environment, as if it had raised, and not the end of its rank. A step takes longer."""
     step_timeout: float | None = setting(None, "(0, inf)", changes_curve=False, resume=True)

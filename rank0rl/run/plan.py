@@ -20,7 +20,7 @@ from rank0rl.envs.spaces import describe
 from rank0rl.envs.wrappers import ResetMethod, refuse_running_statistics
 from rank0rl.nets.normalize import is_image
 from rank0rl.options import flag, names
-from rank0rl.run import checkpoint, hooks, machine, settings
+from rank0rl.run import checkpoint, code, hooks, machine, settings
 from rank0rl.run.agents import load_agent, load_function
 from rank0rl.run.folder import lock, new_folder
 from rank0rl.run.launch_options import Words, check_cpu
@@ -52,6 +52,8 @@ class Plan:
     """Lets another process train in the folder."""
     made: int
     """Number of iterations that a run to resume has made."""
+    code: Mapping[str, str]
+    """Files of the run's own: path -> text."""
 
 
 def prepare(
@@ -86,6 +88,9 @@ def prepare(
     if found.before:
         _check_unchanged((options, agent), found.before)
         notes = _schedule_notes(options, found.before[0])
+    texts = code.of_run(options)
+    if run:
+        notes += _code_notes(texts, run, options.changed_code)
     init = {}
     if options.init_from and not run:
         file = checkpoint.latest(Path(options.init_from)).resolve()  # the run may go on meanwhile
@@ -100,7 +105,8 @@ def prepare(
     source = str(
         found.file or f"defaults{'' if named else ', because its class names none in configs/'}"
     )
-    return Plan(options, agent, folder, source, tuple(notes), note, init, unlock, found.made)
+    notes_of = tuple(notes)
+    return Plan(options, agent, folder, source, notes_of, note, init, unlock, found.made, texts)
 
 
 def _check_all(
@@ -179,6 +185,31 @@ def _schedule_notes(new: RunOptions, old: RunOptions) -> list[str]:
         moved = f"updates now compute on {new.device} and no longer on {old.device}"
         notes.insert(0, f"{moved}: the last bits differ")
     return notes
+
+
+def _code_notes(texts: Mapping[str, str], run: Path, may_change: bool) -> list[str]:
+    """Return a note if the code of a run has changed since its last start.
+
+    Raises:
+        ValueError: with what has changed, if it may not.
+    """
+    start = (settings.starts(run / "config.toml") or [{}])[-1]
+    before, now = code.recorded(start), code.hashes(texts)
+    if not before or before == now:
+        return []
+    lines = code.difference(code.kept(run, start), texts)
+    if not may_change:
+        raise ValueError(
+            "\n".join(
+                [
+                    f"code of this run has changed since its last start: put it back ({run / 'code'} has copies), "
+                    f"start a new run, or go on with {flag('changed_code')}",
+                    *lines,
+                ]
+            )
+        )
+    changed = [path for path in sorted({*before, *now}) if before.get(path) != now.get(path)]
+    return [f"code has changed: {', '.join(changed)}"]
 
 
 def _check_environment(options: RunOptions) -> tuple[Spaces, int]:

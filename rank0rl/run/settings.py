@@ -19,6 +19,7 @@ from rank0rl.envs.make import base, resolve
 from rank0rl.options import apply, whole_number
 from rank0rl.run import checkpoint, files
 from rank0rl.run.agents import absolute, load_agent, short_name
+from rank0rl.run.code import with_copies
 from rank0rl.run.launch_options import Words, find_config, is_settings_name, program
 from rank0rl.run.logger import MissingRowsError, check_rows
 from rank0rl.run.options import RunOptions
@@ -156,8 +157,8 @@ def read_saved(path: Path, words: Words | None = None, trust: bool = False) -> d
         _check_sizes(saved, path)
     except (AttributeError, TypeError) as error:
         raise ValueError(f"checkpoint {path} holds no run: {error}") from None
-    settings = _with_moved_agent(saved["settings"], words)
-    return {**saved, "settings": trusted(settings, str(path), words, trust)}
+    settings = trusted(_with_moved_agent(saved["settings"], words), str(path), words, trust)
+    return {**saved, "settings": with_copies(settings, path.resolve().parent.parent)}
 
 
 def _check_sizes(saved: Mapping[str, Any], path: Path) -> None:

@@ -18,7 +18,7 @@ import tyro
 
 from rank0rl.launch import one_line, usage_error
 from rank0rl.options import names
-from rank0rl.run import files
+from rank0rl.run import code, files
 from rank0rl.run.agents import short_name
 from rank0rl.run.folder import FOREIGN, Array, NoRowsError, RunData, differing, read_run
 from rank0rl.run.options import RunOptions
@@ -159,6 +159,7 @@ def by_agent(runs: Sequence[RunData], x: str = "steps") -> dict[tuple[str, str],
         settings = [
             {name: value for name, value in run.settings.items() if name not in _SAME_CURVE}
             | ({"nprocs": run.starts[-1]["nprocs"]} if x == "hours" else {})
+            | code.label(run.starts)
             for run in these
         ]
         for run, own in zip(these, differing(settings), strict=True):

@@ -17,6 +17,7 @@ from markupsafe import Markup
 
 from rank0rl.launch import one_line, usage_error
 from rank0rl.run import files
+from rank0rl.run.code import recorded
 from rank0rl.run.folder import FOREIGN, Array, RunData, differing, read_run
 from rank0rl.run.usage import PHASES
 from rank0rl.tools.figures import (
@@ -185,7 +186,11 @@ def _compared(each: Sequence[_Shown]) -> Markup:
 
 def _starts(starts: Sequence[Mapping[str, Any]]) -> Markup:
     """Return a table with a column for each start of a run: when, where, with which versions."""
-    flat = [{**start, **start.get("versions", {})} for start in starts]
+    texts = [" ".join(f"{path} {its}" for path, its in recorded(start).items()) for start in starts]
+    flat = [
+        {**start, **start.get("versions", {}), **({"code": text} if text else {})}
+        for start, text in zip(starts, texts, strict=True)
+    ]
     names = [name for name in dict.fromkeys(n for one in flat for n in one) if name != "versions"]
     rows = [[name, *(str(one.get(name, "")) for one in flat)] for name in names]
     return html.table(["", *(f"start {i + 1}" for i in range(len(flat)))], rows, "text")

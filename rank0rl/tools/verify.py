@@ -27,7 +27,7 @@ from rank0rl.launch import python, usage_error
 from rank0rl.launch.tree import end_with_parent
 from rank0rl.mpi import weights
 from rank0rl.options import check, flag, names, option
-from rank0rl.run import checkpoint, files, machine, settings
+from rank0rl.run import checkpoint, code, files, machine, settings
 from rank0rl.run.logger import check_rows, read_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.record import NOT_OF_THE_CURVE
@@ -45,7 +45,9 @@ _START_S = 10.0  # seconds of iterations on one rank that are not worth the star
 
 # Settings that a start may change although they change the curve, such as total_steps.
 _OF_A_START = names(RunOptions, changes_curve=True, resume=True)
-_NOT_IN_SUMMARY = {"nprocs", "ranks_per_env", "seconds", "steps_per_s", "idle_of_ranks", "ended"}
+_NOT_IN_SUMMARY = {
+    *["algo", "nprocs", "ranks_per_env", "seconds", "steps_per_s", "idle_of_ranks", "ended"]
+}
 # What costs time, or is for another machine, and leaves the curve as it is.
 _WITHOUT = (
     *("--quiet", "--trust", "--no-tensorboard", "--wandb", "None", "--video-every", "None"),
@@ -82,7 +84,7 @@ def main(argv: list[str]) -> int:
             try:
                 print((_sample if given.sample else _whole)(record, run, given.nprocs))
             except _DifferentError as error:
-                _say(error, run)
+                _say(error, run, given.run)
                 return 1
     except ValueError as error:
         return usage_error(str(error))
@@ -99,8 +101,8 @@ class _DifferentError(Exception):
         self.what, self.start = what, start
 
 
-def _say(error: _DifferentError, run: Path) -> None:
-    """Print what differs, and what may be the reason."""
+def _say(error: _DifferentError, run: Path, folder: Path) -> None:
+    """Print what differs between the run in a folder and the one that has been trained again, and what may be the reason."""
     print(f"NOT the same: {error}")
     for line in error.what:
         print(f"  {line}")
@@ -108,7 +110,10 @@ def _say(error: _DifferentError, run: Path) -> None:
         return
     here = settings.starts(run / "config.toml")[-1]
     how = "  {name}: {before} in the record, {now} here"
-    if lines := machine.differences(error.start, here, how):
+    lines = machine.differences(error.start, here, how)
+    if changed := code.difference(code.kept(folder, error.start), code.kept(run, here)):
+        lines += ["  code has changed:", *(f"    {line}" for line in changed)]
+    if lines:
         print("what may be the reason:", *lines, sep="\n")
     else:
         print("versions and fingerprint are those of the record")
@@ -167,7 +172,7 @@ def _read(folder: Path, most: int | None, trust: bool) -> _Record:
             f"{path} must have a row for each iteration, or for some of them, in order: put the run's "
             f"own file back"
         )
-    given = trusted(settings.load(file), str(file), None, trust)
+    given = code.with_copies(trusted(settings.load(file), str(file), None, trust), folder)
     summary = {}
     if (folder / "summary.json").exists():
         summary = files.read_json(folder / "summary.json", "summary")

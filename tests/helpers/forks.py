@@ -50,7 +50,11 @@ def _server() -> socket.socket:
     """Start the process that is forked; it ends with this one."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, __file__, str(there.fileno())]
-    subprocess.Popen(command, pass_fds=[there.fileno()], cwd=HERE.parent, start_new_session=True)
+    env = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    }  # a test's own
+    fds, where = [there.fileno()], HERE.parent
+    subprocess.Popen(command, pass_fds=fds, cwd=where, env=env, start_new_session=True)
     there.close()
     return here
 

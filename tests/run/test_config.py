@@ -136,7 +136,7 @@ def test_what_a_file_may_not_set_is_how_a_run_is_started():
         *("nprocs", "hosts", "hostfile", "mpiexec", "bind_to_core", "collective_timeout"),
         *("start_timeout", "max_restarts", "config", "resume", "run_dir", "quiet", "phases"),
         *("stop_after_iterations", "stop_after_seconds", "trust", "keep_batches"),
-        *("pass_env", "shorter_record", "env_folders", "ranks_per_env", "mpmd"),
+        *("pass_env", "shorter_record", "env_folders", "ranks_per_env", "mpmd", "changed_code"),
     }
 
 

@@ -77,7 +77,7 @@ def run(tmp_path_factory):
         raise Ended(code)
 
     patch.setattr(comm, "abort", abort)
-    patch.setattr(machine, "_commit", lambda: "unknown")  # starts git
+    patch.setattr(machine, "_commit", lambda _: "unknown")  # starts git
     folder = tmp_path_factory.mktemp("hostile")
     patch.chdir(folder)
     for name in ("evil.py", "algos/__init__.py", "algos/ppo.py", "algos/evil.py"):

@@ -102,7 +102,7 @@ def test_nothing_is_lost_by_a_signal_between_boundary_and_row(tmp_path):
         "    calls = 0\n"
         "    def state(self):\n"
         "        type(self).calls += 1\n"
-        "        if self.calls == 6 and os.environ.get('SIGNAL'):\n"
+        "        if self.calls == 8 and os.environ.get('SIGNAL'):\n"
         "            os.kill(os.getpid(), signal.SIGTERM)\n"
         "        return super().state()\n"
     )

@@ -1,0 +1,156 @@
+"""Code belongs to the run: copied at each start, compared at the next, another row of a study, found when it has gone."""
+
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from helpers import forks
+from helpers.ranks import HERE
+from helpers.runs import curve, resume, table, train
+
+from rank0rl.policy import load
+from rank0rl.run import code, machine
+from rank0rl.tools import plot
+
+AGENT = """
+from dataclasses import replace
+from mine_too import FACTOR
+from rank0rl.algos.ppo import PPO
+
+class Mine(PPO):
+    def process(self, fragment):
+        return super().process(replace(fragment, rew=fragment.rew * FACTOR))
+"""
+SIZE = ["--num-envs", "2", "--steps-per-batch", "32", "--minibatch-size", "16", "--hidden", "8"]
+SIZE += ["--checkpoint-every", "1", "--total-steps", "128"]
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Return a folder with an agent, a module that it imports, and an environment."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "mine.py").write_text(AGENT)
+    (folder / "mine_too.py").write_text("FACTOR = 1.0\n")
+    (folder / "not_mine.py").write_text("raise SystemExit\n")
+    (folder / "an_env.py").write_text(
+        "import gymnasium\ndef make():\n    return gymnasium.make('CartPole-v1')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{folder}:{HERE}")
+    return folder
+
+
+def words(mine, *more):
+    return ["an_env:make", "--algo", f"{mine / 'mine.py'}:Mine", *SIZE, *more]
+
+
+def starts(run):
+    return tomllib.loads((run / "config.toml").read_text())["record"]
+
+
+def verify(run, *more):
+    return forks.run("-m", "rank0rl", "verify", str(run), "--trust", *more)
+
+
+def test_a_run_keeps_the_code_of_its_own(mine, tmp_path):
+    run = tmp_path / "run"
+    train(run, *words(mine))
+    copies = {path.name: path.read_text() for path in (run / "code" / "start-1").iterdir()}
+    assert copies == {
+        name: (mine / name).read_text() for name in ("mine.py", "mine_too.py", "an_env.py")
+    }
+    [start] = starts(run)
+    assert code.recorded(start) == code.hashes(copies)
+    assert code.kept(run, start) == copies
+    train(tmp_path / "plain", "CartPole", *SIZE)
+    assert not (tmp_path / "plain" / "code").exists()
+    assert "code" not in starts(tmp_path / "plain")[0]
+
+
+def test_changed_code_is_refused_with_what_has_changed_or_noted(mine, tmp_path):
+    run = tmp_path / "run"
+    train(run, *words(mine, "--stop-after-iterations", "2"))
+    (mine / "mine_too.py").write_text("FACTOR = 0.5\n")
+    done = resume(run, *words(mine)[1:3], expect=2)
+    for line in ("--- mine_too.py, recorded", "-FACTOR = 1.0", "+FACTOR = 0.5", "--changed-code"):
+        assert line in done.stderr
+    done = resume(run, *words(mine)[1:3], "--changed-code")
+    assert "note: code has changed: mine_too.py\n" in done.stdout
+    assert len(table(run)) == 4
+    first, second = starts(run)
+    assert code.kept(run, first)["mine_too.py"] == "FACTOR = 1.0\n"
+    assert code.kept(run, second)["mine_too.py"] == "FACTOR = 0.5\n"
+    assert (first["code_of_start"], second["code_of_start"]) == (1, 2)
+    resume(run, *words(mine)[1:3], "--total-steps", "192")
+    assert starts(run)[2]["code_of_start"] == 2
+    assert not (run / "code" / "start-3").exists()
+
+
+def test_verify_names_the_file_and_the_line(mine, tmp_path):
+    run = tmp_path / "run"
+    train(run, *words(mine))
+    assert verify(run).returncode == 0
+    (mine / "mine_too.py").write_text("FACTOR = 0.5\n")
+    done = verify(run)
+    assert done.returncode == 1
+    assert "  code has changed:\n    --- mine_too.py, recorded\n" in done.stdout
+    assert "    @@ -1 +1 @@\n    -FACTOR = 1.0\n    +FACTOR = 0.5\n" in done.stdout
+
+
+def test_what_has_gone_is_found_in_the_runs_folder_if_it_is_trusted(mine, tmp_path):
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    train(whole, *words(mine))
+    train(run, *words(mine, "--stop-after-iterations", "2"))
+    mine.rename(tmp_path / "moved")
+    done = resume(run, expect=2)
+    assert "or its code has changed" in done.stderr
+    resume(run, "--trust")
+    assert curve(run) == curve(whole)
+    assert verify(whole).returncode == 0
+    done = forks.run("-m", "rank0rl", "evaluate", str(whole), "--episodes", "1", "--trust")
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(ValueError, match="would be imported"):
+        load(whole)
+
+
+def test_runs_of_other_code_are_another_row(mine, tmp_path):
+    for seed, factor in enumerate(("1.0", "1.0", "0.5")):
+        (mine / "mine_too.py").write_text(f"FACTOR = {factor}\n")
+        train(tmp_path / "runs" / f"{seed}", *words(mine, "--seed", str(seed)))
+    groups = plot.by_agent(plot.read_runs(sorted((tmp_path / "runs").iterdir())))
+    assert sorted(len(runs) for runs in groups.values()) == [1, 2]
+    assert all(agent.startswith("mine code=") for _, agent in groups)
+
+
+def test_a_copy_elsewhere_is_no_copy(tmp_path):
+    (tmp_path / "secret.py").write_text("secret")
+    for path in ("../../../secret.py", str(tmp_path / "secret.py")):
+        start = {"code": {path: "0"}, "code_of_start": 1}
+        assert code.kept(tmp_path / "a" / "b", start) == {path: ""}
+    assert code.kept(tmp_path, {"code": {"secret.py": "0"}, "code_of_start": "x"}) == {
+        "secret.py": ""
+    }
+    assert code.recorded({"code": 7}) == {}
+
+
+def test_differences_are_short_and_printable():
+    [*lines, last] = code.difference({"a": ""}, {"a": "\x1b[2J\n" * 100})
+    assert lines[3] == "+[2J"
+    assert len(lines) == 30
+    assert last == "and 73 more lines"
+
+
+def test_an_own_file_that_is_not_in_git_makes_the_commit_dirty(tmp_path, monkeypatch):
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c", "-C", str(tmp_path)]
+    script, own = tmp_path / "script.py", tmp_path / "own.py"
+    script.touch()
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "a"]):
+        subprocess.run([*git, *words], check=True)
+    own.touch()
+    monkeypatch.setattr(sys, "argv", [str(script)])
+    elsewhere = tmp_path.parent / "elsewhere.py"
+    plain = machine.provenance([{"host": "a"}], [script, elsewhere])["commit"]
+    assert re.fullmatch("[0-9a-f]{40}", plain)
+    assert machine.provenance([{"host": "a"}], [elsewhere, own])["commit"] == f"{plain}-dirty"

@@ -43,6 +43,7 @@ _HOME = {
     "Agent": "agent",
     "Hook": "run.hooks",
     "Place": "envs.place",
+    "Replay": "batch",
     "Solver": "envs.solver",
     "SolverError": "envs.solver",
     "group": "run.shares",

@@ -1,4 +1,4 @@
-"""Dicts of arrays with rows along the first axis: collect, check, concatenate, order, minibatches."""
+"""Dicts of arrays with rows along the first axis: collect, check, concatenate, order, minibatches, replay."""
 
 from __future__ import annotations
 
@@ -96,6 +96,99 @@ class Buffer:
             self._capacity *= 2
             for name, rows in self.rows.items():
                 self.rows[name] = np.concatenate([rows, np.empty_like(rows)], axis=1)
+
+
+class Replay:
+    """The last rows of all batches, for an agent that learns from rows more than once: a part of its `state`.
+
+    However large it is, iterations copy nothing of it, and a checkpoint writes only the rows that have come since the last one.
+
+    Args:
+        capacity: number of rows; later ones take the place of the first ones.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.added = 0
+        """Number of rows that were added so far."""
+        self.parts: list[dict[str, Any]] = []
+        """Files of the run with these rows, as checkpoints list them."""
+        self._rows: Batch = {}
+        self._size = self._boundary = (
+            0  # rows that there is room for; `added` at the last iteration's end
+        )
+
+    def __len__(self) -> int:
+        """Return the number of rows to sample from."""
+        return min(self.added, self.capacity)
+
+    def add(self, rows: Mapping[str, Array]) -> None:
+        """Add N rows, name -> (N, ...).
+
+        Raises:
+            ValueError: if their names, dtypes or shapes are not those of earlier rows.
+        """
+        end = self.added + count(rows)
+        kind, before = _kind(rows), _kind(self._rows)
+        if before and kind != before:
+            raise ValueError(f"all rows of a replay must be alike: got {kind} after {before}")
+        self._make_room(end, rows)
+        at = np.arange(self.added, end) % self._size
+        for name, array in self._rows.items():
+            array[at] = rows[name]
+        self.added = end
+
+    def _make_room(self, end: int, like: Mapping[str, Array]) -> None:
+        """Make room for rows up to a number. The rows of the last iteration's end stay, for its checkpoint."""
+        first = max(0, self._boundary - self.capacity)
+        needed = max(self.capacity + end - self._boundary, end - first)
+        if needed <= self._size:
+            return
+        rows = {name: np.empty((needed, *x.shape[1:]), x.dtype) for name, x in like.items()}
+        for name, array in self.rows(first, self.added).items():
+            rows[name][np.arange(first, self.added) % needed] = array
+        self._rows, self._size = rows, needed
+
+    def sample(self, number: int, rng: np.random.Generator) -> Batch:
+        """Return rows that are drawn uniformly, each from all of them: name -> (number, ...).
+
+        Raises:
+            ValueError: if there are none.
+        """
+        if not self.added:
+            raise ValueError("a replay without rows cannot be sampled: add some first")
+        first = self.added - len(self)
+        return take(self._rows, rng.integers(first, self.added, size=number) % self._size)
+
+    def rows(self, first: int, end: int) -> Batch:
+        """Return rows by their numbers, in the order in which they were added, from 0."""
+        return take(self._rows, np.arange(first, end) % self._size) if self._rows else {}
+
+    def mark(self) -> int:
+        """Keep the present rows until the next mark, whatever is added; return their number, `added`."""
+        self._boundary = self.added
+        return self.added
+
+    def load(self, saved: Any) -> None:
+        """Take back what a checkpoint has in place of a replay, in an agent's `load`.
+
+        Raises:
+            ValueError: if it is of another capacity, or its files are not as they were written.
+        """
+        if saved.capacity != self.capacity:
+            raise ValueError(
+                f"this replay has {self.capacity} rows, and the saved one {saved.capacity}"
+            )
+        rows, self._rows, self._size = saved.rows(), {}, 0
+        self.added = self._boundary = saved.added - (count(rows) if rows else 0)
+        if rows:
+            self.add(rows)
+        self.mark()
+        self.parts = [*saved.parts]
+
+
+def _kind(rows: Mapping[str, Array]) -> dict[str, str]:
+    return {name: f"{x.dtype} {x.shape[1:]}" for name, x in rows.items()}
 
 
 @dataclass(frozen=True, eq=False)

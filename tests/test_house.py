@@ -19,7 +19,7 @@ MOST_LINES = 450  # of a file: more is a second idea
 HOUSE = {
     "files": 139,
     "top_modules": 16,
-    "public_names": 644,
+    "public_names": 645,
     "loop_files": 64,
     "train_files": 90,
     "path_files": 26,

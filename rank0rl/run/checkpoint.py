@@ -3,14 +3,15 @@
 A file has a line that names the format, a line with the SHA-256 of the rest, a line of JSON with the
 nested dicts and lists of the state, and its tensors as safetensors. There is nothing in it that code
 could be, and it takes no more memory than its size suggests. The name of a file is the number of its
-iteration.
+iteration. The rows of a `Replay` lie in files beside it, which later checkpoints use too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rank0rl.agent import Agent
+from rank0rl.batch import Batch, Replay, concatenate
 from rank0rl.mpi import weights
 from rank0rl.options import OptionError
 from rank0rl.run import files, machine
@@ -34,6 +36,61 @@ class NotSaved(Exception):
     """Failure to write a file of the run. For a checkpoint, the message names the last complete one."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Marked:
+    """A replay at an iteration boundary."""
+
+    replay: Replay
+    added: int
+    """Number of its rows so far."""
+
+    @property
+    def capacity(self) -> int:
+        return self.replay.capacity
+
+    def write(self, folder: Path, number: int) -> dict[str, Any]:
+        """Write the rows that no file has yet; return what a checkpoint says of the replay, which is the number-th of its state."""
+        first = max(0, self.added - self.capacity)
+        parts = [part for part in self.replay.parts if first < part["end"] <= self.added]
+        begin = max([first, *(part["end"] for part in parts)])
+        if begin < self.added:
+            rows = self.replay.rows(begin, self.added)
+            content = safetensors.torch.save({n: torch.from_numpy(x) for n, x in rows.items()})
+            name = f"replay-{number}-{begin}-{self.added}.safetensors"
+            files.write(folder / name, content)
+            digest = hashlib.sha256(content).hexdigest()
+            parts.append({"name": name, "first": begin, "end": self.added, "sha256": digest})
+        self.replay.parts = parts
+        return {"added": self.added, "capacity": self.capacity, "parts": parts}
+
+
+@dataclass(frozen=True, eq=False)
+class _SavedReplay:
+    """A replay as a checkpoint has it. Its rows are read when they are asked for."""
+
+    folder: Path
+    added: int
+    capacity: int
+    parts: list[dict[str, Any]]
+
+    def rows(self) -> Batch:
+        """Return the last `capacity` rows, in order.
+
+        Raises:
+            ValueError: if a file has gone, or is not as it was written.
+        """
+        first, read = max(0, self.added - self.capacity), []
+        for part in self.parts:
+            path = self.folder / Path(part["name"]).name
+            content = files.read(path, "replay", machine.memory_bytes())
+            if hashlib.sha256(content).hexdigest() != part["sha256"]:
+                raise ValueError(f"{path} is damaged: its contents do not match its SHA-256")
+            rows = {n: t.numpy() for n, t in safetensors.torch.load(content).items()}
+            skip = max(0, first - part["first"])
+            read.append({name: x[skip:] for name, x in rows.items()})
+        return concatenate(read)
+
+
 def snapshot(value: Any, path: tuple[Any, ...] = ()) -> Any:
     """Return a copy of nested dicts and lists of tensors, arrays, numbers and strings; arrays become tensors.
 
@@ -44,6 +101,8 @@ def snapshot(value: Any, path: tuple[Any, ...] = ()) -> Any:
     Raises:
         TypeError: for any other object, because loading it from a file would run code.
     """
+    if isinstance(value, Replay | _SavedReplay):
+        return _Marked(value, value.mark()) if isinstance(value, Replay) else value
     if isinstance(value, Mapping):
         return {_plain(k, path): snapshot(v, (*path, k)) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -75,6 +134,8 @@ def _comparable(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...],
     """Return, by path, the hash or the text of each leaf and the size of each dict and list."""
     if isinstance(value, Tensor):
         return {path: weights.sha256_tensors({"": value})}
+    if isinstance(value, _Marked | _SavedReplay):
+        return {path: f"replay of {value.added} rows, at most {value.capacity}"}
     if not isinstance(value, dict | list):
         return {path: repr(value)}
     found: dict[tuple[Any, ...], Any] = {path: len(value)}
@@ -105,6 +166,22 @@ def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int | str) -
     kept = there[-keep:] if isinstance(keep, int) else _spread(there, int(keep.partition(":")[2]))
     for old in {*there} - {*kept}:
         old.unlink()
+    if parts := {*_folder(run).glob("replay-*.safetensors")}:
+        each = [path for path in (*kept, _folder(run) / "best.pt") if path.exists()]
+        needed = {name for path in each for name in _parts(read(path))}
+        for part in parts:
+            if part.name not in needed:
+                part.unlink()
+
+
+def _parts(value: Any) -> Iterator[str]:
+    """Yield the names of the files with rows of replays in a state."""
+    if isinstance(value, _SavedReplay):
+        yield from (part["name"] for part in value.parts)
+    for each in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
+        yield from _parts(each)
 
 
 def _spread(there: Sequence[Path], count: int) -> list[Path]:
@@ -173,7 +250,8 @@ def numbered(run: Path) -> list[Path]:
 def write(path: Path, state: Mapping[str, Any]) -> None:
     """Write a state, complete or not at all."""
     tensors: dict[str, Tensor] = {}
-    tree = json.dumps(_tree(state, tensors)).encode()
+    replays: list[dict[str, Any]] = []
+    tree = json.dumps(_tree(state, tensors, replays, path.parent)).encode()
     if len(tree) > _TREE:
         raise OptionError(
             f"a checkpoint holds at most {_TREE:,} bytes of numbers and strings outside of tensors and "
@@ -184,27 +262,42 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
     files.write(path, head.encode() + payload)
 
 
-def _tree(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Return dicts and lists as JSON has them, and collect the tensors, by the names that stand for them."""
+def _tree(
+    value: Any, tensors: dict[str, Tensor], replays: list[dict[str, Any]], folder: Path
+) -> Any:
+    """Return dicts and lists as JSON has them, and collect the tensors, by the names that stand for them.
+
+    Rows of replays are written into files of the folder.
+    """
+    if isinstance(value, _Marked):
+        replays.append(value.write(folder, len(replays)))
+        return {"replay": replays[-1]}
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value.contiguous()
         return {"tensor": name}
     if isinstance(value, dict):  # JSON has no numbers as keys
-        return {"dict": [[key, _tree(each, tensors)] for key, each in value.items()]}
-    return [_tree(each, tensors) for each in value] if isinstance(value, list) else value
+        each = [[key, _tree(one, tensors, replays, folder)] for key, one in value.items()]
+        return {"dict": each}
+    if isinstance(value, list):
+        return [_tree(one, tensors, replays, folder) for one in value]
+    return value
 
 
-def _from_tree(value: Any, tensors: dict[str, Tensor], depth: int = 0) -> Any:
+def _from_tree(value: Any, tensors: dict[str, Tensor], folder: Path, depth: int = 0) -> Any:
     """Undo `_tree`. Each tensor is taken once, so that a small file has no large state."""
     if depth > _DEEP:
         raise ValueError(f"more than {_DEEP} dicts and lists in each other")
     if isinstance(value, dict):
         if "tensor" in value:
             return tensors.pop(value["tensor"])
-        return {_plain(k, ()): _from_tree(each, tensors, depth + 1) for k, each in value["dict"]}
+        if "replay" in value:
+            return _SavedReplay(folder, **value["replay"])
+        return {
+            _plain(k, ()): _from_tree(each, tensors, folder, depth + 1) for k, each in value["dict"]
+        }
     if isinstance(value, list):
-        return [_from_tree(each, tensors, depth + 1) for each in value]
+        return [_from_tree(each, tensors, folder, depth + 1) for each in value]
     return value
 
 
@@ -236,7 +329,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         end = rest.index(b"\n", 0, _TREE + 1)
         tensors = safetensors.torch.load(rest[end + 1 :])
-        return dict(_from_tree(json.loads(rest[:end]), tensors))
+        return dict(_from_tree(json.loads(rest[:end]), tensors, path.parent))
     except Exception as error:  # whatever JSON and safetensors raise for what they do not know
         raise ValueError(
             f"checkpoint {path} holds no state ({type(error).__name__}): rank0rl did not write it"

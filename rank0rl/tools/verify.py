@@ -363,7 +363,8 @@ def _begin(record: _Record, run: Path) -> list[str]:
 def _resume_copy(record: _Record, file: Path, run: Path) -> list[str]:
     """Copy a checkpoint and the rows up to it into a new folder; return the options that resume it."""
     (run / "checkpoints").mkdir(parents=True)
-    shutil.copy(file, run / "checkpoints")
+    for each in (file, *file.parent.glob("replay-*.safetensors")):
+        shutil.copy(each, run / "checkpoints")
     rows = [*record.rows.values()][: int(file.stem)]
     with (run / "progress.csv").open("w", newline="") as table:
         writer = csv.DictWriter(table, [*rows[0]])

@@ -111,10 +111,11 @@ def test_environments_are_closed_after_an_error(tmp_path, nprocs):
 @pytest.mark.parametrize("nprocs", [1, 2])
 def test_what_does_not_close_in_time_ends_all_the_same(tmp_path, nprocs):
     begun = time.monotonic()
-    args = closing(tmp_path, "hangs=3600")
-    interrupt(tmp_path / "run", args, nprocs, signal.SIGINT, after=1)
+    interrupt(tmp_path / "run", closing(tmp_path, "hangs=3600"), nprocs, signal.SIGINT, after=1)
     assert time.monotonic() - begun < 40
-    done = train(tmp_path / "failed", *args, "fails=30", nprocs=nprocs, expect=1)
+    (tmp_path / "log").rename(tmp_path / "first")
+    args = closing(tmp_path, "hangs=3600", "fails=30")
+    done = train(tmp_path / "failed", *args, nprocs=nprocs, expect=1)
     assert "OSError: on purpose" in done.stderr
 
 

@@ -206,7 +206,7 @@ class TestTwoHosts:
         assert done.stderr == ""
         assert curve(where) == curve(tmp_path / "alone")
         assert sha(where) == sha(tmp_path / "alone")
-        assert "nprocs 4" in done.stdout
+        assert "with ppo; 4 ranks; " in done.stdout
         assert list(two[1].path(tmp_path / "local").iterdir()) == []
 
     def test_groups_of_processes_are_on_one_host_each(self, two, tmp_path):
@@ -313,7 +313,7 @@ class TestTwoHosts:
         done = run(words, env=two[0].env)
         assert done.returncode == 1, done.stderr
         said = done.stderr.splitlines()[0]  # Open MPI starts no rank at all, and then says less
-        assert "before rank 2, 3 began" in said or "did not start 4 ranks" in said
+        assert "before rank 2, rank 3 began" in said or "did not start 4 ranks" in said
         assert str(agent) in done.stderr
 
     def test_the_doctor_looks_into_the_other_host(self, two, tmp_path):

@@ -139,8 +139,9 @@ def test_environments_on_several_ranks_of_srun(slurm, tmp_path):
     assert sha(run) == sha(tmp_path / "alone")
 
 
-def test_solvers_of_srun(slurm, tmp_path):
+def test_solvers_of_srun(slurm, tmp_path, monkeypatch):
     """Within an allocation, and ended with it."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = ["helpers.simulators:Solved", *SMALL[1:], "--total-steps", "128"]
     train(tmp_path / "alone", *args)
     run = tmp_path / "run"

@@ -217,7 +217,7 @@ def test_a_run_that_its_hook_ended_is_ended_and_resumed_again(tmp_path, capsys):
     verify(tmp_path / "run", "--nprocs", "3")
     assert "5 rows, all" in capsys.readouterr().out
     change(tmp_path / "calls.py", ("!= 3", "!= 2"))
-    verify(tmp_path / "run", expect=1)
+    verify(tmp_path / "run", "--trust", expect=1)
     assert "went on to iteration 3, and now it ends after 2" in capsys.readouterr().out
 
 

@@ -60,6 +60,8 @@ class Spaces:
     """Space of one observation. A Dict or a Tuple is flattened."""
     act: Space
     """Space of one action, as `Agent.act` returns it."""
+    agents: tuple[str, ...] = ()
+    """Names of the agents of a game. Fragment i is of agents[i % len(agents)]. (): there are no games."""
 
 
 @dataclass(frozen=True, eq=False)

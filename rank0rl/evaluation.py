@@ -78,7 +78,6 @@ class Evaluation(Hook):
     def __init__(self, options: RunOptions, nworkers: int) -> None:
         assert options.eval_every
         self._every, self._deterministic = options.eval_every, options.eval_deterministic
-        self._labels = [label(name) for name in options.info]
         self._columns: Columns = {}
         envs = min(MAX_ENVS, -(-options.eval_episodes // nworkers))
         first = envs * comm.get_rank()
@@ -90,6 +89,7 @@ class Evaluation(Hook):
             options.info,
         )
         """Rollouts of the episodes. Who makes the hook closes them."""
+        self._labels = self.rollout.labels
 
     def after(self, agent: Agent, iteration: int, record: Record) -> None:
         """Evaluate the agent every `eval_every` iterations.

@@ -24,6 +24,7 @@ from rank0rl.envs.resume import states
 Array = npt.NDArray[Any]
 
 _BLOCK = 256  # steps of noise drawn at once where an episode's length is not known
+_AGENTS = 32  # of a game, whose returns are told apart
 _TIMED = 3  # steps, the shortest of which counts: the first ones may load or compile something
 _LONG_S = 5e-3  # of an environment's step, 20 times what an agent's act takes
 
@@ -49,7 +50,10 @@ class Rollout:
         """Number of parts in which this rank's fragments are given away."""
         self.failed_at: tuple[int, int] | None = None
         """Iteration and fragment id at which something has raised."""
-        self._cuts, self._info = cuts, info
+        self._cuts = cuts
+        agents = self.spaces.agents if len(self.spaces.agents) <= _AGENTS else ()
+        self.labels = [*info, *(f"return_{agent}" for agent in agents)]
+        """Names of the figures of each episode: those of `info`, and the return of each agent of a game."""
         self._buffer = Buffer(len(self.envs), capacity)
         self._ended: dict[str, list[float]] = {}
 
@@ -70,7 +74,7 @@ class Rollout:
         Yields:
             `nparts` lists of fragments. The last one has a fragment wherever this rank has any.
         """
-        self._ended = {name: [] for name in (*self._numbers, "return", *self._info)}
+        self._ended = {name: [] for name in (*self._numbers, "return", *self.labels)}
         if agent.memory != self.block.memory.shape[1]:
             self.block.memory = np.zeros((len(self.envs), agent.memory), np.float32)
         try:
@@ -133,8 +137,12 @@ class Rollout:
             self._ended["fragment_id"].append(env.fragment_id)
             self._ended["return"].append(block.ret[env.row])
             self._ended["length"].append(block.length[env.row])
-            figures = env.info.get(EPISODE, {}) if self._info and env.info else {}
-            for name in self._info:
+            if not self.labels:
+                continue
+            figures = dict(env.info.get(EPISODE, {})) if env.info else {}
+            if agents := self.spaces.agents:
+                figures[f"return_{agents[env.fragment_id % len(agents)]}"] = block.ret[env.row]
+            for name in self.labels:
                 self._ended[name].append(figures.get(name, np.nan))
         self._buffer.write(at, rew=rew, terminated=terminated, truncated=truncated)
         if agent.info:

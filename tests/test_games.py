@@ -242,6 +242,48 @@ def test_an_agent_does_not_step_by_itself():
         env.step(0)
 
 
+TWO = ["examples.two_policies:make", "--algo", "examples/two_policies.py", "--minibatch-size", "64"]
+TWO += ["--num-envs", "16", "--steps-per-batch", "1024"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_policy_for_each_agent_learns_what_each_is_to_do(seed, tmp_path):
+    train(tmp_path / "r", *TWO, "--total-steps", "20000", "--seed", str(seed))
+    last = table(tmp_path / "r")[-1]
+    assert min(float(last[f"return_{agent}_mean"]) for agent in ("left", "right")) > 9  # of 10
+
+
+@pytest.mark.slow
+def test_one_policy_for_both_does_not(tmp_path):
+    train(tmp_path / "r", TWO[0], *TWO[3:], "--total-steps", "20000")
+    assert float(table(tmp_path / "r")[-1]["return_mean"]) < 6
+
+
+def test_a_policy_for_each_agent_has_one_hash(tmp_path):
+    more = ["--total-steps", "4096", "--eval-every", "2", "--eval-episodes", "2"]
+    train(tmp_path / "1", *TWO, *more)
+    train_on_ranks(tmp_path / "2", *TWO, *more, STOP, "2", nprocs=2)
+    resume_on_ranks(tmp_path / "2", nprocs=2)
+    assert curve(tmp_path / "1") == curve(tmp_path / "2")
+    assert sha(tmp_path / "1") == sha(tmp_path / "2")
+    assert {"eval_return_left", "eval_return_right"} < table(tmp_path / "1")[0].keys()
+
+
+@pytest.mark.parametrize("steps", [40, 0])
+def test_the_returns_of_agents_are_theirs(steps):
+    rollout, agent = rollout_of(steps=steps, episodes=None if steps else range(4))
+    assert rollout.spaces.agents == ("wolf 0", "wolf 1", "wolf 2")
+    ended = rollout.collect(agent, 1)[1]
+    for i in range(3):
+        own = ended["fragment_id"] % 3 == i
+        np.testing.assert_array_equal(ended[f"return_wolf {i}"][own], ended["return"][own])
+        assert np.isnan(ended[f"return_wolf {i}"][~own]).all()
+
+
+def test_the_returns_of_very_many_agents_are_not_told_apart():
+    assert rollout_of(range(1), steps=1, agents=33)[0].labels == []
+
+
 def test_figures_of_each_agent():
     names = ["last", "sum:last"]
 

@@ -63,9 +63,8 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
             f"of integers with at most 256 values each), or a Tuple or Dict of only one of these "
             f"kinds: {name_of(env)} has {act}; wrap it with gymnasium.wrappers.TransformAction"
         )
-    return Spaces(
-        dataclasses.replace(_describe(obs), parts=getattr(env, "rank0rl_parts", {})), _describe(act)
-    )
+    observed = dataclasses.replace(_describe(obs), parts=getattr(env, "rank0rl_parts", {}))
+    return Spaces(observed, _describe(act), getattr(env.unwrapped, "agent_names", ()))
 
 
 def _describe(space: gym.Space[Any]) -> Space:

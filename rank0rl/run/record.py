@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from rank0rl.batch import Batch, Gathered
+from rank0rl.envs.info import label
 from rank0rl.envs.retry import FAILURES
 from rank0rl.launch import FAILURE, job
 from rank0rl.mpi import comm, weights
@@ -74,7 +75,11 @@ _NO_EPISODE = "no episode has ended"
 
 
 def _console_line(
-    state: State, seconds_left: float | None, steps_per_s: float, metrics: Mapping[str, float]
+    state: State,
+    seconds_left: float | None,
+    steps_per_s: float,
+    metrics: Mapping[str, float],
+    info: Sequence[str],
 ) -> str:
     """Return the line of an iteration: 100 columns at most, without --info.
 
@@ -83,12 +88,13 @@ def _console_line(
         seconds_left: seconds until the end of the run; None if they are not known yet.
         steps_per_s: rate of the iteration.
         metrics: numbers that the agent's update returned.
+        info: figures of episodes to show.
     """
     progress, over = state.progress, min(state.share_over(), 1.0)
     ended = _NO_EPISODE
     if progress.returns:
         ended = f"return {mean(progress.returns):.5g}  length {mean(progress.lengths):.0f}"
-    means = {name: known_mean(values) for name, values in progress.infos.items()}
+    means = {name: known_mean(progress.infos[name]) for name in info}
     figures = {
         **{name: f"{metrics[name]:.2g}" for name in ("kl", "entropy") if name in metrics},
         **{name: f"{value:.3g}" for name, value in means.items()},
@@ -243,7 +249,8 @@ class Recorder:
         if is_best:
             checkpoint.save_best(self._folder, boundary)
         checkpoint_now = saves or progress.iteration % self._options.checkpoint_every == 0
-        line = _console_line(self.state, self._seconds_left(), steps_per_s, metrics)
+        info = [label(name) for name in self._options.info]
+        line = _console_line(self.state, self._seconds_left(), steps_per_s, metrics, info)
         if self._options.phases:
             line += _phase_shares(seconds, phases)
         self._note_missing_infos(batch.ended)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch
-from rank0rl.envs.info import label
 from rank0rl.mpi import weights
 from rank0rl.run import checkpoint
 from rank0rl.run.hooks import LAST, Hook
@@ -135,7 +134,7 @@ class State:
         self.settings = settings
         self.hooks: list[Hook] = []
         """Hooks of the run, whose states are saved too. Filled before the run begins."""
-        infos = {label(name): deque[float](maxlen=LAST) for name in options.info}
+        infos = {name: deque[float](maxlen=LAST) for name in collector.rollout.labels}
         self.progress = Progress(infos=infos)
 
     def share_over(self, steps: int = 0, episodes: int = 0) -> float:

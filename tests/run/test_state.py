@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 
 from rank0rl.run.options import RunOptions
@@ -8,6 +10,7 @@ from rank0rl.run.state import State
     ("total", "share"), [({"total_steps": 100}, 0.25), ({"num_episodes": 10}, 0.5)]
 )
 def test_the_share_of_a_run_is_of_steps_or_of_episodes(total, share):
-    state = State(None, None, RunOptions(**total), {})
+    collector = SimpleNamespace(rollout=SimpleNamespace(labels=[]))
+    state = State(None, collector, RunOptions(**total), {})
     state.progress.steps, state.progress.episodes = 20, 4
     assert state.share_over(5, 1) == share

@@ -36,11 +36,13 @@ def of_run(options: RunOptions) -> dict[str, str]:
     folders = {path.resolve().parent for name in _named(options) for path in code_files(name)[:1]}
     found = {}
     for name, module in [*sys.modules.items()]:
-        path = Path(str(getattr(module, "__file__", None) or "")).resolve()
+        file = str(getattr(module, "__file__", None) or "")
+        path = Path(file).resolve()
         ours = name.partition(".")[0] in ("__main__", "rank0rl", "algos")
         installed = {"site-packages", "dist-packages"} & {*path.parts}
         is_below = any(map(path.is_relative_to, folders))
-        if path.suffix == ".py" and is_below and not (ours or installed):
+        is_there = os.path.isabs(file) and path.is_file()  # that of torch.ops is "_ops.py"
+        if path.suffix == ".py" and is_below and is_there and not (ours or installed):
             found[path] = path.read_text(errors="replace")[:_MOST]
     if not found:
         return {}

@@ -124,6 +124,14 @@ def test_runs_of_other_code_are_another_row(mine, tmp_path):
     assert all(agent.startswith("mine code=") for _, agent in groups)
 
 
+def test_a_module_may_name_a_file_that_is_not_there(mine, tmp_path):
+    """As torch.ops does: "_ops.py" is in no folder."""
+    args = ["train.py", *words(mine), "--run-dir", str(tmp_path / "run")]
+    done = forks.run(str(HERE.parent / args[0]), *args[1:], cwd=mine)
+    assert done.returncode == 0, done.stderr
+    assert "_ops.py" not in code.recorded(starts(tmp_path / "run")[0])
+
+
 def test_a_copy_elsewhere_is_no_copy(tmp_path):
     (tmp_path / "secret.py").write_text("secret")
     for path in ("../../../secret.py", str(tmp_path / "secret.py")):

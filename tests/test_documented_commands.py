@@ -93,7 +93,7 @@ SHORTER = {
     r"^python -m rank0rl study .*--search.*": r"\g<0> --trials 2",
     r"^python examples/ppo.*": r"\g<0> --iterations 2 --steps-per-batch 256",
     r"^python examples/cleanrl.*": r"\g<0> --total-timesteps 1024 --num-steps 64",
-    r"^python benchmarks/(?!table|es_|chaos|same|study|keep_|cpu_).*": r"\g<0> --repeats 1",
+    r"^python benchmarks/(?!table|es_|chaos|same|study|keep_|cpu_|stragglers).*": r"\g<0> --repeats 1",
     r"^python benchmarks/(scaling_model|eight_steps|train)\.py.*": r"\g<0> --iterations 2",
     r"^python benchmarks/train\.py.*": r"\g<0> --sb3 --single-file --steps-per-batch 512",
     r"^python benchmarks/scaling_model\.py.*": r"\g<0> --cases a",

@@ -1,17 +1,20 @@
 """Code of a run's own: the files of its agent, environment, wrappers and functions, hashed and copied at each start.
 
-They are the modules that the run has imported from the folders of the code that its settings name. So what
-these import from the same folder counts too.
+They are the files that its settings name, and what these import from the same folders.
 """
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import resolve_name
+from itertools import accumulate
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import Any
 
 from rank0rl.envs.make import find_modules_in
@@ -24,6 +27,8 @@ _FOLDER = "code"  # of the copies, in a run's folder
 _MOST = 1 << 20  # bytes of a file
 _FILES = 200
 _LINES = 30  # of differences that are shown
+_HERE = Path(__file__).resolve().parents[1]
+_OURS = (_HERE, _HERE.with_name("algos"))  # in a checkout
 
 
 def files_of(options: RunOptions) -> list[Path]:
@@ -32,23 +37,57 @@ def files_of(options: RunOptions) -> list[Path]:
 
 
 def of_run(options: RunOptions) -> dict[str, str]:
-    """Return the files of a run's own that have been imported so far: path below their common folder -> text."""
-    folders = {path.resolve().parent for name in _named(options) for path in code_files(name)[:1]}
-    found = {}
-    for name, module in [*sys.modules.items()]:
-        file = str(getattr(module, "__file__", None) or "")
-        path = Path(file).resolve()
-        ours = name.partition(".")[0] in ("__main__", "rank0rl", "algos")
-        installed = {"site-packages", "dist-packages"} & {*path.parts}
-        is_below = any(map(path.is_relative_to, folders))
-        is_there = os.path.isabs(file) and path.is_file()  # that of torch.ops is "_ops.py"
-        if path.suffix == ".py" and is_below and is_there and not (ours or installed):
-            found[path] = path.read_text(errors="replace")[:_MOST]
+    """Return the files of a run's own code: path below their common folder -> text.
+
+    They are the named files, and those below their folders that they import, that these import, and so on. All of
+    it has been imported already.
+    """
+    todo = [path.resolve() for path in files_of(options)]
+    folders = {path.parent for path in todo}
+    packages = {path: module.__package__ for path, module in _loaded()}
+    modules = {module.__name__: path for path, module in _loaded()}
+    found: dict[Path, str] = {}
+    while todo and len(found) < _FILES:
+        path = todo.pop(0)
+        if path in found or not _is_own(path, folders):
+            continue
+        found[path] = path.read_text(errors="replace")[:_MOST]
+        todo += [modules[n] for n in _imports(found[path], packages.get(path)) if n in modules]
     if not found:
         return {}
     top = os.path.commonpath([path.parent for path in found])
-    texts = {path.relative_to(top).as_posix(): text for path, text in sorted(found.items())}
-    return dict([*texts.items()][:_FILES])
+    return {path.relative_to(top).as_posix(): text for path, text in sorted(found.items())}
+
+
+def _loaded() -> list[tuple[Path, ModuleType]]:
+    """Return all modules that come from a file, with its path."""
+    each = [(getattr(module, "__file__", None), module) for module in [*sys.modules.values()]]
+    return [(Path(file).resolve(), module) for file, module in each if file and os.path.isabs(file)]
+
+
+def _is_own(path: Path, folders: set[Path]) -> bool:
+    """Return True for a Python file below one of the folders that is no part of rank0rl or an installed package."""
+    below = any(map(path.is_relative_to, folders)) and not any(map(path.is_relative_to, _OURS))
+    installed = {"site-packages", "dist-packages"} & {*path.parts}
+    return path.suffix == ".py" and path.is_file() and below and not installed
+
+
+def _imports(text: str, package: str | None) -> Iterator[str]:
+    """Yield the names of modules that a file may import, some of which are names in modules."""
+    try:
+        nodes = [*ast.walk(ast.parse(text))]
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    for node in nodes:
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            of = "." * node.level + (node.module or "")
+            base = resolve_name(of, package) if node.level and package else of.lstrip(".")
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        for name in names:
+            yield from accumulate(name.split("."), lambda a, b: f"{a}.{b}")
 
 
 def hashes(texts: Mapping[str, str]) -> dict[str, str]:

@@ -156,7 +156,7 @@ def test_the_line_of_a_long_run_fits_the_console(tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "lengths", [1000])
     monkeypatch.setattr(kept.state, "share_over", lambda: 0.98)
     line = record._console_line(
-        kept.state, 36_000.0, 12345.0, {"kl": 0.0123456, "entropy": -12.3456}
+        kept.state, 36_000.0, 12345.0, {"kl": 0.0123456, "entropy": -12.3456}, []
     )
     assert "(98%, 10:00:00 left)" in line
     assert len(line) <= 100

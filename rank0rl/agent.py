@@ -156,7 +156,7 @@ class Agent:
 
     info: tuple[str, ...] = ()
     """Names of numbers, or arrays of numbers, in the info of each step. Fragments have them in their extras,
-    (T, ...), float64. The step that brought a reward brought them too."""
+    (T, ...), float64. The step that brought a reward brought them too. Of the class, not of an agent."""
 
     coefficients: tuple[str, ...] = ()
     """Names of options that a hook may change, because `self.options` is read whenever they are used."""

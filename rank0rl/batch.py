@@ -114,9 +114,8 @@ class Replay:
         self.parts: list[dict[str, Any]] = []
         """Files of the run with these rows, as checkpoints list them."""
         self._rows: Batch = {}
-        self._size = self._boundary = (
-            0  # rows that there is room for; `added` at the last iteration's end
-        )
+        self._size = 0  # rows that there is room for
+        self._boundary = 0  # `added` at the last iteration's end
 
     def __len__(self) -> int:
         """Return the number of rows to sample from."""

@@ -15,6 +15,7 @@ from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs.make import are_known_wrappers, make, resolve
 from rank0rl.envs.spaces import describe
+from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.policy import Policy, load
 from rank0rl.run import settings
 from rank0rl.run.options import RunOptions
@@ -155,6 +156,16 @@ def test_float64_observations_keep_their_digits_until_the_mean_is_gone(tmp_path,
     best = policy(obs, deterministic=True)
     assert best[0] != best[1]
     np.testing.assert_allclose(exported(torch.from_numpy(obs)).numpy(), best, rtol=1e-5)
+
+
+def test_a_part_of_a_normalizer_keeps_the_digits_too():
+    norm = ObsNormalizer((3,))
+    obs = np.random.default_rng(0).standard_normal((50, 3)) + [0, 1e9, -1e9]
+    norm.merge(obs)
+    x = torch.from_numpy(obs)
+    np.testing.assert_array_equal(
+        norm.part([slice(1, 3)])(x[:, 1:]).numpy(), norm(x)[:, 1:].numpy()
+    )
 
 
 def test_float64_is_refused_where_observations_have_no_more_digits():

@@ -106,9 +106,8 @@ class StepInfo(Around):
     def step(self, action: Any) -> Any:
         """Step the environment."""
         answer = self._env.step(action)
-        if has_length(answer, 5) and isinstance(
-            answer[4], Mapping
-        ):  # else the block says what is wrong
+        # If it is wrong, the block says how.
+        if has_length(answer, 5) and isinstance(answer[4], Mapping):
             found = {name: _numbers(name, answer[4]) for name in self._names}
             for name, before in self.step_info.items():
                 if found[name].shape != before.shape:

@@ -322,7 +322,7 @@ def _run(channel: int, stack: int, server: int) -> None:
             what, args, kwargs = pickle.loads(connection.recv_bytes())
             try:
                 if what == "make":
-                    env, items = _made(*args), ("action_mask", EPISODE, *args[2])
+                    env, items = _made(*args[:2]), ("action_mask", EPISODE, *args[2])
                     parts = getattr(env, "rank0rl_parts", {})
                     of = name_of(env), has_state(env)
                     answer = env.observation_space, env.action_space, parts, *of
@@ -341,7 +341,7 @@ def _run(channel: int, stack: int, server: int) -> None:
 _OF_STATES: dict[str, Callable[..., Any]] = {"take_state": take_state, "give_state": give_state}
 
 
-def _made(path: list[str], make: bytes, _: Sequence[str]) -> Any:
+def _made(path: list[str], make: bytes) -> Any:
     sys.path[:] = path
     env = pickle.loads(make)()
     _use_one_thread()  # again: its imports may have loaded another BLAS

@@ -93,6 +93,7 @@ class ObsNormalizer(nn.Module):
         index = np.concatenate([np.arange(some.start, some.stop) for some in columns])
         copy = ObsNormalizer((len(index),), self._coarse)
         copy.shift.copy_(self.shift[index])
+        copy.moments.mean.copy_(self.moments.mean[index])  # for float64
         copy.scale.copy_(self.scale[index])
         return copy
 

@@ -74,6 +74,15 @@ def test_a_rank_that_a_signal_ends_is_an_error(ranks):
         solver.readline()
 
 
+def test_what_mpiexec_prints_in_pieces_is_no_line_of_the_solver(monkeypatch):
+    monkeypatch.setattr("rank0rl.envs.solver.vendor", lambda launcher: "MPICH")
+    pieces = ["\n", "=" * 30, "=" * 30 + "\n=   BAD ", "TERMINATION\n"]
+    program = f"import time\nfor piece in {pieces}: print(piece, end='', flush=True), time.sleep(0.1)\nexit(139)"
+    solver = Solver([], 2, launcher=[sys.executable, "-c", program])
+    with pytest.raises(SolverError, match="SIGSEGV"):
+        solver.readline()
+
+
 @pytest.mark.parametrize("call", ["readline", "wait", "wait_for", "write"])
 def test_a_hang_is_an_error_after_the_time_limit(tmp_path, call):
     ranks = 1 if call == "write" else 2  # MPICH's mpiexec fails if its input is not read

@@ -28,7 +28,8 @@ _TOLD_LINES, _TOLD_BYTES = 20, 4000  # last ones of a solver, in an error
 _MOST_UNREAD = 1 << 26  # bytes
 # MPICH's mpiexec prints a box of lines on stdout about ranks that a signal has ended.
 _END_OF_MPICH = b"\n" + b"=" * 60
-_BEGUN_S = 0.5  # for its second line, after an empty one
+_BOX_BYTES = 200  # of the box, and "BAD TERMINATION" is among them
+_BEGUN_S = 0.5  # for the next piece of it, after an empty line or more
 
 
 class SolverError(RuntimeError):
@@ -126,9 +127,14 @@ class Solver:
 
     def _is_end_of_mpich(self) -> bool:
         """Return True if what has been printed, but not read, is of mpiexec and not of the solver."""
-        if self._said and _END_OF_MPICH.startswith(self._said):
-            self._listen(_BEGUN_S)  # the rest of it may be on its way
-        return self._said.startswith(_END_OF_MPICH) and b"BAD TERMINATION" in self._said[:200]
+        seen = b""
+        while seen != self._said and len(self._said) < _BOX_BYTES:
+            seen = self._said
+            if not _END_OF_MPICH.startswith(seen[: len(_END_OF_MPICH)]):
+                break
+            self._listen(_BEGUN_S)  # it comes in pieces
+        box = self._said[:_BOX_BYTES]
+        return box.startswith(_END_OF_MPICH) and b"BAD TERMINATION" in box
 
     def wait_for(self, ready: Callable[[], Any]) -> None:
         """Wait until `ready` returns something true, such as that a file is there.

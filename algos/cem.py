@@ -41,7 +41,7 @@ class CEM(Agent):
 
     @classmethod
     def check(cls, spaces: Spaces, options: CEMOptions, run: Any) -> None:
-        check_episodes(run, "cem", 2)
+        check_episodes(spaces, run, "cem", 2)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         weights = self.candidates[step.fragment_id % self.options.population]

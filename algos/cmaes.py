@@ -62,7 +62,7 @@ class CMAES(Agent):
 
     @classmethod
     def check(cls, spaces: Spaces, options: CMAESOptions, run: Any) -> None:
-        Candidates.check(run, "cmaes", options.population)
+        Candidates.check(spaces, run, "cmaes", options.population)
         if run.episodes_per_batch % options.population:
             raise OptionError(
                 f"every candidate needs as many episodes: got episodes_per_batch="

@@ -53,7 +53,7 @@ class ES(Agent):
 
     @classmethod
     def check(cls, spaces: Spaces, options: ESOptions, run: Any) -> None:
-        Candidates.check(run, "es", 2)
+        Candidates.check(spaces, run, "es", 2)
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         return self.nets.act(step, self.candidate, int(self.key[0])), {}

@@ -26,17 +26,17 @@ class Space:
     """A space of observations or actions: the shape and dtype of its elements, and their bounds."""
 
     kind: str
-    """"box": numbers; "discrete": one choice, or several at once, each numbered from 0."""
+    """"box": numbers; "discrete": one choice, or several at once, each numbered from 0; "hybrid": choices, then numbers."""
     shape: tuple[int, ...]
     """Shape of one element; () for a single choice."""
     dtype: str
     """Dtype of an element as rows hold it."""
     choices: tuple[int, ...] = ()
-    """Discrete space: number of values of each choice. Several choices can be made at once."""
+    """Discrete or hybrid space: number of values of each choice. Several choices can be made at once."""
     low: Array | None = None
-    """Box: lower bounds, with its shape. Actions are clipped to them on the way to the environment."""
+    """Box or hybrid space: lower bounds, with its shape. Actions are clipped to them on the way to the environment."""
     high: Array | None = None
-    """Box: upper bounds, likewise."""
+    """Box or hybrid space: upper bounds, likewise."""
     first: Array | None = None
     """Discrete space: the environment's numbers for choices 0, with its shape; None if all are 0."""
     parts: Mapping[str, slice] = field(default_factory=dict)
@@ -44,8 +44,17 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Number of numbers in one element, or of values of all choices in a discrete space."""
+        """Number of numbers in one element, or of values of all choices where there are choices."""
         return sum(self.choices) if self.choices else int(np.prod(self.shape))
+
+    def halves(self) -> tuple[Space, Space]:
+        """Return the discrete space of a hybrid space's choices, and the box of its numbers."""
+        assert self.low is not None
+        assert self.high is not None
+        n = len(self.choices)
+        choices = Space("discrete", (n,), "int64", self.choices)
+        low, high = self.low[n:], self.high[n:]
+        return choices, Space("box", low.shape, self.dtype, low=low, high=high)
 
     def choice_slices(self) -> list[slice]:
         """Return the columns of each choice in a row that holds all choices of a discrete space."""

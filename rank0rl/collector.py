@@ -223,7 +223,7 @@ def _breaks_mask(fragment: Fragment, space: Space) -> bool:
     if mask is None:
         return False
     first = [columns.start for columns in space.choice_slices()]
-    columns = fragment.act.reshape(len(mask), -1) + first
+    columns = fragment.act.reshape(len(mask), -1)[:, : len(first)].astype(np.int64) + first
     return not np.take_along_axis(mask, columns, axis=1).all()
 
 

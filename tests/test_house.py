@@ -17,11 +17,11 @@ MOST_LINES = 450  # of a file: more is a second idea
 
 # Today's numbers. `python benchmarks/house.py` prints them; its docstring says how each one is counted.
 HOUSE = {
-    "files": 139,
+    "files": 140,
     "top_modules": 16,
-    "public_names": 645,
-    "loop_files": 64,
-    "train_files": 90,
+    "public_names": 647,
+    "loop_files": 65,
+    "train_files": 91,
     "path_files": 26,
     "path_short": 0,
 }

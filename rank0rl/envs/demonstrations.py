@@ -120,6 +120,9 @@ def _checked(obs: Any, act: Any, spaces: Spaces, source: str) -> Batch:
 
 def _fits(array: Array, space: Space) -> bool:
     """Return True if the rows are elements of a space. Bounds of a box are not checked."""
+    if space.kind == "hybrid":
+        n = len(space.choices)
+        return _fits(array[:, n:], space.halves()[1]) and _are(array[:, :n], space.choices)
     if not space.choices:
         with np.errstate(over="ignore"):
             cast = array.astype(space.dtype) if array.dtype.kind in "fiu" else array
@@ -127,4 +130,10 @@ def _fits(array: Array, space: Space) -> bool:
             return bool(np.isfinite(cast).all())
         return array.dtype.kind in "iu" and bool((cast == array).all())
     numbers = array.reshape(len(array), len(space.choices))
-    return array.dtype.kind in "iu" and bool(((numbers >= 0) & (numbers < space.choices)).all())
+    return array.dtype.kind in "iu" and _are(numbers, space.choices)
+
+
+def _are(numbers: Array, choices: tuple[int, ...]) -> bool:
+    """Return True if rows of numbers are choices, with so many values each."""
+    whole = numbers == np.floor(numbers)
+    return bool(((numbers >= 0) & (numbers < choices) & whole).all())

@@ -25,6 +25,18 @@ Array = npt.NDArray[Any]
 _MAX_VALUES = 256
 
 
+class _Hybrid(spaces.Box):
+    """Rows of choices, each numbered from 0, and of floats behind them, for actions that have both."""
+
+    def __init__(self, sizes: Array, first: Array, low: Array, high: Array) -> None:
+        lows, highs = np.concatenate([0 * sizes, low]), np.concatenate([sizes - 1, high])
+        super().__init__(lows.astype(low.dtype), highs.astype(low.dtype), dtype=low.dtype.type)
+        self.choices = tuple(sizes.tolist())
+        """Number of values of each choice."""
+        self.first = first
+        """The environment's numbers for choices 0."""
+
+
 class _Float64(spaces.Box):
     """A space of observations that are kept in float64, and not rounded to float32."""
 
@@ -60,8 +72,8 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
     if not (act.dtype.kind == "f" if isinstance(act, spaces.Box) else _choices(act)):
         raise ValueError(
             f"actions must be floats (a Box), or choices (Discrete, MultiDiscrete, MultiBinary, a Box "
-            f"of integers with at most 256 values each), or a Tuple or Dict of only one of these "
-            f"kinds: {name_of(env)} has {act}; wrap it with gymnasium.wrappers.TransformAction"
+            f"of integers with at most 256 values each), or a Tuple or Dict of these: "
+            f"{name_of(env)} has {act}; wrap it with gymnasium.wrappers.TransformAction"
         )
     observed = dataclasses.replace(_describe(obs), parts=getattr(env, "rank0rl_parts", {}))
     return Spaces(observed, _describe(act), getattr(env.unwrapped, "agent_names", ()))
@@ -77,9 +89,10 @@ def _describe(space: gym.Space[Any]) -> Space:
         return Space("discrete", space.shape, "int64", choices=tuple(sizes), first=renumbered)
     rounds = space.dtype == np.float64 and not isinstance(space, _Float64)
     dtype = np.dtype(np.float32) if rounds else space.dtype
-    return Space(
-        "box", space.shape, dtype.name, low=space.low.astype(dtype), high=space.high.astype(dtype)
-    )
+    choices = space.choices if isinstance(space, _Hybrid) else ()
+    low, high = space.low.astype(dtype), space.high.astype(dtype)
+    kind = "hybrid" if choices else "box"
+    return Space(kind, space.shape, dtype.name, choices, low, high)
 
 
 def _parts(space: gym.Space[Any]) -> dict[str, slice]:
@@ -136,8 +149,8 @@ def name_of(env: Any) -> str:
 def flatten(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
     """Wrap an environment so that its observations and actions are rows of numbers, if they can be.
 
-    Choices become one-hot in observations. Actions that are a dict, a tuple or integers become choices or
-    floats.
+    Choices become one-hot in observations. Actions that are a dict, a tuple or integers become choices,
+    floats, or choices and floats behind them.
     """
     act = env.action_space
     is_integer = isinstance(act, spaces.Box) and act.dtype.kind in "iu"
@@ -175,26 +188,37 @@ class _FlatActions(gym.ActionWrapper[Any, Any, Any]):
         """Convert a row of numbers to the environment's action. Return a dict or tuple unchanged."""
         if isinstance(action, dict | tuple):
             return action
-        return _nested(self.env.action_space, iter(np.ravel(action)))
+        row, flat = np.ravel(action), self.action_space
+        if not isinstance(flat, _Hybrid):
+            numbers = iter(row)
+            return _nested(self.env.action_space, numbers, numbers)
+        n = len(flat.choices)
+        choices = row[:n].astype(np.int64) + flat.first
+        return _nested(self.env.action_space, iter(choices), iter(row[n:]))
 
 
 def _flat_space(space: spaces.Space[Any]) -> spaces.Space[Any] | None:
     """Return the space of rows of numbers that stand for the actions of a space, part after part.
 
     Returns:
-        A MultiDiscrete if all parts are choices, a Box if all are floats, None otherwise.
+        A MultiDiscrete if all parts are choices, a Box if all are floats, a _Hybrid if all are one of the
+        two, None otherwise.
     """
     parts = list(_leaves(space))
     choices = [found for part in parts if (found := _choices(part))]
     floats = [part for part in parts if isinstance(part, spaces.Box) and part.dtype.kind == "f"]
-    if parts and len(choices) == len(parts):
+    if not parts or len(choices) + len(floats) < len(parts):
+        return None
+    if choices:
         sizes, first = (np.concatenate(numbers) for numbers in zip(*choices, strict=True))
-        return spaces.MultiDiscrete(sizes, start=first)
-    if parts and len(floats) == len(parts):
+    if floats:
         low = np.concatenate([part.low.ravel() for part in floats])
         high = np.concatenate([part.high.ravel() for part in floats])
-        return spaces.Box(low, high, dtype=low.dtype.type)
-    return None
+    if not floats:
+        return spaces.MultiDiscrete(sizes, start=first)
+    return (
+        _Hybrid(sizes, first, low, high) if choices else spaces.Box(low, high, dtype=low.dtype.type)
+    )
 
 
 def _leaves(space: spaces.Space[Any]) -> Iterator[spaces.Space[Any]]:
@@ -224,15 +248,17 @@ def _choices(space: spaces.Space[Any]) -> tuple[Array, Array] | None:
     return None
 
 
-def _nested(space: spaces.Space[Any], numbers: Iterator[Any]) -> Any:
-    """Build an action of a space from the next numbers."""
+def _nested(space: spaces.Space[Any], choices: Iterator[Any], floats: Iterator[Any]) -> Any:
+    """Build an action of a space from the next choices and floats."""
     if isinstance(space, spaces.Tuple):
-        return tuple(_nested(one, numbers) for one in space.spaces)
+        return tuple(_nested(one, choices, floats) for one in space.spaces)
     if isinstance(space, spaces.Dict):
-        return {name: _nested(one, numbers) for name, one in space.spaces.items()}
+        return {name: _nested(one, choices, floats) for name, one in space.spaces.items()}
     if isinstance(space, spaces.Discrete):
-        return space.dtype.type(next(numbers))
+        return space.dtype.type(next(choices))
     assert space.shape is not None
+    assert space.dtype is not None
+    numbers = floats if space.dtype.kind == "f" else choices
     size = math.prod(space.shape)
     return np.array([*islice(numbers, size)], space.dtype).reshape(space.shape)
 

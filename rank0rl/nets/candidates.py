@@ -21,8 +21,12 @@ Array = npt.NDArray[Any]
 _CENTER = -1  # in place of a candidate's number
 
 
-def check_episodes(run: Any, algo: str, least: int) -> None:
-    """Raise OptionError unless the batches of a run compare candidates, in `least` episodes or more."""
+def check_episodes(spaces: Spaces, run: Any, algo: str, least: int) -> None:
+    """Raise OptionError unless candidates can act, and a run compares them, in `least` episodes or more."""
+    if spaces.act.kind == "hybrid":
+        raise OptionError(
+            f"{algo} takes actions that are choices, or numbers, and not both at once: set --algo ppo or a2c"
+        )
     if not run.episodes_per_batch or run.episodes_per_batch < least:
         raise OptionError(
             f"{algo} compares whole episodes, one of each candidate: got episodes_per_batch="
@@ -51,9 +55,9 @@ class Candidates:
         self._layers: list[tuple[Array, Array]] = []
 
     @staticmethod
-    def check(run: Any, algo: str, least: int) -> None:
+    def check(spaces: Spaces, run: Any, algo: str, least: int) -> None:
         """Raise OptionError as `check_episodes`, and if the next candidates play before an update."""
-        check_episodes(run, algo, least)
+        check_episodes(spaces, run, algo, least)
         if run.overlap:
             raise OptionError(
                 f"{algo} learns from the candidates that have played, and with --overlap the next "

@@ -39,7 +39,7 @@ def network(
     last_gain: float,
     columns: Sequence[slice] | None = None,
     **layers: Any,
-) -> MLP | _ConvNet | _OwnNetwork | _Columns | _OfBytes:
+) -> MLP | _ConvNet | _OwnNetwork | _Columns | _OfBytes | Inputs:
     """Return a network for flattened observations: an MLP, over convolutions if their shape has three axes.
 
     Args:
@@ -68,10 +68,25 @@ def network(
             )
         return hidden
     if isinstance(hidden, nn.Module):
-        return _OwnNetwork(hidden, inputs, outputs)
+        return hidden if isinstance(hidden, Inputs) else _OwnNetwork(hidden, inputs, outputs)
     if len(shape) == 3:
         return _ConvNet(shape, hidden, outputs, rng, last_gain, **layers)
     return MLP([inputs, *hidden, outputs], rng, last_gain, **layers)
+
+
+class Inputs(nn.Module):
+    """In place of a network: its inputs, which are outputs of another one already."""
+
+    weights: Sequence[nn.Parameter] = ()
+    biases: Sequence[nn.Parameter] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the inputs."""
+        return x
+
+    def numpy(self, x: Array) -> Array:
+        """Return the inputs."""
+        return x
 
 
 class _RowByRow(nn.Module):

@@ -23,15 +23,14 @@ from torch import Tensor, nn
 from rank0rl.agent import NEVER, Space, choose
 from rank0rl.batch import Batch
 from rank0rl.nets.flat import Views
-from rank0rl.nets.networks import Hidden, network
+from rank0rl.nets.hybrid import HybridPolicy
+from rank0rl.nets.networks import Hidden, Inputs, network
 from rank0rl.options import OptionError
 
 Array = npt.NDArray[Any]
 
 _LOG_2PI = math.log(2 * math.pi)
 _NODES = 12  # the error of the quadrature is below 1e-4 nats for deviations up to 1, 2e-3 up to 1.5
-
-
 _EDGE = np.float32(1e-6)  # draws stay this far from 0 and 1, where the log-density is infinite
 
 
@@ -336,7 +335,7 @@ def _log_beta(a: Tensor, b: Tensor) -> Tensor:
     return torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(a + b)
 
 
-Policy: TypeAlias = GaussianPolicy | CategoricalPolicy | BetaPolicy
+Policy: TypeAlias = GaussianPolicy | CategoricalPolicy | BetaPolicy | HybridPolicy
 
 Actions: TypeAlias = Literal["normal", "squashed", "beta"]
 """Distribution of continuous actions."""
@@ -353,7 +352,7 @@ def make_policy(
     state_std: bool = False,
     **layers: Any,
 ) -> Policy:
-    """Return a policy for a space of actions: continuous for a box, categorical for choices.
+    """Return a policy for a space of actions: continuous for a box, categorical for choices, or both.
 
     Its attribute `noise` says which random numbers it takes: make it the agent's `noise`.
 
@@ -372,6 +371,12 @@ def make_policy(
     Raises:
         OptionError: if there is no such policy for this space.
     """
+    if act.kind == "hybrid":
+        first, numbers = act.halves()
+        outputs = numbers.size * (2 if state_std or actions == "beta" else 1)
+        net = network(inputs, hidden, first.size + outputs, rng, 0.01, **layers)
+        draws: Any = make_policy((), numbers, Inputs(), rng, log_std, rows, actions, state_std)
+        return HybridPolicy(net, CategoricalPolicy((), first, Inputs(), rng), draws)
     if act.choices:
         if actions != "normal" or state_std:
             raise OptionError(

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import tyro
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rank0rl.agent import Agent, Fragment, NoOptions, Spaces, Step, choose
+from rank0rl.agent import Agent, Fragment, NoOptions, Space, Spaces, Step, choose
 from rank0rl.batch import Batch
 from rank0rl.envs.block import make_block
 from rank0rl.envs.games import agents_of
@@ -257,18 +257,30 @@ class RandomAgent(Agent):
     def __init__(self, spaces: Spaces, options: NoOptions, rng: Any) -> None:
         """Take the space of actions; there is nothing to learn."""
         self.space = spaces.act
-        self.noise = ("uniform", len(self.space.choices) or self.space.size)
+        self.noise = ("uniform", int(np.prod(self.space.shape)))
 
     def act(self, step: Step) -> tuple[npt.NDArray[Any], Batch]:
         """Return uniform actions between the bounds, or on [-1, 1] where there are none."""
-        if self.space.choices:
-            logits = np.zeros((len(step.obs), self.space.size))
-            return choose(logits, step.noise, self.space, step.mask), {}
-        assert self.space.low is not None
-        assert self.space.high is not None
-        low = np.where(np.isfinite(self.space.low), self.space.low, -1).astype(np.float32)
-        high = np.where(np.isfinite(self.space.high), self.space.high, 1).astype(np.float32)
-        return low + (high - low) * step.noise.reshape(-1, *self.space.shape), {}
+        if self.space.kind != "hybrid":
+            return _random(self.space, step.noise, step.mask), {}
+        choices, numbers = self.space.halves()
+        n = len(self.space.choices)
+        both = [
+            _random(choices, step.noise[:, :n], step.mask),
+            _random(numbers, step.noise[:, n:], None),
+        ]
+        return np.concatenate(both, axis=1, dtype=np.float32), {}
+
+
+def _random(space: Space, noise: npt.NDArray[Any], mask: Any) -> npt.NDArray[Any]:
+    """Return a uniform action of a space for each row of uniform noise."""
+    if space.choices:
+        return choose(np.zeros((len(noise), space.size)), noise, space, mask)
+    assert space.low is not None
+    assert space.high is not None
+    low = np.where(np.isfinite(space.low), space.low, -1).astype(np.float32)
+    high = np.where(np.isfinite(space.high), space.high, 1).astype(np.float32)
+    return low + (high - low) * noise.reshape(-1, *space.shape)
 
 
 def _difference(all_a: Sequence[Fragment], all_b: Sequence[Fragment]) -> str:

@@ -136,7 +136,7 @@ def _notes(agent: Agent, env: Any, wrappers: Sequence[str]) -> list[str]:
     if env_spaces.nested_actions(env):
         notes.append(
             "each action is a row of numbers: those of all parts of env.action_space, one behind the "
-            "other, in its order"
+            "other, in its order, but choices before floats"
         )
     return notes
 
@@ -268,7 +268,7 @@ class _ForEnvironment(nn.Module):
 
     def __init__(self, mode: nn.Module, space: Space) -> None:
         super().__init__()
-        self.mode, self.bounded = mode, not space.choices
+        self.mode, self.bounded = mode, space.low is not None
         if self.bounded:
             self.register_buffer("low", torch.from_numpy(space.low))
             self.register_buffer("high", torch.from_numpy(space.high))

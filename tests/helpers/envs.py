@@ -89,6 +89,42 @@ class Toll(Count):
         return obs * 0, -((a - 1) ** 2), *flags, {"cost": a**2}
 
 
+class Throw(gym.Env):
+    """Shows a target in -1..1; wants the side it is on, and how far it is away. 10 steps."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Dict(
+        {
+            "far": gym.spaces.Box(0.0, 1.0, (1,), np.float32),
+            "side": gym.spaces.Discrete(2, start=1),
+            "unused": gym.spaces.MultiBinary(2),
+        }
+    )
+
+    def __init__(self, masks=False):
+        self.masks = masks
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self._show()
+
+    def step(self, action):
+        assert self.action_space.contains(action)
+        at = float(action["far"][0]) * (1 if action["side"] == 2 else -1)
+        reward = -abs(at - self.target)
+        self.t += 1
+        obs, info = self._show()
+        return obs, reward, False, self.t == 10, info
+
+    def _show(self):
+        self.target = self.np_random.uniform(-1, 1)
+        side = self.target > 0
+        mask = np.array([not side, side, True, True, True, True])
+        info = {"action_mask": mask} if self.masks else {}
+        return np.array([self.target], np.float32), info
+
+
 class Identity(gym.Env):
     """Rewards the choice that it shows: 1 if right, 0 if not; 10 steps. It shows `low` and one `high`."""
 
@@ -375,6 +411,7 @@ _ALL = (
     Ranked,
     Spaced,
     Toll,
+    Throw,
 )
 for env in _ALL:
     gym.register(f"{env.__name__}-v0", f"helpers.envs:{env.__name__}")

@@ -269,6 +269,28 @@ def test_a_policy_for_each_agent_has_one_hash(tmp_path):
     assert {"eval_return_left", "eval_return_right"} < table(tmp_path / "1")[0].keys()
 
 
+SELF = ["examples.self_play:make", "--algo", "examples/self_play.py", "--minibatch-size", "64"]
+SELF += ["--num-envs", "16", "--steps-per-batch", "256", "--gamma", "0", "--lr", "3e-4"]
+SELF += ["--entropy-coef", "linear:0.5:0.1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_who_plays_against_past_selves_can_hardly_be_exploited(seed, tmp_path):
+    train(tmp_path / "r", *SELF, "--total-steps", "50000", "--seed", str(seed))
+    rows = table(tmp_path / "r")
+    assert float(rows[0]["exploitability"]) == pytest.approx(1 / 3, abs=0.01)  # all three alike
+    assert float(rows[-1]["exploitability"]) < 0.15
+
+
+def test_past_selves_are_the_same_on_all_ranks_and_resumed(tmp_path):
+    train(tmp_path / "1", *SELF, "--total-steps", "2048")
+    train_on_ranks(tmp_path / "2", *SELF, "--total-steps", "2048", STOP, "3", nprocs=2)
+    resume_on_ranks(tmp_path / "2", nprocs=2)
+    assert curve(tmp_path / "1") == curve(tmp_path / "2")
+    assert sha(tmp_path / "1") == sha(tmp_path / "2")
+
+
 @pytest.mark.parametrize("steps", [40, 0])
 def test_the_returns_of_agents_are_theirs(steps):
     rollout, agent = rollout_of(steps=steps, episodes=None if steps else range(4))

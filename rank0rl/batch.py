@@ -125,8 +125,15 @@ class Replay:
         """Add N rows, name -> (N, ...).
 
         Raises:
-            ValueError: if their names, dtypes or shapes are not those of earlier rows.
+            ValueError: if their names, dtypes or shapes are not those of earlier rows, or they are no numbers.
         """
+        for name, array in rows.items():
+            dtype = array.dtype
+            if dtype.kind not in "biuf" or dtype.itemsize > 8 or not dtype.isnative:
+                raise ValueError(
+                    f"rows of a replay must be of real numbers that a checkpoint can hold: got {name!r} of "
+                    f"dtype {dtype}"
+                )
         end = self.added + count(rows)
         kind, before = _kind(rows), _kind(self._rows)
         if before and kind != before:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 
 import pytest
 
@@ -19,6 +20,19 @@ if hasattr(signal, "SIGHUP"):
 
 # Ranks that compile this project's files anew take a tenth longer to start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark as slow what comes after the first n cases of a test that is marked fast(n)."""
+    seen = Counter()
+    for item in items:
+        mark = item.get_closest_marker("fast")
+        if mark:
+            test = item.nodeid.partition("[")[0]
+            seen[test] += 1
+            if seen[test] > mark.args[0]:
+                item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -177,6 +177,7 @@ def client(book, folder):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nprocs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_the_notebook(tmp_path, nprocs):
     book = nbformat.read(BOOK, as_version=4)

@@ -65,6 +65,7 @@ print("mpi4py" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_both_run_in_one_process_without_mpi(tmp_path):
     text = IN_ONE_PROCESS.format(short=SHORT.split(), folder=EXAMPLES)
     *lines, mpi = typed(f"python -c {shlex.quote(text)}", cwd=tmp_path)

@@ -70,6 +70,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.fast(8)
 @pytest.mark.parametrize(
     ("args", "message"), WRONG, ids=[" ".join(a) or "nothing" for a, _ in WRONG]
 )

@@ -187,6 +187,7 @@ def test_arguments_by_index_and_a_method_that_takes_the_settings(tmp_path, monke
     assert lengths != {row["length_mean"] for row in curve(tmp_path / "same")}
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -112,6 +112,7 @@ def test_a_run_begins_with_all_weights_of_another_and_nothing_else(tmp_path):
     assert steps == 2 * 10 * 2  # iterations, epochs and minibatches of this run alone
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("args", "said"),
     [

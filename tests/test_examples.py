@@ -58,6 +58,7 @@ def shown(name):
     return command, output
 
 
+@pytest.mark.fast(4)
 @pytest.mark.parametrize("name", RANKS)
 def test_an_mpi_example_prints_what_it_says(name):
     command, output = shown(name)
@@ -166,6 +167,7 @@ def test_the_eight_edits_do_what_they_say():
     assert len(set(first["nets"])) == 2
 
 
+@pytest.mark.slow
 def test_the_eight_edits_print_each_line_once():
     short = "--nprocs 2 --iterations 2 --steps 100"
     training, *iterations = typed(f"python examples/08_script_ranks.py {short}")

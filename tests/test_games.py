@@ -163,6 +163,7 @@ def test_a_game_longer_than_max_replay_steps_begins_anew(tmp_path):
     assert len(table(tmp_path / "r")) == 2
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -246,6 +247,7 @@ TWO = ["examples.two_policies:make", "--algo", "examples/two_policies.py", "--mi
 TWO += ["--num-envs", "16", "--steps-per-batch", "1024"]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_policy_for_each_agent_learns_what_each_is_to_do(seed, tmp_path):
     train(tmp_path / "r", *TWO, "--total-steps", "20000", "--seed", str(seed))

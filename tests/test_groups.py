@@ -45,6 +45,7 @@ def alone(tmp_path_factory):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("n", "m"),
     [
@@ -76,6 +77,7 @@ def test_an_error_in_another_process_is_one_of_the_environment(tmp_path):
     assert "step 3, action" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_failed_step_is_repeated_in_all_processes(alone, tmp_path):
     fails = ["--env-kwargs", "raises=[1,5]", "talks=false", f'fails_once="{tmp_path / "once"}"']
     grouped(tmp_path / "r", ENV, *ARGS, *fails, "--env-retries", "1", n=2, m=2)
@@ -136,6 +138,7 @@ def test_a_script(tmp_path, n, m):
     assert sorted(done.stdout.splitlines()) == expected
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("n", "m"), [(2, 1), (2, 2)])
 def test_the_world_of_all_ranks_is_not_that_of_an_environment(tmp_path, n, m):
     done = grouped(tmp_path, "helpers.simulators:worldly", *ARGS, n=n, m=m, expect=1)
@@ -144,6 +147,7 @@ def test_the_world_of_all_ranks_is_not_that_of_an_environment(tmp_path, n, m):
     assert "--env-processes" in done.stderr
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("args", [{"n": 1, "m": 1}, {"n": 1, "m": 2}, {"n": 2}])
 def test_where_the_world_is_that_of_an_environment_it_may_use_it(alone, tmp_path, args):
     more = ["--env-processes"] if args["n"] > 1 else []
@@ -163,6 +167,7 @@ def heated(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "m"),
     [(2, 2), *(pytest.param(*nm, marks=SLOW) for nm in ((1, 2), (2, 1), (4, 1)))],

@@ -1,5 +1,7 @@
 """A replay is part of an agent's state: sampled by the update's generator, saved in parts, restored exactly."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers import forks
@@ -100,6 +102,69 @@ def test_files_that_no_checkpoint_needs_are_removed(tmp_path):
             checkpoint.save_best(tmp_path, checkpoint.snapshot({"replay": replay}))
     ends = sorted(int(path.stem.split("-")[3]) for path in tmp_path.glob("checkpoints/replay-*"))
     assert ends == [15, 20, 30, 35, 40]  # 15 and 20 are those of best.pt
+
+
+def test_rows_of_the_same_numbers_after_a_resume_leave_those_of_best(tmp_path):
+    for name, factor in (("best.pt", 1), ("a.pt", 2)):
+        replay = Replay(10)
+        replay.add({n: factor * x for n, x in numbered(0, 5).items()})
+        saved(tmp_path, replay, name=name)
+    for name, factor in (("best.pt", 1), ("a.pt", 2)):
+        [found] = checkpoint.read(tmp_path / name)["replays"]
+        assert found.rows()["x"].tolist() == [factor * i for i in range(5)]
+
+
+def test_a_damaged_checkpoint_stops_no_run(tmp_path):
+    replay = Replay(10)
+    for i in range(1, 5):
+        replay.add(numbered(replay.added, replay.added + 5))
+        state = checkpoint.snapshot({"replay": replay})
+        if i == 1:
+            checkpoint.save_best(tmp_path, state)
+            (tmp_path / "checkpoints" / "best.pt").write_text("x")
+        checkpoint.save(tmp_path, i, state, 1)
+    assert len([*tmp_path.glob("checkpoints/replay-*")]) == 4  # who knows which ones best.pt needs
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"added": 9},
+        {"added": 10**18},
+        {"added": "6"},
+        {"parts": []},
+        {"first": -1},
+        {"end": 7},
+        {"first": 3},
+    ],
+)
+def test_a_forged_replay_is_an_error_and_no_memory_that_was_never_written(forged, tmp_path):
+    replay = Replay(10)
+    replay.add(numbered(0, 6))
+    [found] = saved(tmp_path, replay)
+    for name in forged.keys() & {"first", "end"}:
+        found.parts[0][name] = forged[name]
+    changed = replace(found, **{n: x for n, x in forged.items() if n not in ("first", "end")})
+    with pytest.raises(ValueError, match="rows"):
+        Replay(10).load(changed)
+
+
+@pytest.mark.parametrize("x", [["text"], [None], [1j], np.zeros(1, ">f4"), np.zeros(1, "g")])
+def test_what_no_checkpoint_can_hold_is_refused_at_once(x):
+    with pytest.raises(ValueError, match="real numbers that a checkpoint can hold: got 'x' of"):
+        Replay(10).add({"x": np.asarray(x)})
+
+
+def test_a_copy_of_a_checkpoint_has_the_rows_of_its_replays_and_no_other_file(tmp_path):
+    replay = Replay(10)
+    replay.add(numbered(0, 6))
+    saved(tmp_path, replay)
+    (tmp_path / "replay-0-0-1.safetensors").symlink_to("/dev/zero")
+    (tmp_path / "copy").mkdir()
+    checkpoint.copy(tmp_path / "a.pt", tmp_path / "copy")
+    [found] = checkpoint.read(tmp_path / "copy" / "a.pt")["replays"]
+    assert found.rows()["x"].tolist() == [*range(6)]
+    assert len([*(tmp_path / "copy").iterdir()]) == 2
 
 
 def test_sac_has_one_hash_on_one_rank_and_stopped_and_resumed_on_two(tmp_path):

@@ -52,6 +52,7 @@ def test_all_agents_give_the_golden_hashes():
     assert trained() == golden()
 
 
+@pytest.mark.slow
 @emulated
 def test_another_cpu_gives_the_golden_hashes():
     names = ["ppo CartPole", "gru"]

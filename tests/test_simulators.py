@@ -91,6 +91,7 @@ def closed(tmp_path):
     return {file.name for file in (tmp_path / "log").iterdir()}
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("more", [[], ["--env-processes"]])
 @pytest.mark.parametrize("nprocs", [1, 2])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

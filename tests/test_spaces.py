@@ -38,6 +38,7 @@ def two_iterations(algo, folder, **env_kwargs):
     return agent
 
 
+@pytest.mark.fast(30)
 @pytest.mark.parametrize("act", ACT_SPACES)
 @pytest.mark.parametrize("obs", OBS_SPACES)
 def test_agents_train_on_every_space(obs, act, tmp_path):

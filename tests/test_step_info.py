@@ -101,6 +101,9 @@ class Says(gym.Wrapper):
     [
         ([{"price": 1}], r"must have 'cost', a number .*: got the keys \['price'\]"),
         ([{"cost": "much"}], "must have 'cost', a number .*: got 'much'"),
+        ([{"cost": None}], "got None"),
+        ([{"cost": 1j}], "got 1j"),
+        ([{"cost": 10**400}], "got 1000"),
         ([{"cost": 1}, {"cost": [1, 2]}], r"same shape in every step.*got \(2,\) after \(\)"),
     ],
 )

@@ -35,6 +35,7 @@ LIES = {
 }
 
 
+@pytest.mark.fast(4)
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_ends_the_run_with_a_line_that_says_why(tmp_path, lie):
     parts, words = LIES[lie]

@@ -125,13 +125,16 @@ class StepInfo(Around):
 
 def _numbers(name: str, info: Mapping[str, Any]) -> npt.NDArray[np.float64]:
     try:
-        return np.asarray(info[name], np.float64)
-    except (KeyError, TypeError, ValueError):
-        got = f"{info[name]!r:.100}" if name in info else f"the keys {sorted(map(str, info))}"
-        raise InfoError(
-            f"the info of every step must have {name!r}, a number or an array of numbers, because the agent "
-            f"reads it (Agent.info): got {got}"
-        ) from None
+        found = np.asarray(info[name])
+        if found.dtype.kind in "biuf":
+            return found.astype(np.float64)
+    except (ArithmeticError, KeyError, RuntimeError, TypeError, ValueError):
+        pass  # whatever it is that cannot become an array
+    got = f"{info[name]!r:.100}" if name in info else f"the keys {sorted(map(str, info))!r:.300}"
+    raise InfoError(
+        f"the info of every step must have {name!r}, a number or an array of numbers, because the agent "
+        f"reads it (Agent.info): got {got}"
+    )
 
 
 def _number(item: str, value: Any) -> float:

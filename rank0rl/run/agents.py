@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable
 from functools import cache
-from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -164,22 +163,29 @@ def absolute(algo: str) -> str:
     return f"{Path(where).resolve()}{colon}{name}" if where.endswith(".py") else algo
 
 
+def is_own(reference: str) -> bool:
+    """Return True if a name is of code in a file or a module, and not of rank0rl's or Gymnasium's own."""
+    where, colon, _ = reference.partition("(")[0].strip().partition(":")
+    return where.endswith(".py") or bool(colon and not is_reference(reference))
+
+
 def code_files(reference: str) -> list[Path]:
     """Return the files that an import of a name of code would run, as far as they are found. Nothing is imported."""
-    where, colon, _ = reference.partition("(")[0].strip().partition(":")
+    where = reference.partition("(")[0].strip().partition(":")[0]
+    if not is_own(reference):
+        return []
     if where.endswith(".py"):
         return [Path(where)]
-    if not colon or is_reference(reference):
-        return []
     found: list[Path] = []
     path: Any = [*sys.path, os.getcwd()]
     name = ""
     for part in where.split("."):
         name = f"{name}.{part}" if name else part
-        spec = PathFinder.find_spec(name, path)
+        found_by = (finder.find_spec(name, path) for finder in sys.meta_path)
+        spec = next((spec for spec in found_by if spec is not None), None)
         if spec is None:
             break
-        found += [Path(spec.origin)] if spec.origin else []
+        found += [Path(spec.origin)] if spec.origin and spec.has_location else []
         path = spec.submodule_search_locations
     return found
 

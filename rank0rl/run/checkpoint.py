@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rank0rl.agent import Agent
-from rank0rl.batch import Batch, Replay, concatenate
+from rank0rl.batch import Batch, Replay, concatenate, count
 from rank0rl.mpi import weights
 from rank0rl.options import OptionError
 from rank0rl.run import files, machine
@@ -56,9 +56,10 @@ class _Marked:
         if begin < self.added:
             rows = self.replay.rows(begin, self.added)
             content = safetensors.torch.save({n: torch.from_numpy(x) for n, x in rows.items()})
-            name = f"replay-{number}-{begin}-{self.added}.safetensors"
-            files.write(folder / name, content)
             digest = hashlib.sha256(content).hexdigest()
+            # best.pt may need other rows of these numbers, from before a resume of an earlier checkpoint.
+            name = f"replay-{number}-{begin}-{self.added}-{digest[:8]}.safetensors"
+            files.write(folder / name, content)
             parts.append({"name": name, "first": begin, "end": self.added, "sha256": digest})
         self.replay.parts = parts
         return {"added": self.added, "capacity": self.capacity, "parts": parts}
@@ -77,17 +78,25 @@ class _SavedReplay:
         """Return the last `capacity` rows, in order.
 
         Raises:
-            ValueError: if a file has gone, or is not as it was written.
+            ValueError: if a file has gone or is not as it was written, or rows are missing.
         """
-        first, read = max(0, self.added - self.capacity), []
+        ends = [number for part in self.parts for number in (part["first"], part["end"])]
+        if not all(type(number) is int for number in (self.added, self.capacity, *ends)):
+            raise ValueError(f"a replay in {self.folder} has no whole numbers of rows")
+        at, read = max(0, self.added - self.capacity), []
         for part in self.parts:
             path = self.folder / Path(part["name"]).name
             content = files.read(path, "replay", machine.memory_bytes())
             if hashlib.sha256(content).hexdigest() != part["sha256"]:
                 raise ValueError(f"{path} is damaged: its contents do not match its SHA-256")
             rows = {n: t.numpy() for n, t in safetensors.torch.load(content).items()}
-            skip = max(0, first - part["first"])
-            read.append({name: x[skip:] for name, x in rows.items()})
+            has = count(rows) if rows else 0
+            if not part["first"] <= at < part["end"] == part["first"] + has:
+                raise ValueError(f"{path} must have rows from number {at:,} on: got {has:,} rows")
+            read.append({name: x[at - part["first"] :] for name, x in rows.items()})
+            at = part["end"]
+        if at != self.added:
+            raise ValueError(f"a replay in {self.folder} has lost rows from number {at:,} on")
         return concatenate(read)
 
 
@@ -168,10 +177,24 @@ def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int | str) -
         old.unlink()
     if parts := {*_folder(run).glob("replay-*.safetensors")}:
         each = [path for path in (*kept, _folder(run) / "best.pt") if path.exists()]
-        needed = {name for path in each for name in _parts(read(path))}
+        try:
+            needed = {name for path in each for name in _parts(read(path))}
+        except ValueError:
+            return  # of a damaged checkpoint nobody knows which rows it needs: all stay
         for part in parts:
             if part.name not in needed:
                 part.unlink()
+
+
+def copy(path: Path, folder: Path) -> None:
+    """Copy a checkpoint, and the rows of its replays, into another folder.
+
+    Raises:
+        ValueError: if one of the files cannot be read.
+    """
+    for name in (path.name, *_parts(read(path))):
+        content = files.read(path.with_name(Path(name).name), "checkpoint", machine.memory_bytes())
+        files.write(folder / Path(name).name, content)
 
 
 def _parts(value: Any) -> Iterator[str]:

@@ -10,30 +10,33 @@ import difflib
 import hashlib
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import resolve_name
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
 from rank0rl.envs.make import find_modules_in
 from rank0rl.run import files
-from rank0rl.run.agents import code_files
+from rank0rl.run.agents import code_files, is_own
 from rank0rl.run.options import RunOptions
-from rank0rl.run.trust import FUNCTIONS, functions_of
+from rank0rl.run.trust import named_code
 
 _FOLDER = "code"  # of the copies, in a run's folder
-_MOST = 1 << 20  # bytes of a file
+_MOST = 1 << 18  # characters of a file
 _FILES = 200
-_LINES = 30  # of differences that are shown
+_LINES, _LINE = 30, 200  # of differences that are shown, and characters of each
+_COMPARED = 1 << 12  # lines of a file: the time to compare them grows with their square
 _HERE = Path(__file__).resolve().parents[1]
 _OURS = (_HERE, _HERE.with_name("algos"))  # in a checkout
+_PYTHONS = tuple(Path(sysconfig.get_path(of)).resolve() for of in ("stdlib", "platstdlib"))
 
 
 def files_of(options: RunOptions) -> list[Path]:
     """Return the files of the code that a run's settings name."""
-    return [path for name in _named(options) for path in code_files(name)]
+    return [path for name in named_code(vars(options)) for path in code_files(name)]
 
 
 def of_run(options: RunOptions) -> dict[str, str]:
@@ -67,7 +70,8 @@ def _loaded() -> list[tuple[Path, ModuleType]]:
 
 def _is_own(path: Path, folders: set[Path]) -> bool:
     """Return True for a Python file below one of the folders that is no part of rank0rl or an installed package."""
-    below = any(map(path.is_relative_to, folders)) and not any(map(path.is_relative_to, _OURS))
+    is_others = any(map(path.is_relative_to, _OURS + _PYTHONS))
+    below = any(map(path.is_relative_to, folders)) and not is_others
     installed = {"site-packages", "dist-packages"} & {*path.parts}
     return path.suffix == ".py" and path.is_file() and below and not installed
 
@@ -96,9 +100,20 @@ def hashes(texts: Mapping[str, str]) -> dict[str, str]:
 
 
 def recorded(start: Mapping[str, Any]) -> dict[str, str]:
-    """Return path -> hash, as the record of a run's start has them; {} without code of its own."""
+    """Return path -> hash, as the record of a run's start has them; {} without code of its own.
+
+    Paths that no run writes are left out.
+    """
     found = start.get("code")
-    return {str(k): str(v) for k, v in found.items()} if isinstance(found, Mapping) else {}
+    items = islice(found.items() if isinstance(found, Mapping) else (), _FILES)
+    return {str(path): str(its) for path, its in items if _is_relative(str(path))}
+
+
+def _is_relative(path: str) -> bool:
+    """Return True for a path in its shortest form that leads out of no folder."""
+    pure = PurePosixPath(path)
+    is_inside = not pure.is_absolute() and ".." not in pure.parts and len(pure.parts) < _FILES
+    return path.isprintable() and is_inside and pure.as_posix() == path
 
 
 def label(starts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -117,76 +132,118 @@ def keep(
         texts: what `of_run` has returned.
         run: the run's folder.
         starts: the records of earlier starts.
+
+    Raises:
+        ValueError: if the folder of the copies is none.
     """
     now, number = hashes(texts), len(starts) + 1
     if not now:
         return {}
     if starts and recorded(starts[-1]) == now:
         return {"code": now, "code_of_start": _number(starts[-1])}
-    for path, text in texts.items():
-        copy = _copies(run, number) / path
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        files.write(copy, text.encode())
+    try:
+        (run / _FOLDER).mkdir(exist_ok=True)
+        while _copies(run, number).exists() or _copies(run, number).is_symlink():
+            number += 1  # of a start that was killed, or of somebody's
+        for path, text in texts.items():
+            copy = _copies(run, number) / path
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            files.write(copy, text.encode())
+    except FileExistsError:
+        raise ValueError(
+            f"{run / _FOLDER} must be a folder, for copies of code: remove it"
+        ) from None
     return {"code": now, "code_of_start": number}
 
 
 def kept(run: Path, start: Mapping[str, Any]) -> dict[str, str]:
-    """Return the copies of the files of a start: path -> text, "" for one that has gone.
+    """Return the copies of the files of a start: path -> text, "" for one that has gone or that a link leads to.
 
     Raises:
         ValueError: if a copy cannot be read.
     """
-    folder, texts = _copies(run, _number(start)), {}
+    folder, texts = _copies(run.resolve(), _number(start)), {}
     for path in recorded(start):
         copy = folder / path
-        is_inside = ".." not in PurePosixPath(path).parts and not PurePosixPath(path).is_absolute()
-        text = files.read(copy, "code", _MOST) if is_inside and copy.exists() else b""
+        is_there = copy.exists() and copy.resolve() == copy
+        text = files.read(copy, "code", 4 * _MOST) if is_there else b""
         texts[path] = text.decode(errors="replace")
     return texts
 
 
 def difference(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return what differs between files, path -> text, as lines of a diff."""
-    lines: list[str] = []
-    for path in sorted({*before, *now}):
-        old, new = (each.get(path, "").splitlines() for each in (before, now))
-        lines += difflib.unified_diff(
-            old, new, f"{path}, recorded", f"{path}, now", n=1, lineterm=""
-        )
-    lines = ["".join(c for c in line if c.isprintable() or c == "\t") for line in lines]
-    more = len(lines) - _LINES
-    return [*lines[:_LINES], f"and {more} more lines"] if more > 0 else lines
+    names = sorted({*before, *now})
+    each = (_difference(path, before.get(path, ""), now.get(path, "")) for path in names)
+    lines = [*islice(chain.from_iterable(each), _LINES + 1)]
+    lines = ["".join(c for c in line if c.isprintable() or c == "\t")[:_LINE] for line in lines]
+    return [*lines[:_LINES], "and more lines"] if len(lines) > _LINES else lines
 
 
-def with_copies(settings: Mapping[str, Any], run: Path) -> dict[str, Any]:
-    """Return a run's settings with the last copies of files that have gone; modules that have gone are found there.
+def _difference(path: str, before: str, now: str) -> Iterator[str]:
+    """Yield the lines of one file's diff."""
+    if before == now:
+        return
+    old, new = before.splitlines(), now.splitlines()
+    if max(len(old), len(new)) > _COMPARED:
+        yield f"{path} has changed; it is too long to be compared"
+        return
+    yield from difflib.unified_diff(old, new, f"{path}, recorded", f"{path}, now", n=1, lineterm="")
 
-    Call it when the settings are trusted: what is imported then is what the run's folder has.
+
+def with_copies(
+    settings: Mapping[str, Any], run: Path, starts: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return settings with the copies of files of one's own that have gone; modules that have gone are found there.
+
+    Call it only when the user trusts the run's folder.
+
+    Args:
+        settings: of a run.
+        run: its folder.
+        starts: the records of its starts.
+
+    Raises:
+        ValueError: if there are copies that the last start has not written.
     """
-    folders = [path for path in run.glob(f"{_FOLDER}/start-*") if path.name[6:].isdecimal()]
-    if not folders:
+    own = filter(is_own, named_code(settings))
+    gone = {name for name in own if not any(map(Path.exists, code_files(name)))}
+    copies = recorded(starts[-1]) if starts and gone else {}
+    if not copies:
         return {**settings}
-    folder = max(folders, key=lambda path: int(path.name[6:]))
+    folder = _copies(run.resolve(), _number(starts[-1]))
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
+    if there != {*copies} or hashes(kept(run, starts[-1])) != copies:
+        raise ValueError(
+            f"{', '.join(sorted(gone))} has gone, and the copies in {folder} are not as the run has written them: "
+            f"put the files back"
+        )
+    changed = {name: _copy_of(name, copies, folder) for name in gone}
+    return {option: _replaced(value, changed) for option, value in settings.items()}
 
-    def found(name: str) -> str:
-        where, colon, of = name.partition(":")
-        if where.endswith(".py"):
-            copies = [] if Path(where).exists() else [*folder.rglob(Path(where).name)]
-            return f"{copies[0].resolve()}{colon}{of}" if copies else name
-        for copy in (
-            [] if code_files(name) or not colon else folder.rglob(f"{where.replace('.', '/')}.py")
-        ):
-            find_modules_in(str(copy.resolve().parents[where.count(".")]))
-        return name
 
-    changed: dict[str, Any] = {}
-    for name in ("algo", "env_id", "wrappers", *FUNCTIONS):
-        value = settings.get(name)
-        if isinstance(value, str):
-            changed[name] = found(value)
-        elif isinstance(value, list | tuple):
-            changed[name] = type(value)(map(found, value))
-    return {**settings, **changed}
+def _copy_of(name: str, copies: Mapping[str, str], folder: Path) -> str:
+    """Return a name of code that has gone with its copy. The copy of a module is found by its name from now on."""
+    where, colon, of = name.partition(":")
+    if where.endswith(".py"):
+        parts = Path(where).resolve().as_posix()
+        found = [path for path in copies if parts.endswith(f"/{path}")]
+        return f"{folder / max(found, key=len)}{colon}{of}" if found else name
+    module = where.replace(".", "/")
+    for path in copies:
+        for ending in (f"{module}.py", f"{module}/__init__.py"):
+            if f"/{path}".endswith(f"/{ending}"):
+                find_modules_in(str(folder / path.removesuffix(ending)))
+    return name
+
+
+def _replaced(value: Any, changed: Mapping[str, str]) -> Any:
+    """Return a setting's value with other names of code."""
+    if isinstance(value, str):
+        return changed.get(value, value)
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(each, changed) for each in value)
+    return value
 
 
 def _number(start: Mapping[str, Any]) -> int:
@@ -197,10 +254,3 @@ def _number(start: Mapping[str, Any]) -> int:
 
 def _copies(run: Path, number: int) -> Path:
     return run / _FOLDER / f"start-{number}"
-
-
-def _named(options: RunOptions) -> Iterator[str]:
-    """Yield all names of code in the options."""
-    yield from (options.algo, options.env_id, *options.wrappers)
-    for name in FUNCTIONS:
-        yield from functions_of(options, name)

@@ -158,7 +158,10 @@ def read_saved(path: Path, words: Words | None = None, trust: bool = False) -> d
     except (AttributeError, TypeError) as error:
         raise ValueError(f"checkpoint {path} holds no run: {error}") from None
     settings = trusted(_with_moved_agent(saved["settings"], words), str(path), words, trust)
-    return {**saved, "settings": with_copies(settings, path.resolve().parent.parent)}
+    run = path.resolve().parent.parent
+    if trust or (words and words.given.get("trust")):
+        settings = with_copies(settings, run, starts(run / "config.toml"))
+    return {**saved, "settings": settings}
 
 
 def _check_sizes(saved: Mapping[str, Any], path: Path) -> None:

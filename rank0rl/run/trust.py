@@ -120,6 +120,12 @@ def _foreign(settings: Mapping[str, Any], source: str) -> dict[str, list[str]]:
     return found | {name: [str(settings[name])] for name in _MORE if settings.get(name)}
 
 
+def named_code(settings: Mapping[str, Any]) -> list[str]:
+    """Return all names of code in settings."""
+    values = [settings.get(name) for name in ("algo", "env_id", "wrappers", *FUNCTIONS)]
+    return [one for value in values for one in ([value] if isinstance(value, str) else value or ())]
+
+
 def functions_of(options: RunOptions, name: str) -> list[str]:
     """Return the functions or classes that one of `FUNCTIONS` names."""
     value = getattr(options, name) or ()
@@ -193,9 +199,7 @@ def _seal(key: bytes, settings: Mapping[str, Any], source: str) -> str:
     options = _named_options(settings, source)
     named = {name: getattr(options, name) for name in _NAMES}
     named |= {name: settings.get(name) for name in _MORE}
-    code = (options.algo, options.env_id, *options.wrappers)
-    code += tuple(own for name in FUNCTIONS for own in functions_of(options, name))
-    paths = [path for reference in code for path in code_files(reference)]
+    paths = [path for reference in named_code(vars(options)) for path in code_files(reference)]
     paths += map(Path, _files_in(options.env_kwargs))
     text = json.dumps([named, [*map(_content, paths)]], sort_keys=True, default=repr)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

@@ -143,6 +143,7 @@ class _Record:
     rows: dict[int, dict[str, str]]  # by iteration; there may be fewer rows than iterations
     summary: dict[str, Any]  # {} if there is no summary.json
     made: int  # iterations that the run has made
+    trust: bool  # the user trusts all code that the run names
 
     @property
     def last(self) -> int:
@@ -172,7 +173,8 @@ def _read(folder: Path, most: int | None, trust: bool) -> _Record:
             f"{path} must have a row for each iteration, or for some of them, in order: put the run's "
             f"own file back"
         )
-    given = code.with_copies(trusted(settings.load(file), str(file), None, trust), folder)
+    given = trusted(settings.load(file), str(file), None, trust)
+    given = code.with_copies(given, folder, settings.starts(file)) if trust else given
     summary = {}
     if (folder / "summary.json").exists():
         summary = files.read_json(folder / "summary.json", "summary")
@@ -181,7 +183,7 @@ def _read(folder: Path, most: int | None, trust: bool) -> _Record:
         raise ValueError(f"the first row of {path} is of iteration {min(rows)}: got --rows {most}")
     parts = _parts(file, last if most is None else min(last, most))
     kept = {name: value for name, value in given.items() if name not in _OF_A_START}
-    return _Record(folder, kept, parts, rows, summary, last)
+    return _Record(folder, kept, parts, rows, summary, last, trust)
 
 
 def _parts(file: Path, last: int) -> list[_Part]:
@@ -301,7 +303,7 @@ def _resumable(record: _Record, kept: Mapping[int, Path]) -> list[int]:
     """Check all checkpoints; return the iterations of those from which the run can be repeated."""
     points, before = [], 0
     for point, file in kept.items():
-        saved = settings.read_saved(file, trust=True)  # nothing that it names is imported here
+        saved = settings.read_saved(file, trust=record.trust)
         _check_checkpoint(record, file, saved, before)
         envs = saved["collector"].get("envs")
         # A run that is resumed begins new episodes in place of those that are too long to repeat.
@@ -363,8 +365,7 @@ def _begin(record: _Record, run: Path) -> list[str]:
 def _resume_copy(record: _Record, file: Path, run: Path) -> list[str]:
     """Copy a checkpoint and the rows up to it into a new folder; return the options that resume it."""
     (run / "checkpoints").mkdir(parents=True)
-    for each in (file, *file.parent.glob("replay-*.safetensors")):
-        shutil.copy(each, run / "checkpoints")
+    checkpoint.copy(file, run / "checkpoints")
     rows = [*record.rows.values()][: int(file.stem)]
     with (run / "progress.csv").open("w", newline="") as table:
         writer = csv.DictWriter(table, [*rows[0]])

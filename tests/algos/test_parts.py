@@ -36,6 +36,7 @@ def test_a_part_of_the_class_is_what_describes_it(of):
     assert type(of.policy).__name__ == "Part"
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("name", ["policy", "value"])
 @pytest.mark.parametrize("of", [A2C, Reinforce, PPO, TRPO, KLPPO])
 def test_a_network_that_comes_later_must_be_in_the_flat_vector(of, name):

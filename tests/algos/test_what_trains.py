@@ -294,6 +294,7 @@ class AddsToValues(PPO):
         return super().loss(log_ratio, entropy, value, rows)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("of", [Clamps, AddsToValues])
 @pytest.mark.parametrize("options", [{}, {"actions": "beta"}], ids=["compiled", "outputs"])
 def test_a_loss_that_changes_its_arguments_in_place_is_refused(of, options):
@@ -412,6 +413,7 @@ def test_without_a_closed_form_torch_takes_the_derivatives_of_the_loss():
         torch.testing.assert_close(p, q, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.fast(5)
 @pytest.mark.parametrize(
     ("act", "options", "how"),
     [

@@ -47,6 +47,7 @@ def faulty(*args):
 SLOW = {"sys.exit(3)", "os._exit(3)", "SIGSTOP"}  # each like one of the others
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize(
     "fault", [pytest.param(f, marks=pytest.mark.slow if f in SLOW else []) for f in FAULTS]
 )

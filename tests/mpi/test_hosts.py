@@ -148,6 +148,7 @@ def test_a_wrong_host_is_one_line():
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_ranks_on_this_host_alone_by_name(tmp_path):
     args = [*SMALL, "--total-steps", "128"]
     train(tmp_path / "one", *args)

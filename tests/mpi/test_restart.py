@@ -27,6 +27,7 @@ class Dies(PPO):
 """
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("what", "said"),
     [

@@ -118,6 +118,7 @@ for kind in ("gaussian", "state", "beta", "several"):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(compiler.cache_folder() is None, reason="no private folder")
 def test_kernels_of_each_distribution_are_compiled_once():
     env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}"}
@@ -127,6 +128,7 @@ def test_kernels_of_each_distribution_are_compiled_once():
     assert done.stdout.split() == ["0"] * 4
 
 
+@pytest.mark.slow
 def test_without_a_folder_kernels_are_compiled_all_the_same(tmp_path):
     (tmp_path / "file").touch()
     assert compile_in(tmp_path / "file") == 0
@@ -139,6 +141,7 @@ def test_kernels_need_the_compiler():
     assert "unset NUMBA_DISABLE_JIT" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("agent", ["ppo", "trpo", "klppo", "reinforce", "cem"])
 def test_ranks_that_only_collect_load_no_compiler(agent):
     code = (

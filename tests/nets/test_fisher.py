@@ -17,6 +17,7 @@ CASES = [(kind, False) for kind in KINDS] + [("categorical", True), ("several", 
 PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
+@pytest.mark.fast(8)
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize(("kind", "masked"), CASES)
 def test_products_are_those_of_autograd_and_the_same_for_every_number_of_threads(

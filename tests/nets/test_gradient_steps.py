@@ -92,6 +92,7 @@ PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
 LAYERS = [(activation, norm) for activation in get_args(Activation) for norm in (False, True)]
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize(("activation", "layer_norm"), LAYERS)
 def test_kernels_know_all_activations_and_layer_norm(activation, layer_norm, dtype):
@@ -118,6 +119,7 @@ def test_kernels_know_all_activations_and_layer_norm(activation, layer_norm, dty
         torch.testing.assert_close(p.grad / scale, gradient / scale, rtol=0, atol=2 * exact)
 
 
+@pytest.mark.fast(24)
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
 @pytest.mark.parametrize("clip_ratio", [0.1, np.inf])
 @pytest.mark.parametrize("way", [CLOSED, LOSS, OUTPUTS], ids=["closed", "loss", "outputs"])
@@ -202,6 +204,7 @@ def test_two_epochs_are_those_of_autograd(kind, masked, way, normalize):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize("way", [CLOSED, LOSS, OUTPUTS], ids=["closed", "loss", "outputs"])
 @pytest.mark.parametrize(
     ("space", "actions", "layers"),

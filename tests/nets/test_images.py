@@ -75,6 +75,7 @@ def test_large_images_have_the_network_of_every_atari_agent():
     assert Convolutions((35, 99, 1), rng()).size == 128
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("image", "sides", "stride"),
     [

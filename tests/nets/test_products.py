@@ -63,6 +63,7 @@ def result(function, a, b):
     return out
 
 
+@pytest.mark.fast(4)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(("of_a", "of_b"), [*itertools.product("CFA", "CF")])
 def test_numbers_are_one_chain_each(of_a, of_b, dtype):

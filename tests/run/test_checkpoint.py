@@ -236,6 +236,7 @@ def test_the_deepest_state_is_read(tmp_path):
     assert checkpoint.read(tmp_path / "c.pt")["a"]
 
 
+@pytest.mark.slow
 def test_a_state_of_very_many_numbers_outside_of_arrays_is_refused(tmp_path):
     with pytest.raises(OptionError, match="arrays"):
         checkpoint.write(tmp_path / "c.pt", {"rows": [0.1] * (1 << 23)})

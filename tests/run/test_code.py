@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 from helpers import forks
@@ -88,6 +89,7 @@ def test_changed_code_is_refused_with_what_has_changed_or_noted(mine, tmp_path):
     assert not (run / "code" / "start-3").exists()
 
 
+@pytest.mark.slow
 def test_verify_names_the_file_and_the_line(mine, tmp_path):
     run = tmp_path / "run"
     train(run, *words(mine))
@@ -115,6 +117,7 @@ def test_what_has_gone_is_found_in_the_runs_folder_if_it_is_trusted(mine, tmp_pa
         load(whole)
 
 
+@pytest.mark.slow
 def test_runs_of_other_code_are_another_row(mine, tmp_path):
     for seed, factor in enumerate(("1.0", "1.0", "0.5")):
         (mine / "mine_too.py").write_text(f"FACTOR = {factor}\n")
@@ -134,9 +137,16 @@ def test_a_module_may_name_a_file_that_is_not_there(mine, tmp_path):
 
 def test_a_copy_elsewhere_is_no_copy(tmp_path):
     (tmp_path / "secret.py").write_text("secret")
-    for path in ("../../../secret.py", str(tmp_path / "secret.py")):
+    for path in ("../../../secret.py", str(tmp_path / "secret.py"), "./secret.py", "a\nnote.py"):
         start = {"code": {path: "0"}, "code_of_start": 1}
-        assert code.kept(tmp_path / "a" / "b", start) == {path: ""}
+        assert code.kept(tmp_path / "a" / "b", start) == code.recorded(start) == {}
+    run = tmp_path / "run"
+    (run / "code" / "start-1").mkdir(parents=True)
+    (run / "code" / "start-2").symlink_to(tmp_path)
+    (run / "code" / "start-1" / "secret.py").symlink_to(tmp_path / "secret.py")
+    for number in (1, 2):
+        start = {"code": {"secret.py": "0"}, "code_of_start": number}
+        assert code.kept(run, start) == {"secret.py": ""}
     assert code.kept(tmp_path, {"code": {"secret.py": "0"}, "code_of_start": "x"}) == {
         "secret.py": ""
     }
@@ -147,7 +157,80 @@ def test_differences_are_short_and_printable():
     [*lines, last] = code.difference({"a": ""}, {"a": "\x1b[2J\n" * 100})
     assert lines[3] == "+[2J"
     assert len(lines) == 30
-    assert last == "and 73 more lines"
+    assert last == "and more lines"
+    long = {"a": "x\n" * 1_000_000}
+    assert code.difference({"a": ""}, long) == ["a has changed; it is too long to be compared"]
+    many = {f"{i}": "y" * 1000 + "\n" + "x\n" * 4000 for i in range(200)}
+    assert max(map(len, code.difference({}, many))) == 200
+
+
+def test_copies_are_written_into_folders_that_are_new(tmp_path):
+    run, outside = tmp_path / "run", tmp_path / "outside"
+    (run / "code").mkdir(parents=True)
+    outside.mkdir()
+    (run / "code" / "start-1").symlink_to(outside)
+    (run / "code" / "start-2").symlink_to(tmp_path / "nowhere")
+    (run / "code" / "start-3").mkdir()
+    assert code.keep({"a.py": "x"}, run, [])["code_of_start"] == 4
+    assert [*outside.iterdir()] == []
+    assert (run / "code" / "start-4" / "a.py").read_text() == "x"
+    (tmp_path / "code").touch()
+    with pytest.raises(ValueError, match="code must be a folder, for copies of code"):
+        code.keep({"a.py": "x"}, tmp_path, [])
+
+
+def test_only_what_the_run_has_written_is_a_copy(tmp_path):
+    names = ["/gone/agents/main.py:A", "/gone/hooks/main.py:f", "ppo", "a_module_of_mine:make"]
+    texts = {"agents/main.py": "a", "hooks/main.py": "b", "a_module_of_mine.py": "c"}
+    starts = [code.keep(texts, tmp_path, [])]
+    settings = {"algo": names[0], "hook": [names[1]], "env_id": names[3], "lr": 1.0}
+    folder = tmp_path / "code" / "start-1"
+    assert code.with_copies(settings, tmp_path, starts) == {
+        **settings,
+        "algo": f"{folder}/agents/main.py:A",
+        "hook": [f"{folder}/hooks/main.py:f"],
+    }
+    assert sys.path.pop() == str(folder)
+    assert code.with_copies({"algo": "ppo"}, tmp_path, starts) == {"algo": "ppo"}
+    for path in ("agents/main.py", "tensorboard.py"):
+        (folder / path).write_text("changed")
+        with pytest.raises(ValueError, match="are not as the run has written them"):
+            code.with_copies(settings, tmp_path, starts)
+        (folder / path).write_text("a")
+
+
+@pytest.mark.parametrize("algo", ["rank0rl.algos.ppo:PPO", "ppo"])
+def test_a_folder_of_somebody_imports_nothing(algo, tmp_path, monkeypatch):
+    """Its code was found once: where an agent of rank0rl was named as a module."""
+    run = tmp_path / "run"
+    train(run, "CartPole", "--algo", algo, *SIZE)
+    copies = run / "code" / "start-1"
+    (copies / "rank0rl" / "algos").mkdir(parents=True)
+    for name in ("rank0rl/algos/ppo.py", "tensorboard.py", "sitecustomize.py"):
+        (copies / name).write_text("raise SystemExit(99)")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "victim"))
+    before = [*sys.path]
+    load(run)
+    assert sys.path == before
+    resume(run, "--total-steps", "192")
+
+
+def test_naming_code_does_not_import_a_copy_of_it(mine, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+    train(run, *words(mine, "--stop-after-iterations", "2"))
+    mine.rename(tmp_path / "moved")
+    (run / "code" / "start-1" / "mine.py").write_text("raise SystemExit(99)")
+    done = resume(run, *words(mine)[1:3], expect=2)
+    assert "an_env" in done.stderr
+    done = resume(run, "--trust", expect=2)
+    assert "are not as the run has written them: put the files back" in done.stderr
+
+
+def test_python_itself_is_not_of_a_run(tmp_path):
+    own = tmp_path / "own.py"
+    own.touch()
+    assert code._is_own(own, {tmp_path})
+    assert not code._is_own(Path(re.__file__).resolve(), {Path("/")})
 
 
 def test_an_own_file_that_is_not_in_git_makes_the_commit_dirty(tmp_path, monkeypatch):

@@ -127,6 +127,7 @@ def test_what_is_wrong_is_said(tmp_path, words, name, text):
     assert text in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [[], pytest.param(["--overlap"], marks=pytest.mark.slow)], ids=["", "overlap"]
 )

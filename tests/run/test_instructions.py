@@ -112,6 +112,7 @@ def test_a_wrong_limit(cpu, said, monkeypatch):
         launch_options.check_cpu(cpu)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("nprocs", [1, 2])
 def test_a_script_that_has_loaded_numpy_begins_anew(nprocs, tmp_path):
     script = tmp_path / "mine.py"
@@ -148,6 +149,7 @@ def fingerprint(code, **env):
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_native_is_native_where_a_tool_has_chosen_portable():
     limit = "from rank0rl.run.launch_options import limit_cpu\nlimit_cpu({!r})"
     assert fingerprint(limit.format("native"), **launch_options._PORTABLE) == fingerprint("")

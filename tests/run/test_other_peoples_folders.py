@@ -41,6 +41,7 @@ def links(path):
     path.symlink_to(path.parent.parent / "outside")
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     "name", ["report.html", "learning.png", "table.md", "table.csv", "runs.csv"]
 )
@@ -223,6 +224,7 @@ def test_drawing_without_a_display_imports_nothing_from_the_working_folder(tmp_p
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("kind", ["pt2", "onnx"])
 def test_an_export_takes_the_place_of_a_link(run, kind, capsys):
     if kind == "onnx":
@@ -286,6 +288,7 @@ def test_rows_reach_the_disk_before_a_checkpoint_does(tmp_path, monkeypatch):
     assert rows == [True, True, True]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("lost", ["all that follows", "zeros"])
 def test_a_run_goes_on_from_the_newest_checkpoint_whose_rows_are_there(tmp_path, lost):
     args = [*SMALL, "--hidden", "8", "--total-steps", "384", "--checkpoint-every", "1"]
@@ -334,6 +337,7 @@ def test_a_folder_whose_files_are_none_is_not_trained_in(tmp_path, name, make):
         folder.lock(tmp_path, 0)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -381,6 +385,7 @@ def test_a_record_of_line_breaks_is_refused_at_once(tmp_path, text, said):
     tracemalloc.stop()
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -438,6 +443,7 @@ def test_ordinary_arguments_need_none():
     assert trust.trusted(asked, "its file") == asked
 
 
+@pytest.mark.slow
 def test_a_small_file_of_many_arrays_is_refused(tmp_path):
     spaces = describe(make("CartPole-v1"))
     obs, act = np.zeros((1 << 26, 4), np.float32), np.zeros(1, np.int64)

@@ -139,6 +139,7 @@ def test_a_row_that_cannot_be_written_is_no_boundary(tmp_path):
     assert [int(row["iteration"]) for row in table(tmp_path / "r")] == list(range(1, 11))
 
 
+@pytest.mark.slow
 def test_a_metric_may_be_missing_and_come_late(tmp_path):
     agent = tmp_path / "late.py"
     agent.write_text(
@@ -284,6 +285,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_checkpoint_before(
     assert [int(row["iteration"]) for row in table(parts)] == list(range(1, 11))
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("nprocs", [1, 3])
 def test_ctrl_c_leaves_a_checkpoint_and_a_summary(tmp_path, nprocs):
     args = [*SMALL, "--total-steps", "1000000", "--checkpoint-every", "1000000"]

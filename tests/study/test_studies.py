@@ -28,6 +28,7 @@ def study(folder, *args, expect=0):
     return done
 
 
+@pytest.mark.slow
 def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = ["helpers.envs:Count-v0", "helpers.envs:Breaks-v0", "--seeds", "0:1", *SMALL]
@@ -58,6 +59,7 @@ def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypat
     assert sha(tmp_path / "alone") == sha(tmp_path / "Count-v0-ppo-seed1")
 
 
+@pytest.mark.fast(6)
 @pytest.mark.parametrize(
     ("more", "said"),
     [
@@ -95,6 +97,7 @@ def test_a_file_of_a_study_imports_nothing_and_starts_no_program(tmp_path, monke
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -1,6 +1,6 @@
 """A limit on a cost: PPO learns from reward - multiplier * cost, and the multiplier grows while the cost is too high.
 
-    python train.py examples.lagrange:make --algo examples/lagrange.py --config configs/ppo-Pendulum.toml --total-steps 200000
+    python train.py examples.lagrange:make --algo examples/lagrange.py --config ppo-Pendulum --total-steps 200000
 
 Source: Tessler et al. 2019, arXiv:1805.11074.
 """

@@ -29,7 +29,7 @@ class PolicyEach(Agent):
     def act(self, step):
         """Let each agent's policy act on its rows."""
         whole = None
-        for rows, agent in self._of_each(step.fragment_id):
+        for _, rows, agent in self._of_each(step.fragment_id):
             part = {n: x[rows] if isinstance(x, np.ndarray) else x for n, x in vars(step).items()}
             act, extras = agent.act(type(step)(**part))
             acted = {"act": act, **extras}
@@ -52,10 +52,10 @@ class PolicyEach(Agent):
 
     def update(self, batch, rng, progress):
         """Let each agent learn from its own rows."""
-        metrics = {}
-        for name, (rows, agent) in zip(self.each, self._of_each(batch["fragment_id"]), strict=True):
+        names, metrics = [*self.each], {}
+        for i, rows, agent in self._of_each(batch["fragment_id"]):
             own = agent.update({n: x[rows] for n, x in batch.items()}, rng, progress)
-            metrics |= {f"{name}_{n}": x for n, x in own.items()}
+            metrics |= {f"{names[i]}_{n}": x for n, x in own.items()}
         return metrics
 
     def modules(self):
@@ -72,11 +72,11 @@ class PolicyEach(Agent):
             agent.load(state[name])
 
     def _of_each(self, fragment_id):
-        """Yield the rows of each agent that has any, and the agent."""
+        """Yield the number of each agent that has rows, the rows, and its PPO."""
         for i, agent in enumerate(self.all):
             rows = np.flatnonzero(fragment_id % len(self.all) == i)
             if len(rows):
-                yield rows, agent
+                yield i, rows, agent
 
 
 class Numbers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +17,7 @@ from rank0rl.collector import Collector
 from rank0rl.mpi import comm, weights
 from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.images import use_threads
-from rank0rl.run.agent_checks import PREPARING, check_kept, trained
+from rank0rl.run.agent_checks import PREPARING, check_kept, lost_numbers, numbers, trained
 from rank0rl.run.machine import available_cores
 from rank0rl.run.options import RunOptions
 from rank0rl.run.usage import Phases
@@ -52,7 +52,7 @@ class Learner:
         agent.threads = options.learner_threads or _free_cores(options)
         use_threads(agent.modules().values(), agent.threads)
         self._preparing: Future[None] | None = None
-        self._updates = ""
+        self._updates, self._has_noted = "", False
 
     def prepare(self) -> None:
         """Let rank 0's agent prepare its first update, in a thread. Call it once, if there is to be one."""
@@ -79,11 +79,12 @@ class Learner:
             self._finish_preparing()
             seeding.seed_globals(self._options.seed, "update", iteration)
             looks = iteration <= _LOOKS or not iteration % self._options.drift_check_every
-            before = trained(self._agent) if looks else {}
+            before, earlier = (trained(self._agent), numbers(self._agent)) if looks else ({}, {})
             with self._phases("update"):
                 metrics = self._agent.update(batch.rows, rng, self._share_over())
             if looks:
                 check_kept(self._agent, before)
+                self._note_lost(lost_numbers(self._agent, earlier))
             _check_metrics(metrics)
             self._check_weights()
             self._tell_how()
@@ -91,6 +92,16 @@ class Learner:
             error.add_note(f"In update, of iteration {iteration}; resuming the run repeats it.")
             raise
         return metrics
+
+    def _note_lost(self, names: Sequence[str]) -> None:
+        """Print once which numbers a resumed run would not have."""
+        if names and not self._has_noted and not self._options.quiet:
+            self._has_noted = True
+            print(
+                f"note: update has changed {', '.join(names)}, and neither modules() nor state() has it: other ranks "
+                f"and a resumed run have another value; if act, process or a later update reads it, return it "
+                f"from modules() or state()"
+            )
 
     def _tell_how(self) -> None:
         """Print how updates are computed, when that becomes known and whenever it changes."""

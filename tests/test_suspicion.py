@@ -2,7 +2,9 @@
 
 import contextlib
 import copy
+import re
 
+import numpy as np
 import pytest
 import torch
 from helpers.agents import liar
@@ -99,6 +101,32 @@ class Anew(PPO):
             tensor.data *= 2
         self.first = self.flat.vectors[0].detach()[:3].requires_grad_()
         return metrics
+
+
+class Counts(PPO):
+    """Changes numbers, one of which no checkpoint has."""
+
+    kept = 1.0
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.lost, self.kept, self.later = {"a": 0.5}, 1.5, None
+
+    def update(self, batch, rng, progress):
+        self.kept += 1
+        self.lost["a"] += 1
+        self.later = 3
+        return super().update(batch, rng, progress)
+
+    def state(self):
+        return {**super().state(), "kept": np.array([self.kept])}
+
+
+def test_numbers_that_an_update_changes_and_nobody_saves_are_noted(tmp_path, capsys):
+    size = {"env_id": "Pendulum", "num_envs": 2, "steps_per_batch": 64, "total_steps": 192}
+    train_here(Counts, Counts.Options(hidden=(8,)), tmp_path, **size)
+    [note] = re.findall("note: update has changed (.*), and neither", capsys.readouterr().out)
+    assert note == "lost"
 
 
 @pytest.mark.parametrize(

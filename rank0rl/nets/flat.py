@@ -79,8 +79,9 @@ class Flat:
                 raise RuntimeError(f"{name} has left the flat vector: flatten after a copy or move")
             if p.grad is None or p.grad.data_ptr() != grad_address:
                 raise RuntimeError(
-                    f"the gradient of {name} has left the flat vector: use Flat.zero_grad, and "
-                    f"torch.autograd.grad for second derivatives"
+                    f"the gradient of {name} has left the flat vector: use Flat.zero_grad, or "
+                    f"zero_grad(set_to_none=False) of an optimizer of your own, and torch.autograd.grad for second "
+                    f"derivatives"
                 )
 
 

@@ -27,6 +27,7 @@ Array = npt.NDArray[Any]
 
 PREPARING = "rank0rl-prepare"
 """Name of the thread in which an agent prepares, and may draw."""
+_SCALARS = 1000  # numbers of an array that are looked at
 _CALLS = 4  # of `act` and of `process` that are repeated, and before which attributes are hashed
 _GENERATORS: Mapping[str, Callable[[], Any]] = {
     "torch's": lambda: torch.get_rng_state().numpy().tobytes(),
@@ -167,6 +168,51 @@ def check_kept(agent: Agent, before: Mapping[str, tuple[int, str]]) -> None:
             f"would not have it, and other ranks do not; return it from modules() if act or process reads it, "
             f"else from state() (and take it back in load), or make it anew in each update"
         )
+
+
+def numbers(agent: Agent) -> dict[str, list[float]]:
+    """Return the values of each attribute that holds numbers, but for what `coefficients` names."""
+    return {
+        name: [*_scalars(value)]
+        for name, value in vars(agent).items()
+        if name not in agent.coefficients and _is_scalars(value)
+    }
+
+
+def lost_numbers(agent: Agent, before: Mapping[str, list[float]]) -> list[str]:
+    """Return the names of attributes whose numbers have changed and that no checkpoint would have.
+
+    Args:
+        agent: after an update.
+        before: what `numbers` returned before it.
+    """
+    changed = {name: of for name, of in numbers(agent).items() if before.get(name, of) != of}
+    if not changed:
+        return []
+    kept = {*_scalars(agent.state()), *_scalars(agent.modules())}
+    return [name for name, of in changed.items() if not kept.issuperset(of)]
+
+
+def _is_scalars(value: Any) -> bool:
+    """Return True for a number, and for a list or dict of numbers."""
+    if isinstance(value, list | tuple | dict):
+        return all(map(_is_scalars, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, int | float | np.number) or (
+        isinstance(value, np.ndarray | torch.Tensor) and value.shape in ((), (1,))
+    )
+
+
+def _scalars(value: Any) -> Iterator[float]:
+    """Yield the numbers of nested containers, those of small arrays too."""
+    if isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _scalars(item)
+    elif isinstance(value, torch.Tensor):
+        yield from value.detach().reshape(-1)[:_SCALARS].tolist()
+    elif isinstance(value, np.ndarray | np.number):
+        yield from np.asarray(value).reshape(-1)[:_SCALARS].tolist()
+    elif isinstance(value, int | float):
+        yield value
 
 
 def _trained(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any, torch.Tensor]]:

@@ -361,8 +361,8 @@ class Recorder:
         progress = self.state.progress
         if not 0 < len(ended["return"]) == progress.episodes:
             return
-        for name, values in progress.infos.items():
-            if np.isnan(known_mean(values)):
+        for name in map(label, self._options.info):
+            if np.isnan(known_mean(progress.infos[name])):
                 self._logger.print(
                     f"note: none of the first {progress.episodes} episodes had {name!r} in its info: "
                     f"if none ever has, the name in --info is another one"

@@ -60,15 +60,35 @@ def trusted(
     """
     foreign = _foreign(settings, source)
     trust = trust or bool(words and (words.given.get("trust") or _says(words, foreign)))
-    if foreign and not (trust or _is_sealed(settings, source)):
-        again = _words(foreign)
-        if words is None or not all(map(str.isprintable, again)):
-            again = [flag("trust")]
-        raise ValueError(
-            f"{_refusal(foreign, source)}; if you trust it, go on with: "
-            f"{shlex.join(['python', *sys.orig_argv[1:], *again])}"
-        )
+    if foreign and not trust:
+        _check_seal(settings, source, foreign, words)
     return without_seal(settings)
+
+
+def _check_seal(
+    settings: Mapping[str, Any],
+    source: str,
+    foreign: Mapping[str, Sequence[str]],
+    words: Words | None,
+) -> None:
+    """Raise ValueError unless a run of this user has written the settings, and their code is as it was."""
+    key, seal = _key(), str(settings.get(_SEAL))
+    ours = _seal(key, settings, source) if key else ""
+    if ours and hmac.compare_digest(ours.encode(), seal.encode()):
+        return
+    again = _words(foreign)
+    if words is None or not all(map(str.isprintable, again)):
+        again = [flag("trust")]
+    refusal, more = _refusal(foreign, source), ""
+    if ours and hmac.compare_digest(*(one.partition(".")[0].encode() for one in (ours, seal))):
+        refusal = f"files that {source} names have changed or gone since you trained this run: {_listed(foreign)}"
+        more = f" (which shows what has changed, and goes on with {flag('changed_code')})" * bool(
+            words
+        )
+    raise ValueError(
+        f"{refusal}; if you trust {'them' if more else 'it'}, go on with: "
+        f"{shlex.join(['python', *sys.orig_argv[1:], *again])}{more}"
+    )
 
 
 def without_seal(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,12 +114,16 @@ def _named_options(settings: Mapping[str, Any], source: str) -> RunOptions:
     return options
 
 
+def _listed(foreign: Mapping[str, Sequence[str]]) -> str:
+    return ", ".join(f"{name} {values!r:.200}" for name, values in foreign.items())
+
+
 def _refusal(foreign: Mapping[str, Sequence[str]], source: str) -> str:
-    listed = ", ".join(f"{name} {values!r:.200}" for name, values in foreign.items())
     return (
-        f"{source} is not as a run of yours has written it, or its code has changed; it names code that is neither "
+        f"{source} is not as a run of yours has written it; it names code that is neither "
         f"Gymnasium's nor rank0rl's and would be imported and run, a file that would be read, a project that "
-        f"would be sent the record, or numbers above {LARGE:,} for which memory or time may not suffice: {listed}"
+        f"would be sent the record, or numbers above {LARGE:,} for which memory or time may not suffice: "
+        f"{_listed(foreign)}"
     )
 
 
@@ -189,20 +213,16 @@ def _by_option(argv: Sequence[str]) -> dict[str, list[str]]:
     return found
 
 
-def _is_sealed(settings: Mapping[str, Any], source: str) -> bool:
-    key, seal = _key(), str(settings.get(_SEAL))
-    return bool(key) and hmac.compare_digest(_seal(key, settings, source).encode(), seal.encode())
-
-
 def _seal(key: bytes, settings: Mapping[str, Any], source: str) -> str:
-    """Return the HMAC of all that settings name, and of the contents of the code and of the files in env_kwargs."""
+    """Return two HMACs, of all that settings name, and of that and the contents of code and files in env_kwargs."""
     options = _named_options(settings, source)
     named = {name: getattr(options, name) for name in _NAMES}
     named |= {name: settings.get(name) for name in _MORE}
     paths = [path for reference in named_code(vars(options)) for path in code_files(reference)]
     paths += map(Path, _files_in(options.env_kwargs))
-    text = json.dumps([named, [*map(_content, paths)]], sort_keys=True, default=repr)
-    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    each = [named], [named, [*map(_content, paths)]]
+    texts = (json.dumps(one, sort_keys=True, default=repr).encode() for one in each)
+    return ".".join(hmac.new(key, text, hashlib.sha256).hexdigest() for text in texts)
 
 
 def _content(path: Path) -> str:

@@ -209,7 +209,19 @@ def _parts(file: Path, last: int) -> list[_Part]:
             f"{file} must have a table [[record]] for each start of the run, the first one from "
             f"iteration 0: put the run's own file back"
         )
+    _check_code(parts, file.parent)
     return parts
+
+
+def _check_code(parts: Sequence[_Part], folder: Path) -> None:
+    """Refuse a run that no single code can repeat."""
+    first = code.recorded(parts[0].start)
+    changed = next((part for part in parts if code.recorded(part.start) != first), None)
+    if changed:
+        raise ValueError(
+            f"the code of this run was changed after iteration {changed.after} (--changed-code): to verify it up "
+            f"to there, put back what {folder / 'code'} has of its first start, and add --rows {changed.after}"
+        )
 
 
 def _integer(number: Any, file: Path) -> int:

@@ -11,9 +11,11 @@ from rank0rl.run import checkpoint
 from rank0rl.run.options import RunOptions
 
 
+SPACES = Spaces(Space("box", (3,), "float32"), Space("box", (2,), "float32"))
+
+
 def test_an_episode_is_acted_by_one_candidate():
-    spaces = Spaces(Space("box", (3,), "float32"), Space("box", (2,), "float32"))
-    cem = CEM(spaces, CEMOptions(population=5), np.random.default_rng(0))
+    cem = CEM(SPACES, CEMOptions(population=5), np.random.default_rng(0))
     obs = np.random.default_rng(1).standard_normal((4, 3), dtype=np.float32)
     cem.mean[:] = 7.0
     act, _ = cem.act(Step(obs, np.zeros((4, 0)), np.array([3, 0, 1, 4])))
@@ -43,8 +45,8 @@ def test_the_next_candidates_are_drawn_around_the_best():
 def test_batches_that_cut_episodes_are_refused():
     """A candidate would get what is left of its predecessor's episode."""
     with pytest.raises(OptionError, match="whole episodes.*set --episodes-per-batch to 2 or more"):
-        CEM.check(None, CEMOptions(), RunOptions(steps_per_batch=400))
-    CEM.check(None, CEMOptions(), RunOptions(episodes_per_batch=40, overlap=True))
+        CEM.check(SPACES, CEMOptions(), RunOptions(steps_per_batch=400))
+    CEM.check(SPACES, CEMOptions(), RunOptions(episodes_per_batch=40, overlap=True))
 
 
 def test_it_learns(tmp_path):

@@ -84,6 +84,13 @@ def test_changed_code_is_refused_with_what_has_changed_or_noted(mine, tmp_path):
     assert code.kept(run, first)["mine_too.py"] == "FACTOR = 1.0\n"
     assert code.kept(run, second)["mine_too.py"] == "FACTOR = 0.5\n"
     assert (first["code_of_start"], second["code_of_start"]) == (1, 2)
+    done = verify(run)
+    assert done.returncode == 2
+    assert "was changed after iteration 2" in done.stderr
+    assert "add --rows 2" in done.stderr
+    (mine / "mine_too.py").write_text("FACTOR = 1.0\n")
+    assert verify(run, "--rows", "2").returncode == 0
+    (mine / "mine_too.py").write_text("FACTOR = 0.5\n")
     resume(run, *words(mine)[1:3], "--total-steps", "192")
     assert starts(run)[2]["code_of_start"] == 2
     assert not (run / "code" / "start-3").exists()
@@ -107,13 +114,13 @@ def test_what_has_gone_is_found_in_the_runs_folder_if_it_is_trusted(mine, tmp_pa
     train(run, *words(mine, "--stop-after-iterations", "2"))
     mine.rename(tmp_path / "moved")
     done = resume(run, expect=2)
-    assert "or its code has changed" in done.stderr
+    assert "have changed or gone since you trained" in done.stderr
     resume(run, "--trust")
     assert curve(run) == curve(whole)
     assert verify(whole).returncode == 0
     done = forks.run("-m", "rank0rl", "evaluate", str(whole), "--episodes", "1", "--trust")
     assert done.returncode == 0, done.stderr
-    with pytest.raises(ValueError, match="would be imported"):
+    with pytest.raises(ValueError, match="changed or gone"):
         load(whole)
 
 

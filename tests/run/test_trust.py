@@ -180,7 +180,7 @@ def test_the_seal_is_of_the_contents_of_what_is_named(tmp_path, monkeypatch, nam
     sealed = trust.sealed(settings)
     assert trust.trusted(sealed, "f") == settings
     monkeypatch.chdir(tmp_path / "fork")
-    with pytest.raises(ValueError, match="its code has changed"):
+    with pytest.raises(ValueError, match="have changed or gone since you trained"):
         trust.trusted(sealed, "f")
     assert trust.trusted(sealed, "f", trust=True) == settings
 

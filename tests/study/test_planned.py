@@ -57,6 +57,46 @@ def test_agents_with_other_settings_are_named_with_what_differs():
     assert "num_envs" not in line
 
 
+def test_agents_and_environments_of_one_short_name_are_told_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("v1", "v2"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(
+            "from rank0rl.algos.ppo import PPO\nclass A(PPO): pass\nclass B(PPO): pass\n"
+        )
+    names = [
+        run.name
+        for algos in (("v1/mine.py:A", "v1/mine.py:B", "ppo"), ("v1/mine.py:A", "v2/mine.py:A"))
+        for run in planned(Options(envs=("CartPole",), algo=algos, seeds="0"), SMALL)
+    ]
+    assert names == [
+        "CartPole-v1_mine_A-seed0",
+        "CartPole-v1_mine_B-seed0",
+        "CartPole-ppo-seed0",
+        "CartPole-v1_mine_A-seed0",
+        "CartPole-v2_mine_A-seed0",
+    ]
+    for name in ("a b", "a_b"):
+        (tmp_path / f"{name}.py").write_text(
+            "from rank0rl.algos.ppo import PPO\nclass A(PPO): pass\n"
+        )
+    with pytest.raises(
+        ValueError, match="two runs of the study would be called CartPole-a_b-seed0"
+    ):
+        planned(Options(envs=("CartPole",), algo=("a b.py", "a_b.py"), seeds="0"), SMALL)
+
+
+def test_settings_are_compared_where_two_agents_have_them(tmp_path):
+    algos = ("ppo", "examples/spo.py", "reinforce")
+    (tmp_path / "one.toml").write_text("clip_ratio = 0.1\n")
+    own = planned(Options(envs=("Pendulum",), algo=algos[1:]), ["--seed", "0"])
+    more = planned(
+        Options(envs=("Pendulum",), algo=("ppo",)), ["--clip-ratio", "0.1", "--seed", "0"]
+    )
+    [line] = unequal([*own, *more])
+    assert "clip_ratio (spo 0.2, ppo 0.1)" in line
+
+
 def test_every_combination_of_a_grid():
     assert [*_combined({})] == [{}]
     assert [*_combined(_values(["lr=1e-4,3e-4", "norm-obs=true,false"]))] == [

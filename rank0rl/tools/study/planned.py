@@ -10,7 +10,8 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -162,16 +163,33 @@ def planned(
             f"{1 + len(others):,} seeds; make several studies of it"
         )
     runs: dict[str, Planned] = {}  # by curve
+    envs, agents = _labels(given.envs, _short_env), _labels(given.algo, short_name)
     for env_id, algo in itertools.product(given.envs, given.algo):
+        label = f"{envs[env_id]}-{agents[algo]}"
         for settings in _combined(grid) if found is None else [{}, found]:
-            run = plan_run(env_id, algo, settings, first, rest, source=source)
+            run = plan_run(env_id, algo, settings, first, rest, source=source, label=label)
             same = runs.setdefault(run.curve(), run)
             if same is not run and found is None:
                 raise ValueError(
                     f"{same.name} and {run.name} have the same curve: leave one of them out of the study"
                 )
     every = [*runs.values()]
+    if twice := [name for name, n in Counter(run.name for run in every).items() if n > 1]:
+        raise ValueError(f"two runs of the study would be called {twice[0]}: rename a file of them")
     return every + [run.with_seed(seed) for seed in others for run in every]
+
+
+def _short_env(env_id: str) -> str:
+    return env_id.rpartition(":")[2]
+
+
+def _labels(names: Sequence[str], short: Callable[[str], str]) -> dict[str, str]:
+    """Return names of code with short ones, or with long ones where the short ones are the same."""
+    number = Counter(map(short, dict.fromkeys(names)))
+    return {
+        name: short(name) if number[short(name)] == 1 else name.replace(".py", "").strip("./")
+        for name in names
+    }
 
 
 def unequal(runs: Sequence[Planned]) -> list[str]:
@@ -182,11 +200,16 @@ def unequal(runs: Sequence[Planned]) -> list[str]:
     each: dict[str, dict[str, dict[str, Any]]] = {}
     for run in runs:
         agents = each.setdefault(run.options.env_id, {})
-        agents.setdefault(short_name(run.options.algo), json.loads(run.curve()))
+        agents.setdefault(run.options.algo, json.loads(run.curve()))
     lines = []
-    for env_id, agents in each.items():
-        names = set[str].intersection(*(set(its) for its in agents.values())) - {"algo"}
-        values = {name: {agent: its[name] for agent, its in agents.items()} for name in names}
+    for env_id, found in each.items():
+        labels = _labels([*found], short_name)
+        agents = {labels[algo]: its for algo, its in found.items()}
+        names = {name for its in agents.values() for name in its} - {"algo"}
+        values = {
+            name: {agent: its[name] for agent, its in agents.items() if name in its}
+            for name in names
+        }
         differ = [
             f"{name} ({', '.join(f'{agent} {json.dumps(x)}' for agent, x in its.items())})"
             for name, its in sorted(values.items())
@@ -194,7 +217,8 @@ def unequal(runs: Sequence[Planned]) -> list[str]:
         ]
         if differ:
             lines.append(
-                f"on {env_id}, agents have different settings: {', '.join(differ)}; --config gives all the same"
+                f"on {env_id}, agents have different settings: {', '.join(differ)}; what the command line names, or "
+                f"the file of --config, is the same for all"
             )
     return lines
 
@@ -207,6 +231,7 @@ def plan_run(
     rest: Sequence[str],
     name: str | None = None,
     source: Path | None = None,
+    label: str = "",
 ) -> Planned:
     """Return a run, with its command line checked.
 
@@ -218,6 +243,7 @@ def plan_run(
         rest: words of the command line that all runs share.
         name: name of its folder. None: one of all these.
         source: file of a study that names all this, if the user has not said that it is trusted.
+        label: begins the name of its folder. "": the environment and the agent.
 
     Raises:
         ValueError: for an option that cannot be, or by which code of the file's choice would run.
@@ -239,7 +265,7 @@ def plan_run(
         _check_trust(Words.read(words), source)
     options, agent = plan.options_of(words, algos.CONFIGS)
     if name is None:
-        parts = [env_id.rpartition(":")[2], short_name(algo)]
+        parts = [label or f"{_short_env(env_id)}-{short_name(algo)}"]
         parts += [f"{name}={value}" for name, value in settings.items()]
         name = "-".join([*(re.sub(r"[^\w.=+-]+", "_", part) for part in parts), f"seed{seed}"])
     return Planned(name, words, options, agent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,7 @@ def write(out: Path, minutes_to: Sequence[float] = (), notes: Sequence[str] = ()
     agents = _read(out)
     rows = _of_agents(agents, minutes_to)
     figures.write_csv(out / "table.csv", rows)
-    figures.write_csv(out / "runs.csv", _of_runs(agents, minutes_to))
+    figures.write_csv(out / "runs.csv", _of_runs(agents, minutes_to, _grid(out)))
     groups = plot.curves_of(agents, to_longest=True)
     means = plot.interquartile_means(groups)
     with figures.style():
@@ -78,6 +79,12 @@ def write(out: Path, minutes_to: Sequence[float] = (), notes: Sequence[str] = ()
     files.write(out / "table.md", text.encode())
     files.write(out / "report.html", page(out).encode())
     return text
+
+
+def _grid(study: Path) -> list[str]:
+    """Return the names of the settings of a study's grid."""
+    words = settings.load(study / FILE).get("grid", ()) if (study / FILE).exists() else ()
+    return [str(word).partition("=")[0].replace("-", "_") for word in words]
 
 
 def page(study: Path) -> str:
@@ -164,13 +171,16 @@ def _of_agents(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[st
     return rows
 
 
-def _of_runs(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str, Any]]:
-    """Return a row for each run, with the hash of its last weights."""
+def _of_runs(
+    agents: Agents, minutes_to: Sequence[float] = (), grid: Sequence[str] = ()
+) -> list[dict[str, Any]]:
+    """Return a row for each run, with its settings of a grid and the hash of its last weights."""
     rows = [
         {
             "run": run.folder.name,
             "environment": env_id,
             "agent": agent,
+            **{name: _cell(run.settings.get(name, np.nan)) for name in grid},
             "seed": run.settings["seed"],
             "return": _final(run),
             **({"evaluated": _last(run, "eval_return")} if "eval_every" in run.settings else {}),
@@ -185,6 +195,11 @@ def _of_runs(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[str,
     ]
     names = dict.fromkeys(name for row in rows for name in row)
     return [{name: row.get(name, np.nan) for name in names} for row in rows]
+
+
+def _cell(value: Any) -> Any:
+    """Return the value of a setting as a cell of a table."""
+    return value if isinstance(value, int | float | str) else json.dumps(value)
 
 
 def _final(run: RunData) -> float:

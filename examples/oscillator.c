@@ -7,6 +7,7 @@
    1 for a reset, 2 for a step and 0 for the end. */
 
 #include <mpi.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -27,6 +28,7 @@ int main(int argc, char **argv) {
     MPI_Status from;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_APPNUM, &program, &found);
     int coupled = found && *program > 0;
+    if (coupled) signal(SIGINT, SIG_IGN); /* Ctrl-C is for the ranks of rank0rl, which save the run first */
     MPI_Comm_split(MPI_COMM_WORLD, coupled ? *program : 0, 0, &ranks);
     MPI_Comm_rank(ranks, &rank);
     MPI_Comm_size(ranks, &size);

@@ -12,6 +12,7 @@ from typing import NoReturn
 from rank0rl import algos
 from rank0rl.launch import WRONG_USE, exit_code_after, fork, job, usage_error
 from rank0rl.launch.streams import outlast_readers
+from rank0rl.launch.tree import other_programs
 from rank0rl.run.launch_options import Words, limit_cpu
 
 
@@ -67,7 +68,7 @@ def _refuse(error: ValueError, argv: Sequence[str]) -> NoReturn:
     """Say what is wrong with the command line, and end this process, and the programs that were started with it."""
     if not job.world_rank():  # of several ranks, one says it
         usage_error(str(error))
-    if "--mpmd" in argv and job.world_size() is not None:
+    if job.world_size() is not None and ("--mpmd" in argv or other_programs()):
         os.environ.setdefault(job.MPMD, "1")
     _end(WRONG_USE)
 

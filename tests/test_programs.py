@@ -96,6 +96,15 @@ def test_a_mistake_ends_all_programs(oscillator, nprocs, words, says):
     assert "Traceback" not in done.stderr
 
 
+def test_other_programs_that_nobody_has_named_are(oscillator):
+    words = command(1, ENV, *ARGS, solvers=[([oscillator], 1)] * 2)
+    words.remove("--mpmd")
+    done = run(words, 60)
+    assert done.returncode == 2
+    assert "has started other programs besides this one (" in done.stderr
+    assert "add --mpmd" in done.stderr
+
+
 def test_the_ranks_that_train_come_first(oscillator):
     train_words = command(1, ENV, *ARGS, solvers=[])[1:]
     done = run([mpiexec(), "-n", "2", oscillator, ":", *train_words], 60)
@@ -117,7 +126,8 @@ def test_an_error_ends_all_programs(oscillator, tmp_path):
     assert "RuntimeError: the tenth step" in done.stderr
 
 
-def test_a_signal_saves_and_ends_all_programs(oscillator, tmp_path):
+@pytest.mark.parametrize("who", ["mpiexec", "python"])
+def test_a_signal_saves_and_ends_all_programs(oscillator, tmp_path, who):
     words = [*ARGS[:-1], "1000000", "--run-dir", tmp_path / "run"]
     job = subprocess.Popen(
         command(1, ENV, *words, solvers=[([oscillator], 1)] * 2),
@@ -127,9 +137,12 @@ def test_a_signal_saves_and_ends_all_programs(oscillator, tmp_path):
     with job:
         wait_until((tmp_path / "run" / "progress.csv").exists)
         mine = [*tree.below(job.pid)]
-        rank = next(each for each in mine if tree.program(each).startswith("python"))
-        os.kill(rank, signal.SIGTERM)
-        assert job.wait(60) == 143
+        if who == "python":
+            rank = next(each for each in mine if tree.program(each).startswith("python"))
+            os.kill(rank, signal.SIGTERM)
+        else:
+            os.kill(job.pid, signal.SIGINT)
+        assert job.wait(60) in ((143,) if who == "python" else (130, 2, 1))
     assert list((tmp_path / "run" / "checkpoints").iterdir())
     wait_until(lambda: all(tree.state(each) in ("", "Z") for each in mine))  # mpiexec ends first
 

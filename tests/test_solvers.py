@@ -78,7 +78,7 @@ def test_what_mpiexec_prints_in_pieces_is_no_line_of_the_solver(monkeypatch):
     monkeypatch.setattr("rank0rl.envs.solver.vendor", lambda launcher: "MPICH")
     pieces = ["\n", "=" * 30, "=" * 30 + "\n=   BAD ", "TERMINATION\n"]
     program = f"import time\nfor piece in {pieces}: print(piece, end='', flush=True), time.sleep(0.1)\nexit(139)"
-    solver = Solver([], 2, launcher=[sys.executable, "-c", program])
+    solver = Solver(["-"], 2, launcher=[sys.executable, "-c", program])
     with pytest.raises(SolverError, match="SIGSEGV"):
         solver.readline()
 
@@ -113,6 +113,22 @@ def test_a_solver_that_is_forgotten_ends(tmp_path):
     solver.readline()
     del solver
     wait_until(lambda: marked(tmp_path) == {})
+
+
+def test_a_program_of_the_present_folder_is_found_from_another_one(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    for folder in ("here", "there"):
+        (tmp_path / folder / "says").write_text(f"#!/bin/sh\necho {folder}\n")
+        (tmp_path / folder / "says").chmod(0o755)
+    monkeypatch.chdir(tmp_path / "here")
+    solver = Solver(["./says"], 1, tmp_path / "there")
+    assert solver.readline() == "here"
+    solver.close()
+    (tmp_path / "here" / "says").unlink()
+    solver = Solver(["./says"], 1, tmp_path / "there")
+    assert solver.readline() == "there"
+    solver.close()
 
 
 def test_a_program_that_is_not_there():

@@ -94,7 +94,7 @@ class RetriedEnv(Around):
             except Exception as error:
                 self.failures["env_mended"] += 1
                 warnings.warn(
-                    f"making an environment raised {type(error).__name__}: {error}; it is made anew",
+                    f"making an environment raised {_first_line(error)}; it is made anew",
                     RuntimeWarning,
                     stacklevel=5,
                 )
@@ -123,7 +123,7 @@ class RetriedEnv(Around):
             if self._failed[self._failed_at] > self._retries or len(self._done) < self._steps:
                 return self._give_up(error, action)
             warnings.warn(
-                f"{name_of(self)} raised {type(error).__name__}: {error}; its episode is repeated",
+                f"{name_of(self)} raised {_first_line(error)}; its episode is repeated",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -187,3 +187,7 @@ def take_failures(envs: Iterable[Any]) -> dict[str, int]:
             taken[name] += env.failures[name]
             env.failures[name] = 0
     return taken
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]:.300}"

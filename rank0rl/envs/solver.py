@@ -44,7 +44,8 @@ class Solver:
     started.
 
     Args:
-        command: program and arguments, as a list, or as one text that is split as a shell does.
+        command: program and arguments, as a list, or as one text that is split as a shell does. A program that is
+            not in `folder` is looked for in that of this process.
         ranks: number of its ranks.
         folder: its working folder, which gets its log. By default that of this process, and no log.
         timeout: seconds that a call of a method may take.
@@ -69,6 +70,8 @@ class Solver:
             else [os.fspath(word) for word in command]
         )
         launcher = _launcher(ranks) if launcher is None else launcher
+        if os.sep in words[0] and Path(words[0]).exists():
+            words[0] = os.path.abspath(words[0])  # it starts in another folder
         words = [*launcher, *words]
         # Open MPI 5.0 does not pass on the end of the input: github.com/openpmix/openpmix/pull/4024
         self._mpi = vendor(launcher[0]) if launcher else ""

@@ -31,6 +31,7 @@ from rank0rl.launch.mpiexec import (
 )
 from rank0rl.launch.streams import outlast_readers
 from rank0rl.launch.supervisor import TURN_S, Supervisor
+from rank0rl.launch.tree import other_programs
 
 # Texts of NumPy's, torch's and Python's errors.
 _OF_NO_ROWS = re.compile(
@@ -106,6 +107,11 @@ def mpi_fork(
     if mpmd:
         _be_one_of_several(n or 1, ranks_per_env)
     size = world_size()
+    if size is not None and not mpmd and not job.supervised() and (others := other_programs()):
+        raise ValueError(
+            f"the launcher has started other programs besides this one ({', '.join(others)}): add --mpmd, and "
+            f"--nprocs with the number of ranks of this program"
+        )
     if size is not None and size % ranks_per_env:
         raise ValueError(
             f"the launcher must start a multiple of ranks_per_env processes: got {size}, and "

@@ -54,6 +54,25 @@ def below(process_id: int, spare: Set[int | None] = frozenset()) -> Iterator[int
             yield from below(child, spare)
 
 
+def other_programs() -> list[str]:
+    """Return the names of other programs that this process's launcher has started on this host, where it can be known."""
+    contexts = os.environ.get(
+        "OMPI_APP_CTX_NUM_PROCS", ""
+    ).split()  # of Open MPI, one for each program
+    if not program(os.getppid()).startswith("hydra_pmi"):
+        return [f"{len(contexts) - 1} more"] if len(contexts) > 1 else []
+    mine = _words(os.getpid())
+    others = {_words(child)[0] for child in children(os.getppid()) if _words(child) != mine}
+    return sorted(os.path.basename(other) for other in others)
+
+
+def _words(process_id: int) -> list[str]:
+    """Return the command line of a process; [""] if there is no such process."""
+    with contextlib.suppress(OSError):
+        return (PROC / f"{process_id}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    return [""]
+
+
 def end_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
     """Let Linux send this process a signal when the thread that has started it ends, or its parent as a whole."""
     if _LINUX:

@@ -13,7 +13,7 @@ import json
 import random
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -93,21 +93,20 @@ def main(argv: list[str]) -> int:
             raise ValueError(f"unknown options {' '.join(rest)}: options of training need --algo")
         env_id = resolve(given.env_id)
         make_env = partial(make, env_id, given.wrappers, place_of(), **given.env_kwargs)
-        findings = check(
-            make_env,
-            steps=given.steps,
-            others=given.others,
-            seed=given.seed,
-        )
+        findings: dict[str, str] = {}
+        for found in _conditions(make_env, given.steps, given.others, given.seed):
+            if not findings:
+                print(f"{env_id}: one environment, {given.steps} steps with random actions")
+            _print(dict([found]))
+            findings |= dict([found])
     except ValueError as error:
         return usage_error(str(error))
-    print(f"{env_id}: one environment, {given.steps} steps with random actions")
     if lost := lost_digits(make_env, given.steps, given.seed):
         print(f"note: {lost}")
     with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
         on_ranks, as_program = _check_ranks(given, Path(folder))
     findings |= on_ranks
-    _print(findings)
+    _print(on_ranks)
     if given.algo:
         print(f"{given.algo}: runs of a few iterations")
         with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
@@ -132,7 +131,7 @@ def main(argv: list[str]) -> int:
 
 def _print(findings: Mapping[str, str]) -> None:
     for condition, finding in findings.items():
-        print(f"  {condition:34} {finding or 'the same'}")
+        print(f"  {condition:34} {finding or 'the same'}", flush=True)
 
 
 def _check_ranks(given: Options, folder: Path) -> tuple[dict[str, str], str | None]:
@@ -178,6 +177,13 @@ def check(
     Raises:
         ValueError: for a space that no agent can use.
     """
+    return dict(_conditions(make_env, steps, others, seed))
+
+
+def _conditions(
+    make_env: Callable[[], Any], steps: int, others: int, seed: int
+) -> Iterator[tuple[str, str]]:
+    """Yield each condition of `check`, and what it changes, as soon as it is known."""
 
     def run(
         global_seed: int, num_envs: int = 1, made_by: Callable[[], Any] = make_env
@@ -208,18 +214,15 @@ def check(
     if by_global and used:
         by_global += f": it draws from {used}, not from self.np_random"
     wrappers = running_statistics(env)
-    found = {
-        "repeated in a new environment": _difference(first, run(0)),
-        "repeated in the same environment": _difference(first, run(0, made_by=lambda: env)),
-        "with other global random numbers": by_global,
-        f"beside {others} other environments": _difference(first, run(0, num_envs=1 + others)),
-        "after any earlier use": (
-            f"changed by the statistics of {' and '.join(wrappers)}" if wrappers else ""
-        ),
-    }
+    yield "repeated in a new environment", _difference(first, run(0))
+    yield "repeated in the same environment", _difference(first, run(0, made_by=lambda: env))
+    yield "with other global random numbers", by_global
+    beside = f"beside {others} other environment{'s' * (others > 1)}"
+    yield beside, _difference(first, run(0, num_envs=1 + others))
+    told = f"changed by the statistics of {' and '.join(wrappers)}" if wrappers else ""
+    yield "after any earlier use", told
     if states:
-        found["restored from its state"] = _difference(second_half(False), second_half(True))
-    return found
+        yield "restored from its state", _difference(second_half(False), second_half(True))
 
 
 def lost_digits(make_env: Callable[[], Any], steps: int, seed: int) -> str:

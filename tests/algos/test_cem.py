@@ -10,7 +10,6 @@ from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
 from rank0rl.run.options import RunOptions
 
-
 SPACES = Spaces(Space("box", (3,), "float32"), Space("box", (2,), "float32"))
 
 

@@ -4,6 +4,7 @@ import pydoc
 import re
 import tomllib
 
+import pytest
 from helpers import forks
 from helpers.ranks import HERE
 
@@ -20,6 +21,13 @@ def test_the_command_line_is_what_the_options_say():
     done = forks.run(MAKE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == COMMAND_LINE, f"run: python {MAKE} --write"
+
+
+def test_the_api_is_what_the_docstrings_say():
+    pytest.importorskip("griffe")
+    done = forks.run("docs/make/api.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == API, "run: python docs/make/api.py --write"
 
 
 def test_the_command_line_has_every_tool_and_every_agent():
@@ -41,7 +49,7 @@ def test_the_results_are_those_of_the_committed_runs():
 
 def test_the_api_has_every_public_name_where_it_is():
     """Every object that the page takes its text from exists, and no name of rank0rl is missing."""
-    found = re.findall(r"^::: (\S+)$", API, re.M)
+    found = re.findall(r"^<!-- :: (\S+)", API, re.M)
     assert [path for path in found if pydoc.locate(path) is None] == []
     named = {path.rpartition(".")[2] for path in found} | {*re.findall(r"`(\w+)`", API)}
     assert {*rank0rl.__all__} - named == set()

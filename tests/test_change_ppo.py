@@ -156,6 +156,21 @@ def test_a_limit_on_a_cost_is_met_and_the_return_is_the_best_within_it(seed, tmp
     assert -0.26 < rew < -0.24  # at best -0.25: the reward is -(a - 1)^2, the cost a^2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_curiosity_finds_what_ppo_does_not(seed, tmp_path):
+    size = {"env_id": "helpers.envs:Doors-v0", "num_envs": 8, "steps_per_batch": 1024}
+    size |= {"total_steps": 40_000, "seed": seed}
+    means = []
+    for of, more in ((RND, {"bonus_coef": 0.1}), (PPO, {})):
+        folder = tmp_path / of.__name__
+        folder.mkdir()
+        train_here(of, of.Options(log_std=-1.0, gamma=0.995, **more), folder, **size)
+        means.append(float(table(folder)[-1]["return_mean"]))
+    assert means[0] > 5  # of 6
+    assert means[1] < 0.5
+
+
 def test_the_bonus_is_in_the_rewards_and_falls_where_the_agent_has_been():
     agent, seen, new = made(RND, bonus_lr=1e-2), fragment(0, 200), fragment(1, 200)
     new.obs += 3

@@ -9,7 +9,7 @@ from helpers.runs import curve, resume_on_ranks, sha, train, train_on_ranks
 
 from rank0rl.batch import Replay
 from rank0rl.policy import load
-from rank0rl.run import checkpoint
+from rank0rl.run import checkpoint, files
 
 SMALL = ["Pendulum", "--algo", "examples/sac.py", "--hidden", "8", "--num-envs", "2"]
 SMALL += ["--steps-per-batch", "16", "--total-steps", "96", "--minibatch-size", "8"]
@@ -102,6 +102,33 @@ def test_files_that_no_checkpoint_needs_are_removed(tmp_path):
             checkpoint.save_best(tmp_path, checkpoint.snapshot({"replay": replay}))
     ends = sorted(int(path.stem.split("-")[3]) for path in tmp_path.glob("checkpoints/replay-*"))
     assert ends == [15, 20, 30, 35, 40]  # 15 and 20 are those of best.pt
+
+
+def test_an_end_between_the_rows_and_their_checkpoint_loses_nothing(tmp_path, monkeypatch):
+    replay = Replay(10)
+    replay.add(numbered(0, 5))
+    checkpoint.save(tmp_path, 1, checkpoint.snapshot({"replay": replay}), 1)
+    replay.add(numbered(5, 9))
+    write = files.write
+
+    def killed(path, data):
+        if path.suffix == ".pt":
+            raise KeyboardInterrupt
+        write(path, data)
+
+    monkeypatch.setattr(files, "write", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(tmp_path, 2, checkpoint.snapshot({"replay": replay}), 1)
+    monkeypatch.undo()
+    again = Replay(10)
+    again.load(checkpoint.read(checkpoint.latest(tmp_path))["replay"])
+    assert again.rows(0, 5)["x"].tolist() == [*range(5)]
+    again.add(numbered(5, 9))
+    checkpoint.save(tmp_path, 2, checkpoint.snapshot({"replay": again}), 1)
+    assert checkpoint.read(checkpoint.latest(tmp_path))["replay"].rows()["x"].tolist() == [
+        *range(9)
+    ]
+    assert len([*tmp_path.glob("checkpoints/*")]) == 3
 
 
 def test_rows_of_the_same_numbers_after_a_resume_leave_those_of_best(tmp_path):

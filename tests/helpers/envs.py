@@ -89,6 +89,27 @@ class Toll(Count):
         return obs * 0, -((a - 1) ** 2), *flags, {"cost": a**2}
 
 
+class Doors(gym.Env):
+    """A corridor of 20 doors, 120 steps: of two at each, one leads on and one back to the first. The last one has a reward."""
+
+    observation_space = gym.spaces.Box(0.0, 1.0, (20,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+    right = np.random.default_rng(0).integers(2, size=20)
+
+    def reset(self, *, seed=None, options=None):
+        self.at = self.t = 0
+        return self._obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        self.at = self.at + 1 if action == self.right[self.at] else 0
+        through, self.at = self.at == 20, self.at % 20
+        return self._obs(), float(through), False, self.t == 120, {}
+
+    def _obs(self):
+        return np.eye(20, dtype=np.float32)[self.at]
+
+
 class Throw(gym.Env):
     """Shows a target in -1..1; wants the side it is on, and how far it is away. 10 steps."""
 
@@ -412,6 +433,7 @@ _ALL = (
     Spaced,
     Toll,
     Throw,
+    Doors,
 )
 for env in _ALL:
     gym.register(f"{env.__name__}-v0", f"helpers.envs:{env.__name__}")

@@ -2,7 +2,7 @@
 
 PPO with a replay of 1 GB that is full from the first update on, and takes the rows of every batch. All is as by default,
 checkpoints too. The share is the seconds of `record_s`, which takes the state at each iteration's end and writes files,
-of those of the run. By turns the replay is as large, has one row, or its rows are an array in `state`.
+of those of the run. The first checkpoint is told apart: it writes the whole replay. By turns the replay is as large, has one row, or its rows are an array in `state`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ import numpy as np
 
 from rank0rl import Replay
 from rank0rl.algos.ppo import PPO
+from rank0rl.run.options import RunOptions
 
 ROOT = Path(__file__).parents[1]
 ROW = 256  # numbers: 1 kB
 SIZES = {"Full": "replay of {gb:g} GB", "Tiny": "replay of one row", "Plain": "array of {gb:g} GB"}
 GB = 1.0
+_EVERY = RunOptions().checkpoint_every
 
 
 class Tiny(PPO):
@@ -79,15 +81,17 @@ class Plain(PPO):
         self.rows[:] = state["rows"]
 
 
-def share(agent: str, steps: int, folder: Path) -> float:
-    """Train; return the share of the time that was spent on the record."""
+def share(agent: str, steps: int, folder: Path) -> tuple[float, float]:
+    """Train; return the seconds of record until the first checkpoint is written, and the share of record after it."""
     algo = f"{Path(__file__).resolve()}:{agent}"
     words = ["Walker2d", "--algo", algo, "--total-steps", str(steps), "--run-dir", str(folder)]
     command = [sys.executable, str(ROOT / "train.py"), *words, "--quiet"]
     subprocess.run(command, check=True)
     with (folder / "progress.csv").open() as file:
         rows = [*csv.DictReader(file)]
-    return sum(float(row["record_s"]) for row in rows) / float(rows[-1]["seconds"])
+    record, end = ([float(row[name]) for row in rows] for name in ("record_s", "seconds"))
+    first = _EVERY + 1  # the row of its iteration is written before it
+    return sum(record[:first]), sum(record[first:]) / (end[-1] - end[first - 1])
 
 
 def main() -> None:
@@ -97,7 +101,8 @@ def main() -> None:
     given = parser.parse_args()
     for agent, what in SIZES.items():
         with tempfile.TemporaryDirectory() as folder:
-            print(f"{what.format(gb=GB)}: {share(agent, given.steps, Path(folder, 'run')):.1%}")
+            first, after = share(agent, given.steps, Path(folder, "run"))
+            print(f"{what.format(gb=GB)}: {first:.1f} s at first, then {after:.1%}")
 
 
 if __name__ == "__main__":

@@ -36,9 +36,7 @@ from rank0rl.tools.evaluate import RunToLoad
 
 _SAY_S = 10.0  # seconds between two lines of progress
 _LOOK_S = 0.5  # seconds between two looks at the record, which is read as a whole if it has changed
-
-# A sample.
-_SHARE = 0.05  # of the run's time
+_SHARE = 0.05  # of the run's time, for a sample
 _FOR_STEPS = 0.5  # share of that for iterations; the rest is for starting ranks
 _MOST = 10  # iterations after a checkpoint: more of them prove little more
 _START_S = 10.0  # seconds of iterations on one rank that are not worth the start of others
@@ -209,19 +207,14 @@ def _parts(file: Path, last: int) -> list[_Part]:
             f"{file} must have a table [[record]] for each start of the run, the first one from "
             f"iteration 0: put the run's own file back"
         )
-    _check_code(parts, file.parent)
-    return parts
-
-
-def _check_code(parts: Sequence[_Part], folder: Path) -> None:
-    """Refuse a run that no single code can repeat."""
     first = code.recorded(parts[0].start)
-    changed = next((part for part in parts if code.recorded(part.start) != first), None)
-    if changed:
-        raise ValueError(
-            f"the code of this run was changed after iteration {changed.after} (--changed-code): to verify it up "
-            f"to there, put back what {folder / 'code'} has of its first start, and add --rows {changed.after}"
-        )
+    for part in parts:
+        if code.recorded(part.start) != first:
+            raise ValueError(
+                f"the code of this run was changed after iteration {part.after} (--changed-code): to verify it up to "
+                f"there, put back what {file.parent / 'code'} has of its first start, and add --rows {part.after}"
+            )
+    return parts
 
 
 def _integer(number: Any, file: Path) -> int:

@@ -149,6 +149,7 @@ def script(tmp_path, end):
     return run([sys.executable, "script.py"], cwd=tmp_path, env=env)
 
 
+@pytest.mark.slow
 def test_an_agent_and_a_hook_of_the_script(tmp_path):
     done = script(tmp_path, "if __name__ == '__main__':\n    print(len(main().progress))\n")
     assert done.returncode == 0, done.stderr
@@ -162,6 +163,7 @@ def test_a_script_that_trains_when_it_is_imported_is_told_so(tmp_path):
     assert "call it under" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_is_a_runtime_error(tmp_path):
     done = script(tmp_path, "Mine.act = None\nif __name__ == '__main__':\n    main()\n")
     assert "RuntimeError: training ended with exit code 1" in done.stderr

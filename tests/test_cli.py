@@ -130,6 +130,7 @@ def test_the_configs_file_of_an_environment_is_loaded_by_itself(tmp_path, algo):
     assert "steps_per_batch" not in settings
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("text", "more", "source"),
     [

@@ -264,6 +264,7 @@ def test_a_clone_of_normal_actions_has_their_spread():
     assert abs(std - 0.3) < 0.03, std
 
 
+@pytest.mark.slow
 def test_what_bc_cannot_do_is_refused(tmp_path):
     for args, said in ((["--data", ""], "needs data"), (["--actions", "beta"], "--actions normal")):
         data = ["--data", "x", *args]

@@ -93,6 +93,7 @@ def test_a_process_that_waits_for_one_that_failed_ends_the_job(tmp_path, which):
     assert ("did not come back" if which else "has not come back") in done.stderr
 
 
+@pytest.mark.slow
 def test_what_cannot_be(tmp_path):
     for more, said in (
         (["--env-processes"], "leave out --env-processes or --ranks-per-env"),

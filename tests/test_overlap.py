@@ -117,6 +117,7 @@ def test_wrong_shares(share, nworkers):
         prepare(Words.read([*SMALL, "--rank0-envs", share]), None, nworkers)
 
 
+@pytest.mark.slow
 def test_a_failure_ahead_is_replayed_by_the_command_of_its_report(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = ["helpers.envs:Breaks-v0", "--num-envs", "3", "--steps-per-batch", "30", "--overlap"]

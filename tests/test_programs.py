@@ -65,6 +65,7 @@ def test_pushing_the_chain_is_learned(oscillator, tmp_path):
     assert float(table(tmp_path)[-1]["return_mean"]) > -12
 
 
+@pytest.mark.slow
 def test_a_job_of_several_programs_has_the_hash_of_solvers_that_are_started(oscillator, tmp_path):
     """On one rank and on two, stopped and resumed on one too."""
     one, two, alone = tmp_path / "one", tmp_path / "two", tmp_path / "alone"
@@ -80,6 +81,7 @@ def test_a_job_of_several_programs_has_the_hash_of_solvers_that_are_started(osci
     assert sha(alone) == sha(one) == sha(two)
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("nprocs", "words", "says"),
     [
@@ -126,6 +128,7 @@ def test_an_error_ends_all_programs(oscillator, tmp_path):
     assert "RuntimeError: the tenth step" in done.stderr
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("who", ["mpiexec", "python"])
 def test_a_signal_saves_and_ends_all_programs(oscillator, tmp_path, who):
     words = [*ARGS[:-1], "1000000", "--run-dir", tmp_path / "run"]

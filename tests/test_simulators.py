@@ -32,6 +32,7 @@ def logged(tmp_path):
     return [ENV, "--env-kwargs", f'log="{tmp_path / "log"}"']
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("batch", [("--steps-per-batch", "40"), ("--episodes-per-batch", "8")])
 def test_every_environment_knows_which_one_it_is(tmp_path, batch):
     args = ["--num-envs", "4", "--total-steps", "40", "--eval-every", "1", "--eval-episodes", "4"]
@@ -43,6 +44,7 @@ def test_every_environment_knows_which_one_it_is(tmp_path, batch):
     assert len(found) == 9
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("more", [[], ["--env-processes"]])
 def test_folders_of_environments_go_and_those_of_failures_stay(tmp_path, more):
     scratch = tmp_path / "scratch"
@@ -74,6 +76,7 @@ def test_a_class_and_a_registered_one_get_their_place_too(tmp_path):
     make("CartPole-v1", (), place)
 
 
+@pytest.mark.slow
 def test_a_communicator_of_one_rank(tmp_path):
     args = [*SMALL[1:], "--total-steps", "64"]
     for more in ([], ["--env-processes"]):
@@ -91,7 +94,7 @@ def closed(tmp_path):
     return {file.name for file in (tmp_path / "log").iterdir()}
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("more", [[], ["--env-processes"]])
 @pytest.mark.parametrize("nprocs", [1, 2])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

@@ -80,6 +80,7 @@ def test_a_choice_that_is_never_allowed_learns_nothing(algo):
     assert changed.tolist() == [True, True, False]
 
 
+@pytest.mark.slow
 def test_an_agent_that_ignores_masks_is_named_once(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = ["helpers.envs:Spaced-v0", "--env-kwargs", "masked=1", "strict=0", "--algo"]
@@ -208,6 +209,7 @@ def test_a_policy_gives_actions_as_the_environment_takes_them(act, tmp_path):
     env.step(policy(obs))  # the environment asserts that it is an action
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     "kwargs", [["obs=dict", "act=multi", "masked=true"], ["obs=tuple", "act=choices"]]
 )
@@ -318,6 +320,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nprocs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_environment_that_is_registered_in_a_script_only(nprocs, tmp_path):
     (tmp_path / "mine.py").write_text(SCRIPT)

@@ -33,7 +33,7 @@ def steps_made(log):
     return sum(len(file.read_text().splitlines()) for file in log.iterdir())
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("more", "layout", "then"),
     [

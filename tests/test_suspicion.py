@@ -37,7 +37,7 @@ LIES = {
 }
 
 
-@pytest.mark.fast(4)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_ends_the_run_with_a_line_that_says_why(tmp_path, lie):
     parts, words = LIES[lie]
@@ -45,6 +45,7 @@ def test_a_lie_ends_the_run_with_a_line_that_says_why(tmp_path, lie):
     assert words in done.stderr
 
 
+@pytest.mark.slow
 def test_what_is_prepared_may_draw_and_does_not_change_the_curve(tmp_path):
     words = liar(tmp_path)
     file = tmp_path / "liar.py"
@@ -58,6 +59,7 @@ def test_what_is_prepared_may_draw_and_does_not_change_the_curve(tmp_path):
     assert kept[0] == kept[300]
 
 
+@pytest.mark.slow
 def test_weights_and_updates_of_global_generators_are_those_of_the_seed(tmp_path):
     words = liar(tmp_path, act="self.cache = 1")  # set once, it changes nothing
     runs = {}

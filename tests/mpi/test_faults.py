@@ -47,7 +47,7 @@ def faulty(*args):
 SLOW = {"sys.exit(3)", "os._exit(3)", "SIGSTOP"}  # each like one of the others
 
 
-@pytest.mark.fast(3)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     "fault", [pytest.param(f, marks=pytest.mark.slow if f in SLOW else []) for f in FAULTS]
 )
@@ -121,6 +121,7 @@ rank0rl.mpi.comm.barrier()
 """
 
 
+@pytest.mark.slow
 def test_how_long_a_rank_may_work_is_limited_only_if_asked(tmp_path):
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     process, token = start(str(tmp_path / "sleeper.py"), "600")
@@ -150,6 +151,7 @@ def test_a_rank_that_ends_before_it_meets_the_others(tmp_path):
     assert "rank 1 ended before the others, which wait for it" in err
 
 
+@pytest.mark.slow
 def test_a_first_broadcast_that_meets_another_collective_is_reported(tmp_path):
     text = "rank0rl.bcast([1]) if rank0rl.rank == 0 else rank0rl.all_sum(1.0)"
     process, token = start_script(tmp_path, text)
@@ -158,6 +160,7 @@ def test_a_first_broadcast_that_meets_another_collective_is_reported(tmp_path):
     assert re.search(r"rank 1 waits in its collective \d, all_sum", err)  # which: MPIs differ
 
 
+@pytest.mark.slow
 def test_a_code_is_kept_where_another_collective_would_meet_the_end(tmp_path):
     text = "if rank0rl.mpi.comm.rank == 1: sys.exit(3)\nrank0rl.mpi.comm.barrier()"
     process, token = start_script(tmp_path, text)
@@ -243,6 +246,7 @@ def test_what_a_rank_has_started_ends_with_it(tmp_path):
     assert b"sleep\x0047\x00" not in left
 
 
+@pytest.mark.slow
 def test_ranks_that_do_not_reach_their_launcher_leave_no_file(tmp_path, monkeypatch):
     """Open MPI's take themselves for a job of one."""
     (tmp_path / "tmp").mkdir()
@@ -327,6 +331,7 @@ exec "$@"' sh "$@"
 """
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("fault", "code", "said"),
     [

@@ -112,6 +112,7 @@ def test_the_same_curve_for_every_nprocs_and_after_a_resume(tmp_path, words, mor
     assert hashes(tmp_path / "plain")[3][0] != curve[3][0]
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("name", "text"),
     [

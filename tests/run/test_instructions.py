@@ -28,6 +28,7 @@ def train(folder, *args, expect=0, **env):
     return done
 
 
+@pytest.mark.slow
 def test_what_libraries_would_choose_does_not_matter(tmp_path):
     """Other types of CPU, as far as they can be had here: the libraries take it for one of them."""
     others = (
@@ -51,6 +52,7 @@ def test_what_libraries_would_choose_does_not_matter(tmp_path):
     assert done.stdout.count("the same data") == 2, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_native_leaves_the_choice_to_the_libraries(tmp_path):
     train(tmp_path, *SMALL, *MORE, "--cpu", "native", OPENBLAS_CORETYPE="Nehalem")
     start = settings.starts(tmp_path / "config.toml")[0]

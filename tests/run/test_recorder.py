@@ -220,6 +220,7 @@ def test_no_rank_grows(mode, tmp_path, monkeypatch):
         assert grown < 3
 
 
+@pytest.mark.slow
 def test_every_rank_is_counted_also_one_without_envs(tmp_path):
     args = [*SMALL, "--total-steps", "64"]
     train(tmp_path / "1", *args)

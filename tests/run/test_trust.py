@@ -331,6 +331,7 @@ def test_where_no_key_can_be_the_run_says_how_to_go_on(tmp_path, monkeypatch):
     assert "seal" not in checkpoint.read(checkpoint.latest(tmp_path / "r"))["settings"]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("class_name", [":Mine", ""])
 def test_the_file_of_ones_own_agent_may_move_with_the_run(mine, key, monkeypatch, class_name):
     """As to another machine, whose key is another one; a second file of that name is refused."""

@@ -71,6 +71,7 @@ def test_what_is_wrong_is_named(make, condition, facts):
         assert not any(findings[name] for name in before)
 
 
+@pytest.mark.slow
 def test_the_command(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     tool = ["-m", "rank0rl", "check"]

@@ -92,6 +92,7 @@ def test_hooks_of_the_user_stay(given, monkeypatch, tmp_path):
     assert seen == ["CartPole", "--hook", watch, "a.py:A", "b.py:B", "--quiet"]
 
 
+@pytest.mark.slow
 def test_an_agent_that_fails_says_why(capsys, tmp_path):
     words = liar(tmp_path, act="np.random.random()")
     code, found, _ = checked(capsys, "--algo", words[2], "--steps-per-batch", "96")

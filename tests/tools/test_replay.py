@@ -39,6 +39,7 @@ def test_a_fragment_of_a_run_on_two_ranks_is_the_same_alone(kind, tmp_path):
     assert "0000000000000000: DIFFERENT data" in said
 
 
+@pytest.mark.slow
 def test_a_failure_says_how_to_repeat_it_and_is_repeated(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = ["helpers.envs:Breaks-v0", "--num-envs", "3", "--steps-per-batch", "60"]

@@ -55,6 +55,7 @@ def keep_rows(run, *iterations):
     (run / "progress.csv").write_text("".join(lines[i] for i in (0, *iterations)))
 
 
+@pytest.mark.slow
 def test_a_run_of_two_lengths_is_verified_and_its_folder_stays_as_it_is(run, capsys):
     before = {f: f.read_bytes() for f in run.rglob("*") if f.is_file()}
     set_cell(run, 5, "seconds", "123")  # a time is no part of the curve

@@ -101,6 +101,7 @@ def mpi_fork(
     if not 0 <= gpu_pct <= 1:
         raise ValueError(f"gpu_pct must be in [0, 1], a share of a GPU's memory: got {gpu_pct}")
     os.environ[job.GPU_PCT] = str(gpu_pct)
+    os.environ[job.START_TIMEOUT] = str(start_timeout)
     if collective_timeout is not None:
         os.environ[job.TIMEOUT] = str(collective_timeout)
     os.environ[job.GROUP] = str(ranks_per_env)

@@ -47,6 +47,7 @@ from rank0rl.launch import printable
 FOLDER = "RANK0RL_JOB"
 TERMINAL = "RANK0RL_TERMINAL"  # columns of the supervisor's terminal, or empty
 TIMEOUT = "RANK0RL_COLLECTIVE_TIMEOUT"  # seconds that a rank may wait in a collective, if limited
+START_TIMEOUT = "RANK0RL_START_TIMEOUT"  # seconds for MPI to begin, where no supervisor waits
 GPU_PCT = "RANK0RL_GPU_PCT"  # share of a GPU's memory for each rank, if limited
 RESUME = "RANK0RL_RESUME"  # folder of the run with which a restarted job continues
 TOLD = "RANK0RL_TOLD"  # file for the run's folder, if a Python program waits for the run

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import functools
 import os
 import sys
@@ -111,7 +112,7 @@ def everyone() -> Comm | None:
         mpi4py.rc.finalize = False  # a rank that ends early would wait there: see _leave
     # This component of Open MPI would say on stderr that it found no network.
     os.environ.setdefault("OMPI_MCA_osc", "^ucx")
-    with warnings.catch_warnings(), _files_in(job.my_folder()):
+    with warnings.catch_warnings(), _files_in(job.my_folder()), _start_limit():
         warnings.simplefilter("ignore", RuntimeWarning)  # about another MPI's launcher: see below
         from mpi4py import MPI
 
@@ -161,6 +162,18 @@ def programs() -> tuple[Comm, Comm]:
     firsts = MPI.Intracomm(world.Split(0, 0))
     late.cancel()
     return ours, firsts
+
+
+@contextlib.contextmanager
+def _start_limit() -> Iterator[None]:
+    """End this process if MPI does not begin in time, as where a PMI has lost a rank. A supervisor sees that for itself."""
+    limit_s = float(os.environ.get(job.START_TIMEOUT, "300"))
+    if not job.supervised():
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextlib.contextmanager

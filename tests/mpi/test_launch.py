@@ -71,6 +71,21 @@ def test_ranks_that_mpi_does_not_see_are_no_job():
     assert "MPI sees 1" in done.stderr
 
 
+def test_a_start_of_mpi_that_hangs_is_ended_where_no_supervisor_sees_it(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time, rank0rl\n"
+        "from rank0rl.launch import job\n"
+        "rank0rl.mpi_fork(2, start_timeout=2)\n"
+        "time.sleep(60 * job.world_rank())\n"  # the other rank begins MPI, and waits for this one
+        "rank0rl.bcast(1)\n"
+    )
+    env = {"PYTHONPATH": str(HERE.parent)}
+    done = run([mpiexec(), "-n", "2", sys.executable, script], 40, env=env)
+    assert done.returncode not in (0, 124)
+    assert "Timeout (0:00:02)!" in done.stderr
+
+
 def test_two_signals_end_a_job_that_hangs():
     process, token = jobs.start(*RECIPE[1:], "--nprocs", "2", "--end", "hang")
     jobs.wait_for_ranks(token, 2)

@@ -181,7 +181,8 @@ def code_files(reference: str) -> list[Path]:
     name = ""
     for part in where.split("."):
         name = f"{name}.{part}" if name else part
-        found_by = (finder.find_spec(name, path) for finder in sys.meta_path)
+        finders = (of for of in sys.meta_path if hasattr(of, "find_spec"))
+        found_by = (finder.find_spec(name, path) for finder in finders)
         spec = next((spec for spec in found_by if spec is not None), None)
         if spec is None:
             break

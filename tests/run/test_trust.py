@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from importlib.util import spec_from_file_location
 
 import gymnasium
 import pytest
@@ -183,6 +184,23 @@ def test_the_seal_is_of_the_contents_of_what_is_named(tmp_path, monkeypatch, nam
     with pytest.raises(ValueError, match="have changed or gone since you trained"):
         trust.trusted(sealed, "f")
     assert trust.trusted(sealed, "f", trust=True) == settings
+
+
+def test_the_seal_is_of_modules_that_an_editable_installation_knows(tmp_path, monkeypatch):
+    file = tmp_path / "editable.py"
+
+    class Finder:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            return spec_from_file_location(name, file) if name == "editable" else None
+
+    file.write_text("")
+    monkeypatch.setattr(sys, "meta_path", [object(), *sys.meta_path, Finder])
+    sealed = trust.sealed({"env_id": "editable:make"})
+    assert trust.trusted(sealed, "f") == {"env_id": "editable:make"}
+    file.write_text("raise SystemExit('evil')")
+    with pytest.raises(ValueError, match="changed or gone since you trained this run: env_id"):
+        trust.trusted(sealed, "f")
 
 
 def test_ones_own_run_has_a_seal(key):

@@ -58,7 +58,7 @@ class PPOOptions(NetworkOptions):
 
 
 class PPO(Agent):
-    """Clipped PPO for box and discrete actions."""
+    """Clipped PPO for box, discrete and hybrid actions."""
 
     Options = PPOOptions
     settings = "ppo"

@@ -113,6 +113,7 @@ def test_agents_whose_candidates_choose_or_steer_say_that_they_do_not_do_both(of
         ("a2c", []),
         ("klppo", []),
         ("trpo", []),
+        ("reinforce", []),
     ],
 )
 def test_one_hash_on_one_rank_and_stopped_and_resumed_on_two(algo, more, tmp_path, monkeypatch):

@@ -28,6 +28,7 @@ def small(tmp_path_factory):
     return rank0rl.train("CartPole", nprocs=2, total_steps=320, run_dir=folder, **SMALL)
 
 
+@pytest.mark.slow
 def test_the_run_is_that_of_the_command_line(small, tmp_path):
     words = ["--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32"]
     train(tmp_path / "r", "CartPole", "--total-steps", "320", *words)
@@ -101,6 +102,7 @@ def test_episodes_are_those_of_the_tool(small, capsys):
     assert len(ended["length"]) == 5
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -266,6 +268,7 @@ def test_a_process_that_an_environment_leaves_behind_keeps_nobody_waiting(tmp_pa
     assert time.monotonic() - start < 50
 
 
+@pytest.mark.slow
 def test_an_exception_in_the_caller_ends_the_job(tmp_path):
     """A signal's handler raises while the ranks train, as that of a time limit does."""
     folder = tmp_path / "r"

@@ -58,7 +58,7 @@ def fragment(seed=0, T=20):
     return Fragment(0, obs, act, rng.standard_normal(T), flags, flags, end, obs[-1:], extras)
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", HOW)
 def test_one_hash_on_one_rank_and_stopped_and_resumed_on_two(name, tmp_path):
     whole, parts = tmp_path / "1", tmp_path / "2"

@@ -70,7 +70,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.fast(8)
+@pytest.mark.fast(4)
 @pytest.mark.parametrize(
     ("args", "message"), WRONG, ids=[" ".join(a) or "nothing" for a, _ in WRONG]
 )

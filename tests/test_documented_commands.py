@@ -233,6 +233,7 @@ def run(line, folder):
     return done.stdout.splitlines()
 
 
+@pytest.mark.fast(4)
 @pytest.mark.parametrize("line", CASES)
 def test_a_documented_command_runs(line, checkout):
     run(line, checkout)

@@ -58,7 +58,7 @@ def shown(name):
     return command, output
 
 
-@pytest.mark.fast(4)
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("name", RANKS)
 def test_an_mpi_example_prints_what_it_says(name):
     command, output = shown(name)

@@ -62,6 +62,7 @@ def test_one_curve_for_every_layout(alone, tmp_path, n, m):
     assert sha(tmp_path) == sha(alone)
 
 
+@pytest.mark.slow
 def test_it_is_stopped_and_resumed_with_another_layout(alone, tmp_path):
     done = grouped(tmp_path, ENV, *ARGS, *EVALUATED, "--stop-after-iterations", "1", n=2, m=2)
     assert "--ranks-per-env 2 --nprocs 2" in done.stdout
@@ -69,6 +70,7 @@ def test_it_is_stopped_and_resumed_with_another_layout(alone, tmp_path):
     assert curve(tmp_path) == curve(alone)
 
 
+@pytest.mark.slow
 def test_an_error_in_another_process_is_one_of_the_environment(tmp_path):
     fails = ["--env-kwargs", "raises=[1,3]", "talks=false"]
     done = grouped(tmp_path, ENV, *ARGS, *fails, n=2, m=2, expect=1)
@@ -148,7 +150,7 @@ def test_the_world_of_all_ranks_is_not_that_of_an_environment(tmp_path, n, m):
     assert "--env-processes" in done.stderr
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [{"n": 1, "m": 1}, {"n": 1, "m": 2}, {"n": 2}])
 def test_where_the_world_is_that_of_an_environment_it_may_use_it(alone, tmp_path, args):
     more = ["--env-processes"] if args["n"] > 1 else []

@@ -64,7 +64,7 @@ def test_the_same_curve_on_any_number_of_ranks_and_resumed(args, tmp_path):
     assert len({row["weights_sha256"] for row in curve(whole)}) == 4
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -81,7 +81,7 @@ def test_a_job_of_several_programs_has_the_hash_of_solvers_that_are_started(osci
     assert sha(alone) == sha(one) == sha(two)
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("nprocs", "words", "says"),
     [
@@ -120,6 +120,7 @@ def test_it_needs_a_launcher():
     assert "mpmd needs a launcher" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_error_ends_all_programs(oscillator, tmp_path):
     env = {"PYTHONPATH": str(HERE)}
     words = ["helpers.simulators:failing", *ARGS, "--run-dir", tmp_path]
@@ -128,7 +129,7 @@ def test_an_error_ends_all_programs(oscillator, tmp_path):
     assert "RuntimeError: the tenth step" in done.stderr
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["mpiexec", "python"])
 def test_a_signal_saves_and_ends_all_programs(oscillator, tmp_path, who):
     words = [*ARGS[:-1], "1000000", "--run-dir", tmp_path / "run"]

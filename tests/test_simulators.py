@@ -94,7 +94,7 @@ def closed(tmp_path):
     return {file.name for file in (tmp_path / "log").iterdir()}
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("more", [[], ["--env-processes"]])
 @pytest.mark.parametrize("nprocs", [1, 2])
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
@@ -104,6 +104,7 @@ def test_environments_are_closed_after_a_signal(tmp_path, more, nprocs, signum):
     assert closed(tmp_path) >= every
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("nprocs", [1, 2])
 def test_environments_are_closed_after_an_error(tmp_path, nprocs):
     done = train(tmp_path / "run", *closing(tmp_path, "fails=30"), nprocs=nprocs, expect=1)

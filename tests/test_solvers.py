@@ -83,6 +83,7 @@ def test_what_mpiexec_prints_in_pieces_is_no_line_of_the_solver(monkeypatch):
         solver.readline()
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("call", ["readline", "wait", "wait_for", "write"])
 def test_a_hang_is_an_error_after_the_time_limit(tmp_path, call):
     ranks = 1 if call == "write" else 2  # MPICH's mpiexec fails if its input is not read

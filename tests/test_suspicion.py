@@ -37,7 +37,7 @@ LIES = {
 }
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_ends_the_run_with_a_line_that_says_why(tmp_path, lie):
     parts, words = LIES[lie]

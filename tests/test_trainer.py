@@ -63,6 +63,7 @@ def test_the_last_episodes_are_those_that_ended_last(nprocs, tmp_path, monkeypat
     assert float(row["return_mean"]) == np.mean(ended)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_batches_and_weights_for_every_number_of_ranks(mode, tmp_path):
     algo = ["--algo", f"{HERE}/helpers/agents.py:MpiSeen", "--hidden", "32", "32"]
@@ -135,6 +136,7 @@ def test_ranks_share_the_episodes_in_every_iteration(rank0_envs):
         assert sorted(mine + others) == list(range(9))
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("mode", "ranks"),
     [
@@ -184,6 +186,7 @@ class Drifts(PPO):
 """
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("where", ["comm.rank == 1", "True"])
 def test_weights_that_drift_are_found_out_and_named(where, tmp_path):
     (tmp_path / "drifts.py").write_text(DRIFTS.replace("comm.rank == 1", where))
@@ -281,6 +284,7 @@ class Bad(PPO):
 """
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("what", "code", "said", "ranks"),
     [

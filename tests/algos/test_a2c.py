@@ -22,6 +22,7 @@ def batch(adv, ret=0.0):
     return {"obs": obs, "act": act, "adv": np.float32(adv), "ret": np.full(n, ret, np.float32)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [

@@ -50,6 +50,7 @@ def test_every_agent_has_its_case():
     assert set(SIZES) == set(ALGOS)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(("algo", "env", "mode"), CASES)
 def test_the_same_for_every_number_of_ranks_and_resumed(algo, env, mode, tmp_path):
     data = write_data(tmp_path / "data.npz", env)

@@ -143,6 +143,7 @@ def test_ranks_that_only_use_mpi4py_themselves_end_well(tmp_path):
     assert out.split() in (["2", "2"], ["22"])  # launchers mix the lines of ranks
 
 
+@pytest.mark.slow
 def test_a_rank_that_ends_before_it_meets_the_others(tmp_path):
     text = "if rank0rl.launch.job.world_rank() == 1: sys.exit()\nrank0rl.mpi.comm.barrier()"
     process, token = start_script(tmp_path, text)
@@ -219,6 +220,7 @@ def test_no_shared_memory_is_left():
     wait_until(lambda: not unused_mpi_files() - before)  # other tests' jobs begin and end
 
 
+@pytest.mark.slow
 def test_nohup_is_respected(tmp_path):
     (tmp_path / "script.py").write_text(
         "import sys, time, rank0rl\nif 'parent' == rank0rl.mpi_fork(2): sys.exit()\ntime.sleep(4)\n"

@@ -73,6 +73,7 @@ def on_rank_nested():
     return [plain(to_rank0), plain(to_all), plain(absent)]
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("n", RANKS)
 def test_nested_dicts_numbers_and_lists(n):
     results = on_ranks(n, "test_gather:on_rank_nested")

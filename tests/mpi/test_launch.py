@@ -246,6 +246,7 @@ FORMS = {
 }
 
 
+@pytest.mark.fast(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_rank_runs_the_very_command(form, tmp_path):
     early = "from mpi4py import MPI" if form == "mpi4py first" else ""

@@ -172,6 +172,7 @@ rank0rl.mpi.comm.barrier()
 """
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("slow", ["stdout", "stderr"])
 def test_the_last_words_of_a_rank_arrive_under_a_launcher_that_delivers_late(slow, tmp_path):
     late = 'while IFS= read -r line; do sleep 0.6; echo "$line"; done'

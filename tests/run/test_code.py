@@ -70,6 +70,7 @@ def test_a_run_keeps_the_code_of_its_own(mine, tmp_path):
     assert "code" not in starts(tmp_path / "plain")[0]
 
 
+@pytest.mark.slow
 def test_changed_code_is_refused_with_what_has_changed_or_noted(mine, tmp_path):
     run = tmp_path / "run"
     train(run, *words(mine, "--stop-after-iterations", "2"))
@@ -206,6 +207,7 @@ def test_only_what_the_run_has_written_is_a_copy(tmp_path):
         (folder / path).write_text("a")
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("algo", ["rank0rl.algos.ppo:PPO", "ppo"])
 def test_a_folder_of_somebody_imports_nothing(algo, tmp_path, monkeypatch):
     """Its code was found once: where an agent of rank0rl was named as a module."""

@@ -205,6 +205,7 @@ class Asks(Hook):
 """
 
 
+@pytest.mark.fast(3)
 @pytest.mark.parametrize(
     ("name", "text"),
     [

@@ -114,7 +114,7 @@ def test_a_wrong_limit(cpu, said, monkeypatch):
         launch_options.check_cpu(cpu)
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("nprocs", [1, 2])
 def test_a_script_that_has_loaded_numpy_begins_anew(nprocs, tmp_path):
     script = tmp_path / "mine.py"

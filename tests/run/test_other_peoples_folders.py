@@ -41,7 +41,7 @@ def links(path):
     path.symlink_to(path.parent.parent / "outside")
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     "name", ["report.html", "learning.png", "table.md", "table.csv", "runs.csv"]
 )

@@ -45,6 +45,7 @@ def each_process(_, token):
     return processes(token)
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("whom", "signum"),
     [

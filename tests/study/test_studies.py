@@ -59,7 +59,7 @@ def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypat
     assert sha(tmp_path / "alone") == sha(tmp_path / "Count-v0-ppo-seed1")
 
 
-@pytest.mark.fast(6)
+@pytest.mark.fast(3)
 @pytest.mark.parametrize(
     ("more", "said"),
     [

@@ -16,6 +16,7 @@ GOOD = [
 ]
 
 
+@pytest.mark.fast(5)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", GOOD)
 def test_these_are_the_same_under_all_conditions(name):

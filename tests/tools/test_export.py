@@ -64,6 +64,7 @@ CASES += [("ppo", obs, "box") for obs in ("box2d", "image", "scalar", "multi", "
 CASES += [("trpo", "box", "multi"), ("klppo", "box", "box"), ("reinforce", "scalar", "discrete")]
 
 
+@pytest.mark.fast(8)
 @pytest.mark.parametrize(("algo", "obs", "act"), CASES)
 def test_actions_are_those_of_the_numpy_path(algo, obs, act):
     env = envs.make("helpers.envs:Spaced-v0", obs=obs, act=act)
@@ -181,7 +182,7 @@ def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monk
 GRU, LSTM = ({"recurrent": cell, "memory_size": 6} for cell in ("gru", "lstm"))
 
 
-@pytest.mark.fast(2)
+@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("obs", "act", "options", "masked"),
     [

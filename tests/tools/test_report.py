@@ -372,6 +372,7 @@ SPEEDUPS = [
 ]
 
 
+@pytest.mark.fast(15)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     ("kind", "change"),

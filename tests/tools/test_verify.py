@@ -114,6 +114,7 @@ def test_the_end_of_a_thinned_record_is_its_summary(run, capsys):
     assert "summary.json, of iteration 5, differs" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_sample_goes_on_from_a_checkpoint(run, capsys):
     verify(run, "--sample")
     said = capsys.readouterr().out

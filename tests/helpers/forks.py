@@ -6,6 +6,7 @@ tests of what is imported, need a new process: see helpers.ranks.run.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -56,6 +57,7 @@ def _server() -> socket.socket:
     fds, where = [there.fileno()], HERE.parent
     subprocess.Popen(command, pass_fds=fds, cwd=where, env=env, start_new_session=True)
     there.close()
+    atexit.register(here.close)
     return here
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 from helpers.ranks import HERE, run
 
-from rank0rl.launch import fork, mpiexec
+from rank0rl.launch import fork, job, mpiexec
 from rank0rl.launch.hosts import Host
 
 OF_USERS = {"OMP_NUM_THREADS": "1", "WANDB_API_KEY": "secret", "MY_1": "a b;'c'\n", "MY_2": "x"}
@@ -62,6 +62,7 @@ open("{folder}/rank" + os.environ["PMI_RANK"], "w").write(" ".join(names))
 
 
 def test_a_launcher_that_starts_nothing_on_other_hosts_is_no_wrong_use(monkeypatch, tmp_path):
+    monkeypatch.setenv(job.GROUP, "1")  # as mpi_fork does
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     for name, text in (("ssh", "exec cat"), ("mpiexec", "echo HYDRA; exit 9")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")

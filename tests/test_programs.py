@@ -107,6 +107,17 @@ def test_other_programs_that_nobody_has_named_are(oscillator):
     assert "add --mpmd" in done.stderr
 
 
+def test_a_rank_that_has_ended_or_has_not_begun_is_no_other_program(monkeypatch):
+    lines = {1: ["hydra_pmi_proxy"], 2: [""], 3: ["hydra_pmi_proxy"], os.getpid(): ["python", "x"]}
+    lines |= {4: ["python", "x"], 5: ["/bin/solver"]}
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setattr(tree, "program", lambda process_id: "hydra_pmi_proxy")
+    monkeypatch.setattr(tree, "_words", lines.get)
+    for ranks, others in (([2, 3, 4], []), ([3, 4, 5], ["solver"])):
+        monkeypatch.setattr(tree, "children", lambda launcher, ranks=ranks: {*ranks, os.getpid()})
+        assert tree.other_programs() == others
+
+
 def test_the_ranks_that_train_come_first(oscillator):
     train_words = command(1, ENV, *ARGS, solvers=[])[1:]
     done = run([mpiexec(), "-n", "2", oscillator, ":", *train_words], 60)

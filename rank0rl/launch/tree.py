@@ -56,13 +56,13 @@ def below(process_id: int, spare: Set[int | None] = frozenset()) -> Iterator[int
 
 def other_programs() -> list[str]:
     """Return the names of other programs that this process's launcher has started on this host, where it can be known."""
-    contexts = os.environ.get(
-        "OMPI_APP_CTX_NUM_PROCS", ""
-    ).split()  # of Open MPI, one for each program
-    if not program(os.getppid()).startswith("hydra_pmi"):
+    launcher = os.getppid()
+    if not program(launcher).startswith("hydra_pmi"):
+        contexts = os.environ.get("OMPI_APP_CTX_NUM_PROCS", "").split()  # Open MPI: one a program
         return [f"{len(contexts) - 1} more"] if len(contexts) > 1 else []
-    mine = _words(os.getpid())
-    others = {_words(child)[0] for child in children(os.getppid()) if _words(child) != mine}
+    # A rank may have ended, or may still be the launcher's fork.
+    none = ([""], _words(launcher), _words(os.getpid()))
+    others = {words[0] for words in map(_words, children(launcher)) if words not in none}
     return sorted(os.path.basename(other) for other in others)
 
 

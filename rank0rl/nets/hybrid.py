@@ -78,7 +78,6 @@ class HybridPolicy(nn.Module):
     def log_prob(self, x: Array, draw: Array, mask: Array | None = None) -> Array:
         """Return the log-probabilities (N,) of draws (N, k) for inputs (N, inputs), in NumPy."""
         out = self.mlp.numpy(x)
-        first = self.choices.log_prob(
-            out[:, : self._logits].copy(), draw[:, : self._n].astype(np.int64), mask
-        )
+        taken = draw[:, : self._n].astype(np.int64)
+        first = self.choices.log_prob(out[:, : self._logits], taken, mask)
         return first + self.numbers.log_prob(out[:, self._logits :], draw[:, self._n :])

@@ -64,3 +64,19 @@ def mask_for(policy, rows):
         one = columns.start + rng(4).integers(0, columns.stop - columns.start, rows)
         mask[np.arange(rows), one] = True
     return mask
+
+
+def compare_with_samples(p, q, log_slope=lambda act: 0.0, n=40_000):
+    """Compare E[-log p] and E[log p - log q] over actions of p with what is exact, within three standard errors."""
+    one = np.repeat(OBS[:1], n, axis=0)
+    x, act = torch.from_numpy(one), torch.from_numpy(drawn_by(p, one, noise_for(p, n)))
+    with torch.no_grad():
+        of_p, of_q = p.distribution(x), q.distribution(x)
+        surprise = -p.logp(of_p, act) + log_slope(act)
+        apart = p.logp(of_p, act) - q.logp(of_q, act)
+        kl = p.kl(of_p, of_q)
+        for samples, exact in ((surprise, p.entropy(of_p)), (apart, kl.mean())):
+            error = samples.double().std() / n**0.5
+            assert abs(samples.double().mean() - exact) < 3 * error + 1e-5
+        assert kl.min() > 0.01
+        torch.testing.assert_close(p.kl(of_p, of_p), torch.zeros(n), atol=1e-5, rtol=0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.envs import Throw
-from helpers.policies import OBS, drawn_by, noise_for, rng
+from helpers.policies import OBS, compare_with_samples, drawn_by, noise_for, rng
 from helpers.ranks import HERE
 from helpers.runs import curve, resume_on_ranks, sha, table, train, train_here, train_on_ranks
 
@@ -65,17 +65,7 @@ def test_rows_do_not_depend_on_others_and_obey_the_mask(kind):
 @pytest.mark.parametrize("kind", ["normal", "rows", "state"])
 def test_entropy_and_divergence_against_samples(kind):
     """E[-log p] and E[log p - log q] over actions of p, within three standard errors."""
-    p, q, n = policy_of(kind), policy_of(kind, seed=5), 40_000
-    one = np.repeat(OBS[:1], n, axis=0)
-    x, act = torch.from_numpy(one), torch.from_numpy(drawn_by(p, one, noise_for(p, n)))
-    with torch.no_grad():
-        of_p, of_q = p.distribution(x), q.distribution(x)
-        surprise, apart = -p.logp(of_p, act), p.logp(of_p, act) - q.logp(of_q, act)
-        kl = p.kl(of_p, of_q)
-        for samples, exact in ((surprise, p.entropy(of_p)), (apart, kl.mean())):
-            error = samples.double().std() / n**0.5
-            assert abs(samples.double().mean() - exact) < 3 * error + 1e-5
-        assert kl.min() > 0.01
+    compare_with_samples(policy_of(kind), policy_of(kind, seed=5))
 
 
 def test_choices_come_first_and_the_environment_gets_its_own_numbers():

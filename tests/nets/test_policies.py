@@ -10,6 +10,7 @@ from helpers.policies import (
     OBS,
     SEVERAL,
     box,
+    compare_with_samples,
     drawn_by,
     mask_for,
     noise_for,
@@ -116,19 +117,7 @@ def log_slope(kind, draw):
 @pytest.mark.parametrize("kind", KINDS)
 def test_entropy_and_divergence_against_samples(kind):
     """E[-log p] and E[log p - log q] over actions of p, within three standard errors."""
-    p, q, n = policy_of(kind), policy_of(kind, seed=5), 40_000
-    one = np.repeat(OBS[:1], n, axis=0)
-    x, act = torch.from_numpy(one), torch.from_numpy(drawn_by(p, one, noise_for(p, n)))
-    with torch.no_grad():
-        of_p, of_q = p.distribution(x), q.distribution(x)
-        surprise = -p.logp(of_p, act) + log_slope(kind, act)
-        apart = p.logp(of_p, act) - q.logp(of_q, act)
-        kl = p.kl(of_p, of_q)
-        for samples, exact in ((surprise, p.entropy(of_p)), (apart, kl.mean())):
-            error = samples.double().std() / n**0.5
-            assert abs(samples.double().mean() - exact) < 3 * error + 1e-5
-        assert kl.min() > 0.01
-        torch.testing.assert_close(p.kl(of_p, of_p), torch.zeros(n), atol=1e-5, rtol=0)
+    compare_with_samples(policy_of(kind), policy_of(kind, seed=5), lambda act: log_slope(kind, act))
 
 
 @pytest.mark.parametrize("kind", ["categorical", "several"])

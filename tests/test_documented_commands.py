@@ -93,7 +93,7 @@ SHORTER = {
     r"^python -m rank0rl study .*--search.*": r"\g<0> --trials 2",
     r"^python examples/ppo.*": r"\g<0> --iterations 2 --steps-per-batch 256",
     r"^python examples/cleanrl.*": r"\g<0> --total-timesteps 1024 --num-steps 64",
-    r"^python benchmarks/(?!table|es_|chaos|same|study|keep_|cpu_|stragglers).*": r"\g<0> --repeats 1",
+    r"^python benchmarks/(?!table|es_|chaos|same|study|keep_|cpu_|stragglers|large_).*": r"\g<0> --repeats 1",
     r"^python benchmarks/(scaling_model|eight_steps|train)\.py.*": r"\g<0> --iterations 2",
     r"^python benchmarks/train\.py.*": r"\g<0> --sb3 --single-file --steps-per-batch 512",
     r"^python benchmarks/scaling_model\.py.*": r"\g<0> --cases a",
@@ -101,6 +101,7 @@ SHORTER = {
     r"^python benchmarks/(rollout|limits|env_process)\.py.*": r"\g<0> --steps 32",
     r"^python benchmarks/invariance\.py.*": r"\g<0> --num-envs 2 --steps-per-batch 64",
     r"^python benchmarks/drop_in_learning\.py.*": r"\g<0> --total-timesteps 4096 --nprocs 2",
+    r"^python benchmarks/large_replay\.py.*": r"\g<0> --steps 25000",
     r"^python benchmarks/study\.py": r"\g<0> --steps-per-batch 512 --total-steps 2048",
     r"^python benchmarks/same_curve\.py.*": r"\g<0> --only reinforce --nprocs 1",
 }
@@ -118,7 +119,8 @@ def commands(page):
     fence = r"^ *```(\w*)\n(.*?)^ *```$"
     blocks = [body for kind, body in re.findall(fence, page, re.M | re.S) if kind in SHELLS]
     lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    lines += re.findall(r"`([^`]+)`", re.sub(fence, "", page, flags=re.M | re.S))
+    text = re.sub(fence, "", page, flags=re.M | re.S)
+    lines += [code for _, code in re.findall(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)", text, re.S)]
     parts = [part for line in lines for part in re.sub(r"(^|\s)#.*", "", line).split(" && ")]
     words = [part.strip().removeprefix("$ ").split() for part in parts]
     return [

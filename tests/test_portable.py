@@ -61,6 +61,7 @@ def test_another_cpu_gives_the_golden_hashes():
 
 @emulated
 @pytest.mark.slow
+@pytest.mark.timeout(3600)  # an emulated CPU is 20 times as slow
 @pytest.mark.parametrize("cpu", ["Haswell", "Skylake-Client", "EPYC", "EPYC-Rome"])
 def test_other_cpus_give_all_golden_hashes(cpu):
     assert trained(cpu=cpu) == golden()

@@ -20,7 +20,7 @@ import tempfile
 import threading
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 LIMIT_S = 300
 HERE = Path(__file__).parent.parent
@@ -33,17 +33,29 @@ def run(
     server = _server()
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         asked = json.dumps({"args": args, "env": {**os.environ, **(env or {})}, "cwd": str(cwd)})
-        socket.send_fds(server, [asked.encode()], [out.fileno(), err.fileno()])
-        process_id = int(server.recv(100))
-        late = threading.Timer(LIMIT_S, os.killpg, [process_id, signal.SIGKILL])
-        late.start()
-        code = int(server.recv(100))
-        late.cancel()
+        try:
+            code = _asked(server, asked, out, err)
+        except BaseException:  # what it says next would be of this command
+            _server.cache_clear()
+            server.close()
+            raise
         for file in (out, err):
             file.seek(0)
         said = out.read(), err.read()
     assert code != -signal.SIGKILL, f"no end after {LIMIT_S} s: {args}\n{said}"
     return subprocess.CompletedProcess(args, code, *said)
+
+
+def _asked(server: socket.socket, command: str, out: IO[str], err: IO[str]) -> int:
+    """Let the server fork for a command; return its exit code."""
+    socket.send_fds(server, [command.encode()], [out.fileno(), err.fileno()])
+    process_id = int(server.recv(100))
+    late = threading.Timer(LIMIT_S, os.killpg, [process_id, signal.SIGKILL])
+    late.start()
+    try:
+        return int(server.recv(100))
+    finally:
+        late.cancel()
 
 
 @cache

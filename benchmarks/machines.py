@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "benchmarks" / "results" / "machines.csv"
 PROGRAMS = "ca-certificates,git,make,python3,python3-venv"
-HOME = "/home/user"
+HOME, USER = "/home/user", 1001  # 1000 is that of Containerfile
 TRAIN = 'make train ENV=Walker2d NPROCS=2 ARGS="--total-steps 40960"'
 SHOWN = ("numpy", "torch", "numba", "gymnasium", "mujoco", "mpi4py", "mpich")
 
@@ -58,12 +58,12 @@ class System:
         if not (root / "etc" / "passwd").exists():
             command = ["debootstrap", "--variant=minbase", f"--include={PROGRAMS}", suite, root]
             subprocess.run([*map(str, command), *filter(None, [args.mirror])], check=True)
-            self.run(f"useradd --create-home --home-dir {HOME} --uid 1000 user", user=0)
+            self.run(f"useradd --create-home --home-dir {HOME} --uid {USER} user", user=0)
         if args.pip_config:
             shutil.copy(args.pip_config, root / "etc" / "pip.conf")
 
     def run(
-        self, command: str, user: int = 1000, check: bool = False, capture_output: bool = False
+        self, command: str, user: int = USER, check: bool = False, capture_output: bool = False
     ) -> subprocess.CompletedProcess:
         """Run a command of the shell there, in the user's home and with no other environment."""
         mounts = []

@@ -9,8 +9,8 @@ a minibatch, and iterations. All have ten epochs, two tanh networks and one torc
 - `single-file`: a loop in the style of the one-file implementations: torch modules, Gymnasium's vector environment,
   autograd and torch's Adam.
 
-The two of SBX need the `rivals` extra, in an environment of their own. JAX takes the threads that it wants. `--pong` measures
-stable-baselines3 on images, with four epochs:
+Those of SBX need `pip install sbx-rl envpool "gymnasium[mujoco]"` in an environment of their own. JAX takes the threads that it
+wants. `--pong` measures stable-baselines3 on images, with four epochs:
 
     python benchmarks/others.py stable-baselines3 8 1024 256 4 --pong --threads 2
 """
@@ -78,7 +78,9 @@ def sbx(
     if pool:
         from pool import Pool
 
-    env = Pool(envs) if pool else make_vec_env("Walker2d-v5", envs)
+        env: Any = Pool(envs)
+    else:
+        env = make_vec_env("Walker2d-v5", envs)
     return learn(PPO, "MlpPolicy", env, batch, minibatch, iterations, units, EPOCHS)
 
 

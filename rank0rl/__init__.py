@@ -14,7 +14,7 @@ from typing import Any
 
 from rank0rl.compat import MPI_UTIL, no_attribute
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 
 class _Checkout:

@@ -7,6 +7,7 @@ from helpers.ranks import HERE
 from helpers.runs import resume, sha, table, train
 from helpers.simulators import Remembers, remembers
 
+from rank0rl.envs.spaces import flatten
 from rank0rl.envs.state import give_state, has_state, packed, take_state, unpacked
 from rank0rl.tools.check import check
 
@@ -112,7 +113,41 @@ def test_the_time_limit_below_a_wrapper_with_a_state_goes_on():
 def test_a_wrapper_with_a_state_of_its_own_is_repeated():
     assert has_state(limited())
     assert not has_state(gym.wrappers.FrameStackObservation(Remembers(), 2))
+    assert not has_state(Converted(Remembers(), lambda obs: obs, None))
     assert not has_state(gym.make("CartPole-v1"))
+
+
+class Converted(gym.wrappers.TransformObservation):
+    """Gymnasium's wrapper with something of its own, which may be a state."""
+
+
+class Keyed(Remembers):
+    """Has a Dict of observations and a Dict of actions, which are flattened."""
+
+    def __init__(self):
+        super().__init__()
+        self.observation_space = gym.spaces.Dict({"x": self.observation_space})
+        self.action_space = gym.spaces.Dict({"a": self.action_space})
+
+    def reset(self, **kwargs):
+        obs, info = super().reset(**kwargs)
+        return {"x": obs}, info
+
+    def step(self, action):
+        obs, *rest = super().step(action["a"])
+        return {"x": obs}, *rest
+
+
+def test_an_environment_whose_actions_and_observations_are_converted_has_its_state():
+    env, other = (gym.wrappers.ClipReward(flatten(Keyed()), -1, 1) for _ in range(2))
+    action = np.zeros(1, np.float32)
+    env.reset(seed=3)
+    for _ in range(7):
+        env.step(action)
+    other.reset(seed=4)
+    other.unwrapped.first = env.unwrapped.first
+    give_state(other, take_state(env))
+    assert other.step(action)[0].tolist() == env.step(action)[0].tolist()
 
 
 @pytest.mark.parametrize(

@@ -177,14 +177,13 @@ def nested_actions(env: gym.Env[Any, Any]) -> Callable[[Any], Any] | None:
     return inner.action if isinstance(inner, _FlatActions) else None
 
 
-class _FlatActions(gym.ActionWrapper[Any, Any, Any]):
+class _FlatActions(gym.wrappers.TransformAction[Any, Any, Any]):
     """An environment whose actions are rows of a space that `_flat_space` has returned."""
 
     def __init__(self, env: gym.Env[Any, Any], flat: spaces.Space[Any]) -> None:
-        super().__init__(env)
-        self.action_space = flat
+        super().__init__(env, self._nested, flat)
 
-    def action(self, action: Any) -> Any:
+    def _nested(self, action: Any) -> Any:
         """Convert a row of numbers to the environment's action. Return a dict or tuple unchanged."""
         if isinstance(action, dict | tuple):
             return action

@@ -14,12 +14,22 @@ import numpy as np
 import numpy.typing as npt
 import safetensors
 import safetensors.numpy
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+from gymnasium.wrappers import (
+    OrderEnforcing,
+    PassiveEnvChecker,
+    TimeLimit,
+    TransformAction,
+    TransformObservation,
+    TransformReward,
+)
 
 Array = npt.NDArray[Any]
 State = dict[str, Array]
 
 _OWN = "state/"  # begins the names of what the environment itself returns
+_STATELESS = (
+    *(OrderEnforcing, PassiveEnvChecker, TransformAction, TransformObservation, TransformReward),
+)
 
 
 class Stateful:
@@ -109,10 +119,16 @@ def _with_methods(env: Any) -> tuple[Any, list[TimeLimit[Any, Any]]]:
             limits.append(env)
         if not isinstance(env, gym.Wrapper):
             break
-        if inner is None and not isinstance(env, TimeLimit | OrderEnforcing | PassiveEnvChecker):
+        if inner is None and not (isinstance(env, TimeLimit) or _is_stateless(env)):
             return None, []
         env = env.env
     return (None, []) if isinstance(env, Stateful) else (inner, limits)
+
+
+def _is_stateless(wrapper: gym.Wrapper[Any, Any, Any, Any]) -> bool:
+    """Return True for a wrapper of Gymnasium or rank0rl that only converts rewards, actions or observations."""
+    libraries = ("gymnasium", "rank0rl")
+    return isinstance(wrapper, _STATELESS) and type(wrapper).__module__.startswith(libraries)
 
 
 def _can_be_kept(name: Any, value: Any) -> bool:

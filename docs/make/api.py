@@ -9,6 +9,7 @@ object, and its members if not all are shown, and ends with a comment of two poi
 
 import logging
 import re
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,11 +68,19 @@ def _is_public(name: str) -> bool:
 def _signature(of: griffe.Object) -> str:
     """Return a function's name, arguments and result as code, one argument in a line if they are long."""
     call = of.members.get("__init__", of) if of.is_class else of
-    words = [_parameter(one) for one in getattr(call, "parameters", ()) if one.name != "self"]
-    for i, one in enumerate(one for one in getattr(call, "parameters", ()) if one.name != "self"):
+    takes = [one for one in getattr(call, "parameters", ()) if one.name not in ("self", "cls")]
+    words = [_parameter(one) for one in takes]
+    if of.is_class and any(str(base) == "NamedTuple" for base in of.bases):
+        words = [
+            f"{one.name}: {one.annotation}" + (f" = {one.value}" if one.value else "")
+            for one in of.attributes.values()
+        ]
+    for i, one in enumerate(takes):
         if one.kind is griffe.ParameterKind.keyword_only:
             words.insert(i, "*")
             break
+    if of.is_class and not words and of.bases:
+        return f"class {of.name}({', '.join(map(str, of.bases))})"
     gives = "" if of.is_class or not call.returns else f" -> {call.returns}"
     line = f"{of.name}({', '.join(words)}){gives}"
     if len(line) <= 88 or not words:
@@ -84,6 +93,7 @@ def _parameter(one: griffe.Parameter) -> str:
     kind = f": {one.annotation}" if one.annotation else ""
     equals = " = " if kind else "="
     default = "" if stars or one.default is None else f"{equals}{one.default}"
+    default = re.sub(r"\(lambda: (.*)\)\(\)", r"\1", default)  # griffe's form of a default_factory
     return f"{stars}{one.name}{kind}{default}"
 
 

@@ -32,11 +32,15 @@ GROUPS = {
     "num_envs": "The run",
     "steps_per_batch": "Batches and updates",
     "stop_after_iterations": "Stop early",
+    "keep_batches": "Output and trust",
+    "env_id": "Environment, seed and length",
+    "learner_threads": "Updates and gather",
+    "stop_at_return": "Stop at a return",
     "eval_every": "Evaluations",
     "checkpoint_every": "Checkpoints",
     "wrappers": "Environments and episodes",
     "env_retries": "Environments that fail",
-    "video_every": "Output",
+    "video_every": "Videos and records",
 }
 """The first option of each group -> the group's title. The order is that of the fields."""
 

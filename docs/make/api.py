@@ -9,7 +9,6 @@ object, and its members if not all are shown, and ends with a comment of two poi
 
 import logging
 import re
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path

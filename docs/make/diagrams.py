@@ -1,4 +1,4 @@
-"""Draw docs/loop.svg and docs/fragments.svg: python docs/make/diagrams.py."""
+"""Draw docs/loop.svg, fragments.svg and simulator.svg: python docs/make/diagrams.py."""
 
 from __future__ import annotations
 
@@ -17,11 +17,17 @@ FRAGMENTS = (
     "Six envs are spread over 1, 2 or 3 ranks. The batch has the rows of all six fragments in "
     "order of fragment ids, so it is the same batch each time, bit for bit."
 )
+SIMULATOR = (
+    "Two ranks, each with a simulator that runs on three processes. The policy acts on the first process of "
+    "each group. All three compute the step together and exchange data in their own communicator. "
+    "Rank 0 learns from the rows of both."
+)
 
 
 def main() -> None:
     loop()
     fragments()
+    simulator()
 
 
 def loop() -> None:
@@ -92,6 +98,30 @@ def fragments() -> None:
     made.append(write(left + 318, y + 20, "always the same,"))
     made.append(write(left + 318, y + 39, "bit for bit"))
     save_diagram("fragments", y + size + 20, FRAGMENTS, *made)
+
+
+def simulator() -> None:
+    """Draw two ranks with --ranks-per-env 3."""
+    made = []
+    for rank, left in enumerate((106, 338)):
+        first = left + 48
+        made.append(write(left + 101, 30, f"rank {rank}", "middle bold"))
+        made.append(box(left, 42, 96, 36, "policy", "c0"))
+        made.append(arrow((first, 78), (first, 128)))
+        made.append(write(first + 10, 108, "action", "small muted"))
+        made.append(box(left - 6, 120, 214, 92, "", "idle"))
+        for i in range(3):
+            made.append(box(left + i * 69, 130, 64, 36, f"{3 * rank + i}", "c2"))
+        made.append(write(left + 101, 190, "place.comm: one simulation", "middle small muted"))
+        made.append(arrow((first, 212), (first, 244)))
+        made.append(box(left, 246, 96, 36, "rows", "c0"))
+    made.append(arrow((386, 282), (386, 324), (202, 324)))
+    made.append(arrow((154, 282), (154, 304)))
+    made.append(box(106, 306, 96, 36, "update", "c1"))
+    for y, words in ((65, "act"), (153, "step"), (269, "process"), (329, "learn")):
+        made.append(write(14, y, words, "bold"))
+    made.append(write(14, 173, "processes", "small muted"))
+    save_diagram("simulator", 360, SIMULATOR, *made)
 
 
 def chip(x: float, y: float, env: int) -> str:

@@ -1,4 +1,11 @@
-"""Draw docs/speedup.svg and scaling.svg from benchmarks/results/: python docs/make/plots.py."""
+"""Draw docs/speedup.svg, scaling.svg and same-curve.svg from benchmarks/results/: python docs/make/plots.py.
+
+These made the runs of same_curve.csv, which has three columns of their records:
+
+    python train.py Walker2d --total-steps 204800 --nprocs 1
+    python train.py Walker2d --total-steps 204800 --nprocs 8
+    qemu-x86_64 -cpu Haswell .venv/bin/python train.py Walker2d --total-steps 204800
+"""
 
 from __future__ import annotations
 
@@ -24,6 +31,7 @@ LABELS = {
 def main() -> None:
     speedup(RESULTS / "speedup" / "ppo")
     scaling(RESULTS / "speedup" / "ppo")
+    same_curve(RESULTS / "same_curve.csv")
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -95,6 +103,29 @@ def scaling(study: Path) -> None:
         axis.legend(loc="upper left")
         alt = f"Predicted steps per second on 1 to {ranks[-1]:,} ranks, and measured ones"
         save_plot("scaling", figure, alt)
+
+
+def same_curve(path: Path) -> None:
+    """Draw the curves of one training on several machines over each other, with the hashes of their weights."""
+    rows = table(path)
+    with figures.style() as figure_class:
+        figure = figure_class(figsize=SIZE, layout="constrained")
+        axis = figure.add_subplot()
+        names = list(dict.fromkeys(row["run"] for row in rows))
+        looks = (
+            {"linewidth": 7, "alpha": 0.35},
+            {"linewidth": 3},
+            {"color": "C7", "linestyle": ":"},
+        )
+        for i, (name, look) in enumerate(zip(names, looks, strict=True)):
+            these = [row for row in rows if row["run"] == name]
+            label = f"{name}: weights {these[-1]['weights_sha256'][:8]}"
+            points = (numbers(these, column) for column in ("steps", "return_mean"))
+            axis.plot(*points, **{"color": f"C{i}", "label": label, **look})
+        axis.set(xlabel="steps", ylabel="return")
+        axis.legend(loc="upper left")
+        alt = f"One learning curve, drawn three times: {', '.join(names)}. The hashes are equal."
+        save_plot("same-curve", figure, alt)
 
 
 if __name__ == "__main__":

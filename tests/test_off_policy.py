@@ -194,6 +194,7 @@ def test_a_copy_of_a_checkpoint_has_the_rows_of_its_replays_and_no_other_file(tm
     assert len([*(tmp_path / "copy").iterdir()]) == 2
 
 
+@pytest.mark.slow
 def test_sac_has_one_hash_on_one_rank_and_stopped_and_resumed_on_two(tmp_path):
     train(tmp_path / "1", *SMALL, "--capacity", "40")
     train_on_ranks(

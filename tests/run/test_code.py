@@ -109,6 +109,7 @@ def test_verify_names_the_file_and_the_line(mine, tmp_path):
     assert "    @@ -1 +1 @@\n    -FACTOR = 1.0\n    +FACTOR = 0.5\n" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_has_gone_is_found_in_the_runs_folder_if_it_is_trusted(mine, tmp_path):
     run, whole = tmp_path / "run", tmp_path / "whole"
     train(whole, *words(mine))

@@ -91,9 +91,8 @@ def hashes(run):
     return [(row["batch_sha256"], row["weights_sha256"], row["lr"]) for row in table(run)]
 
 
-@pytest.mark.parametrize(
-    "more", [pytest.param([], marks=pytest.mark.slow), ["--overlap"]], ids=["", "overlap"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--overlap"]], ids=["", "overlap"])
 def test_the_same_curve_for_every_nprocs_and_after_a_resume(tmp_path, words, more):
     args = [*words("Schedule"), *more]
     train(tmp_path / "one", *args)

@@ -53,6 +53,7 @@ def test_stopped_early_on_one_rank_and_resumed_on_three(env, mode, tmp_path):
     assert_same(parts, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("env", "mode"), CASES)
 def test_killed_then_ended_in_mid_update(env, mode, tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"

@@ -186,6 +186,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="CSV that gets a row per run")
     args = parser.parse_args()
     seeds = range(args.seed, args.seed + args.runs) if args.only is None else [args.only]
+    if args.folder:
+        args.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir=args.folder))
     chaos = Chaos(folder, ["--mpiexec", args.mpiexec] if args.mpiexec else [], args.limit)
     print(f"undisturbed: {chaos.duration_s:.1f} s; what fails stays in {folder}", flush=True)

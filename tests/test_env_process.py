@@ -1,6 +1,7 @@
 """Environments in processes of their own: the same data, and failures that the rank survives."""
 
 import contextlib
+import multiprocessing
 import os
 import pickle
 import signal
@@ -331,6 +332,36 @@ def test_processes_end_with_their_rank_and_belong_to_its_job(how, tmp_path):
         rank.kill()
     assert rank.wait(LIMIT_S) == (0 if how == "exit" else -signal.SIGKILL)
     wait_until(lambda: processes.survivors(tmp_path) == [])
+
+
+SERVER = """
+import os
+import signal
+import sys
+from rank0rl.envs import process
+from rank0rl.launch import tree
+
+def kill_below():
+    os.getppid = lambda: 1
+    os.kill(os.getpid(), signal.SIGUSR2)
+    print("ended what is below")
+
+tree.kill_below = kill_below
+process._serve(int(sys.argv[1]), os.getppid())
+"""
+
+
+def test_a_signal_of_the_ranks_end_does_not_cut_off_what_follows_it():
+    ours, theirs = multiprocessing.Pipe()
+    command = [sys.executable, "-c", SERVER, str(theirs.fileno())]
+    env = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    fds = [theirs.fileno()]
+    pipe = subprocess.PIPE
+    server = subprocess.Popen(command, stdout=pipe, text=True, pass_fds=fds, env=env)
+    theirs.close()
+    ours.close()  # the server sees this end before the signal comes
+    assert server.communicate(timeout=LIMIT_S)[0] == "ended what is below\n"
+    assert server.returncode == 0
 
 
 def lives(process_id):

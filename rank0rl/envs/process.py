@@ -269,7 +269,8 @@ def _serve(control: int, rank: int) -> None:
     _use_one_thread()
     server, processes, shared = os.getpid(), set[int](), set[int]()
     connection: Connection[Any, Any] = Connection(control)
-    with contextlib.suppress(EOFError, ConnectionError):
+    with contextlib.suppress(EOFError, ConnectionError), contextlib.ExitStack() as end:
+        end.callback(signal.signal, signal.SIGUSR2, signal.SIG_IGN)  # what follows is not cut off
         while True:
             request = connection.recv()
             if isinstance(request, int):
@@ -292,7 +293,8 @@ def _serve(control: int, rank: int) -> None:
             processes.add(process_id)
             connection.send(process_id)
     for process_id in processes:
-        _kill(process_id)
+        with contextlib.suppress(ChildProcessError):  # the signal came when it had just ended
+            _kill(process_id)
     tree.kill_below()
 
 
@@ -359,6 +361,7 @@ def _with_info(answer: Any, items: Sequence[str]) -> Any:
 def _end_with_rank(rank: int) -> None:
     """Leave the server if its rank has ended, and not only the thread that has started it."""
     if os.getppid() != rank:
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
         raise EOFError
 
 

@@ -1,7 +1,7 @@
 """Measure PPO of other projects on Walker2d in one process: python benchmarks/others.py stable-baselines3 8 2048 64 4.
 
 It prints steps per second, for benchmarks/train.py. The arguments are which one, environments, steps a batch, rows
-a minibatch, and iterations. All have ten epochs, two tanh networks and one torch thread:
+a minibatch, and iterations, before which two more are not timed. All have ten epochs, two tanh networks and one torch thread:
 
 - `stable-baselines3`: on Gymnasium's environments, one after the other;
 - `sbx`: stable-baselines3 in JAX, on the same;
@@ -47,9 +47,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    sizes = args.envs, args.batch, args.minibatch, args.iterations, args.units
+    sizes = args.envs, args.batch, args.minibatch, args.iterations + 2, args.units
     way = partial(stable_baselines, pong=True) if args.pong else ways[args.which]
-    begins = way(*sizes)
+    begins = way(*sizes)[2:]  # JAX compiles in the first iterations
     each = (begins[-1] - begins[0]) / (len(begins) - 1)
     print(args.batch / each)
 

@@ -9,6 +9,10 @@ says. It needs the atari extra too.
 
     python benchmarks/train.py --pong --iterations 6
 
+stable-baselines3 in JAX (SBX), alone and with EnvPool, from an environment of its own, see others.py:
+
+    python benchmarks/train.py --sbx-python sbx/bin/python --sbx 8 --sbx-envpool 8 32 --single-file
+
 Every figure is a process of its own, and all ways take turns. The first iteration is not timed.
 """
 
@@ -44,6 +48,12 @@ def main() -> None:
     parser.add_argument(
         "--single-file", type=int, nargs="*", default=[8], help="environments of the one-file loop"
     )
+    parser.add_argument("--sbx", type=int, nargs="*", default=[], help="environments of SBX")
+    parser.add_argument(
+        "--sbx-envpool", type=int, nargs="*", default=[], help="environments of SBX on EnvPool"
+    )
+    parser.add_argument("--sbx-python", default=sys.executable, help="Python that has these")
+    parser.add_argument("--units", type=int, default=64, help="of both hidden layers")
     parser.add_argument("--beside", help='other options of train.py, such as "--overlap"')
     parser.add_argument(
         "--before", type=Path, help="a checkout of another version, beside this one"
@@ -76,6 +86,8 @@ def main() -> None:
         figures |= {name + phase: these for phase, these in those.items()}
     size = f"{args.steps_per_batch} steps a batch, minibatches of {args.minibatch_size}"
     task = "Pong, 4 epochs" if args.pong else "Walker2d, 10 epochs"
+    if args.units != 64:
+        task += f", {args.units} units"
     show(f"{task}, {size}, steps/s and ms", figures, args.out)
 
 
@@ -98,9 +110,13 @@ def ways_of(args: argparse.Namespace, phases: dict, phases_before: dict) -> list
                 other, args, "stable-baselines3", 8, options
             )
         return [{}, ours, beside, before, others]
-    for name, counts in (("stable-baselines3", args.sb3), ("single-file", args.single_file)):
-        for n in counts:
-            others[f"{name}, environments: {n}"] = partial(other, args, name, n)
+    counts = {name: getattr(args, name.replace("-", "_")) for name in ("sbx", "sbx-envpool")}
+    counts = {"stable-baselines3": args.sb3, **counts, "single-file": args.single_file}
+    for name, numbers in counts.items():
+        for n in numbers:
+            others[f"{name}, environments: {n}"] = partial(
+                other, args, name, n, ["--units", str(args.units)]
+            )
     return [
         {f"bare env.step, processes: {most}": partial(bare, most)},
         ours,
@@ -115,7 +131,8 @@ def other(
 ) -> float:
     """Return the steps per second of another project."""
     sizes = environments, args.steps_per_batch, args.minibatch_size, max(3, args.iterations // 4)
-    command = [sys.executable, str(ROOT / "benchmarks" / "others.py"), name, *map(str, sizes)]
+    python = args.sbx_python if name.startswith("sbx") else sys.executable
+    command = [python, str(ROOT / "benchmarks" / "others.py"), name, *map(str, sizes)]
     command += options
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
@@ -152,6 +169,7 @@ def rank0rl(
     """Run train.py; return its steps per second, and add its phases to a dict of figures."""
     with tempfile.TemporaryDirectory() as folder:
         task = ["Walker2d", "--config", "configs/ppo.toml", "--num-envs", "32"]
+        task += ["--hidden", str(args.units), str(args.units)]
         task = ["ale_py:ALE/Pong-v5"] if args.pong else task
         command = [sys.executable, "train.py", *task, "--nprocs", str(nprocs)]
         command += ["--steps-per-batch", str(args.steps_per_batch)]

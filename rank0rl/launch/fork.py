@@ -202,8 +202,8 @@ def _run_once(
     """Run a job in a folder of its own, and add to `env` the run with which a restart continues.
 
     Returns:
-        Names of the hosts that are gone, and the job's exit code. If no rank was started, that is 2,
-        or 1 on several hosts, one of which may be at fault.
+        Names of the hosts that are gone, and the job's exit code. If no rank was started, that is 2 where
+        another start would end the same way, else 1: a host or the launcher may be at fault.
     """
     with processes.new_job_folder() as folder:
         job.create(folder, n)
@@ -225,8 +225,9 @@ def _run_once(
         if resume.exists():
             env[job.RESUME] = resume.read_text()
     if code is None:
-        code = usage_error(launcher.not_started(n, supervisor.output, supervisor.launcher))
-        return [], FAILURE if len(hosts) > 1 else code
+        why, is_wrong_use = launcher.not_started(n, supervisor.output, supervisor.launcher)
+        code = usage_error(why)
+        return [], code if is_wrong_use and len(hosts) < 2 else FAILURE
     return supervisor.lost, code
 
 

@@ -215,16 +215,18 @@ class Launcher:
         where = _switches(self.vendor, hosts, env) if hosts else []
         return [*self.words, *where, "-n", str(n), *self.rank]
 
-    def not_started(self, n: int, output: str, code: int | None) -> str:
-        """Return one line that says why this output and exit code came in place of n ranks, and what to do."""
+    def not_started(self, n: int, output: str, code: int | None) -> tuple[str, bool]:
+        """Say why this output and exit code came in place of n ranks.
+
+        Returns:
+            One line, which also says what to do; and True if the same command line can never start them.
+        """
         lines = [line.strip(" -=|*") for line in output.splitlines()]
         telling = [line for line in lines if any(re.search(words, line) for words in _REMEDIES)]
         said = [*telling, *(line for line in lines if line), f"it ended with code {code}"][0]
-        remedy = next(
-            (remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, said)),
-            "find out more with python -m rank0rl doctor",
-        )
-        return f"{self.words[0]} did not start {n} ranks: {said}; {remedy}"
+        known = [remedy for pattern, remedy in _REMEDIES.items() if re.search(pattern, said)]
+        remedy = [*known, "find out more with python -m rank0rl doctor"][0]
+        return f"{self.words[0]} did not start {n} ranks: {said}; {remedy}", bool(known)
 
 
 def _refuse(message: str) -> NoReturn:

@@ -110,8 +110,12 @@ def ways_of(args: argparse.Namespace, phases: dict, phases_before: dict) -> list
                 other, args, "stable-baselines3", 8, options
             )
         return [{}, ours, beside, before, others]
-    counts = {name: getattr(args, name.replace("-", "_")) for name in ("sbx", "sbx-envpool")}
-    counts = {"stable-baselines3": args.sb3, **counts, "single-file": args.single_file}
+    counts = {
+        "stable-baselines3": args.sb3,
+        "sbx": args.sbx,
+        "sbx-envpool": args.sbx_envpool,
+        "single-file": args.single_file,
+    }
     for name, numbers in counts.items():
         for n in numbers:
             others[f"{name}, environments: {n}"] = partial(

@@ -111,21 +111,15 @@ def same_curve(path: Path) -> None:
         figure = figure_class(figsize=SIZE, layout="constrained")
         axis = figure.add_subplot()
         names = list(dict.fromkeys(row["run"] for row in rows))
-        looks = (
-            {"linewidth": 7, "alpha": 0.35},
-            {"linewidth": 3},
-            {"color": "C7", "linestyle": ":"},
-        )
-        for i, (name, look) in enumerate(zip(names, looks, strict=False)):
+        looks = ({"linewidth": 7, "alpha": 0.35}, {"linewidth": 3})
+        for i, (name, look) in enumerate(zip(names, looks, strict=True)):
             these = [row for row in rows if row["run"] == name]
             label = f"{name}: weights {these[-1]['weights_sha256'][:8]}"
             points = (numbers(these, column) for column in ("steps", "return_mean"))
             axis.plot(*points, **{"color": f"C{i}", "label": label, **look})
         axis.set(xlabel="steps", ylabel="return")
         axis.legend(loc="upper left")
-        alt = (
-            f"One learning curve, drawn again and again: {', '.join(names)}. The hashes are equal."
-        )
+        alt = f"One learning curve, drawn twice: {', '.join(names)}. The hashes are equal."
         save_plot("same-curve", figure, alt)
 
 

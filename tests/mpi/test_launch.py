@@ -165,19 +165,22 @@ FAKES = {
 }
 
 
+def run_through(body, tmp_path, max_restarts=0):
+    """Run a script on two ranks, with a launcher that is a script of the shell."""
+    launcher, script = tmp_path / "launcher", tmp_path / "script.py"
+    launcher.write_text(f"#!/bin/sh\n{body}\n")
+    launcher.chmod(0o755)
+    fork = f"rank0rl.mpi_fork(2, mpiexec={str(launcher)!r}, max_restarts={max_restarts})"
+    script.write_text(
+        f"import rank0rl, sys\nif {fork} == 'parent': sys.exit()\nrank0rl.print0('one job')\n"
+    )
+    return run([sys.executable, str(script)], env={"PYTHONPATH": str(HERE.parent)})
+
+
 @pytest.mark.parametrize("fake", FAKES)
 def test_a_launcher_that_does_not_make_one_job_is_one_line(fake, tmp_path):
     body, said, remedy = FAKES[fake]
-    launcher = tmp_path / "launcher"
-    launcher.write_text(f"#!/bin/sh\n{body}\n")
-    launcher.chmod(0o755)
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import rank0rl, sys\n"
-        f"if rank0rl.mpi_fork(2, mpiexec={str(launcher)!r}) == 'parent': sys.exit()\n"
-        "rank0rl.print0('one job')\n"
-    )
-    done = run([sys.executable, str(script)], env={"PYTHONPATH": str(HERE.parent)})
+    done = run_through(body, tmp_path)
     unknown = "rank0rl doctor" in remedy  # another start may go well
     assert done.returncode == (1 if unknown else 2), done.stdout + done.stderr
     [line] = done.stderr.splitlines()
@@ -187,8 +190,7 @@ def test_a_launcher_that_does_not_make_one_job_is_one_line(fake, tmp_path):
     assert "one job" not in done.stdout
 
 
-FIRST = """#!/bin/sh
-if ! test -e {folder}/begun; then
+FIRST = """if ! test -e {folder}/begun; then
     touch {folder}/begun
     echo '[mpiexec@here] control_cb: assert (!closed) failed' >&2
     exit 1
@@ -198,16 +200,8 @@ exec {mpiexec} "$@"
 
 
 def test_a_launcher_that_loses_its_proxy_before_any_rank_has_begun_is_started_again(tmp_path):
-    launcher = tmp_path / "launcher"
-    launcher.write_text(FIRST.format(folder=tmp_path, mpiexec=mpiexec()))
-    launcher.chmod(0o755)
-    script = tmp_path / "script.py"
-    script.write_text(
-        "import rank0rl, sys\n"
-        f"if rank0rl.mpi_fork(2, mpiexec={str(launcher)!r}, max_restarts=1) == 'parent': sys.exit()\n"
-        "rank0rl.print0('one job')\n"
-    )
-    done = run([sys.executable, str(script)], env={"PYTHONPATH": str(HERE.parent)})
+    body = FIRST.format(folder=tmp_path, mpiexec=mpiexec())
+    done = run_through(body, tmp_path, max_restarts=1)
     assert done.returncode == 0, done.stderr
     assert "did not start 2 ranks" in done.stderr
     assert "restart 1 of 1 in 1 s, from the beginning" in done.stderr

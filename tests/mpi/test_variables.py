@@ -64,7 +64,7 @@ open("{folder}/rank" + os.environ["PMI_RANK"], "w").write(" ".join(names))
 def test_a_launcher_that_starts_nothing_on_other_hosts_is_no_wrong_use(monkeypatch, tmp_path):
     monkeypatch.setenv(job.GROUP, "1")  # as mpi_fork does
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    for name, text in (("ssh", "exec cat"), ("mpiexec", "echo HYDRA; exit 9")):
+    for name, text in (("ssh", "exec cat"), ("mpiexec", "echo HYDRA; echo no slots >&2; exit 9")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     two = [Host("localhost", 1), Host("elsewhere", 1)]

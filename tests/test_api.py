@@ -37,6 +37,7 @@ def test_the_run_is_that_of_the_command_line(small, tmp_path):
     assert rank0rl.Run(small.folder).summary == small.summary
 
 
+@pytest.mark.slow
 def test_the_record_is_a_frame_or_arrays(small, monkeypatch):
     frame = small.progress
     assert frame["steps"].tolist() == [64, 128, 192, 256, 320]

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
@@ -15,6 +17,7 @@ def functions_of_files(text):
     return {path: names.split(", ") for path, names in rows}
 
 
+@pytest.mark.slow
 def test_the_list_of_an_iteration_is_what_the_trace_gives():
     command = [sys.executable, str(ROOT / "benchmarks" / "house.py"), "--path"]
     done = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True)

@@ -58,6 +58,7 @@ def fragment(seed=0, T=20):
     return Fragment(0, obs, act, rng.standard_normal(T), flags, flags, end, obs[-1:], extras)
 
 
+@pytest.mark.slow
 @pytest.mark.fast(1)
 @pytest.mark.parametrize("name", HOW)
 def test_one_hash_on_one_rank_and_stopped_and_resumed_on_two(name, tmp_path):
@@ -144,6 +145,7 @@ def test_a_multiplier_takes_the_cost_from_the_rewards_and_moves_towards_the_limi
     assert max(multiplier) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.fast(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_limit_on_a_cost_is_met_and_the_return_is_the_best_within_it(seed, tmp_path):

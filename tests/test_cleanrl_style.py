@@ -110,6 +110,7 @@ def on_rank_train(folder):
     return seen | {"norms": [norm.count for norm in norms], "first": end["obs"][0].tolist()}
 
 
+@pytest.mark.slow
 def test_rank_0_learns_from_the_rows_of_both_ranks_and_logs_the_episodes_of_both(tmp_path):
     first, second = on_ranks(2, "test_cleanrl_style:on_rank_train", str(tmp_path))
     assert first["rows"] == [[256, 512]] * 2

@@ -125,6 +125,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", CASES)
 def test_the_same_on_any_number_of_ranks_resumed_and_replayed(args, tmp_path):
     options = [*CORRIDOR, *INFO, *args, "--num-envs", "4", "--eval-every", "2", "--lr", "1e-2"]

@@ -89,6 +89,7 @@ def test_from_a_run_to_a_dataset_to_a_clone_to_a_run(tmp_path):
     assert sha(tmp_path / "none") != sha(tmp_path / "p1")
 
 
+@pytest.mark.slow
 def test_a_dataset_has_what_the_agent_reads_from_infos(tmp_path):
     minari = pytest.importorskip("minari")
     lagrange = ["--algo", "examples.lagrange:Lagrange", "--hidden", "8"]

@@ -155,6 +155,7 @@ def test_an_unfinished_game_is_longer_than_one_iteration(tmp_path):
     assert "env 4 is an agent that is gone in all of iteration 3" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_game_longer_than_max_replay_steps_begins_anew(tmp_path):
     args = [*STEPS, "--max-replay-steps", "1"]
     train(tmp_path / "r", *args, STOP, "1")
@@ -247,6 +248,7 @@ TWO = ["examples.two_policies:make", "--algo", "examples/two_policies.py", "--mi
 TWO += ["--num-envs", "16", "--steps-per-batch", "1024"]
 
 
+@pytest.mark.slow
 @pytest.mark.fast(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_policy_for_each_agent_learns_what_each_is_to_do(seed, tmp_path):
@@ -261,6 +263,7 @@ def test_one_policy_for_both_does_not(tmp_path):
     assert float(table(tmp_path / "r")[-1]["return_mean"]) < 6
 
 
+@pytest.mark.slow
 def test_a_policy_for_each_agent_has_one_hash(tmp_path):
     more = ["--total-steps", "4096", "--eval-every", "2", "--eval-episodes", "2"]
     train(tmp_path / "1", *TWO, *more)
@@ -285,6 +288,7 @@ def test_who_plays_against_past_selves_can_hardly_be_exploited(seed, tmp_path):
     assert float(rows[-1]["exploitability"]) < 0.15
 
 
+@pytest.mark.slow
 def test_past_selves_are_the_same_on_all_ranks_and_resumed(tmp_path):
     train(tmp_path / "1", *SELF, "--total-steps", "2048")
     train_on_ranks(tmp_path / "2", *SELF, "--total-steps", "2048", STOP, "3", nprocs=2)

@@ -45,6 +45,7 @@ def alone(tmp_path_factory):
 SLOW = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("n", "m"),

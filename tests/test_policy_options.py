@@ -47,6 +47,7 @@ class Own(PPO):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", CASES)
 def test_the_same_curve_on_any_number_of_ranks_and_resumed(args, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"

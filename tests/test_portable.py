@@ -55,7 +55,6 @@ SOME = (
     "cmaes",
     "bc",
     "gru",
-    "beta",
     "images",
     "own network",
 )

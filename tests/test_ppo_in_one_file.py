@@ -48,6 +48,7 @@ print("mpi4py" in sys.modules)
 """
 
 
+@pytest.mark.slow
 def test_ppo_in_one_file_runs_in_one_process_without_mpi():
     code = IN_ONE_PROCESS.format(args=SHORT.split())
     *lines, mpi = typed(f"python -c {shlex.quote(code)}")

@@ -36,6 +36,7 @@ def test_the_command_line_has_every_tool_and_every_agent():
     assert agents <= {*re.findall(r"^### (\w+)$", COMMAND_LINE, re.M)}
 
 
+@pytest.mark.slow
 def test_the_results_are_those_of_the_committed_runs():
     done = forks.run("docs/make/results.py")
     assert done.returncode == 0, done.stderr

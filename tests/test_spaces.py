@@ -139,6 +139,7 @@ def test_episodes_with_masks_repeat(act):
     assert not any(findings.values()), findings
 
 
+@pytest.mark.slow
 def test_float64_observations_keep_their_digits_until_the_mean_is_gone(tmp_path, monkeypatch):
     args = ["helpers.envs:Count-v0", "--env-kwargs", "offset=1e9", "--obs-dtype", "float64"]
     args += ["--num-envs", "4", "--steps-per-batch", "60", "--total-steps", "300", "--hidden", "8"]

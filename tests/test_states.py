@@ -34,6 +34,7 @@ def steps_made(log):
     return sum(len(file.read_text().splitlines()) for file in log.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("more", "layout", "then"),

@@ -67,6 +67,7 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
         make()
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("shown", [(0, 1), (20, 40)])  # the second are beyond the limit of +-10
 def test_it_learns(shown, tmp_path):
     kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 4, "total_steps": 10000}

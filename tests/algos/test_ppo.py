@@ -227,6 +227,7 @@ def test_it_learns_to_answer_what_it_is_shown(tmp_path):
     assert mean_return(run) > 9.5  # of 10; chance is 2.5
 
 
+@pytest.mark.slow
 def test_a_time_limit_does_not_lower_the_value(tmp_path):
     """Reward 1 for ever is worth 1 / (1 - gamma) = 10; taken as terminal, 20 steps are worth 6.2 on average."""
     options = PPOOptions(lr=3e-3, hidden=(16,), minibatch_size=64, gamma=0.9, lam=0.9)

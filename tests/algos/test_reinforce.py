@@ -9,6 +9,7 @@ from rank0rl.algos.reinforce import Reinforce, ReinforceOptions, inputs
 from rank0rl.run import checkpoint
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("batch", [{"steps_per_batch": 400}, {"episodes_per_batch": 40}])
 def test_it_learns_in_both_batch_modes(tmp_path, batch):
     kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 4, "total_steps": 40000}
@@ -45,6 +46,7 @@ def test_state_and_load_give_the_same_next_update():
     assert a.flat.vectors[0].tolist() == b.flat.vectors[0].tolist()
 
 
+@pytest.mark.slow
 def test_it_says_once_that_batches_of_steps_cut_returns(tmp_path):
     args = ["CartPole", "--algo", "reinforce", "--num-envs", "4", "--total-steps", "128"]
     sizes = {"steps": ["--steps-per-batch", "64"], "episodes": ["--episodes-per-batch", "4"]}

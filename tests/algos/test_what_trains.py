@@ -480,6 +480,7 @@ class SPO(PPO):
 """
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_is_named_and_has_one_curve_on_any_number_of_ranks(tmp_path):
     (tmp_path / "spo.py").write_text(IN_FILE)
     args = ["CartPole", "--num-envs", "6", "--steps-per-batch", "96", "--total-steps", "192"]

@@ -181,6 +181,7 @@ def both():
     return on_ranks(2, "test_drop_in:on_rank_programs")
 
 
+@pytest.mark.slow
 @pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["spinning_up", "omnisafe"])
 def test_ranks_that_average_make_the_steps_of_one_process(name, alone, both):

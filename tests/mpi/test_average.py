@@ -10,7 +10,7 @@ import rank0rl
 from rank0rl.compat import average
 from rank0rl.mpi import comm, weights
 
-RANKS = [1, 2, 3]
+RANKS = [1, pytest.param(2, marks=pytest.mark.slow), 3]
 
 
 class Net(nn.Module):

@@ -13,7 +13,7 @@ from helpers.ranks import on_ranks, run
 from rank0rl.mpi import comm
 from rank0rl.mpi.gather import all_accum_batches, rank0_accum_batches
 
-RANKS = [1, 2, 3]
+RANKS = [1, pytest.param(2, marks=pytest.mark.slow), 3]
 
 
 def batch_of(rank):

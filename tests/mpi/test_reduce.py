@@ -11,7 +11,7 @@ import rank0rl
 from rank0rl.compat.mpi_tools import mpi_statistics_scalar
 from rank0rl.mpi import comm, reduce
 
-RANKS = [1, 2, 3]
+RANKS = [1, pytest.param(2, marks=pytest.mark.slow), 3]
 DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "g", "c8", "c16"]
 SWAPPED = [">i4", ">f8"]
 

@@ -15,10 +15,14 @@ from rank0rl.nets.update import FisherProducts, fisher_by_autograd
 N = 300  # rows: more than one block
 CASES = [(kind, False) for kind in KINDS] + [("categorical", True), ("several", True)]
 PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
+DTYPES = [
+    torch.float32,
+    pytest.param(torch.float64, marks=pytest.mark.slow),
+]  # kernels are compiled for each
 
 
 @pytest.mark.fast(8)
-@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("kind", "masked"), CASES)
 def test_products_are_those_of_autograd_and_the_same_for_every_number_of_threads(
     kind, masked, dtype
@@ -39,7 +43,7 @@ def test_products_are_those_of_autograd_and_the_same_for_every_number_of_threads
     assert all(torch.equal(seen[0], other) for other in seen[1:])
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("activation", get_args(Activation))
 def test_products_of_all_activations_and_of_layer_norm(activation, layer_norm, dtype):

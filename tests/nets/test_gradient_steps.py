@@ -85,15 +85,24 @@ def rows_of(policy, masked, dtype=np.float32):
     return {**rows, "mask": mask} if masked else rows
 
 
-CASES = [(kind, False) for kind in IN_KERNELS] + [("categorical", True), ("several", True)]
+_CASES = [(kind, False) for kind in IN_KERNELS] + [("categorical", True), ("several", True)]
+FAST = (
+    "gaussian",
+    "categorical",
+)  # the others are kernels of their own, each of which takes seconds to compile
+CASES = [pytest.param(*case, marks=[pytest.mark.slow] * (case[0] not in FAST)) for case in _CASES]
 PRECISIONS = {torch.float32: 1e-5, torch.float64: 1e-10}
+DTYPES = [
+    torch.float32,
+    pytest.param(torch.float64, marks=pytest.mark.slow),
+]  # kernels are compiled for each
 
 
 LAYERS = [(activation, norm) for activation in get_args(Activation) for norm in (False, True)]
 
 
 @pytest.mark.fast(6)
-@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("activation", "layer_norm"), LAYERS)
 def test_kernels_know_all_activations_and_layer_norm(activation, layer_norm, dtype):
     """Three hidden layers of different widths, with scales, shifts and biases that are not 1 and 0."""
@@ -120,7 +129,7 @@ def test_kernels_know_all_activations_and_layer_norm(activation, layer_norm, dty
 
 
 @pytest.mark.fast(24)
-@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("clip_ratio", [0.1, np.inf])
 @pytest.mark.parametrize("way", [CLOSED, LOSS, OUTPUTS], ids=["closed", "loss", "outputs"])
 @pytest.mark.parametrize(("kind", "masked"), CASES)
@@ -145,7 +154,8 @@ def test_kernels_write_the_gradient_of_the_loss(kind, masked, way, clip_ratio, d
     flat.check(nets)
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS, ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("kind", "outputs", "flat"),
     [
@@ -204,7 +214,7 @@ def test_two_epochs_are_those_of_autograd(kind, masked, way, normalize):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.fast(6)
+@pytest.mark.fast(3)
 @pytest.mark.parametrize("way", [CLOSED, LOSS, OUTPUTS], ids=["closed", "loss", "outputs"])
 @pytest.mark.parametrize(
     ("space", "actions", "layers"),

@@ -95,6 +95,7 @@ def test_agents_whose_candidates_choose_or_steer_say_that_they_do_not_do_both(of
         of.check(describe(flatten(Throw())), of.Options(), RunOptions(episodes_per_batch=40))
 
 
+@pytest.mark.slow
 @pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("algo", "more"),

@@ -187,6 +187,7 @@ def test_trpo_has_layers_of_its_own_for_both():
     assert agent.policy.mlp.images.size == agent.value.mlp.images.size == 512
 
 
+@pytest.mark.fast(1)
 @pytest.mark.parametrize("obs", ["image", "frames"])
 def test_one_curve_for_any_number_of_ranks_and_threads(obs, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))

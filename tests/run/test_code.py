@@ -55,6 +55,7 @@ def verify(run, *more):
     return forks.run("-m", "rank0rl", "verify", str(run), "--trust", *more)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_code_of_its_own(mine, tmp_path):
     run = tmp_path / "run"
     train(run, *words(mine))

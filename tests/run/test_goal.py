@@ -61,6 +61,7 @@ def test_a_goal_goes_on_with_its_state():
     assert other.ended == goal.ended == "patience 2"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resumed", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_ends_at_its_goal_also_after_a_resume(resumed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))

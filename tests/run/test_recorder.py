@@ -39,6 +39,7 @@ def test_the_spread_of_the_last_100_episodes(tmp_path, monkeypatch):
     assert 0 < float(row["return_std"]) < high - low
 
 
+@pytest.mark.slow
 def test_a_start_without_an_update_says_nothing_of_updates(tmp_path):
     def summary():
         return json.loads((tmp_path / "summary.json").read_text())
@@ -50,6 +51,7 @@ def test_a_start_without_an_update_says_nothing_of_updates(tmp_path):
     assert summary() == before
 
 
+@pytest.mark.slow
 def test_silence_is_kept_but_for_errors(tmp_path):
     done = train(tmp_path / "a", *SMALL, "--total-steps", "128", "--quiet", nprocs=2)
     assert done.stdout == done.stderr == ""
@@ -167,6 +169,7 @@ def test_times_on_the_console():
     assert times == ["0:00", "1:00", "59:59", "1:02:03"]
 
 
+@pytest.mark.slow
 def test_a_run_that_has_ended_says_so_when_it_is_resumed(tmp_path):
     train(tmp_path / "r", *SMALL, "--total-steps", "64")
     said = resume(tmp_path / "r").stdout

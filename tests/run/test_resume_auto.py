@@ -25,6 +25,7 @@ def test_one_command_begins_goes_on_and_finds_the_run_ended(tmp_path):
     assert curve(parts) == curve(whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_never_saved_is_begun_again(tmp_path):
     (tmp_path / ".config.toml.tmp").touch()
     (tmp_path / "checkpoints").mkdir()

@@ -182,6 +182,7 @@ def test_the_lines_that_it_prints_load_it_without_rank0rl(masked, tmp_path, monk
 GRU, LSTM = ({"recurrent": cell, "memory_size": 6} for cell in ("gru", "lstm"))
 
 
+@pytest.mark.slow
 @pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("obs", "act", "options", "masked"),

@@ -52,6 +52,7 @@ def film_one(path, **kwargs):
     return video.film(NoiseAgent(spaces), RunOptions(env_id=DRAWN, env_kwargs=kwargs), path)
 
 
+@pytest.mark.slow
 def test_a_film_has_the_episodes_of_evaluate(drawn, tmp_path, capsys):
     before = {p: p.read_bytes() for p in drawn.rglob("*") if p.is_file()}
     path = tmp_path / "a.mp4"
@@ -68,6 +69,7 @@ def test_a_film_has_the_episodes_of_evaluate(drawn, tmp_path, capsys):
     assert {p: p.read_bytes() for p in drawn.rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.slow
 def test_a_film_without_noise(drawn, tmp_path):
     path = tmp_path / "a.mp4"
     fixed, noisy = (
@@ -227,6 +229,7 @@ def test_the_hook_films_every_few_iterations_and_on_rank_0_alone(tmp_path, monke
     assert video.hooks(RunOptions(env_id=DRAWN), tmp_path) == []
 
 
+@pytest.mark.slow
 def test_what_cannot_be_filmed_is_found_out_before_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     args = ["helpers.envs:Count-v0", "--num-envs", "2", "--video-every", "2"]

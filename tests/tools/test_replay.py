@@ -11,6 +11,7 @@ def files(folder):
     return {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["env", pytest.param("episode", marks=pytest.mark.slow)])
 def test_a_fragment_of_a_run_on_two_ranks_is_the_same_alone(kind, tmp_path):
     size = ["--steps-per-batch", "256"] if kind == "env" else ["--episodes-per-batch", "4"]

@@ -64,6 +64,7 @@ def page(folder, *args):
     return found
 
 
+@pytest.mark.slow
 def test_a_real_run(tmp_path):
     train(tmp_path, *SMALL, "--total-steps", "192", "--env-kwargs", "render_mode=rgb_array")
     found = page(tmp_path)

@@ -79,6 +79,7 @@ def test_a_changed_digit_is_named_with_its_row_and_ends_the_training(run, capsys
     assert "numpy: 0." in said
 
 
+@pytest.mark.slow
 def test_the_record_is_read_only_when_it_has_changed(run, monkeypatch):
     read = []
     monkeypatch.setattr(tool, "read_rows", lambda folder: read.append(1) or read_rows(folder))
@@ -122,6 +123,7 @@ def test_a_sample_goes_on_from_a_checkpoint(run, capsys):
     assert "and 1 iterations after" in said
 
 
+@pytest.mark.slow
 def test_a_sample_finds_what_does_not_belong_to_the_checkpoints(run, capsys):
     kept = [int(file.stem) for file in checkpoint.numbered(run)]
     assert kept == [0, 2, 4, 5]

@@ -17,6 +17,7 @@ STUDIES = {  # folder of benchmarks/results/v5 -> column
     "ppo": "PPO",
     "ppo-tuned": "PPO, tuned",
     "ppo-3M": "PPO, tuned, 3M steps",
+    "ppo-10M": "PPO, tuned, 10M steps",
     "trpo": "TRPO",
     "klppo": "KL-PPO",
     "es": "ES",

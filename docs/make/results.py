@@ -22,6 +22,8 @@ BESIDE = ("PPO", "PPO, tuned", "TRPO", *RIVALS.values())
 """Columns of the first table."""
 COMPARED = ("PPO", "PPO, tuned", "TRPO")
 """Columns that are compared with other libraries: with as many steps."""
+LONGER = {"PPO, tuned, 3M steps": "3M steps", "PPO, tuned, 10M steps": "10M steps"}
+"""Columns of the table of longer runs -> their titles."""
 SCORES = {"Walker2d": (1000, 2000, 3000), "Hopper": (1000, 2000, 3000), "HalfCheetah": (3000,)}
 
 
@@ -34,6 +36,7 @@ def main() -> None:
     runs, others = mujoco(), other_tasks()
     tables = {
         "returns": returns(runs),
+        "longer": longer(runs),
         "improvement": improvement(runs),
         "durations": durations(),
         "minutes": minutes(runs),
@@ -81,6 +84,31 @@ def cell(final: Sequence[float]) -> str:
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def longer(runs: Runs) -> str:
+    """Return the table of longer runs, with their minutes, beside what other libraries have published."""
+    published: dict[str, list[str]] = {}
+    with (RESULTS / "published.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            told = (
+                f"{row['library']} {number(float(row['return']))} ({float(row['steps']) / 1e6:g}M)"
+            )
+            published.setdefault(row["task"], []).append(told)
+    titles = [title for name in LONGER.values() for title in (name, "minutes")]
+    lines = [f"| task | {' | '.join(titles)} | published |", "|---" * (len(titles) + 2) + "|"]
+    for task, of_task in runs.items():
+        cells = []
+        for name in LONGER:
+            these = of_task.get(name, [])
+            minutes = [run.seconds[-1] / 60 for run in these]
+            cells += [
+                cell([run.last for run in these]),
+                f"{np.median(minutes):.1f}" if these else "",
+            ]
+        if any(cells):
+            lines.append(f"| {task} | {' | '.join(cells)} | {', '.join(published[task])} |")
+    return "\n".join(lines)
 
 
 def improvement(runs: Runs) -> str:
@@ -163,7 +191,7 @@ def of_others(runs: Runs, others: Runs) -> str:
     lines = ["| task | agent | steps | mean return |", "|---|---|---|---|"]
     for task, of_task in (runs | others).items():
         for column, these in of_task.items():
-            if column not in BESIDE or task in others:
+            if column not in (*BESIDE, *LONGER) or task in others:
                 steps = f"{these[0].steps[-1]:,.0f}"
                 final = cell([run.last for run in these])
                 lines.append(f"| {task} | {column.split(',')[0]} | {steps} | {final} |")

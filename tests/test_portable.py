@@ -66,19 +66,17 @@ def test_all_agents_give_the_golden_hashes(names):
     assert trained(*names) == golden(*names)
 
 
-@pytest.mark.slow
-@emulated
-def test_another_cpu_gives_the_golden_hashes():
-    names = ["ppo CartPole", "gru"]
-    assert trained(*names, cpu="Haswell") == golden(*names)
+CPUS = ("Haswell", "Skylake-Client", "EPYC", "EPYC-Rome")
 
 
 @emulated
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # an emulated CPU is 20 times as slow
-@pytest.mark.parametrize("cpu", ["Haswell", "Skylake-Client", "EPYC", "EPYC-Rome"])
-def test_other_cpus_give_all_golden_hashes(cpu):
-    assert trained(cpu=cpu) == golden()
+@pytest.mark.parametrize("cpu", CPUS)
+def test_other_cpus_give_the_golden_hashes(cpu):
+    """Each CPU has its share of the runs: all of them take 40 minutes. `docs/reproducibility.md` has the command."""
+    names = [*RUNS][CPUS.index(cpu) :: len(CPUS)]
+    assert trained(*names, cpu=cpu) == golden(*names)
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-_PACKAGES = ("rank0rl", "numpy", "torch", "gymnasium", "mujoco", "mpi4py", "numba", "scipy", "cma")
+_PACKAGES = ("numpy", "torch", "gymnasium", "mujoco", "mpi4py", "numba", "scipy", "cma")
 
 
 def describe() -> dict[str, Any]:
@@ -211,7 +211,8 @@ def _git(*words: str) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    ours = sys.modules["rank0rl"].__version__  # what is installed may say that of an older checkout
+    found = {"rank0rl": ours, "python": platform.python_version()}
     if library := " ".join(platform.libc_ver()).strip():
         found["libc"] = library
     for package in _PACKAGES:

@@ -1,5 +1,6 @@
 """The doctor in a good environment, without MPI, and with the launcher of another MPI."""
 
+import importlib.metadata
 import os
 import platform
 import sys
@@ -7,6 +8,9 @@ from pathlib import Path
 
 import numpy as np
 from helpers.ranks import HERE, run
+
+import rank0rl
+from rank0rl.run import machine
 
 DOCTOR = ["-m", "rank0rl", "doctor"]
 
@@ -29,6 +33,11 @@ def test_a_good_environment():
     assert all(ok for ok, _ in lines.values())
     assert "GB/s" in lines["two ranks"][1]
     assert lines["groups"][1].endswith(f"2 of 2 processes, on {platform.node()}")
+
+
+def test_the_version_is_that_of_the_code_and_not_of_the_day_it_was_installed(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda package: "0.0.0")
+    assert machine.describe()["versions"]["rank0rl"] == rank0rl.__version__
 
 
 def test_without_mpi(tmp_path):

@@ -40,8 +40,9 @@ class MyA2C(rank0rl.Agent):
 
     @torch.no_grad()
     def act(self, step):
-        """Draw a choice for each row."""
-        return choose(self.policy(torch.from_numpy(step.obs)).numpy(), step.noise, self.space), {}
+        """Draw a choice for each row, or take the most probable one."""
+        logits = self.policy(torch.from_numpy(step.obs)).numpy()
+        return choose(logits, step.noise, self.space, explore=step.explore), {}
 
     @torch.no_grad()
     def process(self, fragment):

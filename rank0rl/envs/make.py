@@ -47,8 +47,9 @@ def resolve(env_id: str) -> str:
         try:
             import_own(module)
         except (Exception, SystemExit) as error:
+            named = f"; name it as {module[:-3]}:{name}" if module.endswith(".py") else ""
             raise ValueError(
-                f"environment {env_id!r}: cannot import {module!r}: {why(error)}"
+                f"environment {env_id!r}: cannot import {module!r}: {why(error)}{named}"
             ) from None
     prefix = f"{module}:" if module else ""  # every rank has to import it
     if name in gym.registry:

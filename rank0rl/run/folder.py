@@ -29,7 +29,8 @@ _DRAFT = ".config.toml.tmp"  # the temporary name of the first file of a run
 def new_folder(options: RunOptions) -> Path:
     """Make the folder of a new run. Refuse one that holds a run already."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{options.env_id.rpartition(':')[2].replace('/', '-')}-{short_name(options.algo)}"
+    env = options.env_id.replace("/", "-").replace(":", "-")
+    name = f"{env}-{short_name(options.algo)}"
     try:
         if options.run_dir:
             folder = Path(options.run_dir)

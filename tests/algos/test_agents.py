@@ -11,6 +11,9 @@ import pytest
 from helpers.ranks import HERE, run
 from helpers.runs import curve, resume_on_ranks, sha, table, train, train_on_ranks
 
+from rank0rl.agent import Step
+from rank0rl.envs.make import make
+from rank0rl.envs.spaces import describe
 from rank0rl.rollout import check_processed
 from rank0rl.run.agents import load_agent
 
@@ -160,3 +163,13 @@ def test_a_missing_method_is_named(tmp_path):
 def test_what_process_returns_is_checked(rows, error, said):
     with pytest.raises(error, match=said):
         check_processed(rows)
+
+
+@pytest.mark.parametrize("algo", [*ALGOS, "examples/03_agent.py:MyA2C"])
+def test_the_most_probable_actions_do_not_depend_on_the_noise(algo):
+    kind = load_agent(algo)
+    agent = kind(describe(make("CartPole-v1")), kind.Options(), np.random.default_rng(0))
+    obs, ids = np.random.default_rng(1).standard_normal((9, 4), np.float32), np.arange(9)
+    drawn = [np.full((9, agent.noise[1]), number) for number in (0.01, 0.99)]
+    acts = [agent.act(Step(obs, noise, ids, explore=False))[0] for noise in drawn]
+    np.testing.assert_array_equal(*acts)

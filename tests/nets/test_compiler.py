@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import get_args
 
@@ -103,6 +104,7 @@ def test_kernels_are_kept_and_damage_costs_a_compilation_only(cache, tmp_path):
 
 OF_HEADS = """
 import sys
+import time
 import torch
 from helpers.policies import policy_of, rng
 from torch import nn
@@ -246,6 +248,23 @@ def test_threads_that_cannot_be_started_leave_nobody_waiting(monkeypatch):
     monkeypatch.setattr(ThreadPoolExecutor, "submit", second_fails)
     with pytest.raises(RuntimeError, match="new thread"):
         team.run(lambda thread, threads, barrier: meets(threads, barrier), 3)
+
+
+def test_the_first_thread_is_left_alone_for_some_calls_where_others_take_its_core(monkeypatch):
+    team = Team(2)
+
+    def waits(thread, threads, barrier):
+        time.sleep(0.03 * (threads > 1))
+        return threads
+
+    def threads_of(calls):
+        return [team.run(waits, 2) for _ in range(calls)]
+
+    assert threads_of(27) == [2, *[1] * 8, 2, *[1] * 16, 2]
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler, "_SHORT_S", 60.0)  # as if they were quick
+        assert threads_of(34) == [*[1] * 32, 2, 2]
+    assert threads_of(11) == [2, *[1] * 8, 2, 1]
 
 
 def _meets(threads, barrier):

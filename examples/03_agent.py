@@ -35,8 +35,7 @@ class MyA2C(rank0rl.Agent):
         self.space = spaces.act
         self.policy = Sequential(Linear(spaces.obs.size, 64), Tanh(), Linear(64, spaces.act.size))
         self.value = Sequential(Linear(spaces.obs.size, 64), Tanh(), Linear(64, 1))
-        both = torch.nn.ModuleList([self.policy, self.value])
-        self.adam = torch.optim.Adam(both.parameters(), lr=options.lr)
+        self.adam = torch.optim.Adam(torch.nn.ModuleDict(self.modules()).parameters(), options.lr)
 
     @torch.no_grad()
     def act(self, step):

@@ -193,10 +193,15 @@ class GradientSteps:
             return False
         rng = np.random.default_rng(2)
         with torch.no_grad():
-            log_ratio = self._evaluate(self._nets, tensors(few))[0].numpy()
+            by_torch = self._evaluate(self._nets, tensors(few))
+        log_ratio, value = by_torch[0].numpy(), by_torch[2].numpy()
         if "logp" in few:
             few["logp"] = few["logp"] + log_ratio - _points(n)[1].astype(few["logp"].dtype)
             few["adv"] = rng.standard_normal(n).astype(few["adv"].dtype)
+        if (
+            "ret" in few
+        ):  # its own may be all but equal to the values, of which roundings would be left
+            few["ret"] = value + rng.standard_normal(n).astype(few["ret"].dtype)
         wanted = self._autograd.gradient(_copy(few), loss)
         got = compiled.gradient(way, _copy(few), loss, closed)
         by_network = compiled.by_network

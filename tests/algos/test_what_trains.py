@@ -469,6 +469,19 @@ def test_checks_leave_weights_and_moments_as_they_were():
     assert not any(np.any(moment) for moment in agent.adam.moments())
 
 
+def test_a_resumed_run_whose_values_are_its_returns_is_computed_as_before():
+    """Of their difference, roundings are left: where every episode has the return 500, for instance."""
+    agent = PPO(Spaces(OBS, BOX), PPOOptions(), np.random.default_rng(0))
+    agent.prepare()
+    rng = np.random.default_rng(0)
+    obs, act = (rng.standard_normal((N, size), dtype="f") for size in (4, 2))
+    rows = {"obs": obs, "act": act, "ret": agent.value.predict(obs)}
+    rows["val"] = rows["ret"].copy()
+    rows |= {name: rng.standard_normal(N, dtype="f") for name in ("logp", "adv")}
+    agent.steps.begin(rows, agent.loss, agent.closed_form())
+    assert agent.steps.how.partition(";")[0] == "compiled"
+
+
 IN_FILE = """
 import torch
 from rank0rl.algos.ppo import PPO

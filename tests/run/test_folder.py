@@ -16,9 +16,9 @@ def test_runs_that_start_together_have_folders_of_their_own(tmp_path, monkeypatc
     options = RunOptions("toy:Env-v0")
     made = [folder.new_folder(options) for _ in range(3)]
     assert [str(path) for path in made] == [
-        "runs/Env-v0-ppo-seed0-now",
-        "runs/Env-v0-ppo-seed0-now-2",
-        "runs/Env-v0-ppo-seed0-now-3",
+        "runs/toy-Env-v0-ppo-seed0-now",
+        "runs/toy-Env-v0-ppo-seed0-now-2",
+        "runs/toy-Env-v0-ppo-seed0-now-3",
     ]
 
 

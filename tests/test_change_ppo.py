@@ -59,7 +59,6 @@ def fragment(seed=0, T=20):
 
 
 @pytest.mark.slow
-@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", HOW)
 def test_one_hash_on_one_rank_and_stopped_and_resumed_on_two(name, tmp_path):
     whole, parts = tmp_path / "1", tmp_path / "2"
@@ -146,7 +145,6 @@ def test_a_multiplier_takes_the_cost_from_the_rewards_and_moves_towards_the_limi
 
 
 @pytest.mark.slow
-@pytest.mark.fast(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_limit_on_a_cost_is_met_and_the_return_is_the_best_within_it(seed, tmp_path):
     limit = {"cost_limit": 0.25, "multiplier_lr": 0.2, "lr": "linear:3e-3:1e-4", "gamma": 0.0}

@@ -18,7 +18,6 @@ CORRIDOR = ["examples.02_environment:corridor", "--curriculum", "examples.06_cur
 STEPS = ["--steps-per-batch", "256", "--total-steps", "1536"]
 EPISODES = ["--episodes-per-batch", "20", "-n", "120"]
 INFO = ["--info", "success", "sum:success", "nowhere"]
-SLOW = pytest.mark.slow
 
 OWN = """
 import importlib
@@ -118,10 +117,10 @@ def test_settings_are_plain_data():
 
 
 CASES = [
-    pytest.param([*STEPS, "--overlap"], id="steps, overlap", marks=SLOW),
+    pytest.param([*STEPS, "--overlap"], id="steps, overlap"),
     pytest.param(EPISODES, id="episodes"),
-    pytest.param([*STEPS, "--env-processes", "--env-retries", "1"], id="processes", marks=SLOW),
-    pytest.param([*STEPS, "--recurrent", "gru"], id="memory", marks=SLOW),
+    pytest.param([*STEPS, "--env-processes", "--env-retries", "1"], id="processes"),
+    pytest.param([*STEPS, "--recurrent", "gru"], id="memory"),
 ]
 
 
@@ -173,7 +172,7 @@ def test_figures_are_everywhere_that_returns_are(tmp_path):
     assert "no column 'nothing': choose one of" in done.stderr
 
 
-@SLOW
+@pytest.mark.slow
 def test_arguments_by_index_and_a_method_that_takes_the_settings(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(OWN)
     monkeypatch.setenv("PYTHONPATH", f"{HERE.parent}:{tmp_path}")

@@ -249,7 +249,6 @@ TWO += ["--num-envs", "16", "--steps-per-batch", "1024"]
 
 
 @pytest.mark.slow
-@pytest.mark.fast(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_policy_for_each_agent_learns_what_each_is_to_do(seed, tmp_path):
     train(tmp_path / "r", *TWO, "--total-steps", "20000", "--seed", str(seed))

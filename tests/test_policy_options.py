@@ -5,33 +5,28 @@ from helpers.ranks import HERE
 from helpers.runs import curve, resume, sha, train
 
 EXAMPLES = HERE.parent / "examples"
-SLOW = pytest.mark.slow
 PENDULUM = ["Pendulum", "--steps-per-batch", "96"]
 EPISODES = ["Pendulum", "--episodes-per-batch", "3"]
 CASES = [
-    pytest.param([*PENDULUM, "--actions", "squashed"], id="squashed", marks=SLOW),
-    pytest.param([*PENDULUM, "--actions", "beta", "--overlap"], id="beta, overlap", marks=SLOW),
+    pytest.param([*PENDULUM, "--actions", "squashed"], id="squashed"),
+    pytest.param([*PENDULUM, "--actions", "beta", "--overlap"], id="beta, overlap"),
     pytest.param(
         [*PENDULUM, "--entropy-coef", "linear:0.01:0", "--clip-ratio", "cosine:0.3:0.1"],
         id="schedules",
-        marks=SLOW,
     ),
     pytest.param([*PENDULUM, "--recurrent", "gru", "--chunk-steps", "7"], id="gru"),
     pytest.param(
         [*PENDULUM, "--activation", "silu", "--layer-norm", "--value-hidden", "8"],
         id="layers",
-        marks=SLOW,
     ),
-    pytest.param([*PENDULUM, "--algo", "OWN"], id="own networks", marks=SLOW),
-    pytest.param([*EPISODES, "--recurrent", "lstm", "--actions", "beta"], id="lstm", marks=SLOW),
-    pytest.param([*PENDULUM, "--recurrent", "lstm", "--overlap"], id="ahead", marks=SLOW),
-    pytest.param([*PENDULUM, "--algo", f"{EXAMPLES}/remember.py"], id="remember", marks=SLOW),
-    pytest.param([*EPISODES, "--actions", "squashed", "--state-std"], id="state", marks=SLOW),
-    pytest.param(
-        [*PENDULUM, "--actions", "squashed", "--entropy-coef", "0.01"], id="entropy", marks=SLOW
-    ),
-    pytest.param([*EPISODES, "--algo", "trpo", "--actions", "beta"], id="trpo", marks=SLOW),
-    pytest.param([*EPISODES, "--algo", "klppo", "--actions", "squashed"], id="klppo", marks=SLOW),
+    pytest.param([*PENDULUM, "--algo", "OWN"], id="own networks"),
+    pytest.param([*EPISODES, "--recurrent", "lstm", "--actions", "beta"], id="lstm"),
+    pytest.param([*PENDULUM, "--recurrent", "lstm", "--overlap"], id="ahead"),
+    pytest.param([*PENDULUM, "--algo", f"{EXAMPLES}/remember.py"], id="remember"),
+    pytest.param([*EPISODES, "--actions", "squashed", "--state-std"], id="state"),
+    pytest.param([*PENDULUM, "--actions", "squashed", "--entropy-coef", "0.01"], id="entropy"),
+    pytest.param([*EPISODES, "--algo", "trpo", "--actions", "beta"], id="trpo"),
+    pytest.param([*EPISODES, "--algo", "klppo", "--actions", "squashed"], id="klppo"),
 ]
 
 

@@ -208,7 +208,6 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.fast(1)
 @pytest.mark.parametrize("more", [[], ["--env-processes"]])
 def test_one_hash_for_any_number_of_ranks(undisturbed, tmp_path, more):
     train(tmp_path, SOLVED, *ARGS, *more, nprocs=2)

@@ -35,7 +35,6 @@ def steps_made(log):
 
 
 @pytest.mark.slow
-@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("more", "layout", "then"),
     [

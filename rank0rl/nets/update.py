@@ -198,9 +198,8 @@ class GradientSteps:
         if "logp" in few:
             few["logp"] = few["logp"] + log_ratio - _points(n)[1].astype(few["logp"].dtype)
             few["adv"] = rng.standard_normal(n).astype(few["adv"].dtype)
-        if (
-            "ret" in few
-        ):  # its own may be all but equal to the values, of which roundings would be left
+        # Returns of the batch may be all but equal to values: the gradient would be one of roundings.
+        if "ret" in few:
             few["ret"] = value + rng.standard_normal(n).astype(few["ret"].dtype)
         wanted = self._autograd.gradient(_copy(few), loss)
         got = compiled.gradient(way, _copy(few), loss, closed)

@@ -182,7 +182,6 @@ def both():
 
 
 @pytest.mark.slow
-@pytest.mark.fast(1)
 @pytest.mark.parametrize("name", ["spinning_up", "omnisafe"])
 def test_ranks_that_average_make_the_steps_of_one_process(name, alone, both):
     first, second = both[0][name], both[1][name]

@@ -439,7 +439,6 @@ sys.exit(int(sys.argv[2]))
 
 
 @pytest.mark.slow
-@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("args", "code", "out"),
     [

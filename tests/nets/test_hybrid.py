@@ -96,7 +96,6 @@ def test_agents_whose_candidates_choose_or_steer_say_that_they_do_not_do_both(of
 
 
 @pytest.mark.slow
-@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("algo", "more"),
     [

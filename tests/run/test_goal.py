@@ -62,7 +62,7 @@ def test_a_goal_goes_on_with_its_state():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("resumed", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("resumed", [False, True])
 def test_a_run_ends_at_its_goal_also_after_a_resume(resumed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     options = [*COUNT, "--total-steps", "1280"]

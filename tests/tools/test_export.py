@@ -183,7 +183,6 @@ GRU, LSTM = ({"recurrent": cell, "memory_size": 6} for cell in ("gru", "lstm"))
 
 
 @pytest.mark.slow
-@pytest.mark.fast(1)
 @pytest.mark.parametrize(
     ("obs", "act", "options", "masked"),
     [

@@ -12,7 +12,7 @@ def files(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["env", pytest.param("episode", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["env", "episode"])
 def test_a_fragment_of_a_run_on_two_ranks_is_the_same_alone(kind, tmp_path):
     size = ["--steps-per-batch", "256"] if kind == "env" else ["--episodes-per-batch", "4"]
     args = ["CartPole", "--num-envs", "4", "--minibatch-size", "32", *size]

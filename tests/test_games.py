@@ -112,10 +112,11 @@ def test_an_agent_that_is_gone_all_the_time_has_no_fragment():
     assert set.union(*found) == {*range(6)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args",
     [
-        pytest.param(STEPS, marks=pytest.mark.slow, id="steps"),
+        pytest.param(STEPS, id="steps"),
         pytest.param(EPISODES, id="episodes"),
     ],
 )

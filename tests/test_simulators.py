@@ -32,7 +32,7 @@ def logged(tmp_path):
     return [ENV, "--env-kwargs", f'log="{tmp_path / "log"}"']
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [("--steps-per-batch", "40"), ("--episodes-per-batch", "8")])
 def test_every_environment_knows_which_one_it_is(tmp_path, batch):
     args = ["--num-envs", "4", "--total-steps", "40", "--eval-every", "1", "--eval-episodes", "4"]

@@ -192,6 +192,7 @@ def test_ranks_that_average_make_the_steps_of_one_process(name, alone, both):
     np.testing.assert_allclose(first["weights"], alone[name]["weights"], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_rank_0_learns_from_all_environments_the_same_bits_as_one_process(alone, both):
     name = "stable_baselines3"
     first, second = both[0][name], both[1][name]

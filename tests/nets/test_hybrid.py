@@ -116,6 +116,7 @@ def test_one_hash_on_one_rank_and_stopped_and_resumed_on_two(algo, more, tmp_pat
     assert sha(parts) == sha(whole)
 
 
+@pytest.mark.slow
 def test_a_policy_and_its_program_take_the_same_actions(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     train(tmp_path / "run", *SMALL)

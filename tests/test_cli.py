@@ -62,7 +62,7 @@ WRONG = [
     (["Walker2d", "--config", "none.toml"], "cannot read config none.toml"),
     (["Walker2d", "--env-kwargs", "speed=3"], "cannot make environment 'Walker2d-v5'"),
     (["--resume", "none"], "there is none in none/checkpoints; name the folder of a run"),
-    (["CartPole", "--nprocs", "40"], "num_envs=32, nprocs=40; raise --num-envs"),
+    (["CartPole", "--nprocs", "40"], "num_envs=8, nprocs=40; raise --num-envs"),
     (["CartPole", "--steps-per-batch", "64", "--episodes-per-batch", "4"], "got both"),
     (["CartPole", "--env-kwargs", "x=null"], "x cannot be null"),
     (["CartPole", "--run-dir", "train.py"], "cannot make the run's folder"),
@@ -219,6 +219,15 @@ def test_a_file_may_have_environments_for_more_ranks(tmp_path, monkeypatch):
     for argv in (["40", *a2c], ["41", *a2c, "Pong-v5"], ["42", "--resume", str(tmp_path)]):
         given = launch_options(["--nprocs", *argv])
         assert given.nprocs == int(argv[0])
+
+
+def test_a_file_may_have_environments_for_fewer_ranks(tmp_path, monkeypatch):
+    """And another agent's default more: whether an agent of one's own has that file is not known yet."""
+    monkeypatch.setattr(cli.algos, "CONFIGS", tmp_path)
+    (tmp_path / "ppo.toml").write_text("num_envs = 8")
+    with pytest.raises(ValueError, match="num_envs=8, nprocs=9"):
+        launch_options(["Hopper", "--nprocs", "9"])
+    assert launch_options(["Hopper", "--nprocs", "9", "--algo", "mine.py:Mine"]).nprocs == 9
 
 
 @pytest.mark.parametrize("algo", ["ppo", "some/ppo.py:PPO", "rank0rl.algos.ppo:PPO"])

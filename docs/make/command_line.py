@@ -185,7 +185,14 @@ def _docs(kind: type) -> dict[str, str]:
 def _text(text: str) -> str:
     """Return a text of the code as Markdown in a table: options in code font, nothing else marked up."""
     escaped = re.sub(r"([|*<\[\]])", r"\\\1", text)
+    escaped = re.sub(r"\bdocs/([a-z-]+\.md)", _link, escaped)
     return re.sub(r"(?<![\w-])(--[a-z][a-z0-9-]*)", r"`\1`", escaped)
+
+
+def _link(page: re.Match[str]) -> str:
+    """Return a link to a page of docs/, with its title."""
+    title = (PAGE.parent / page[1]).read_text().partition("\n")[0].removeprefix("# ")
+    return f"[{title}]({page[1]})"
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

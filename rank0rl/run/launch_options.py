@@ -163,10 +163,9 @@ class Words:
             return LaunchOptions(nprocs=1)
         given = {**self.given}
         named = given.get("config") or (str(self.run / "config.toml") if self.run else None)
+        files: set[Path | None] = {Path(named)} if named else set()
         if named is None or is_settings_name(named):
             files = self._config_files(configs, given)
-        else:
-            files = {Path(named)}
         if "cpu" not in given:  # rank 0 knows which word is the environment
             cpus = {cpu for file in files if isinstance(cpu := _setting(file, "cpu"), str)}
             given |= {"cpu": cpus.pop()} if len(cpus) == 1 else {}
@@ -181,13 +180,13 @@ class Words:
         most = options.num_envs
         if "num_envs" not in given:
             numbers = [_setting(file, "num_envs") for file in files]
-            most = max([most, *(n for n in numbers if isinstance(n, int))])
+            most = max((n if isinstance(n, int) else most for n in numbers), default=most)
         if nprocs > most:
             raise ValueError(too_many_ranks(nprocs, most))
         return options
 
-    def _config_files(self, configs: Path, given: Mapping[str, Any]) -> set[Path]:
-        """Return the files that `find_config` would choose, if any of the words is the environment.
+    def _config_files(self, configs: Path, given: Mapping[str, Any]) -> set[Path | None]:
+        """Return what `find_config` would return, if any of the words is the environment.
 
         The settings of an agent of one's own are those that its class names, which may be any.
         """
@@ -199,8 +198,7 @@ class Words:
         elif where.endswith(".py") or ":" in algo:
             names |= {file.stem.partition("-")[0] for file in configs.glob("*.toml")}
         bases = {re.sub(r"-v\d+$", "", word.rpartition(":")[2]) for word in self.argv}
-        found = {find_config(configs, name, base) for name in names for base in bases}
-        return {file for file in found if file}
+        return {find_config(configs, name, base) for name in names for base in bases}
 
     def flags(self) -> set[str]:
         """Return the names of all options that the command line gives, those of the agent too."""
@@ -247,10 +245,10 @@ def too_many_ranks(nprocs: int, num_envs: int) -> str:
     )
 
 
-def _setting(file: str | Path, name: str) -> Any:
+def _setting(file: Path | None, name: str) -> Any:
     """Return a setting of a TOML file; None without it, or if the file is damaged, which rank 0 will report."""
     try:
-        return read_toml(Path(file), "config").get(name)
+        return read_toml(file, "config").get(name) if file else None
     except ValueError:
         return None
 

@@ -116,14 +116,12 @@ def _phase_shares(seconds: float, phases: Mapping[str, float]) -> str:
 
 def _console_table(summary: Mapping[str, Any], episodes: int, folder: Path) -> str:
     """Return the summary of a run as a table, with the number of episodes in its mean return."""
-    nprocs = summary.get("nprocs", 1)
-    ranks = f"{nprocs} rank{'s' * (nprocs > 1)}"
     ret = f"{short(summary['return_mean'])}  mean of the last {episodes} episodes"
     rows = {
         "return": ret if episodes else _NO_EPISODE,
         "best evaluation": short(summary["best_eval"]) if "best_eval" in summary else "",
         "steps": f"{summary['steps']:,} in {summary['iterations']:,} iterations and {summary['episodes']:,} episodes",
-        "time": f"{_clock(summary['seconds'])}, {summary['steps_per_s']:,.0f} steps/s on {ranks}",
+        "time": f"{_clock(summary['seconds'])}, {summary['steps_per_s']:,.0f} steps/s",
         "weights": summary["weights_sha256"],
         "folder": str(folder),
     }

@@ -261,7 +261,8 @@ def draw(
     rows = math.ceil(panels / 4)
     columns = math.ceil(panels / rows)
     with figures.style() as figure_class:
-        figure = figure_class(figsize=(3.3 * columns, 3.0 * rows), layout="constrained")
+        width = max(4.5, 3.3 * columns)  # the legend's title needs 4.5 inches
+        figure = figure_class(figsize=(width, 3.0 * rows), layout="constrained")
         axes = [figure.add_subplot(rows, columns, i + 1) for i in range(panels)]
         lines: dict[str, Any] = {}
         for i, (axis, env_id) in enumerate(zip(axes, env_ids, strict=False)):

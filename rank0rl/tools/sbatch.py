@@ -6,14 +6,16 @@ import os
 import shlex
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import tyro
 
+from rank0rl import algos
 from rank0rl.launch import exit_code_after, usage_error
 from rank0rl.launch.job import END_SIGNALS
 from rank0rl.launch.mpiexec import find_mpiexec, vendor
-from rank0rl.options import CheckedOptions, option
+from rank0rl.options import CheckedOptions, flag, option
 from rank0rl.run.launch_options import Words
 
 _USAGE = "python -m rank0rl sbatch --nodes 2 --ntasks-per-node 8 -- python train.py Walker2d"
@@ -95,8 +97,12 @@ def _script(given: Options, command: list[str]) -> str:
             raise ValueError(f"a line of a script holds no control characters: got {word!r}")
     words = [sys.executable if command[0] in ("python", "python3") else command[0], *command[1:]]
     named = Words.read(command).given
-    if "resume" in named:
-        raise ValueError("the script adds --resume auto: leave --resume out")
+    for name, by in (("resume", "--resume auto"), ("nprocs", "the number of ranks")):
+        if name in named:
+            raise ValueError(
+                f"the script sets {by}: leave {flag(name)} out of the training command"
+            )
+    _check_ranks(given, command)
     seeds = _seeds(given.array_seeds)
     is_open_mpi = vendor(find_mpiexec() or "") == "Open MPI"
     own = "slurm-$SLURM_ARRAY_JOB_ID/seed$SLURM_ARRAY_TASK_ID" if seeds else "slurm-$SLURM_JOB_ID"
@@ -123,6 +129,16 @@ def _script(given: Options, command: list[str]) -> str:
     )
     codes = "|".join(str(exit_code_after(signum)) for signum in sorted(END_SIGNALS))
     return head + seeds + body + _TAIL.format(codes=codes)
+
+
+def _check_ranks(given: Options, command: list[str]) -> None:
+    """Raise ValueError if a rank of the job would have no environment. Other programs than training check it themselves."""
+    train_py = algos.CONFIGS.with_name("train.py").resolve()
+    is_training = any(Path(word).resolve() == train_py for word in command)
+    if is_training or command[1:4] == ["-m", "rank0rl", "train"]:
+        each = Words.read(command).given.get("ranks_per_env", 1)
+        ranks = given.nodes * given.ntasks_per_node // each
+        Words.read([*command, "--nprocs", str(ranks)]).launch_options(algos.CONFIGS)
 
 
 def _seeds(text: str | None) -> str:

@@ -63,6 +63,11 @@ def test_without_srun_the_shell_passes_the_signal_on():
     assert 'trap "kill -USR1 $training" USR1' in found
 
 
+def test_ranks_without_an_environment_are_refused_for_training_alone():
+    lines("--nodes", "4", command=[*TRAIN[:3], "--num-envs", "2", "--ranks-per-env", "2"])
+    lines("--nodes", "40", command=["python", "my_script.py"])
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -72,6 +77,9 @@ def test_without_srun_the_shell_passes_the_signal_on():
         ("--array-seeds 5 -- python train.py CartPole", "got '5'"),
         ("--array-seeds 0:2 -- python train.py CartPole --run-dir r", "leave --run-dir out"),
         ("-- python train.py --resume r", "leave --resume out"),
+        ("-- python train.py CartPole --nprocs 2", "leave --nprocs out"),
+        ("--nodes 4 -- python train.py CartPole --num-envs 3", "num_envs=3, nprocs=4"),
+        ("--nodes 3 -- python -m rank0rl train CartPole --num-envs 2", "num_envs=2, nprocs=3"),
     ],
 )
 def test_wrong_use(argv, said, capsys):

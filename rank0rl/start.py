@@ -269,24 +269,21 @@ def _host_differences(machines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _resume_command(plan: Plan, nworkers: int, code: str) -> str:
-    """Return the command line that resumes a run; `code` names code that must be named again."""
-    where = _where(plan.options, nworkers)
-    resume = shlex.join([*program(), "--resume", str(plan.folder)])
-    return f"{resume}{code}{where}"
+    """Return the command line that resumes a run, with as many ranks on the same hosts without lost ones.
 
-
-def _where(given: RunOptions, nworkers: int) -> str:
-    """Return the options that start as many ranks again, on the same hosts without lost ones."""
-    where = {"--hosts": given.hosts, "--hostfile": given.hostfile, "--pass-env": given.pass_env}
-    where["--keep-batches"] = given.keep_batches
+    `code` names code that must be named again.
+    """
+    options, default = plan.options, vars(RunOptions())
+    given = {n: v for n, v in vars(options).items() if v != default[n]}
     if left := job.hosts_left():
-        where |= {"--hosts": left, "--hostfile": None}
-        most = count_ranks(None, read_hosts(left, None), given.ranks_per_env)
+        given |= {"hosts": left, "hostfile": None}
+        most = count_ranks(None, read_hosts(left, None), options.ranks_per_env)
         nworkers = min(nworkers, most)
-    if given.ranks_per_env > 1:
-        where["--ranks-per-env"] = str(given.ranks_per_env)
-    named = [f" {flag} {shlex.quote(value)}" for flag, value in where.items() if value]
-    return "".join(named) + f" --nprocs {nworkers}" * (nworkers > 1) + " --mpmd" * given.mpmd
+    given |= {"nprocs": nworkers if nworkers > 1 else None}
+    given |= dict.fromkeys(("stop_after_iterations", "stop_after_seconds"))
+    _, _, *words = Words.to_go_on(plan.folder, given).argv
+    resume = shlex.join([*program(), "--resume", str(plan.folder)])
+    return f"{resume}{code} {shlex.join(words)}".rstrip()
 
 
 def _loggers(plan: Plan, state: State, first_start: Mapping[str, Any]) -> Iterator[Hook]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from rank0rl.launch import job
 from rank0rl.launch.hosts import count_ranks, read_hosts
-from rank0rl.options import CheckedOptions, flag, names, read_some, setting
+from rank0rl.options import CheckedOptions, facts, flag, names, read_some, setting
 from rank0rl.run.files import read_toml
 
 _AUTO = "auto"  # in place of the folder of --resume
@@ -96,6 +96,10 @@ class LaunchOptions(CheckedOptions):
     """Stop early, at the end of the iteration in which this many seconds have passed since this start or restart."""
     keep_batches: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
     """Folder for the rows of every batch, one .npz file for each iteration: what the agent's process returned, and "fragment_id". Name it again to resume."""
+    env_folders: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
+    """Folder in which every environment gets an empty folder of its own, for the files of a simulator: `place.folder` of the function that makes it. It is removed with the environment, but kept after an error. Name it again to resume."""
+    phases: bool = setting(False, changes_curve=False, resume=True, in_file=False)
+    """Print the share of time that each phase of an iteration takes, too."""
     quiet: bool = setting(False, changes_curve=False, resume=True, in_file=False)
     """Print errors only."""
     trust: bool = setting(False, changes_curve=False, resume=True, in_file=False)
@@ -206,18 +210,28 @@ class Words:
         named = {flag.replace("-", "_") for flag in flags}
         return named | {name.removeprefix("no_") for name in named}
 
-    def of_restart(self, run: Path) -> Words:
-        """Return the command line that resumes a run after a rank has failed, which this one has begun.
+    @classmethod
+    def to_go_on(cls, run: Path, given: Mapping[str, Any]) -> Words:
+        """Return the command line that goes on with a run, and trusts it. It repeats the options that no checkpoint holds.
 
-        It repeats the options that a checkpoint does not hold, and trusts the run.
+        Args:
+            run: the run's folder.
+            given: options of the start before.
         """
-        ends = ("stop_after_iterations", "stop_after_seconds", "keep_batches", "quiet")
-        kept = {name: self.given[name] for name in ends if self.given.get(name)}
-        kept = {"resume": str(run), **kept}
+        kept = {"resume": str(run), **{n: given[n] for n in _OF_A_START if n in given}}
         argv: list[str] = []
         for name, value in kept.items():
-            argv += [flag(name)] if value is True else [flag(name), str(value)]
-        return Words(argv, {**kept, "trust": True}, run)
+            if value is not None and value is not False:
+                argv += [flag(name)] if value is True else [flag(name), str(value)]
+        return cls(argv, {**kept, "trust": True}, run)
+
+
+_OF_ONE_START = {"config", "resume", "run_dir", "shorter_record", "trust"}
+_OF_A_START = [
+    name
+    for name, known in facts(LaunchOptions).items()
+    if not known.in_file and name not in _OF_ONE_START
+]
 
 
 def is_settings_name(config: str) -> bool:

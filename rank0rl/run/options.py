@@ -120,12 +120,8 @@ class RunOptions(LaunchOptions):
     """Run every environment in a process of its own. If it crashes or exits, that is an error of this environment, as if it had raised, and not the end of its rank. A step takes longer."""
     step_timeout: float | None = setting(None, "(0, inf)", changes_curve=False, resume=True)
     """Seconds that a step or a reset of an environment may take, with --env-processes. After that its process is killed, and this counts as an exception of the environment. None: no limit."""
-    env_folders: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
-    """Folder in which every environment gets an empty folder of its own, for the files of a simulator: `place.folder` of the function that makes it. It is removed with the environment, but kept after an error. Name it again to resume."""
     video_every: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
     """Iterations between videos of one evaluation episode, in the run's folder. All other ranks wait meanwhile. None: no videos."""
-    phases: bool = setting(False, changes_curve=False, resume=True, in_file=False)
-    """Print the share of time that each phase of an iteration takes, too."""
     tensorboard: bool = setting(False, changes_curve=False, resume=True)
     """Write an events file for TensorBoard too (pip install tensorboard)."""
     wandb: str | None = setting(None, changes_curve=False, resume=True)

@@ -77,7 +77,7 @@ def prepare(
         SystemExit: when help was asked for, or an argument is wrong, after tyro has printed it.
     """
     if restart:
-        words = words.of_restart(Path(restart))
+        words = Words.to_go_on(Path(restart), words.given)
     found = settings.read(words, configs)
     check_cpu(found.options.cpu)
     options, agent, run = found.options, found.agent, found.run

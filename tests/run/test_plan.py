@@ -2,6 +2,7 @@
 
 import pytest
 
+from rank0rl import start
 from rank0rl.run import machine, plan, settings
 from rank0rl.run.launch_options import Words
 from rank0rl.run.options import RunOptions
@@ -66,13 +67,27 @@ def test_further_checks_are_made_before_there_is_a_folder(tmp_path):
         ("CartPole --num-envs 4 --run-dir r", ""),
         ("CartPole --stop-after-iterations 5", "--stop-after-iterations 5"),
         ("CartPole --quiet --stop_after_seconds=1.5", "--stop-after-seconds 1.5 --quiet"),
+        (
+            "m:make --start-timeout 900 --nprocs 2 --env-folders scratch --trust",
+            "--nprocs 2 --start-timeout 900.0 --env-folders scratch",
+        ),
         ("CartPole --quiet --no-quiet --stop-after-seconds None", ""),
     ],
 )
 def test_a_restart_keeps_what_the_checkpoint_does_not_hold(argv, kept):
-    again = Words.read(argv.split()).of_restart("r")
+    again = Words.to_go_on("r", Words.read(argv.split()).given)
     assert again.argv == ["--resume", "r", *kept.split()]
     assert again.given["trust"]
+
+
+def test_the_command_that_goes_on_repeats_what_no_checkpoint_holds(tmp_path):
+    argv = ["CartPole-v1", "--run-dir", str(tmp_path), "--env-folders", "my scratch", "--phases"]
+    argv += ["--max-restarts", "2", "--stop-after-iterations", "3", "--trust", "--total-steps", "9"]
+    said = start._resume_command(plan.prepare(Words.read(argv), None, 1), 2, " --algo a.py:A")
+    assert said.endswith(
+        f" --resume {tmp_path} --algo a.py:A --nprocs 2 --max-restarts 2 "
+        f"--env-folders 'my scratch' --phases"
+    )
 
 
 def test_another_length_or_device_is_said(tmp_path):

@@ -10,6 +10,7 @@ from helpers.runs import curve, resume, sha, table, train, train_here, train_on_
 from rank0rl.agent import NoOptions
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs.block import make_block
+from rank0rl.envs.info import GAVE_UP, StepInfo
 from rank0rl.envs.retry import FAILURES, RetriedEnv, take_failures
 from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.tools.check import RandomAgent
@@ -39,6 +40,14 @@ class Fails(envs.Count):
 
     def close(self):
         raise ZeroDivisionError("closing fails too")
+
+
+class Tells(gym.Wrapper):
+    """Tells a cost of each step."""
+
+    def step(self, action):
+        *answer, info = super().step(action)
+        return (*answer, {**info, "cost": 7.0})
 
 
 class Plan:
@@ -112,11 +121,24 @@ def test_a_step_that_goes_on_failing_can_end_the_episode(retries):
     env = retried(plan, retries, truncate=True)
     *before, last = episode(env)
     assert before == episode(envs.Count(length=5))[:3]
-    assert last == [before[-1][0], 0.0, False, True, {}]
+    assert last == [before[-1][0], 0.0, False, True, {GAVE_UP: True}]
     assert take_failures([env]) == {"env_mended": 0, "env_truncated": 1}
     made = plan.calls.count(-1)
     assert episode(env, 12) == episode(envs.Count(length=5), 12)
     assert plan.calls.count(-1) == made + 1  # the one that failed is not used again
+
+
+def test_an_agent_reads_the_numbers_of_the_last_step_where_none_can_be_made():
+    """Also in the first step of an episode, whose reset has told none."""
+    plan = Plan()
+    env = StepInfo(lambda: RetriedEnv(lambda: Tells(Fails(plan)), 0, True, 100), ("cost",))
+    episode(env)
+    plan.steps[:] = [1]
+    *_, last = episode(env)
+    assert last[1:4] == [0.0, False, True]
+    assert env.step_info == {"cost": 7.0}
+    episode(env)
+    assert env.step_info == {"cost": 7.0}
 
 
 def test_a_reset_that_goes_on_failing_cannot_be_truncated():

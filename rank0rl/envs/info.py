@@ -17,6 +17,9 @@ from rank0rl.envs.wrappers import Around
 EPISODE = "rank0rl_episode"
 """Key of an episode's figures so far, label -> number, in the info of a step."""
 
+GAVE_UP = "rank0rl_gave_up"
+"""Key in the info of a step that could not be made, and truncates the episode."""
+
 _HOW: Mapping[str, Callable[[float, float], float]] = {
     "last": lambda old, new: new,
     "sum": lambda old, new: old + new,
@@ -108,6 +111,8 @@ class StepInfo(Around):
         answer = self._env.step(action)
         # If it is wrong, the block says how.
         if has_length(answer, 5) and isinstance(answer[4], Mapping):
+            if self.step_info and GAVE_UP in answer[4]:
+                return answer  # the numbers stay those of the last step
             found = {name: _numbers(name, answer[4]) for name in self._names}
             for name, before in self.step_info.items():
                 if found[name].shape != before.shape:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.envs.info import InfoError
+from rank0rl.envs.info import GAVE_UP, InfoError
 from rank0rl.envs.spaces import has_length, name_of
 from rank0rl.envs.state import State
 from rank0rl.envs.wrappers import Around
@@ -164,7 +164,7 @@ class RetriedEnv(Around):
         """Return the answer that ends the episode at a step that cannot be made; raise if there is none."""
         if self._truncate and action is not None:
             self.failures["env_truncated"] += 1
-            return self._seen.copy(), 0.0, False, True, self._info
+            return self._seen.copy(), 0.0, False, True, {**self._info, GAVE_UP: True}
         if self._retries:
             error.add_note(
                 f"The environment was made anew after {self._failed[self._failed_at] - 1} failures at "

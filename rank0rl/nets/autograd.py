@@ -1,9 +1,10 @@
-"""Gradient steps of an agent's loss by autograd, on the CPU or on another device."""
+"""Gradient steps of an agent's loss by autograd, on the CPU or on another device; and Fisher products."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +14,11 @@ from torch import Tensor, nn
 from rank0rl.batch import Batch, minibatches
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss
 from rank0rl.nets.flat import Adam, Flat, tensors
+from rank0rl.nets.policies import Policy
 
 Array = npt.NDArray[Any]
+
+Product: TypeAlias = Callable[[Tensor], Tensor]
 
 
 class AutogradSteps:
@@ -86,3 +90,23 @@ class AutogradSteps:
         self._adam.flat.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         return seen
+
+
+def fisher_by_autograd(
+    policy: Policy, damping: float, obs: Tensor, mask: Tensor | None = None
+) -> Product:
+    """Return v -> F v + damping v at these observations, for any policy."""
+    params = list(policy.parameters())
+    now = policy.distribution(obs, mask)
+    kl = policy.kl(tuple(x.detach() for x in now), now).mean()
+    gradient = _flat(torch.autograd.grad(kl, params, create_graph=True))
+
+    def product(v: Tensor) -> Tensor:
+        hessian_v = _flat(torch.autograd.grad(gradient @ v, params, retain_graph=True))
+        return hessian_v + damping * v
+
+    return product
+
+
+def _flat(tensors: tuple[Tensor, ...]) -> Tensor:
+    return torch.cat([t.reshape(-1) for t in tensors])

@@ -6,9 +6,11 @@ operations on one tensor, a broadcast is one message, and any loss still works.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
@@ -46,6 +48,7 @@ class Flat:
                 start += t.numel()
             if length:
                 self.vectors.append(vector)
+        self._made = [vector.detach().clone() for vector in self.vectors]
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
@@ -60,6 +63,23 @@ class Flat:
         scale = torch.clamp(limit / norm, max=1.0)
         for grad in grads:
             grad.mul_(scale)
+
+    @contextmanager
+    def as_made(self) -> Iterator[np.random.Generator]:
+        """Hold what it was made with, and some noise, for a check that finds the same in every start of a run.
+
+        Returns:
+            Random numbers, always the same.
+        """
+        rng, kept = np.random.default_rng(2), [vector.detach().clone() for vector in self.vectors]
+        for vector, made in zip(self.vectors, self._made, strict=True):
+            noise = torch.from_numpy(rng.standard_normal(len(made)))
+            vector.data.copy_(made + (0.05 * noise).to(made.dtype))
+        try:
+            yield rng
+        finally:
+            for vector, before in zip(self.vectors, kept, strict=True):
+                vector.data.copy_(before)
 
     def check(self, module: nn.Module) -> None:
         """Check that it holds the parameters of a module, and that they and their gradients still are views.

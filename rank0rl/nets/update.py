@@ -6,10 +6,11 @@ This module is the door to `nets.kernels`, and loads the compiler when it is nee
 from __future__ import annotations
 
 import functools
+import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,18 +20,16 @@ from torch import Tensor, library, nn
 from rank0rl.batch import Batch, take
 from rank0rl.nets import IS_PORTABLE
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, Outputs, ValueFunction
-from rank0rl.nets.autograd import AutogradSteps
+from rank0rl.nets.autograd import AutogradSteps, Product, fisher_by_autograd
 from rank0rl.nets.flat import Adam, Flat, derivatives, tensors
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.mlp import MLP
-from rank0rl.nets.policies import Policy
+from rank0rl.nets.policies import Policy, built_in
 
 if TYPE_CHECKING:
     from rank0rl.nets.kernels.compiled import CompiledSteps
 
 Array = npt.NDArray[Any]
-
-Product: TypeAlias = Callable[[Tensor], Tensor]
 
 _FEW, _LOOK = 256, 32  # rows whose gradient is checked, and whose entropy is taken
 _NEAR = 2e-4  # kernels and autograd round differently, by less than this share of the largest
@@ -48,7 +47,7 @@ class GradientSteps:
 
     MLPs are computed in kernels, and so is the closed form of a loss. That is checked: before the first
     update, the gradient of some rows, with ratios from 0.1 to 8, is computed in kernels and by autograd
-    of the agent's own loss, policy and value function. Where they differ, the next way is taken: the
+    of the agent's own loss, policy and value function, with weights near those that they began with. Where they differ, the next way is taken: the
     loss by torch, then policy and value function by torch too, then all by autograd. A loss may change,
     so it is compared with its closed form before every update.
 
@@ -111,9 +110,10 @@ class GradientSteps:
         closed = None if broken else closed
         if len(rows["obs"]) and (self._ways or self._is_away):
             try:
-                way, why = self._way(rows, loss, closed)
-                while way and way not in self._right and self._check(way, rows, loss, closed):
-                    way, why = self._way(rows, loss, closed)  # by what the check found
+                with _unseen():
+                    way, why = self._way(rows, loss, closed)
+                    while way and way not in self._right and self._check(way, rows, loss, closed):
+                        way, why = self._way(rows, loss, closed)  # by what the check found
             except RuntimeError as error:
                 if "in-place operation" not in str(error):
                     raise
@@ -186,37 +186,62 @@ class GradientSteps:
         return right[0], " (loss and closed_form differ)" if differ else ""
 
     def _check(self, way: str, rows: Batch, loss: Loss, closed: ClosedForm | None) -> bool:
-        """Find out whether a way's gradient is that of autograd; return False if all rows hold nan or inf."""
+        """Find out whether a way's gradient is that of autograd; return False if all rows hold nan or inf.
+
+        Both take networks and rows of their own. So the outcome is that of every start of a run, and no
+        gradient is one of roundings, as where values have come to equal returns.
+        """
         compiled, few = self._compiled, _finite(_some(rows, _FEW))
-        n = len(few["obs"])
-        if compiled is None or not n:
+        if compiled is None or not len(few["obs"]):
             return False
-        rng = np.random.default_rng(2)
-        with torch.no_grad():
-            by_torch = self._evaluate(self._nets, tensors(few))
-        log_ratio, value = by_torch[0].numpy(), by_torch[2].numpy()
-        if "logp" in few:
-            few["logp"] = few["logp"] + log_ratio - _points(n)[1].astype(few["logp"].dtype)
-            few["adv"] = rng.standard_normal(n).astype(few["adv"].dtype)
-        # Returns of the batch may be all but equal to values: the gradient would be one of roundings.
-        if "ret" in few:
-            few["ret"] = value + rng.standard_normal(n).astype(few["ret"].dtype)
-        wanted = self._autograd.gradient(_copy(few), loss)
-        got = compiled.gradient(way, _copy(few), loss, closed)
+        if not self._adam.steps:
+            self._compare_logp(few)
+        with self._adam.flat.as_made() as rng:
+            self._make_up(few, rng)
+            wanted = self._autograd.gradient(_copy(few), loss)
+            got = compiled.gradient(way, _copy(few), loss, closed)
         by_network = compiled.by_network
         if got and _agree([*by_network(got[0]), *got[1:3]], [*by_network(wanted[0]), *wanted[1:3]]):
             self._right.add(way)
             if way != OUTPUTS:
-                compiled.knows_entropy = _agree(got[3:], wanted[3:])
+                compiled.knows_entropy &= _agree(got[3:], wanted[3:])
         else:
             self._ways.remove(way)
-        apart = float(abs(log_ratio).max(initial=0))
-        if apart > _APART and self._adam.steps == 0:
+        return True
+
+    def _compare_logp(self, few: Batch) -> None:
+        """Note if the policy gives another probability in torch than the one in the rows, before the first step."""
+        with torch.no_grad():
+            apart = float(self._evaluate(self._nets, tensors(few))[0].abs().max())
+        if apart > _APART:
             self._note = (
                 f"; but log_prob and logp of the policy differ, by up to {apart:.2g}: ratios of new to "
                 f"old probability are not 1 before the first step"
             )
-        return True
+
+    def _make_up(self, few: Batch, rng: np.random.Generator) -> None:
+        """Put other numbers into rows: observations, draws, ratios from 0.1 to 8, advantages and returns."""
+        n = len(few["obs"])
+
+        def normal(name: str) -> Array:
+            return rng.standard_normal(few[name].shape).astype(few[name].dtype)
+
+        nets: Any = self._nets
+        policy = nets["policy"] if "logp" in few else None
+        if policy is None or built_in(policy):  # others may take observations for more than numbers
+            few["obs"] = normal("obs")
+        if policy and few["act"].dtype.kind == "f":
+            noise = rng.standard_normal((n, policy.noise[1])).astype(np.float32)
+            act, extras = policy.act(few["obs"], noise, few.get("mask"))
+            few["act"] = extras.get("draw", act).astype(few["act"].dtype)
+        with torch.no_grad():
+            log_ratio, _, value, _ = self._evaluate(nets, tensors(few))
+        if policy:
+            spread = _points(n)[1].astype(few["logp"].dtype)
+            few["logp"] = few["logp"] + log_ratio.numpy() - spread
+            few["adv"] = normal("adv")
+        if "ret" in few:
+            few["ret"] = value.numpy() + normal("ret")
 
     def _take(self, way: str | None, why: str) -> None:
         """Take a way of the kernels, or autograd."""
@@ -228,6 +253,16 @@ class GradientSteps:
             self._steps, self._compiled.way, self.how = self._compiled, way, way + why
         self._why = why or self._why
         self.how += self._note
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Leave the global generators as they are, from which a loss of one's own may draw."""
+    of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        yield
+    np.random.set_state(of_numpy)  # noqa: NPY002
+    random.setstate(of_python)
 
 
 def _why_not(nets: nn.ModuleDict) -> str:
@@ -248,7 +283,7 @@ def has_kernels(*networks: Any) -> bool:
     return all(type(mlp) is MLP for mlp in mlps)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4)
 def _points(n: int) -> tuple[Array, Array, Array]:
     """Return what checks take, (n,) each: log ratios near 0, those of ratios from 0.1 to 8, and values."""
     spread = np.random.default_rng(0).permutation(np.linspace(np.log(0.1), np.log(8), n))
@@ -384,12 +419,12 @@ class FisherProducts:
 
     F is the Fisher matrix of the policy at these observations, which are normalized: the mean Hessian of
     KL(pi || pi') at pi' = pi. The masks are the choices that could be taken, (N, all choices), bool, or
-    None. The results do not depend on the threads. The first product in kernels is compared with that of
-    autograd, which computes all of them if they differ.
+    None. The results do not depend on the threads. Before the first product, one in kernels is compared with
+    that of autograd, which computes all of them if they differ.
     """
 
     def __init__(self, policy: Policy, flat: Flat, damping: float, threads: int) -> None:
-        self._slow = functools.partial(fisher_by_autograd, policy, damping)
+        self._slow, self._flat = functools.partial(fisher_by_autograd, policy, damping), flat
         self._fast: Callable[..., Product] | None = None
         self._checked = False
         if has_kernels(policy):
@@ -403,32 +438,13 @@ class FisherProducts:
         if self._fast is None:
             return self._slow(obs, mask)
         if not self._checked:
-            few = obs[:_FEW], None if mask is None else mask[:_FEW]
-            wanted = self._slow(*few)
-            ones = _flat(tuple(map(torch.ones_like, self._slow.args[0].parameters())))
-            got = self._fast(*few)(ones)
             self._checked = True
-            if not _agree([got.numpy()], [wanted(ones).numpy()]):
+            ones = torch.ones_like(self._flat.vectors[0].detach())
+            with self._flat.as_made() as rng:
+                few = rng.standard_normal(obs[:_FEW].shape).astype(obs.numpy().dtype)
+                rows = torch.from_numpy(few), None if mask is None else mask[:_FEW]
+                products = [each(*rows)(ones).numpy() for each in (self._fast, self._slow)]
+            if not _agree(products[:1], products[1:]):
                 self._fast = None
                 return self._slow(obs, mask)
         return self._fast(obs, mask)
-
-
-def fisher_by_autograd(
-    policy: Policy, damping: float, obs: Tensor, mask: Tensor | None = None
-) -> Product:
-    """Return v -> F v + damping v at these observations, for any policy."""
-    params = list(policy.parameters())
-    now = policy.distribution(obs, mask)
-    kl = policy.kl(tuple(x.detach() for x in now), now).mean()
-    gradient = _flat(torch.autograd.grad(kl, params, create_graph=True))
-
-    def product(v: Tensor) -> Tensor:
-        hessian_v = _flat(torch.autograd.grad(gradient @ v, params, retain_graph=True))
-        return hessian_v + damping * v
-
-    return product
-
-
-def _flat(tensors: tuple[Tensor, ...]) -> Tensor:
-    return torch.cat([t.reshape(-1) for t in tensors])

@@ -1,6 +1,9 @@
 """The loss that stands in an agent's file is the one that trains, whatever is changed and however it is computed."""
 
 import json
+import random
+import signal
+import sys
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,9 +17,10 @@ from rank0rl.agent import Space, Spaces, Step
 from rank0rl.algos.ppo import PPO, PPOOptions, clipped_loss
 from rank0rl.algos.trpo import TRPO, TRPOOptions
 from rank0rl.mpi.weights import sha256_tensors
-from rank0rl.nets.actor_critic import ValueFunction
+from rank0rl.nets.actor_critic import ClosedForm, ValueFunction
 from rank0rl.nets.kernels import compiled, compiler
 from rank0rl.nets.policies import CategoricalPolicy, GaussianPolicy
+from rank0rl.run.signals import Interrupted
 
 OBS, N = Space("box", (4,), "float32"), 300
 BOX = Space("box", (2,), "float32", low=-np.ones(2, "f"), high=np.ones(2, "f"))
@@ -453,33 +457,95 @@ def test_the_run_says_that_probabilities_disagree_before_the_first_step(monkeypa
     assert "differ" not in learn(updates=1).updates
 
 
-def test_checks_leave_weights_and_moments_as_they_were():
-    agent = PPO(Spaces(OBS, BOX), PPOOptions(), np.random.default_rng(0))
+def begun(act=BOX, edit=None, loss=None, closed=None, **rows):
+    """Return an agent, with edited networks, that has taken rows and its loss, or another one."""
+    agent = PPO(Spaces(OBS, act), PPOOptions(), np.random.default_rng(0))
     agent.prepare()
-    before = sha(agent)
+    if edit:
+        with torch.no_grad():
+            edit(agent)
     rng = np.random.default_rng(0)
-    rows = {
-        "obs": rng.standard_normal((N, 4), dtype="f"),
-        "act": rng.standard_normal((N, 2), dtype="f"),
-    }
-    rows |= {name: rng.standard_normal(N, dtype="f") for name in ("logp", "adv", "ret", "val")}
-    agent.steps.begin(rows, agent.loss, agent.closed_form())
-    assert sha(agent) == before
+    drawn = rng.standard_normal((N, 2), dtype="f") if act is BOX else np.zeros(N, np.int64)
+    rows = {"obs": rng.standard_normal((N, 4), dtype="f"), "act": drawn, **rows}
+    for name in ("logp", "adv", "ret", "val"):
+        rows.setdefault(name, rng.standard_normal(N, dtype="f"))
+    agent.sha, agent.rows = sha(agent), rows
+    agent.steps.begin(rows, loss or agent.loss, agent.closed_form() if loss is None else closed)
+    agent.way = agent.steps.how.partition(";")[0]
+    return agent
+
+
+def test_checks_leave_weights_and_moments_as_they_were():
+    agent = begun()
+    assert sha(agent) == agent.sha
     assert agent.adam.steps == 0
     assert not any(np.any(moment) for moment in agent.adam.moments())
 
 
+def test_checks_draw_no_random_numbers_that_a_loss_would_draw():
+    """Only the first update of a start is checked, and a resumed run has another first one."""
+
+    def loss(log_ratio, entropy, value, rows):
+        return (value * (torch.rand(()) + np.random.rand() + random.random())).mean()
+
+    torch.manual_seed(0), np.random.seed(0), random.seed(0)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    begun(loss=loss)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
+
+
+def without_noise(agent):
+    agent.policy.mlp.biases[-1][0] += 30
+
+
+def test_a_resumed_run_with_hardly_any_noise_is_computed_as_before():
+    """Of the other choices' probabilities, roundings are left."""
+    assert begun(CHOICE, without_noise).way == COMPILED
+
+
 def test_a_resumed_run_whose_values_are_its_returns_is_computed_as_before():
     """Of their difference, roundings are left: where every episode has the return 500, for instance."""
-    agent = PPO(Spaces(OBS, BOX), PPOOptions(), np.random.default_rng(0))
-    agent.prepare()
-    rng = np.random.default_rng(0)
-    obs, act = (rng.standard_normal((N, size), dtype="f") for size in (4, 2))
-    rows = {"obs": obs, "act": act, "ret": agent.value.predict(obs)}
-    rows["val"] = rows["ret"].copy()
-    rows |= {name: rng.standard_normal(N, dtype="f") for name in ("logp", "adv")}
-    agent.steps.begin(rows, agent.loss, agent.closed_form())
-    assert agent.steps.how.partition(";")[0] == "compiled"
+    agent = begun()
+    ret = agent.value.predict(agent.rows["obs"])
+    assert begun(ret=ret, val=ret.copy()).way == COMPILED
+
+
+def test_a_start_with_small_deviations_knows_that_squashed_entropy_is_another_one():
+    assert learn(actions="squashed", log_std=-5.0, entropy_coef=0.01).updates == OUTPUTS
+
+
+def test_a_closed_form_without_a_slope_trains_the_value_function_alone():
+    agent = begun(
+        loss=lambda _ratio, _entropy, value, rows: 0.5 * (value - rows["ret"]).square().mean(),
+        closed=ClosedForm(None, value_coef=0.5),
+    )
+    assert agent.way == COMPILED
+    policy, value = (sha256_tensors(net.state_dict()) for net in (agent.policy, agent.value))
+    agent.steps.epoch(agent.rows, 64, np.random.default_rng(0), 1e-3)
+    assert sha256_tensors(agent.policy.state_dict()) == policy
+    assert sha256_tensors(agent.value.state_dict()) != value
+
+
+def test_a_signal_where_a_kernel_calls_torch_makes_no_step_and_is_raised():
+    """ctypes would print such an exception, and the kernel would go on."""
+
+    def interrupt(frame, event, _):
+        if event == "call" and frame.f_code.co_name == "differentiate":
+            sys.setprofile(None)
+            raise Interrupted(signal.SIGTERM)
+
+    agent = begun(loss=lambda *of: of[2].mean())
+    assert agent.way == LOSS
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(Interrupted):
+            agent.steps.epoch(agent.rows, 64, np.random.default_rng(0), 1e-3)
+    finally:
+        sys.setprofile(None)
+    assert sha(agent) == agent.sha
+    agent.steps.epoch(agent.rows, 64, np.random.default_rng(0), 1e-3)
+    assert sha(agent) != agent.sha
 
 
 IN_FILE = """

@@ -6,11 +6,12 @@ import pytest
 import torch
 from helpers.policies import KINDS, box, mask_for, policy_of, rng
 
+from rank0rl.nets.autograd import fisher_by_autograd
 from rank0rl.nets.flat import Flat
 from rank0rl.nets.kernels.fisher import CompiledFisher
 from rank0rl.nets.mlp import Activation
 from rank0rl.nets.policies import GaussianPolicy
-from rank0rl.nets.update import FisherProducts, fisher_by_autograd
+from rank0rl.nets.update import FisherProducts
 
 N = 300  # rows: more than one block
 CASES = [(kind, False) for kind in KINDS] + [("categorical", True), ("several", True)]
@@ -61,6 +62,19 @@ def test_products_of_all_activations_and_of_layer_norm(activation, layer_norm, d
     scale = expected.abs().max()
     exact = 2 * PRECISIONS[dtype]
     torch.testing.assert_close(compiled(obs)(v) / scale, expected / scale, rtol=0, atol=exact)
+
+
+def test_a_resumed_run_whose_policy_has_hardly_any_noise_has_products_in_kernels():
+    policy = policy_of("categorical")
+    flat = Flat(policy)
+    obs = torch.from_numpy(rng(1).standard_normal((N, 5), dtype="f"))
+    with torch.no_grad():
+        policy.mlp.biases[-1][0] += 30
+    before = flat.vectors[0].clone()
+    products = FisherProducts(policy, flat, 0.0, 1)
+    products(obs)
+    assert products._fast
+    assert torch.equal(flat.vectors[0], before)
 
 
 def test_products_of_a_larger_network_do_not_depend_on_threads():

@@ -143,6 +143,17 @@ def test_a_curve_below_the_median_is_stopped(tmp_path):
     assert not unpruned.stops(SimpleNamespace(part=0.5, **low))
 
 
+def test_a_trial_without_a_return_yet_is_not_stopped(tmp_path):
+    searching = Search(options(trials=7), REST, tmp_path)
+    for _ in range(6):
+        run = searching.take()
+        for part in (0.1, 0.3, 0.5):
+            training = SimpleNamespace(planned=run, part=part, row=lambda: {"return_mean": "nan"})
+            assert not searching.stops(training)
+        write(tmp_path, run, 100.0)
+        searching.done(run, 0)
+
+
 @pytest.mark.parametrize(
     ("text", "method"),
     [("1:5", "suggest_int"), ("0.5:1", "suggest_float"), ("a|b c", "suggest_categorical")],

@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import ctypes
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, normalized
 from rank0rl.nets.flat import Adam, derivatives, place
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.kernels.compiler import Team, scalar
-from rank0rl.nets.kernels.distributions import ByTorch, Choices, head_of
+from rank0rl.nets.kernels.distributions import Beta, ByTorch, Choices, head_of
 from rank0rl.nets.kernels.steps import (
     SLICE,
     Epoch,
@@ -88,8 +90,8 @@ class CompiledSteps:
             self.ways = (OUTPUTS,) if unknown else (CLOSED, LOSS, OUTPUTS)
         self.way = self.ways[0]
         """The one that is taken."""
-        self.knows_entropy = True
-        """False if kernels compute another entropy than the policy. Some rows' is then recorded, by torch."""
+        self.knows_entropy = isinstance(self._head, Beta) or not getattr(policy, "bounds", None)
+        """False if kernels compute another entropy than the policy: that of draws, not of their tanh. Some rows' is then recorded, by torch."""
         self._loss: Loss | None = None
         self._closed: ClosedForm | None = None
         self._slope: Any = None  # the last one that was compiled, and numba's error
@@ -118,6 +120,7 @@ class CompiledSteps:
         first, second = self._adam.moments()
         room, raised = self._room(size), list[BaseException]()
         room.by_entropy[0] = -closed.entropy_coef if closed else 0.0
+        room.goes_on[0] = 1
         by_torch = None if closed else self._by_torch(take(rows, order), size, room, seen, raised)
         address = ctypes.cast(by_torch, ctypes.c_void_p).value if by_torch else 0
         epoch = Epoch(
@@ -210,7 +213,8 @@ class CompiledSteps:
         for first in range(0, max(n, 1), most):  # once without rows, to compile
             last, made = min(first + most, n), self._adam.steps
             tasks = len(epoch.room.grads)
-            finite = self._team.run(make_steps, tasks, epoch, first, last, made)
+            with _heard(raised):
+                finite = self._team.run(make_steps, tasks, epoch, first, last, made)
             if raised:
                 raise raised[0]
             if not finite:
@@ -228,13 +232,14 @@ class CompiledSteps:
         split = {name: torch.split(torch.from_numpy(x), size) for name, x in rows.items()}
         by_torch = self._by_outputs if self.way == OUTPUTS else self._by_log_ratios
 
-        def differentiate(first: int) -> bool:
+        def differentiate(first: int) -> int:
             try:
                 few = {name: minibatches[first // size] for name, minibatches in split.items()}
                 by_torch(few, room, seen, first // size, slice(first, first + len(few["obs"])))
+                room.goes_on[0] = 1
             except BaseException as error:
                 raised.append(error)
-            return not raised
+            return 0
 
         return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(differentiate)
 
@@ -334,6 +339,24 @@ class CompiledSteps:
                 )
             }
         return self._rooms[size]
+
+
+@contextmanager
+def _heard(raised: list[BaseException]) -> Iterator[None]:
+    """Append what a handler of signals raises where a kernel enters Python: ctypes would print it, and go on."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if "ctypes callback" in (unraisable.err_msg or ""):
+            raised.append(unraisable.exc_value)
+        else:
+            before(unraisable)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
 
 
 def _error(slope: Any, dtype: Any) -> str:

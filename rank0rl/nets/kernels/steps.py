@@ -60,7 +60,7 @@ class Room(NamedTuple):
     by_entropy: Array
     """Derivative by the mean entropy, (1,)."""
     goes_on: Array
-    """(1,), 0 if the derivatives could not be computed: no step is made."""
+    """(1,), 1 if the derivatives are there; else no step is made."""
     outputs: Array
     """Outputs of the policy's network, or the derivatives by them, (rows, outputs), where torch takes these."""
 
@@ -94,7 +94,7 @@ class Epoch(NamedTuple):
     """Address of `ClosedForm.slope`, or 0."""
     differentiate: int
     """0, or the address of a function of Python: it is called with the first row of a minibatch, whose outputs
-    are known, and writes the derivatives of the loss into `room`. It returns 0 to stop."""
+    are known, writes the derivatives of the loss into `room`, and says so in `goes_on`."""
     coef: float
     value_coef: float
     max_grad_norm: float
@@ -142,7 +142,8 @@ def make_steps(
             epoch.seen.entropy[begin // epoch.size] = _mean_entropy(epoch, n)
         if epoch.differentiate:
             if thread == 0:
-                epoch.room.goes_on[0] = ask(epoch.differentiate, begin)
+                epoch.room.goes_on[0] = 0
+                ask(epoch.differentiate, begin)
             meet(threads, barrier)
             for task in range(thread, _tasks(epoch, n), threads):
                 _backward_rows(epoch, task, _block(epoch, task, begin, end), n)
@@ -212,6 +213,9 @@ def _differentiate_rows(epoch: Epoch, task: int, block: Block, n: int) -> None:
     number = epoch.theta.dtype.type
     if _is_policy(epoch, task):
         weight = number(1 / n)
+        if not epoch.slope:
+            block.by_log_ratio[:] = 0
+            return
         for row in range(len(block.obs)):
             by = call(epoch.slope, block.log_ratio[row], block.adv[row], epoch.coef)
             block.by_log_ratio[row] = weight * by

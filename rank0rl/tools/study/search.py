@@ -173,12 +173,12 @@ class Search(Runs):
 
     def stops(self, training: Training) -> bool:
         """Return True if the curve so far is below the median of the trials before."""
-        row = training.row()
-        if row is None or not row["return_mean"]:
-            return False
         trial = self._mine[training.planned.name]
         if trial.verdict != "COMPLETE":
             return True
+        row = training.row()
+        if row is None or not np.isfinite(float(row["return_mean"] or "nan")):
+            return False
         which = self._seeds.index(training.planned.options.seed)
         part = int(_REPORTS * min(training.part, 1.0))
         step = which * (_REPORTS + 1) + part

@@ -17,6 +17,7 @@ from rank0rl.agent import Space, Spaces, Step
 from rank0rl.algos.ppo import PPO, PPOOptions, clipped_loss
 from rank0rl.algos.trpo import TRPO, TRPOOptions
 from rank0rl.mpi.weights import sha256_tensors
+from rank0rl.nets import update
 from rank0rl.nets.actor_critic import ClosedForm, ValueFunction
 from rank0rl.nets.kernels import compiled, compiler
 from rank0rl.nets.policies import CategoricalPolicy, GaussianPolicy
@@ -493,6 +494,12 @@ def test_checks_draw_no_random_numbers_that_a_loss_would_draw():
     begun(loss=loss)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (np.random.get_state()[1].tolist(), random.getstate()) == before[1:]
+
+
+def test_memory_does_not_grow_with_the_number_of_sizes_of_batches():
+    for n in range(50):
+        update._points(n)
+    assert update._points.cache_info().currsize < 10
 
 
 def without_noise(agent):

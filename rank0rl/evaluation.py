@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -42,7 +43,7 @@ def whole_episodes(
     An episode is the same however many there are, and however many envs share them.
 
     Args:
-        agent: acts; it learns nothing.
+        agent: acts; it learns nothing, and reads no infos.
         make_env: makes one gymnasium environment, given its `index`.
         episodes: number of episodes.
         seed: keys the episodes. They are never those of training, whatever its seed.
@@ -52,6 +53,8 @@ def whole_episodes(
     Returns:
         "return", "length" and each figure by its label, (episodes,) each.
     """
+    agent = copy.copy(agent)
+    agent.info = ()
     envs = range(min(episodes, num_envs))
     rollout = _rollout(make_env, envs, seed, lambda: iter(range(episodes)), info)
     try:
@@ -119,7 +122,7 @@ class Evaluation(Hook):
         """Return, on rank 0, the returns, lengths and figures of the episodes, in order."""
         before = weights.sha256_each(weights.named_tensors(agent.modules()))
         try:
-            acting = Deterministic(agent) if self._deterministic else agent
+            acting = Deterministic.of(agent, self._deterministic)
             ended = self.rollout.collect(acting, 1)[1]
         except Exception as error:
             error.add_note(
@@ -138,6 +141,11 @@ class Deterministic(Agent):
     def __init__(self, agent: Agent) -> None:
         self._agent, self.noise, self.memory = agent, agent.noise, agent.memory
         self.info = agent.info
+
+    @classmethod
+    def of(cls, agent: Agent, wanted: bool) -> Agent:
+        """Return an agent as it acts in training; without exploration if that is wanted, or if none of its actions is drawn."""
+        return cls(agent) if wanted or not agent.noise[1] else agent
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         """Act as the agent does at its best."""

@@ -113,9 +113,20 @@ def test_a_rank_that_has_ended_or_has_not_begun_is_no_other_program(monkeypatch)
     monkeypatch.setattr(os, "getppid", lambda: 1)
     monkeypatch.setattr(tree, "program", lambda process_id: "hydra_pmi_proxy")
     monkeypatch.setattr(tree, "_words", lines.get)
+    monkeypatch.setattr(tree, "_BECOMES_S", 0.2)
     for ranks, others in (([2, 3, 4], []), ([3, 4, 5], ["solver"])):
         monkeypatch.setattr(tree, "children", lambda launcher, ranks=ranks: {*ranks, os.getpid()})
         assert tree.other_programs() == others
+
+
+def test_a_shell_that_becomes_a_rank_is_no_other_program(monkeypatch):
+    seen = iter([["bash", "run.sh"]])
+    lines = {1: ["hydra_pmi_proxy"], os.getpid(): ["python", "x"]}
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    monkeypatch.setattr(tree, "program", lambda process_id: "hydra_pmi_proxy")
+    monkeypatch.setattr(tree, "_words", lambda at: lines.get(at) or next(seen, ["python", "x"]))
+    monkeypatch.setattr(tree, "children", lambda launcher: {2, os.getpid()})
+    assert tree.other_programs() == []
 
 
 def test_the_ranks_that_train_come_first(oscillator):

@@ -5,11 +5,13 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers.envs import Toll
+from helpers.envs import Count, Toll
 
 from rank0rl import seeding
 from rank0rl.algos.reinforce import Reinforce, ReinforceOptions
 from rank0rl.envs.info import InfoError, StepInfo
+from rank0rl.envs.spaces import describe
+from rank0rl.evaluation import whole_episodes
 from rank0rl.run.agents import load_agent
 from rank0rl.run.options import RunOptions
 from rank0rl.run.shares import make_rollout
@@ -74,6 +76,15 @@ def test_an_agent_of_a_game_reads_its_own():
     assert len(every) == 6
     for one in every:
         np.testing.assert_array_equal(one.extras["place"], one.next_obs[:, 2])
+
+
+def test_an_agent_that_only_acts_reads_nothing():
+    """As where it is shown or filmed, in an environment that tells nothing."""
+    env = Toll()
+    agent = Reads(describe(env), ReinforceOptions(hidden=(8,)), seeding.stream(0, "init"))
+    ended = whole_episodes(agent, lambda index: Count(length=3), 2)
+    assert len(ended["return"]) == 2
+    assert agent.info == ("cost",)
 
 
 def test_the_next_observations_are_those_after_each_step():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 _LINUX = sys.platform == "linux"
+_BECOMES_S = 3.0  # for a shell to become the rank that it starts
 _KILL_S = 5.0  # time for killed processes to disappear
 _REAPER = "rank0rl-reaper"  # at most 15 letters
 _REAPER_S = 4.0  # for a reaper to end its command, once its rank is gone: see reaper.py
@@ -60,10 +61,13 @@ def other_programs() -> list[str]:
     if not program(launcher).startswith("hydra_pmi"):
         contexts = os.environ.get("OMPI_APP_CTX_NUM_PROCS", "").split()  # Open MPI: one a program
         return [f"{len(contexts) - 1} more"] if len(contexts) > 1 else []
-    # A rank may have ended, or may still be the launcher's fork.
-    none = ([""], _words(launcher), _words(os.getpid()))
-    others = {words[0] for words in map(_words, children(launcher)) if words not in none}
-    return sorted(os.path.basename(other) for other in others)
+    # A rank may have ended, or may still be the launcher's fork, or a shell that is about to become it.
+    none, until = ([""], _words(launcher), _words(os.getpid())), time.monotonic() + _BECOMES_S
+    while True:
+        others = {words[0] for words in map(_words, children(launcher)) if words not in none}
+        if not others or time.monotonic() > until:
+            return sorted(os.path.basename(other) for other in others)
+        time.sleep(0.05)
 
 
 def _words(process_id: int) -> list[str]:

@@ -136,13 +136,21 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
 
 
 def _shared(tensors: Iterable[Tensor]) -> str:
-    """Return, for each tensor, the index of the first one with the same memory, and where it lies in it."""
-    first: dict[int, int] = {}
-    places = [
-        (first.setdefault(t.untyped_storage().data_ptr(), i), t.storage_offset())
-        for i, t in enumerate(tensors)
-    ]
-    return f"shared as {places}"
+    """Return which tensors have memory in common with others, and where it begins: in one vector or in many, they have none."""
+    spans = sorted((t.data_ptr(), i, _extent(t)) for i, t in enumerate(tensors) if t.numel())
+    shared, start, end, first = [], 0, 0, 0
+    for at, i, length in spans:
+        if at < end:
+            shared.append((first, i, at - start))
+        if at + length > end:
+            start, end, first = at, at + length, i
+    return f"shared as {shared}"
+
+
+def _extent(t: Tensor) -> int:
+    """Return the number of bytes from a tensor's first element to the end of its last one."""
+    last = sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+    return (last + 1) * t.element_size()
 
 
 @collective

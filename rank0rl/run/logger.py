@@ -19,6 +19,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from rank0rl.launch.job import TERMINAL
 from rank0rl.run import files
@@ -104,7 +105,7 @@ class Logger:
         """
         if self.console.is_terminal:
             self._live.start()
-            self._live.update(line, refresh=True)
+            self._live.update(Text(line), refresh=True)
             if stays:
                 self.print(line)
         elif time.monotonic() - self._printed >= _PLAIN_S:
@@ -195,4 +196,6 @@ def read_rows(folder: Path) -> list[dict[str, str]]:
 
 def short(value: float | str | None) -> str:
     """Return a number with six digits, for the CSV and the console."""
-    return str(value) if value is None or isinstance(value, int | str) else f"{value:.6g}"
+    if value is None or (isinstance(value, int | str) and not isinstance(value, bool)):
+        return str(value)
+    return f"{float(value):.6g}"

@@ -199,11 +199,20 @@ def _commit(own: Sequence[Path]) -> str:
 
 
 def _git(*words: str) -> str:
-    """Return what git says in the folder of the running script, "" if it fails."""
+    """Return what git says in the folder of the running script, "" if it fails, or if that is Python's own."""
     where = Path(sys.argv[0]).resolve().parent
+    if where.is_relative_to(
+        sys.prefix
+    ):  # the repository around it, if there is one, is another project
+        return ""
     try:
         done = subprocess.run(
-            ["git", *words], cwd=where, capture_output=True, text=True, timeout=5, check=True
+            ["git", "-c", "core.fsmonitor=false", *words],
+            cwd=where,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return ""

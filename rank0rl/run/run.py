@@ -73,10 +73,10 @@ class Run:
         with job.held:
             if self._recorder:
                 self._recorder.begin()
-            iteration = comm.bcast_obj(self._recorder.iteration if self._recorder else None)
-            for env, why in restore_envs().items():
-                print(f"env {env}: {why}; a new episode begins there, so the curve is another one")
-            comm.barrier()  # so that the first iteration's times are not those of starting
+        iteration = comm.bcast_obj(self._recorder.iteration if self._recorder else None)
+        for env, why in restore_envs().items():
+            print(f"env {env}: {why}; a new episode begins there, so the curve is another one")
+        comm.barrier()  # so that the first iteration's times are not those of starting
         self._last = time.perf_counter()
         return int(iteration)
 

@@ -48,7 +48,8 @@ def main(argv: list[str]) -> int:
     except ValueError as error:
         return usage_error(str(error))
     ret, length = ended["return"], ended["length"]
-    actions = "the most probable actions" if given.deterministic else "actions drawn at random"
+    drawn = policy.agent.noise[1] and not given.deterministic
+    actions = "actions drawn at random" if drawn else "the most probable actions"
     print(
         f"{len(ret)} episodes with {actions}: return {ret.mean():.6g} (standard deviation {ret.std():.4g}, from "
         f"{ret.min():.6g} to {ret.max():.6g}), length {length.mean():.4g}"

@@ -54,7 +54,7 @@ def _play(given: Options) -> Batch:
         )
     policy = load(given.run, given.trust)
     agent, options = policy.agent, policy.options
-    agent = Deterministic(agent) if given.deterministic else agent
+    agent = Deterministic.of(agent, given.deterministic)
     seed = options.seed if given.seed is None else given.seed
     if given.video is not None:
         return film(agent, options, given.video, seed, given.episodes)

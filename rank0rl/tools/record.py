@@ -73,9 +73,12 @@ def _record(given: Options) -> int:
     def numbers() -> Iterator[int]:
         return (number for number in counter.round() if number < left)
 
-    block = make_block(env_maker(options, evaluation=True), range(evaluation.MAX_ENVS), seed)
+    first = evaluation.MAX_ENVS * comm.get_rank()
+    indices = range(first, first + evaluation.MAX_ENVS)
+    make_env = env_maker(options, evaluation=True)
+    block = make_block(make_env, indices, seed, lambda index: {"index": index})
     rollout = WholeEpisodes(block, numbers)
-    acting = evaluation.Deterministic(agent) if given.deterministic else agent
+    acting = evaluation.Deterministic.of(agent, given.deterministic)
     episodes: list[dict[str, Any]] = []
     with contextlib.closing(rollout):
         for number in range(-(-given.episodes // _ROUND)):

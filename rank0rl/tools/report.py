@@ -137,8 +137,17 @@ def _shown(folders: Sequence[Path]) -> Iterator[_Shown]:
         labels = [str(folder) for folder in folders]
     for i, (folder, text) in enumerate(zip(folders, labels, strict=True)):
         run = read_run(folder)
-        names = [n for n in run.rows[-1] if n != "settings" and not n.endswith("sha256")]
+        names = [n for n in run.rows[-1] if not n.endswith("sha256") and _is_number(run, n)]
         yield _Shown(run, text, i % 10, _thinned(run, names))
+
+
+def _is_number(run: RunData, column: str) -> bool:
+    """Return False if a column holds words, such as settings, or what a hook has written."""
+    try:
+        float(next((row[column] for row in run.rows if row[column]), "nan"))
+    except ValueError:
+        return False
+    return True
 
 
 def _overview(run: RunData) -> dict[str, str]:

@@ -42,7 +42,7 @@ code=$?
 # bash acts on a signal at once only while it waits for a command in the background.
 _WITHOUT_SRUN = """#SBATCH --signal=B:USR1@120
 {run}
-{command} --nprocs {tasks} &
+{command} --nprocs {nprocs} &
 training=$!
 trap "kill -USR1 $training" USR1
 while wait $training; code=$?; [ $code -gt 128 ] && kill -0 $training 2> /dev/null; do :; done
@@ -108,8 +108,9 @@ def _script(given: Options, command: list[str]) -> str:
     own = "slurm-$SLURM_ARRAY_JOB_ID/seed$SLURM_ARRAY_TASK_ID" if seeds else "slurm-$SLURM_JOB_ID"
     line = shlex.join(words)
     folder = ""
-    if seeds and "run_dir" in named:
-        raise ValueError("each run of an array has its own folder: leave --run-dir out")
+    for name in ("run_dir", "keep_batches"):
+        if seeds and name in named:
+            raise ValueError(f"each run of an array has its own folder: leave {flag(name)} out")
     if "run_dir" not in named:
         folder = _RUN.format(run=f"runs/{own}")
         line += ' --run-dir "$run"'
@@ -125,7 +126,7 @@ def _script(given: Options, command: list[str]) -> str:
         run=folder,
         mpi=given.mpi or ("pmix" if is_open_mpi else "pmi2"),
         command=f"{line} --resume auto",
-        tasks=given.ntasks_per_node,
+        nprocs=given.ntasks_per_node // named.get("ranks_per_env", 1),
     )
     codes = "|".join(str(exit_code_after(signum)) for signum in sorted(END_SIGNALS))
     return head + seeds + body + _TAIL.format(codes=codes)

@@ -44,7 +44,8 @@ _START_S = 10.0  # seconds of iterations on one rank that are not worth the star
 # Settings that a start may change although they change the curve, such as total_steps.
 _OF_A_START = names(RunOptions, changes_curve=True, resume=True)
 _NOT_IN_SUMMARY = {
-    *["algo", "nprocs", "ranks_per_env", "seconds", "steps_per_s", "idle_of_ranks", "ended"]
+    *("algo", "nprocs", "ranks_per_env", "seconds", "steps_per_s", "idle_of_ranks", "ended"),
+    *("fingerprint", "updates"),
 }
 # What costs time, or is for another machine, and leaves the curve as it is.
 _WITHOUT = (
@@ -245,11 +246,8 @@ def _whole(record: _Record, run: Path, nprocs: int | None) -> str:
     nprocs = nprocs or min(record.nprocs, len(machine.available_cores()))
     compared, said = 0, time.monotonic()
     for part in record.parts:
-        if part.after:
-            own = [f"{flag(name)}={part.settings.get(name)}" for name in sorted(_OF_A_START)]
-            words = ["--resume", str(run), *own]
-        else:
-            words = _begin(record, run)
+        own = [f"{flag(name)}={part.settings.get(name)}" for name in sorted(_OF_A_START)]
+        words = ["--resume", str(run), *own] if part.after else _begin(record, run)
         for made in _repeated(record, part.start, words, run, (part.after, part.until), nprocs):
             compared += made in record.rows
             if time.monotonic() - said >= _SAY_S:
@@ -389,6 +387,7 @@ def _repeated(
 ) -> Iterator[int]:
     """Train from one iteration to another; yield each iteration whose row is the recorded one."""
     made, until = between
+    words = [*words, f"--ranks-per-env={start.get('ranks_per_env', 1)}"]
     with closing(_trained(words, run, until, nprocs)) as rows:
         for row in rows:
             made = int(row["iteration"])

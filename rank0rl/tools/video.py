@@ -51,7 +51,7 @@ class _Video(Hook):
             return
         path = self.folder / "videos" / f"{iteration:08d}.mp4"
         path.parent.mkdir(exist_ok=True)
-        acting = evaluation.Deterministic(agent) if self._options.eval_deterministic else agent
+        acting = evaluation.Deterministic.of(agent, self._options.eval_deterministic)
         film(acting, self._options, path, self._options.seed)
 
 

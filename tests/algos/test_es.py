@@ -7,6 +7,7 @@ from helpers.runs import mean_return, train_here
 
 from rank0rl.agent import Fragment, Space, Spaces, Step
 from rank0rl.algos.es import ES, ESOptions
+from rank0rl.evaluation import Deterministic
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.options import OptionError
 from rank0rl.run.options import RunOptions
@@ -23,6 +24,16 @@ def batch(ret):
     figures = {"obs_mean": np.zeros((n, 3)), "obs_var": np.ones((n, 3))}
     steps = np.ones(n, np.int64)
     return {"ret": np.float64(ret), "fragment_id": np.arange(n), "steps": steps, **figures}
+
+
+def test_the_center_acts_where_nothing_learns():
+    es, obs = make(std=0.3), np.ones((1, 3), "f")
+    acts = [
+        agent.act(Step(obs, np.zeros((1, 0)), np.zeros(1, np.int64), explore=explore))[0]
+        for agent, explore in ((es, True), (es, False), (Deterministic.of(es, False), True))
+    ]
+    assert not np.array_equal(acts[0], acts[1])
+    assert np.array_equal(acts[1], acts[2])
 
 
 @pytest.mark.parametrize("hidden", [(), (5,), (5, 4)])

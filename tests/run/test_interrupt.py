@@ -7,6 +7,7 @@ import pytest
 
 from rank0rl.launch import job
 from rank0rl.run import signals
+from rank0rl.run.run import Run
 from rank0rl.run.signals import Interrupted, Interrupts
 
 
@@ -32,6 +33,19 @@ def test_a_record_is_finished_first():
             done.append("record")
         done.append("never")
     assert done == ["record"]
+
+
+def test_episodes_that_are_repeated_are_given_up_at_once():
+    run, done = object.__new__(Run), []
+    run._recorder = None
+
+    def restore_envs():
+        send(signal.SIGTERM)
+        done.append("never")
+
+    with pytest.raises(Interrupted), Interrupts(keep=False):
+        run.restore(restore_envs)
+    assert not done
 
 
 def test_the_outer_of_two_blocks_is_finished_first():

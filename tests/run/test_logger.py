@@ -70,11 +70,11 @@ def test_the_supervisors_terminal_is_drawn_on(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("RANK0RL_TERMINAL", "80")
     logger = Logger(tmp_path)
     logger.show("one", stays=True)
-    logger.show("two")
+    logger.show("two [m] [/m]")
     logger.close()
     out = capsys.readouterr().out
     assert "one\n" in out  # drawn, and left there
-    assert "two" in out
+    assert "two [m] [/m]" in out
     assert "\x1b[" in out
 
 

@@ -220,6 +220,15 @@ def test_what_users_write_is_text(tmp_path):
     )
 
 
+def test_words_of_a_hook_are_not_drawn(tmp_path):
+    run = write_run(tmp_path / "r", [1, 2])
+    path = run / "progress.csv"
+    head, *rows = path.read_text().splitlines()
+    rows = [f"{row},{words},{{}}" for row, words in zip(rows, ("", "warm"), strict=True)]
+    path.write_text("\n".join([f"{head},level,coefficients", *rows, ""]))
+    assert "level" not in page(run).text
+
+
 def test_long_runs_are_thinned_to_means(tmp_path):
     found = page(write_run(tmp_path / "r", [*range(900)]))
     assert "mean of 3 iterations" in found.text

@@ -61,6 +61,8 @@ def test_without_srun_the_shell_passes_the_signal_on():
     assert "#SBATCH --signal=B:USR1@120" in found
     assert [line for line in found if line.endswith("--resume auto --nprocs 4 &")]
     assert 'trap "kill -USR1 $training" USR1' in found
+    found = lines("--no-srun", "--ntasks-per-node", "4", command=[*TRAIN, "--ranks-per-env", "2"])
+    assert [line for line in found if line.endswith("--resume auto --nprocs 2 &")]
 
 
 def test_ranks_without_an_environment_are_refused_for_training_alone():
@@ -76,6 +78,7 @@ def test_ranks_without_an_environment_are_refused_for_training_alone():
         ("--array-seeds 5:5 -- python train.py CartPole", "got '5:5'"),
         ("--array-seeds 5 -- python train.py CartPole", "got '5'"),
         ("--array-seeds 0:2 -- python train.py CartPole --run-dir r", "leave --run-dir out"),
+        ("--array-seeds 0:2 -- python x.py --keep-batches b", "leave --keep-batches out"),
         ("-- python train.py --resume r", "leave --resume out"),
         ("-- python train.py CartPole --nprocs 2", "leave --nprocs out"),
         ("--nodes 4 -- python train.py CartPole --num-envs 3", "num_envs=3, nprocs=4"),

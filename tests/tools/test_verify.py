@@ -110,6 +110,8 @@ def test_the_end_of_a_thinned_record_is_its_summary(run, capsys):
     keep_rows(run, 2, 4)
     verify(run)
     assert "verified to iteration 5 of 5: 2 rows" in capsys.readouterr().out
+    change(run / "summary.json", ('"fingerprint": "', '"fingerprint": "0'))
+    verify(run)
     change(run / "summary.json", ('"weights_sha256": "', '"weights_sha256": "0'))
     verify(run, expect=1)
     assert "summary.json, of iteration 5, differs" in capsys.readouterr().out

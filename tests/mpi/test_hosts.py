@@ -1,6 +1,5 @@
 """Ranks on several hosts: how they are named, and jobs on two that are namespaces of this machine."""
 
-import functools
 import os
 import re
 import signal
@@ -8,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.jobs import wait_until
@@ -122,19 +122,23 @@ def test_a_lost_host_is_left_out_when_the_run_goes_on(tmp_path, monkeypatch):
     monkeypatch.setenv(job.FOLDER, str(tmp_path))
     job.my_folder.cache_clear()
     options = RunOptions(hosts="one:1,two:2,three:3", pass_env="A,B_*")
-    where = functools.partial(start._where, options, 6)
+    going_on = SimpleNamespace(options=options, folder=Path("runs/mine"))
+
+    def where():
+        return start._resume_command(going_on, 6, "").partition(" --resume runs/mine ")[2]
+
     try:
         with SshSessions([Host("one", 1), Host("two", 2), Host("three", 3)], tmp_path) as contact:
-            assert where() == " --hosts one:1,two:2,three:3 --pass-env 'A,B_*' --nprocs 6"
+            assert where() == "--nprocs 6 --hosts one:1,two:2,three:3 --pass-env 'A,B_*'"
             assert contact.lost(LIMIT_S) == {"two": "No route"}
             wait_until(lambda: len((tmp_path / "words").read_text().splitlines()) == 2)
         monkeypatch.setattr(hosts, "_is_here", lambda _: True)
-        assert where() == " --hosts one:1,three:3 --pass-env 'A,B_*' --nprocs 4"
+        assert where() == "--nprocs 4 --hosts one:1,three:3 --pass-env 'A,B_*'"
         (tmp_path / "hosts").unlink()
         monkeypatch.setenv(
             job.HOSTS, "one:1"
         )  # as after a restart, of which each is a job of its own
-        assert where() == " --hosts one:1 --pass-env 'A,B_*'"
+        assert where() == "--hosts one:1 --pass-env 'A,B_*'"
     finally:
         job.my_folder.cache_clear()
     words = (tmp_path / "words").read_text().splitlines()

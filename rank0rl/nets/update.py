@@ -47,7 +47,7 @@ class GradientSteps:
 
     MLPs are computed in kernels, and so is the closed form of a loss. That is checked: before the first
     update, the gradient of some rows, with ratios from 0.1 to 8, is computed in kernels and by autograd
-    of the agent's own loss, policy and value function, with weights near those that they began with. Where they differ, the next way is taken: the
+    of the agent's own loss, policy and value function, near the weights that they began with. Where these differ, the next way is taken: the
     loss by torch, then policy and value function by torch too, then all by autograd. A loss may change,
     so it is compared with its closed form before every update.
 

@@ -12,6 +12,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -199,11 +200,11 @@ def _commit(own: Sequence[Path]) -> str:
 
 
 def _git(*words: str) -> str:
-    """Return what git says in the folder of the running script, "" if it fails, or if that is Python's own."""
+    """Return what git says in the folder of the running script, "" if it fails, or if that is one of installed packages."""
     where = Path(sys.argv[0]).resolve().parent
-    if where.is_relative_to(
-        sys.prefix
-    ):  # the repository around it, if there is one, is another project
+    # There, the repository around it is another project.
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("scripts", "purelib")]
+    if any(where.is_relative_to(path) for path in installed):
         return ""
     try:
         done = subprocess.run(

@@ -120,15 +120,21 @@ def test_a_failed_trial_counts_and_is_never_the_best(tmp_path):
         searching.best()
 
 
-def test_a_curve_below_the_median_is_stopped(tmp_path):
-    searching = Search(options(trials=7), REST, tmp_path)
+def with_six_trials(folder, ret):
+    """Return a search whose first six trials had this return on their way, and none was stopped."""
+    searching = Search(options(trials=7), REST, folder)
     for _ in range(6):
         run = searching.take()
         for part in (0.1, 0.5, 0.9):
-            training = SimpleNamespace(planned=run, part=part, row=lambda: {"return_mean": "100"})
+            training = SimpleNamespace(planned=run, part=part, row=lambda: {"return_mean": ret})
             assert not searching.stops(training)
-        write(tmp_path, run, 100.0)
+        write(folder, run, 100.0)
         searching.done(run, 0)
+    return searching
+
+
+def test_a_curve_below_the_median_is_stopped(tmp_path):
+    searching = with_six_trials(tmp_path, "100")
     run = searching.take()
     low = {"planned": run, "row": lambda: {"return_mean": "1"}}
     assert not searching.stops(SimpleNamespace(part=0.1, **low))
@@ -144,14 +150,7 @@ def test_a_curve_below_the_median_is_stopped(tmp_path):
 
 
 def test_a_trial_without_a_return_yet_is_not_stopped(tmp_path):
-    searching = Search(options(trials=7), REST, tmp_path)
-    for _ in range(6):
-        run = searching.take()
-        for part in (0.1, 0.3, 0.5):
-            training = SimpleNamespace(planned=run, part=part, row=lambda: {"return_mean": "nan"})
-            assert not searching.stops(training)
-        write(tmp_path, run, 100.0)
-        searching.done(run, 0)
+    with_six_trials(tmp_path, "nan")
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,6 @@ class Policy:
         self._nested = nested_actions(env)
         env.close()
         self._noise = draws(agent, options.seed if seed is None else seed, 0, 0)
-        self._of = {wanted: evaluation.Deterministic.of(agent, wanted) for wanted in (False, True)}
 
     def __call__(
         self,
@@ -86,7 +85,7 @@ class Policy:
             memory = zeros if memory is None else np.reshape(memory, zeros.shape).copy()
         ids = np.zeros(len(rows), np.int64)
         step = Step(rows, self._noise(len(rows)), ids, mask, memory)
-        act, extras = self._of[deterministic].act(step)
+        act, extras = evaluation.Deterministic.of(self.agent, bool(deterministic)).act(step)
         many = to_env(act, self.spaces.act)
         if self._nested:
             many = [self._nested(row) for row in many]
@@ -127,7 +126,7 @@ class Policy:
             raise ValueError(f"episodes must be at least 1: got {episodes}")
         with one_thread():
             return evaluation.whole_episodes(
-                self._of[deterministic],
+                evaluation.Deterministic.of(self.agent, bool(deterministic)),
                 env_maker(self.options, evaluation=True),
                 episodes,
                 self.options.seed if seed is None else seed,

@@ -212,7 +212,8 @@ def _open_record(
     may_change = names(RunOptions, changes_curve=True, resume=True)
     its_own = {k: v for k, v in vars(options).items() if k in may_change and v is not None}
     group = {"ranks_per_env": options.ranks_per_env} if options.ranks_per_env > 1 else {}
-    start |= {"iteration": state.progress.iteration, "settings": its_own, **group}
+    folders = {"env_folders": True} if options.env_folders else {}
+    start |= {"iteration": state.progress.iteration, "settings": its_own, **group, **folders}
     start |= code.keep(plan.code, folder, settings.starts(folder / "config.toml"))
     starts = settings.write(folder / "config.toml", state.settings, start)
     state.hooks += _loggers(plan, state, starts[0])

@@ -10,7 +10,7 @@ from helpers.runs import curve, resume, sha, table, train, train_here, train_on_
 from rank0rl.agent import NoOptions
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs.block import make_block
-from rank0rl.envs.info import GAVE_UP, StepInfo
+from rank0rl.envs.info import GAVE_UP, InfoError, StepInfo
 from rank0rl.envs.retry import FAILURES, RetriedEnv, take_failures
 from rank0rl.rollout import FixedSteps, WholeEpisodes
 from rank0rl.tools.check import RandomAgent
@@ -136,9 +136,12 @@ def test_an_agent_reads_the_numbers_of_the_last_step_where_none_can_be_made():
     plan.steps[:] = [1]
     *_, last = episode(env)
     assert last[1:4] == [0.0, False, True]
-    assert env.step_info == {"cost": 7.0}
+    assert env.step_info == {"cost": 0.0}
     episode(env)
     assert env.step_info == {"cost": 7.0}
+    first = StepInfo(lambda: RetriedEnv(lambda: Tells(Fails(Plan(1))), 0, True, 100), ("cost",))
+    with pytest.raises(InfoError, match="its first step failed"):
+        episode(first)
 
 
 def test_a_reset_that_goes_on_failing_cannot_be_truncated():

@@ -11,6 +11,7 @@ from helpers.simulators import Placed
 
 from rank0rl import Place
 from rank0rl.envs.make import make
+from rank0rl.tools.verify import main as verify
 
 ENV = "helpers.simulators:placed"
 EVALUATED = ["--eval-every", "100", "--eval-episodes", "2"]
@@ -59,6 +60,13 @@ def test_folders_of_environments_go_and_those_of_failures_stay(tmp_path, more):
     left = list(scratch.iterdir())
     assert [(each / "scratch").exists() for each in left] == [True]
     assert f"Its files are in {left[0]}" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_whose_environments_need_folders_is_verified(tmp_path):
+    args = [*SMALL[1:], "--total-steps", "128", "--env-folders", str(tmp_path / "scratch")]
+    train(tmp_path / "run", "helpers.simulators:in_folder", *args)
+    assert verify([str(tmp_path / "run")]) == 0
 
 
 def test_a_class_and_a_registered_one_get_their_place_too(tmp_path):

@@ -28,6 +28,7 @@ _HOW: Mapping[str, Callable[[float, float], float]] = {
 
 
 _FIGURE = "figure/"  # begins the name of one in a state
+_READ = "read/"  # begins the name of numbers that an agent reads there
 
 
 def parse(name: str) -> tuple[str, str]:
@@ -106,13 +107,23 @@ class StepInfo(Around):
         self.step_info: dict[str, npt.NDArray[np.float64]] = {}
         """Name -> numbers of the last step, (...)."""
 
+    def reset(self, **kwargs: Any) -> Any:
+        """Reset the environment, and the numbers to 0: they are those of a first step that is given up."""
+        self.step_info = {name: np.zeros_like(x) for name, x in self.step_info.items()}
+        return self._env.reset(**kwargs)
+
     def step(self, action: Any) -> Any:
         """Step the environment."""
         answer = self._env.step(action)
         # If it is wrong, the block says how.
         if has_length(answer, 5) and isinstance(answer[4], Mapping):
-            if self.step_info and GAVE_UP in answer[4]:
-                return answer  # the numbers stay those of the last step
+            if GAVE_UP in answer[4]:
+                if not self.step_info:
+                    raise InfoError(
+                        f"the info of every step must have {', '.join(self._names)}, because the agent reads it "
+                        f"(Agent.info): none is known of an environment if its first step failed"
+                    )
+                return answer  # the numbers stay those of the step before
             found = {name: _numbers(name, answer[4]) for name in self._names}
             for name, before in self.step_info.items():
                 if found[name].shape != before.shape:
@@ -122,6 +133,16 @@ class StepInfo(Around):
                     )
             self.step_info = found
         return answer
+
+    def take_state(self) -> State:
+        """Return the state of the environment, and the numbers."""
+        return super().take_state() | {_READ + name: x for name, x in self.step_info.items()}
+
+    def give_state(self, taken: State) -> None:
+        """Let the environment go on, with the numbers of the step before."""
+        super().give_state(taken)
+        own = [name for name in taken if name.startswith(_READ)]
+        self.step_info = {name.removeprefix(_READ): taken[name] for name in own}
 
     def beside(self, agent: Any) -> Any:
         """Wrap another agent of the same game."""

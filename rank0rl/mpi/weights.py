@@ -144,7 +144,7 @@ def _shared(tensors: Iterable[Tensor]) -> str:
             shared.append((first, i, at - start))
         if at + length > end:
             start, end, first = at, at + length, i
-    return f"shared as {shared}"
+    return f"shared as {sorted(shared)}"
 
 
 def _extent(t: Tensor) -> int:

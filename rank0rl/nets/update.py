@@ -197,7 +197,7 @@ class GradientSteps:
         if not self._adam.steps:
             self._compare_logp(few)
         with self._adam.flat.as_made() as rng:
-            self._make_up(few, rng)
+            self._make_up(few, rng, with_obs=way == CLOSED)  # a loss may read them
             wanted = self._autograd.gradient(_copy(few), loss)
             got = compiled.gradient(way, _copy(few), loss, closed)
         by_network = compiled.by_network
@@ -219,19 +219,20 @@ class GradientSteps:
                 f"old probability are not 1 before the first step"
             )
 
-    def _make_up(self, few: Batch, rng: np.random.Generator) -> None:
-        """Put other numbers into rows: observations, draws, ratios from 0.1 to 8, advantages and returns."""
+    def _make_up(self, few: Batch, rng: np.random.Generator, with_obs: bool) -> None:
+        """Put other numbers into rows: draws, ratios from 0.1 to 8, advantages, returns, and observations if they are no more than numbers."""
         n = len(few["obs"])
 
         def normal(name: str) -> Array:
             return rng.standard_normal(few[name].shape).astype(few[name].dtype)
 
         nets: Any = self._nets
-        policy = nets["policy"] if "logp" in few else None
-        if policy is None or built_in(policy):  # others may take observations for more than numbers
+        policy = nets["policy"] if "logp" in few and "policy" in nets else None
+        if with_obs and all(type(x) is ValueFunction or built_in(x) for x in nets.values()):
             few["obs"] = normal("obs")
         if policy and few["act"].dtype.kind == "f":
-            noise = rng.standard_normal((n, policy.noise[1])).astype(np.float32)
+            draw = rng.random if policy.noise[0] == "uniform" else rng.standard_normal
+            noise = draw((n, policy.noise[1])).astype(np.float32)
             act, extras = policy.act(few["obs"], noise, few.get("mask"))
             few["act"] = extras.get("draw", act).astype(few["act"].dtype)
         with torch.no_grad():
@@ -259,10 +260,12 @@ class GradientSteps:
 def _unseen() -> Iterator[None]:
     """Leave the global generators as they are, from which a loss of one's own may draw."""
     of_numpy, of_python = np.random.get_state(), random.getstate()  # noqa: NPY002
-    with torch.random.fork_rng(devices=[]):
-        yield
-    np.random.set_state(of_numpy)  # noqa: NPY002
-    random.setstate(of_python)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        np.random.set_state(of_numpy)  # noqa: NPY002
+        random.setstate(of_python)
 
 
 def _why_not(nets: nn.ModuleDict) -> str:
@@ -321,11 +324,8 @@ def _finite(rows: Batch) -> Batch:
 
 def _equal(got: Sequence[Array], wanted: Sequence[Array]) -> bool:
     """Return True if each number is the same, but for some roundings of it and of the largest."""
-    for x, y in zip(got, wanted, strict=True):
-        size = abs(y)
-        if not (abs(x - y) <= _EXACT * size + 0.1 * _EXACT * size.max(initial=0)).all():
-            return False
-    return True
+    pairs = [(abs(x - y), abs(y)) for x, y in zip(got, wanted, strict=True)]
+    return all((d <= _EXACT * (y + 0.1 * y.max(initial=0))).all() for d, y in pairs)
 
 
 def _agree(got: Sequence[Array], wanted: Sequence[Array]) -> bool:

@@ -171,9 +171,12 @@ def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int | str) -
         NotSaved: if it cannot be written, as on a full disk.
     """
     _save(run, f"{iteration:08d}.pt", state)
-    there = [path for path in numbered(run) if int(path.stem) <= iteration]  # later ones lack rows
+    every = numbered(run)
+    there = [
+        path for path in every if int(path.stem) <= iteration
+    ]  # the rows of later ones are lost
     kept = there[-keep:] if isinstance(keep, int) else _spread(there, int(keep.partition(":")[2]))
-    for old in {*there} - {*kept}:
+    for old in {*every} - {*kept}:
         old.unlink()
     if parts := {*_folder(run).glob("replay-*.safetensors")}:
         each = [path for path in (*numbered(run), _folder(run) / "best.pt") if path.exists()]

@@ -188,24 +188,31 @@ def short(fingerprint: str) -> str:
 
 
 def _commit(own: Sequence[Path]) -> str:
-    """Return the commit of the running script, "unknown" outside git.
+    """Return the commit of the running script, "unknown" outside git; of an installed one, of the run's own files or of rank0rl.
 
     "-dirty" follows it if there are uncommitted changes, or one of the run's own files there is not in git.
     """
-    commit = _git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    places = [Path(sys.argv[0]).resolve(), *(path.resolve() for path in own), Path(__file__)]
+    where = next((path.parent for path in places if not _is_installed(path)), None)
+    if where is None:
+        return "unknown"
+    commit = _git(where, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     if commit and own and not commit.endswith("-dirty"):
-        untracked = (_git("status", "--porcelain", "--", str(path.resolve())) for path in own)
+        untracked = (
+            _git(where, "status", "--porcelain", "--", str(path.resolve())) for path in own
+        )
         commit += "-dirty" if any(untracked) else ""
     return commit or "unknown"
 
 
-def _git(*words: str) -> str:
-    """Return what git says in the folder of the running script, "" if it fails, or if that is one of installed packages."""
-    where = Path(sys.argv[0]).resolve().parent
-    # There, the repository around it is another project.
-    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("scripts", "purelib")]
-    if any(where.is_relative_to(path) for path in installed):
-        return ""
+def _is_installed(path: Path) -> bool:
+    """Return True for files of installed packages: the repository around them is another project."""
+    folders = (Path(sysconfig.get_path(name)).resolve() for name in ("scripts", "purelib"))
+    return any(path.is_relative_to(folder) for folder in folders)
+
+
+def _git(where: Path, *words: str) -> str:
+    """Return what git says in a folder, "" if it fails."""
     try:
         done = subprocess.run(
             ["git", "-c", "core.fsmonitor=false", *words],

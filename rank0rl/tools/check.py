@@ -117,7 +117,8 @@ def main(argv: list[str]) -> int:
         _print(of_agent)
         findings |= of_agent
     good = not any(findings.values())
-    answer = "yes" if on_ranks else "yes, as far as one rank shows"
+    were_several = any(condition.startswith("on ") for condition in findings)
+    answer = "yes" if were_several else "yes, as far as one rank shows"
     print(f"the same curve for every number of ranks: {answer if good else 'NO'}")
     if as_program is not None:
         print(
@@ -127,7 +128,7 @@ def main(argv: list[str]) -> int:
         print(
             f"the same curve on every x86-64 CPU: {by_cpu or 'yes, as far as functions of torch go'}"
         )
-    return 0 if good and not as_program else 1
+    return 0 if good else 1
 
 
 def _print(findings: Mapping[str, str]) -> None:

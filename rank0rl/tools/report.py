@@ -144,7 +144,7 @@ def _shown(folders: Sequence[Path]) -> Iterator[_Shown]:
 def _is_number(run: RunData, column: str) -> bool:
     """Return False if a column holds words, such as settings, or what a hook has written."""
     try:
-        float(next((row[column] for row in run.rows if row[column]), "nan"))
+        run.column(column)
     except ValueError:
         return False
     return True

@@ -133,12 +133,18 @@ def _script(given: Options, command: list[str]) -> str:
 
 
 def _check_ranks(given: Options, command: list[str]) -> None:
-    """Raise ValueError if a rank of the job would have no environment. Other programs than training check it themselves."""
+    """Raise ValueError if a rank of the job would have no environment, or too few processes. Other programs than training check it themselves."""
+    each = Words.read(command).given.get("ranks_per_env", 1)
+    tasks = given.ntasks_per_node * (given.nodes if given.srun else 1)
+    if tasks % each:
+        raise ValueError(
+            f"the tasks must be a multiple of --ranks-per-env: got {tasks}, and --ranks-per-env {each}; "
+            f"change --nodes or --ntasks-per-node"
+        )
     train_py = algos.CONFIGS.with_name("train.py").resolve()
     is_training = any(Path(word).resolve() == train_py for word in command)
     if is_training or command[1:4] == ["-m", "rank0rl", "train"]:
-        each = Words.read(command).given.get("ranks_per_env", 1)
-        ranks = given.nodes * given.ntasks_per_node // each
+        ranks = tasks // each
         Words.read([*command, "--nprocs", str(ranks)]).launch_options(algos.CONFIGS)
 
 

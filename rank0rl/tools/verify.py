@@ -387,7 +387,14 @@ def _repeated(
 ) -> Iterator[int]:
     """Train from one iteration to another; yield each iteration whose row is the recorded one."""
     made, until = between
-    words = [*words, f"--ranks-per-env={start.get('ranks_per_env', 1)}"]
+    each = _integer(start.get("ranks_per_env", 1), record.folder / "config.toml")
+    if each > len(machine.available_cores()) and not record.trust:
+        raise ValueError(
+            f"the record asks for {each} processes for each environment, which is more than the cores here: "
+            f"give --trust to start them"
+        )
+    words = [*words, f"--ranks-per-env={each}"]
+    words += ["--env-folders", str(run.with_name("folders"))] * bool(start.get("env_folders"))
     with closing(_trained(words, run, until, nprocs)) as rows:
         for row in rows:
             made = int(row["iteration"])
@@ -416,10 +423,11 @@ def _trained(
             preexec_fn=functools.partial(end_with_parent, os.getpid()),  # noqa: PLW1509
         )
         try:
-            ended, seen = False, None
+            ended, seen = False, list[tuple[int, int]]()
             while not ended:
                 ended = process.poll() is not None
-                if (now := _stamp(run / "progress.csv")) != seen:
+                about = (path.stat() for path in run.glob("progress.csv"))
+                if (now := [(each.st_size, each.st_mtime_ns) for each in about]) != seen:
                     rows, seen = read_rows(run), now
                     yield from rows[read:]
                     read = len(rows)
@@ -438,12 +446,3 @@ def _trained(
             raise ValueError("\n".join([failed, *lines]))
         for line in lines:  # such as that the episode of an environment cannot be repeated
             print(line)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return the size of a file and the time of its last change; None if there is no file."""
-    try:
-        about = path.stat()
-    except OSError:
-        return None
-    return about.st_size, about.st_mtime_ns

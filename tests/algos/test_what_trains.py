@@ -519,7 +519,40 @@ def test_a_resumed_run_whose_values_are_its_returns_is_computed_as_before():
 
 
 def test_a_start_with_small_deviations_knows_that_squashed_entropy_is_another_one():
-    assert learn(actions="squashed", log_std=-5.0, entropy_coef=0.01).updates == OUTPUTS
+    agent = learn(actions="squashed", log_std=-5.0, entropy_coef=0.01)
+    assert agent.updates == OUTPUTS
+    assert not learn(actions="squashed", updates=0).steps._compiled.knows_entropy
+
+
+def test_a_loss_of_ones_own_sees_the_observations_of_the_batch_alone():
+    """They may be numbers of tasks."""
+    seen = []
+
+    def loss(log_ratio, entropy, value, rows):
+        seen.append(rows["obs"].numpy())
+        return (log_ratio * rows["adv"]).mean() + value.square().mean()
+
+    agent = begun(loss=loss)
+    assert agent.way == LOSS
+    assert np.isin(np.concatenate(seen), agent.rows["obs"]).all()
+
+
+class Inverse(GaussianPolicy):
+    """Draws by the inverse of a distribution function."""
+
+    def act(self, obs, noise, *more):
+        return super().act(obs, torch.special.ndtri(torch.from_numpy(noise)).numpy(), *more)
+
+
+class InversePolicy(PPO):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.policy.__class__ = Inverse
+        self.policy.noise = self.noise = "uniform", self.policy.noise[1]
+
+
+def test_the_check_draws_the_noise_of_a_policy_of_ones_own():
+    assert learn(InversePolicy).updates == OUTPUTS
 
 
 def test_a_closed_form_without_a_slope_trains_the_value_function_alone():

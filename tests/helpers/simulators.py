@@ -39,6 +39,12 @@ def placed(log, fails=None, place=None):
     return Placed(place, log, fails)
 
 
+def in_folder(place):
+    """Return an environment that cannot be trained without a folder of its own."""
+    assert place.evaluation or place.folder
+    return Count(length=5)
+
+
 class Summed(Count):
     """Sums its step over the ranks of its communicator."""
 

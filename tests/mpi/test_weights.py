@@ -165,6 +165,11 @@ def on_rank_shared():
     with pytest.raises(ValueError, match="'0' is quantized"):
         weights.rank0_bcast_wts(torch.quantize_per_tensor(a, 0.1, 0, torch.qint8))
     weights.rank0_bcast_wts(a, a)
+    x = torch.zeros(4)
+    halves = (
+        [x[:2], x[2:]] if comm.rank else [x[2:], x[:2]]
+    )  # each rank has its own order of addresses
+    weights.rank0_bcast_wts(*halves, *halves)
     net, own = torch.nn.Linear(3, 2), torch.full((8,), float(comm.rank))
     if not comm.rank:  # as vector_to_parameters does: views of one vector, without memory in common
         torch.nn.utils.vector_to_parameters(own, net.parameters())

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -256,3 +257,5 @@ def test_an_own_file_that_is_not_in_git_makes_the_commit_dirty(tmp_path, monkeyp
     plain = machine.provenance([{"host": "a"}], [script, elsewhere])["commit"]
     assert re.fullmatch("[0-9a-f]{40}", plain)
     assert machine.provenance([{"host": "a"}], [elsewhere, own])["commit"] == f"{plain}-dirty"
+    monkeypatch.setattr(sys, "argv", [sysconfig.get_path("scripts") + "/rank0rl"])
+    assert machine.provenance([{"host": "a"}], [script])["commit"] == plain

@@ -220,11 +220,12 @@ def test_what_users_write_is_text(tmp_path):
     )
 
 
-def test_words_of_a_hook_are_not_drawn(tmp_path):
+@pytest.mark.parametrize("first", ["", "0.5"])
+def test_words_of_a_hook_are_not_drawn(tmp_path, first):
     run = write_run(tmp_path / "r", [1, 2])
     path = run / "progress.csv"
     head, *rows = path.read_text().splitlines()
-    rows = [f"{row},{words},{{}}" for row, words in zip(rows, ("", "warm"), strict=True)]
+    rows = [f"{row},{words},{{}}" for row, words in zip(rows, (first, "warm"), strict=True)]
     path.write_text("\n".join([f"{head},level,coefficients", *rows, ""]))
     assert "level" not in page(run).text
 

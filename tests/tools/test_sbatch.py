@@ -83,6 +83,8 @@ def test_ranks_without_an_environment_are_refused_for_training_alone():
         ("-- python train.py CartPole --nprocs 2", "leave --nprocs out"),
         ("--nodes 4 -- python train.py CartPole --num-envs 3", "num_envs=3, nprocs=4"),
         ("--nodes 3 -- python -m rank0rl train CartPole --num-envs 2", "num_envs=2, nprocs=3"),
+        ("--nodes 3 -- python train.py CartPole --ranks-per-env 2", "got 3, and --ranks-per-env 2"),
+        ("--no-srun -- python own.py --ranks-per-env 2", "got 1, and --ranks-per-env 2"),
     ],
 )
 def test_wrong_use(argv, said, capsys):

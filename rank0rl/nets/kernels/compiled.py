@@ -12,7 +12,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -213,7 +213,7 @@ class CompiledSteps:
         for first in range(0, max(n, 1), most):  # once without rows, to compile
             last, made = min(first + most, n), self._adam.steps
             tasks = len(epoch.room.grads)
-            with _heard(raised):
+            with _heard(raised) if epoch.differentiate else nullcontext():
                 finite = self._team.run(make_steps, tasks, epoch, first, last, made)
             if raised:
                 raise raised[0]

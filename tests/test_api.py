@@ -109,7 +109,7 @@ def test_episodes_are_those_of_the_tool(small, capsys):
     [
         ({"gamma": 2.0}, "gamma must be in"),
         pytest.param({"gama": 0.9}, "--gama", marks=pytest.mark.slow),
-        pytest.param({"nprocs": 40}, "num_envs=32, nprocs=40", marks=pytest.mark.slow),
+        pytest.param({"nprocs": 40}, "num_envs=8, nprocs=40", marks=pytest.mark.slow),
         ({"algo": "pop"}, "no agent 'pop'"),
         (
             {"algo": type("Cell", (rank0rl.Agent,), {"__module__": "__none__"})},

@@ -59,7 +59,7 @@ def test_one_curve_for_every_layout(alone, tmp_path, n, m):
 @pytest.mark.slow
 def test_it_is_stopped_and_resumed_with_another_layout(alone, tmp_path):
     done = grouped(tmp_path, ENV, *ARGS, *EVALUATED, "--stop-after-iterations", "1", n=2, m=2)
-    assert "--ranks-per-env 2 --nprocs 2" in done.stdout
+    assert "--nprocs 2 --ranks-per-env 2" in done.stdout
     resume(tmp_path)
     assert curve(tmp_path) == curve(alone)
 

@@ -274,7 +274,7 @@ class TestTwoHosts:
         if (
             how == "falls_silent"
         ):  # nothing can tell its ranks, and the launcher leaves rank 0 the time to save
-            assert "--hosts one:2 --nprocs 2\n" in out
+            assert "--nprocs 2 --hosts one:2\n" in out
             two[1].dies()
 
     @pytest.mark.parametrize("how", ["dies", "falls_silent"])
@@ -299,7 +299,7 @@ class TestTwoHosts:
         out, err = process.communicate(timeout=LIMIT_S)
         assert process.returncode == 130, out + err
         assert "--resume" in out
-        assert "--hosts one:2,two:2 --nprocs 4\n" in out
+        assert "--nprocs 4 --hosts one:2,two:2\n" in out
 
     def test_a_host_that_cannot_be_reached(self, two, tmp_path):
         two[1].dies()

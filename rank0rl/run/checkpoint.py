@@ -172,11 +172,9 @@ def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int | str) -
     """
     _save(run, f"{iteration:08d}.pt", state)
     every = numbered(run)
-    there = [
-        path for path in every if int(path.stem) <= iteration
-    ]  # the rows of later ones are lost
+    there = [path for path in every if int(path.stem) <= iteration]
     kept = there[-keep:] if isinstance(keep, int) else _spread(there, int(keep.partition(":")[2]))
-    for old in {*every} - {*kept}:
+    for old in {*every} - {*kept}:  # also later ones, whose rows are lost
         old.unlink()
     if parts := {*_folder(run).glob("replay-*.safetensors")}:
         each = [path for path in (*numbered(run), _folder(run) / "best.pt") if path.exists()]

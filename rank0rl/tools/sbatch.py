@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import tyro
 
@@ -16,7 +17,7 @@ from rank0rl.launch import exit_code_after, usage_error
 from rank0rl.launch.job import END_SIGNALS
 from rank0rl.launch.mpiexec import find_mpiexec, vendor
 from rank0rl.options import CheckedOptions, flag, option
-from rank0rl.run.launch_options import Words
+from rank0rl.run.launch_options import LaunchOptions, Words
 
 _USAGE = "python -m rank0rl sbatch --nodes 2 --ntasks-per-node 8 -- python train.py Walker2d"
 _HEAD = """\
@@ -102,7 +103,7 @@ def _script(given: Options, command: list[str]) -> str:
             raise ValueError(
                 f"the script sets {by}: leave {flag(name)} out of the training command"
             )
-    _check_ranks(given, command)
+    each = _checked_ranks_per_env(given, command, named)
     seeds = _seeds(given.array_seeds)
     is_open_mpi = vendor(find_mpiexec() or "") == "Open MPI"
     own = "slurm-$SLURM_ARRAY_JOB_ID/seed$SLURM_ARRAY_TASK_ID" if seeds else "slurm-$SLURM_JOB_ID"
@@ -126,15 +127,15 @@ def _script(given: Options, command: list[str]) -> str:
         run=folder,
         mpi=given.mpi or ("pmix" if is_open_mpi else "pmi2"),
         command=f"{line} --resume auto",
-        nprocs=given.ntasks_per_node // named.get("ranks_per_env", 1),
+        nprocs=given.ntasks_per_node // each,
     )
     codes = "|".join(str(exit_code_after(signum)) for signum in sorted(END_SIGNALS))
     return head + seeds + body + _TAIL.format(codes=codes)
 
 
-def _check_ranks(given: Options, command: list[str]) -> None:
-    """Raise ValueError if a rank of the job would have no environment, or too few processes. Other programs than training check it themselves."""
-    each = Words.read(command).given.get("ranks_per_env", 1)
+def _checked_ranks_per_env(given: Options, command: list[str], named: Mapping[str, Any]) -> int:
+    """Return the processes of a rank; raise ValueError if one would have too few, or, in training, no environment."""
+    each: int = LaunchOptions(**named).ranks_per_env
     tasks = given.ntasks_per_node * (given.nodes if given.srun else 1)
     if tasks % each:
         raise ValueError(
@@ -144,8 +145,8 @@ def _check_ranks(given: Options, command: list[str]) -> None:
     train_py = algos.CONFIGS.with_name("train.py").resolve()
     is_training = any(Path(word).resolve() == train_py for word in command)
     if is_training or command[1:4] == ["-m", "rank0rl", "train"]:
-        ranks = tasks // each
-        Words.read([*command, "--nprocs", str(ranks)]).launch_options(algos.CONFIGS)
+        Words.read([*command, "--nprocs", str(tasks // each)]).launch_options(algos.CONFIGS)
+    return each
 
 
 def _seeds(text: str | None) -> str:

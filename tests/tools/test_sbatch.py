@@ -85,6 +85,7 @@ def test_ranks_without_an_environment_are_refused_for_training_alone():
         ("--nodes 3 -- python -m rank0rl train CartPole --num-envs 2", "num_envs=2, nprocs=3"),
         ("--nodes 3 -- python train.py CartPole --ranks-per-env 2", "got 3, and --ranks-per-env 2"),
         ("--no-srun -- python own.py --ranks-per-env 2", "got 1, and --ranks-per-env 2"),
+        ("--nodes 2 -- python train.py CartPole --ranks-per-env 0", "ranks_per_env must be in"),
     ],
 )
 def test_wrong_use(argv, said, capsys):

@@ -3,4 +3,4 @@
 from pathlib import Path
 
 CONFIGS = Path(__file__).parent.with_name("configs")
-"""TOML files of settings of agents and environments, one of which is loaded by itself: see `config.find`."""
+"""TOML files of settings of agents and environments, one of which is loaded by itself: see `find_config`."""

@@ -248,7 +248,7 @@ class Agent:
     def state(self) -> dict[str, Any]:
         """Return what only rank 0 has, such as an optimizer's state: saved, not broadcast.
 
-        A nested dict of tensors, arrays, numbers and strings.
+        Dicts and lists of tensors, arrays, numbers, strings, None and a `Replay`.
         """
         return {}
 

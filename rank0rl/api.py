@@ -85,7 +85,11 @@ class Run:
         return figure
 
     def report(self) -> Path:
-        """Write report.html into the folder; return its path."""
+        """Write report.html into the folder; return its path.
+
+        Raises:
+            ValueError: if there is no iteration yet, or no matplotlib.
+        """
         from rank0rl.tools import report
 
         out = self.folder / "report.html"
@@ -115,7 +119,8 @@ def train(env_id: str | Callable[..., Any] | None = None, **options: Any) -> Run
 
     Raises:
         ValueError: for a wrong use, with the message of the command line.
-        RuntimeError: if a rank has failed. Its traceback is printed before.
+        RuntimeError: if training has failed, such as on one of its ranks, whose traceback is printed
+            before; or if a rank calls this.
         KeyboardInterrupt: after an interrupt, once the run is saved.
     """
     if job.world_rank() is not None or job.supervised():
@@ -149,7 +154,7 @@ def evaluate(
     """Run whole episodes of a run's environment with its policy.
 
     Args:
-        run: a policy, or what `rank0rl.load` takes.
+        run: a `Policy`, a `Run`, or what `rank0rl.load` takes.
         episodes: number of episodes.
         seed: seed of the episodes. None: the run's seed.
         deterministic: True to choose the most probable actions, and draw none at random.

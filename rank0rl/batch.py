@@ -125,7 +125,7 @@ class Replay:
         """Add N rows, name -> (N, ...).
 
         Raises:
-            ValueError: if their names, dtypes or shapes are not those of earlier rows, or they are no numbers.
+            ValueError: if arrays differ in N, hold no numbers, or have other names, dtypes or shapes than earlier rows.
         """
         for name, array in rows.items():
             dtype = array.dtype

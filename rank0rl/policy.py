@@ -73,7 +73,7 @@ class Policy:
             of a Dict or Tuple space, or of integers, are a list.
 
         Raises:
-            ValueError: if observations have another shape.
+            ValueError: if observations or a mask have another shape.
         """
         rows, is_one = self._rows(obs)
         if mask is not None:
@@ -164,6 +164,9 @@ def load(run: str | Path, trust: bool = False) -> Policy:
         run: the run's folder, or one of its checkpoints, such as checkpoints/best.pt.
         trust: True to import all code that the run names. Without it, code that is not part of
             Gymnasium or rank0rl is only imported for runs of your own, and is an error for others.
+
+    Returns:
+        The policy, with the run's spaces.
 
     Raises:
         ValueError: if there is no such run, its checkpoint is damaged, or it names code that is not

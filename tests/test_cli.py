@@ -53,10 +53,12 @@ WRONG = [
                 "-v",
                 "-1",
                 "--kl_targ=0.01",
+                "--valfunc_hid_list=[5]",
             ],
         ],
         "(-g: --gamma, -l: --lam, -k: --target-kl, -b: --episodes-per-batch, -m: --hidden, the units of "
-        "each layer, -v: --log-std, which is half of it, --kl_targ: --target-kl)",
+        "each layer, -v: --log-std, which is half of it, --kl_targ: --target-kl, --valfunc_hid_list: --value-hidden, "
+        "the units of each layer)",
     ),
     (["Walker2d", "--algo", "pop"], "no agent 'pop'"),
     (["Walker2d", "--config", "none.toml"], "cannot read config none.toml"),

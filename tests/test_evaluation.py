@@ -87,6 +87,7 @@ def test_the_best_model_is_kept_over_a_resume(tmp_path, monkeypatch):
     assert evaluate(best, 2, deterministic=True)["return"].tolist() == pytest.approx([1.5, 1.5])
 
 
+@pytest.mark.slow
 def test_acting_that_changes_weights_is_found_out(tmp_path):
     (tmp_path / "a.py").write_text(
         "from rank0rl.algos.ppo import PPO\n"

@@ -92,6 +92,7 @@ def run_portable(code):
     subprocess.run([sys.executable, "-c", code], check=True, env=env)
 
 
+@pytest.mark.slow
 def test_functions_that_mkl_rounds_by_cpu_are_those_of_numpy():
     code = (
         "import numpy as np, torch, rank0rl.nets\n"
@@ -108,6 +109,7 @@ def test_functions_that_mkl_rounds_by_cpu_are_those_of_numpy():
     run_portable(code)
 
 
+@pytest.mark.slow
 def test_large_products_of_an_update_are_computed_by_a_kernel():
     code = (
         "import threading, numpy as np, torch\n"

@@ -149,6 +149,9 @@ def test_a_solver_that_talks_by_files(tmp_path):
     with pytest.raises(SolverError, match="ended with exit code 4\n(.*\n)*in the log\nand more"):
         Solver(["sh", "-c", text, "sh", "4"], folder=tmp_path, pipes=False).wait()
     endless = Solver(["sleep", "60"], pipes=False)
+    for talk in (endless.readline, lambda: endless.write("step\n")):
+        with pytest.raises(ValueError, match="pipes=False is neither written to nor read"):
+            talk()
     begun = time.monotonic()
     endless.close()
     assert time.monotonic() - begun < 4

@@ -186,7 +186,7 @@ class Drifts(PPO):
 """
 
 
-@pytest.mark.fast(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["comm.rank == 1", "True"])
 def test_weights_that_drift_are_found_out_and_named(where, tmp_path):
     (tmp_path / "drifts.py").write_text(DRIFTS.replace("comm.rank == 1", where))

@@ -57,10 +57,12 @@ Type `python -m rank0rl`, then the name of a tool, then its options. After an in
 How to write options:
 
 - A switch has two forms: `--overlap` turns it on, and `--no-overlap` turns it off.
-- A whole number may also be written as `1_000_000` or `1e6`.
+- A whole number may also be written as `1_000_000`, and in `train` as `1e6`.
 - An option with *several* values takes them as words: `--hidden 128 128`.
 - A *schedule* is a string such as `linear:3e-4:0` or `cosine:3e-4:0`: the value at the start of the run, and at its end.
 - `None` means that the option is not set.
+- The column *default* holds if no file of settings says otherwise. Most agents have one in `configs/`, see [Settings](runs.md#settings): PPO takes 8 environments and 2,048 steps a
+  batch from there. `train ENV --help` shows the values that a run would have.
 
 ## train
 

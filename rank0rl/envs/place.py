@@ -21,7 +21,7 @@ class Place:
     evaluation: bool = False
     """True if episodes are evaluated or shown here, and none are trained on."""
     folder: Path | None = None
-    """Empty folder of this environment alone, in training with --env-folders; else, as when a run first looks at its spaces, None."""
+    """Empty folder of this environment alone in a run with --env-folders; None without, and when a run first looks at its spaces."""
     make_comm: Callable[[], Any] | None = field(default=None, repr=False)
     """Returns `comm`."""
     call: Callable[..., Any] | None = field(default=None, repr=False)

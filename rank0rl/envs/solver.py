@@ -53,6 +53,10 @@ class Solver:
             talk by files or a socket: then all that it prints is in the log.
         launcher: words before the command in place of mpiexec's, with the number of ranks, such as
             ["mpiexec", "-n", "4", "--bind-to", "core"].
+
+    Raises:
+        ValueError: if it needs mpiexec and there is none.
+        OSError: if there is no such folder.
     """
 
     def __init__(
@@ -105,7 +109,9 @@ class Solver:
 
         Raises:
             SolverError: if the solver has ended, or does not read in time.
+            ValueError: without pipes.
         """
+        self._need_pipes()
         data = text.encode()
         for _ in self._turns("read its input", writes=True):
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
@@ -118,7 +124,9 @@ class Solver:
 
         Raises:
             SolverError: if the solver has ended, or prints no line in time.
+            ValueError: without pipes.
         """
+        self._need_pipes()
         for _ in self._turns("print a line"):
             if self._mpi in ("MPICH", "Intel MPI") and self._is_end_of_mpich():
                 continue
@@ -127,6 +135,12 @@ class Solver:
                 self._said = rest
                 return line.decode(errors="replace")
         raise AssertionError
+
+    def _need_pipes(self) -> None:
+        if self._reaper.stdin is None:
+            raise ValueError(
+                "a solver with pipes=False is neither written to nor read: use files or a socket"
+            )
 
     def _is_end_of_mpich(self) -> bool:
         """Return True if what has been printed, but not read, is of mpiexec and not of the solver."""

@@ -93,7 +93,7 @@ def mpi_fork(
     Raises:
         SystemExit: in the original process, with the job's exit code, when the job failed: 1 after
             an exception, n after `sys.exit(n)`, 128 + s after signal s. If no rank could be started,
-            the code is 2, or 1 on several hosts, one of which may be at fault.
+            the code is 2 if another start would end the same way, else 1.
         ValueError: if n is above 1 and is not the size of the job that runs already, gpu_pct is no
             share, the hosts are wrong (the first is not this one, or they have fewer slots than n),
             a variable in pass_env is not set, mpmd has no launcher, or this host lacks room in /dev/shm or for temporary files.

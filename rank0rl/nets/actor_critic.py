@@ -227,9 +227,9 @@ class Part:
     def __set__(self, agent: Any, value: Any) -> None:
         """Refuse another one, which would not be used everywhere."""
         raise AttributeError(
-            f"{type(agent).__name__}.{self._name} is that of its nets, which act and learn: to have another "
-            f"policy or value function, give the class a static method make_networks(spaces, options, rng) "
-            f"that returns it by name, as docs/policies.md says"
+            f"{type(agent).__name__}.{self._name} is that of its nets, which act and learn. PPO and TRPO take "
+            f"another policy or value function from a static method make_networks(spaces, options, rng) of "
+            f"the class, which returns it by name, as docs/policies.md says"
         )
 
 
@@ -258,7 +258,7 @@ class NetworkOptions(CheckedOptions):
     value_hidden: tuple[int, ...] | None = option(None, "[1, inf)")
     """Units of each hidden layer of the value function. None: those of --hidden."""
     activation: Activation = "tanh"
-    """Activation of hidden layers; gelu is its form with tanh. Updates are compiled for all of them."""
+    """Activation of hidden layers; gelu is its form with tanh. PPO's updates are compiled for all of them."""
     layer_norm: bool = False
     """Normalize each hidden layer before its activation."""
     policy_obs: tuple[str, ...] = ()

@@ -72,7 +72,7 @@ class LaunchOptions(CheckedOptions):
     cpu: str = setting("portable", changes_curve=True, resume=True)
     """Instructions that libraries use. portable: those that give the same bits on every x86-64 CPU with AVX2. native: the best of this CPU."""
     config: str | None = setting(None, changes_curve=True, resume=False, in_file=False)
-    """TOML file of settings; or a name, such as ppo, for the file in configs/ of that agent and the environment. None: the file of the run's own agent, if there is one."""
+    """TOML file of settings; or a name, such as ppo: the file in configs/ of that agent for this environment, else for all. None: the same for the agent of --algo, if configs/ has one."""
     resume: str | None = setting(None, changes_curve=False, resume=True, in_file=False)
     """Folder of a run to continue, with its own settings. auto: go on in --run-dir if it holds a run of the same settings, else begin one there."""
     shorter_record: bool = setting(False, changes_curve=False, resume=True, in_file=False)

@@ -65,9 +65,9 @@ class RunOptions(LaunchOptions):
     init_from: str | None = setting(None, changes_curve=True, resume=False)
     """Run, or one of its checkpoints, whose networks and normalizers this run begins with. Optimizer and schedules begin anew."""
     learner_threads: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
-    """Threads of rank 0's compiled updates. The curve stays the same. None: one for each of this host's cores, at most 8; with --overlap, one for each core without a rank."""
+    """Threads of rank 0's compiled updates. The curve stays the same. None: one for each core that this process may use, at most 8; with --overlap, less one for each other rank on its host."""
     device: str = setting("cpu", changes_curve=True, resume=True)
-    """Device of rank 0's update: cpu, cuda or cuda:1. Everything else runs on CPUs."""
+    """Device of rank 0's update: cpu, cuda or cuda:1; of --algo ppo, without --recurrent. Everything else runs on CPUs."""
     overlap: bool = setting(False, changes_curve=True, resume=False)
     """Let rank 0 update on one batch while the other ranks collect the next one. Their weights are one update older, so the curve is another one. It is the same for every nprocs."""
     rank0_envs: int | None = setting(None, "[0, inf)", changes_curve=False, resume=True)
@@ -121,7 +121,7 @@ class RunOptions(LaunchOptions):
     step_timeout: float | None = setting(None, "(0, inf)", changes_curve=False, resume=True)
     """Seconds that a step or a reset of an environment may take, with --env-processes. After that its process is killed, and this counts as an exception of the environment. None: no limit."""
     video_every: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
-    """Iterations between videos of one evaluation episode, in the run's folder. All other ranks wait meanwhile. None: no videos."""
+    """Iterations between videos of one evaluation episode, in the run's folder. All other ranks wait meanwhile. Needs pip install -e ".[video]". None: no videos."""
     tensorboard: bool = setting(False, changes_curve=False, resume=True)
     """Write an events file for TensorBoard too (pip install tensorboard)."""
     wandb: str | None = setting(None, changes_curve=False, resume=True)

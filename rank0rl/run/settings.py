@@ -37,7 +37,10 @@ _OF_MPI_UTIL = {
     **dict.fromkeys(("-l", "--lambda"), "--lam"),
     **dict.fromkeys(("-k", "--kl_targ"), "--target-kl"),
     **dict.fromkeys(("-b", "--batch_size"), "--episodes-per-batch"),
-    **dict.fromkeys(("-m", "--hid1_mult"), "--hidden, the units of each layer"),
+    **dict.fromkeys(
+        ("-m", "--hid1_mult", "--policy_hid_list"), "--hidden, the units of each layer"
+    ),
+    "--valfunc_hid_list": "--value-hidden, the units of each layer",
     **dict.fromkeys(("-v", "--policy_logvar"), "--log-std, which is half of it"),
 }
 

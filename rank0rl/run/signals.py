@@ -20,6 +20,7 @@ from rank0rl.launch import FAILURE, exit_code_after, job
 from rank0rl.mpi import comm
 
 _STUCK_S = 5.0  # for the main thread to see a signal
+_AGAIN_S = 0.01  # until a signal is sent again, after a `__del__`
 _CLOSE_S = 5.0  # for environments to be closed after an error or a signal
 
 received: list[int] = []
@@ -96,6 +97,7 @@ class Interrupts:
         handlers: dict[int, Any] = dict.fromkeys(job.END_SIGNALS, handle)
         handlers[signal.SIGINT] = signal.SIG_IGN if self._keeps else handle
         self._before = {s: signal.signal(s, handler) for s, handler in handlers.items()}
+        self._report, sys.unraisablehook = sys.unraisablehook, self._hear
         if self._stuck:
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
@@ -109,6 +111,7 @@ class Interrupts:
             theirs, before = self._wakeup
             signal.set_wakeup_fd(before)
             theirs.close()  # the thread ends
+        sys.unraisablehook = self._report
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 
@@ -121,6 +124,14 @@ class Interrupts:
                     if self._pending is None and not job.held.depth:
                         self._taken = True
                         stuck(signums[0])
+
+    def _hear(self, dropped: Any) -> None:
+        """Send a signal again that came in a `__del__`, where Python drops what is raised."""
+        if isinstance(dropped.exc_value, Interrupted):
+            self._pending = None
+            threading.Timer(_AGAIN_S, signal.raise_signal, [dropped.exc_value.signum]).start()
+        else:
+            self._report(dropped)
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         if self._taken:  # the other thread saves

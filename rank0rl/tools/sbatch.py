@@ -62,7 +62,7 @@ class Options(CheckedOptions):
     nodes: int = option(1, "[1, inf)")
     """Number of nodes."""
     ntasks_per_node: int = option(1, "[1, inf)")
-    """Ranks per node."""
+    """Processes per node: ranks times --ranks-per-env."""
     time: str = "24:00:00"
     """Time limit of one start. The run is saved 120 s before it, and goes on in the next start."""
     array_seeds: str | None = None

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import time
 
 import pytest
 
@@ -69,6 +71,34 @@ def test_a_second_signal_does_not_cut_short_what_the_first_began():
             done.append("saved")
     assert done == ["saved"]
     assert interrupted.value.signum == signal.SIGTERM
+
+
+def test_a_signal_that_comes_in_a_del_is_not_lost():
+    class Mine:
+        def __del__(self):
+            send(signal.SIGTERM)
+            done.append("never")
+
+    done, end = [], time.monotonic() + 5
+    with pytest.raises(Interrupted), Interrupts(keep=False):
+        Mine()
+        while time.monotonic() < end:
+            pass
+    assert not done
+    assert time.monotonic() < end
+
+
+def test_other_errors_in_a_del_are_reported_as_before(monkeypatch):
+    class Mine:
+        def __del__(self):
+            raise KeyError("mine")
+
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: reported.append(dropped.exc_type))
+    with Interrupts(keep=False):
+        Mine()
+    Mine()
+    assert reported == [KeyError, KeyError]
 
 
 def test_other_ranks_leave_it_to_rank_0():

@@ -69,7 +69,8 @@ def test_environments_in_processes_outlast_the_signal(signum, tmp_path):
     assert (code, err) == (128 + signum, "")
 
 
-@pytest.mark.parametrize("number", [2, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [2, 0])
 def test_ranks_without_a_supervisor_end_together_with_the_code(number, tmp_path):
     script = tmp_path / "job.py"
     script.write_text(

@@ -102,6 +102,7 @@ def test_a_run_stops_after_so_many_seconds(seconds, most, tmp_path, monkeypatch)
     assert kept.saved == kept.iteration == len(table(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_run_that_stopped_after_some_seconds_goes_on(tmp_path):
     done = train(tmp_path, *SMALL, "--total-steps", "100000000", "--stop-after-seconds", "0.1")
     assert "as asked" in done.stdout

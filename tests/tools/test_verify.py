@@ -180,6 +180,11 @@ def test_wrong_use(run, capsys, tmp_path):
         ("iteration = 0", "iteration = 1", "the first one from iteration 0"),
         ("iteration = 0", 'iteration = "0"', "must have iteration, a whole number"),
         ("nprocs = 1\ncommand = ", 'nprocs = "2"\ncommand = ', "expected a whole number, got '2'"),
+        (
+            "nprocs = 1\ncommand = ",
+            "nprocs = 1\nranks_per_env = 999\ncommand = ",
+            "give --trust to start",
+        ),
         ('algo = "ppo"', 'algo = "mine.py:Mine"', "--trust"),
     ):
         change(run / "config.toml", (before, after))

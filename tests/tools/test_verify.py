@@ -8,6 +8,7 @@ from helpers.runs import SMALL, resume, table, train
 
 from rank0rl.run import checkpoint
 from rank0rl.run.logger import read_rows
+from rank0rl.run.machine import available_cores
 from rank0rl.tools import verify as tool
 from rank0rl.tools.verify import main
 
@@ -182,7 +183,7 @@ def test_wrong_use(run, capsys, tmp_path):
         ("nprocs = 1\ncommand = ", 'nprocs = "2"\ncommand = ', "expected a whole number, got '2'"),
         (
             "nprocs = 1\ncommand = ",
-            "nprocs = 1\nranks_per_env = 999\ncommand = ",
+            f"nprocs = 1\nranks_per_env = {len(available_cores()) + 1}\ncommand = ",
             "give --trust to start",
         ),
         ('algo = "ppo"', 'algo = "mine.py:Mine"', "--trust"),

@@ -67,7 +67,7 @@ class RunOptions(LaunchOptions):
     learner_threads: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
     """Threads of rank 0's compiled updates. The curve stays the same. None: one for each core that this process may use, at most 8; with --overlap, less one for each other rank on its host."""
     device: str = setting("cpu", changes_curve=True, resume=True)
-    """Device of rank 0's update: cpu, cuda or cuda:1; of --algo ppo, without --recurrent. Everything else runs on CPUs."""
+    """Device of rank 0's update: cpu, cuda or cuda:1, for agents that can, such as ppo without --recurrent. Everything else runs on CPUs."""
     overlap: bool = setting(False, changes_curve=True, resume=False)
     """Let rank 0 update on one batch while the other ranks collect the next one. Their weights are one update older, so the curve is another one. It is the same for every nprocs."""
     rank0_envs: int | None = setting(None, "[0, inf)", changes_curve=False, resume=True)

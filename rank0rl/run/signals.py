@@ -96,8 +96,8 @@ class Interrupts:
         handle = self._keep if self._keeps else self._handle
         handlers: dict[int, Any] = dict.fromkeys(job.END_SIGNALS, handle)
         handlers[signal.SIGINT] = signal.SIG_IGN if self._keeps else handle
-        self._before = {s: signal.signal(s, handler) for s, handler in handlers.items()}
         self._report, sys.unraisablehook = sys.unraisablehook, self._hear
+        self._before = {s: signal.signal(s, handler) for s, handler in handlers.items()}
         if self._stuck:
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
@@ -111,9 +111,11 @@ class Interrupts:
             theirs, before = self._wakeup
             signal.set_wakeup_fd(before)
             theirs.close()  # the thread ends
-        sys.unraisablehook = self._report
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
+        self._before = {}
+        if sys.unraisablehook == self._hear:
+            sys.unraisablehook = self._report
 
     def _watch(self, received: socket.socket, stuck: Callable[[int], None]) -> None:
         """Wait for signals in a thread, which C functions of the main thread do not hold up if they release the GIL."""
@@ -128,10 +130,14 @@ class Interrupts:
     def _hear(self, dropped: Any) -> None:
         """Send a signal again that came in a `__del__`, where Python drops what is raised."""
         if isinstance(dropped.exc_value, Interrupted):
-            self._pending = None
-            threading.Timer(_AGAIN_S, signal.raise_signal, [dropped.exc_value.signum]).start()
+            threading.Timer(_AGAIN_S, self._send_again, [dropped.exc_value.signum]).start()
         else:
             self._report(dropped)
+
+    def _send_again(self, signum: int) -> None:
+        if self._before:  # else the run has ended meanwhile
+            self._pending = None
+            signal.pthread_kill(threading.main_thread().ident or 0, signum)
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         if self._taken:  # the other thread saves

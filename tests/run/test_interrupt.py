@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -82,9 +83,26 @@ def test_a_signal_that_comes_in_a_del_is_not_lost():
     done, end = [], time.monotonic() + 5
     with pytest.raises(Interrupted), Interrupts(keep=False):
         Mine()
-        while time.monotonic() < end:
-            pass
+        time.sleep(10)  # a signal cuts it short
     assert not done
+    assert time.monotonic() < end
+
+
+def test_a_second_signal_during_this_is_not_the_end_of_the_first(monkeypatch):
+    class Mine:
+        def __del__(self):
+            send(signal.SIGTERM)
+
+    class Timer(threading.Timer):
+        def start(self):
+            send(signal.SIGINT)
+            super().start()
+
+    end = time.monotonic() + 5
+    with pytest.raises(Interrupted), Interrupts(keep=False):
+        monkeypatch.setattr(threading, "Timer", Timer)
+        Mine()
+        time.sleep(10)
     assert time.monotonic() < end
 
 
@@ -94,11 +112,18 @@ def test_other_errors_in_a_del_are_reported_as_before(monkeypatch):
             raise KeyError("mine")
 
     reported = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: reported.append(dropped.exc_type))
+
+    def hook(dropped):
+        reported.append(dropped.exc_type)
+
+    monkeypatch.setattr(sys, "unraisablehook", hook)
     with Interrupts(keep=False):
         Mine()
-    Mine()
-    assert reported == [KeyError, KeyError]
+    assert reported == [KeyError]
+    assert sys.unraisablehook is hook
+    with Interrupts(keep=False):
+        sys.unraisablehook = print  # by a library, meanwhile
+    assert sys.unraisablehook is print
 
 
 def test_other_ranks_leave_it_to_rank_0():

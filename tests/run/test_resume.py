@@ -94,7 +94,6 @@ def test_killed_before_the_first_periodic_checkpoint_with_another_agent(tmp_path
     assert_same(tmp_path / "early", whole)
 
 
-@pytest.mark.slow
 def test_nothing_is_lost_by_a_signal_between_boundary_and_row(tmp_path):
     agent = tmp_path / "signals.py"
     agent.write_text(

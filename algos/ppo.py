@@ -6,6 +6,7 @@ and the decreasing step size as in Andrychowicz et al. 2021, arXiv:2006.05990.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.actor_critic import ClosedForm, MakeNetworks, NetworkOptions, Part
+from rank0rl.nets.actor_critic import ClosedForm, Loss, MakeNetworks, NetworkOptions, Part
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.recurrent import Cell, recurrent_networks
 from rank0rl.nets.update import GradientSteps
@@ -112,7 +113,8 @@ class PPO(Agent):
         rows["ret"] = rows["ret"] / self.value.scale.numpy()
         rows["val"] = rows["val"] / self.value.scale.numpy()
         self.flat.check(self.nets.trained())
-        rows = self.steps.begin(rows, self.loss, self.closed_form())
+        loss = over_minibatches(self.loss) if opt.normalize == "minibatch" else self.loss
+        rows = self.steps.begin(rows, loss, self.closed_form())
         epoch = 0
         while epoch < opt.epochs:
             epoch += 1
@@ -152,10 +154,7 @@ class PPO(Agent):
             rows: rows of the batch, (n, ...) each: those of `ActorCritic.training_rows`, others that
                 `process` returns, and "val", values at the time. "ret" and "val" are in units of the scale.
         """
-        adv = rows["adv"]
-        if self.options.normalize == "minibatch":
-            adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)
-        policy_loss = clipped_loss(log_ratio, adv, self.clip_ratio)
+        policy_loss = clipped_loss(log_ratio, rows["adv"], self.clip_ratio)
         value_loss = (value - rows["ret"]).square().mean()
         loss = policy_loss + self.options.value_coef * value_loss
         return loss - self.entropy_coef * entropy if self.entropy_coef else loss
@@ -182,6 +181,20 @@ class PPO(Agent):
 
     def mode(self) -> nn.Module:
         return self.nets.mode()
+
+
+def over_minibatches(loss: Loss) -> Loss:
+    """Return a loss whose advantages get mean 0 and standard deviation 1 over each minibatch."""
+
+    @functools.wraps(loss)
+    def normalized_loss(
+        log_ratio: Tensor, entropy: Tensor, value: Tensor, rows: dict[str, Tensor]
+    ) -> Tensor:
+        adv = rows["adv"] - rows["adv"].mean()
+        adv = adv / (adv.square().mean().sqrt() + 1e-8)
+        return loss(log_ratio, entropy, value, {**rows, "adv": adv})
+
+    return normalized_loss
 
 
 def clipped_loss(log_ratio: Tensor, adv: Tensor, clip_ratio: float) -> Tensor:

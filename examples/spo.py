@@ -12,10 +12,7 @@ class SPO(PPO):
     """PPO with another objective. Its maximum is at ratios of 1 +- clip_ratio."""
 
     def loss(self, log_ratio, entropy, value, rows):
-        """Return the loss of a minibatch: maximize r A - |A| / (2 clip_ratio) (r - 1)^2.
-
-        The advantages in `rows` are normalized over the batch. `--normalize minibatch` changes nothing here.
-        """
+        """Return the loss of a minibatch: maximize r A - |A| / (2 clip_ratio) (r - 1)^2."""
         ratio, adv = log_ratio.exp(), rows["adv"]
         objective = ratio * adv - adv.abs() / (2 * self.clip_ratio) * (ratio - 1).square()
         value_loss = (value - rows["ret"]).square().mean()

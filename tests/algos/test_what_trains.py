@@ -129,6 +129,14 @@ class SecondUpdate(PPO):
         return super().loss(log_ratio, *others) + more * (self.updates_begun > 1)
 
 
+class SeesAdvantages(PPO):
+    adv = ()
+
+    def loss(self, log_ratio, entropy, value, rows):
+        self.adv = (*self.adv, rows["adv"].clone())
+        return (log_ratio * rows["adv"]).mean() + (value - rows["ret"]).square().mean()
+
+
 class NewLossInUpdate(PPO):
     def update(self, *args):
         self.loss = lambda ratio, entropy, value, rows: (ratio * rows["adv"]).mean()
@@ -416,6 +424,21 @@ def test_without_a_closed_form_torch_takes_the_derivatives_of_the_loss():
     same = learn()
     for p, q in zip(agent.policy.parameters(), same.policy.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_a_loss_of_ones_own_gets_advantages_as_the_option_normalizes_them(kernels, monkeypatch):
+    if not kernels:
+        monkeypatch.setattr("rank0rl.nets.update.has_kernels", lambda *_: False)
+    of_batch, of_minibatch = (
+        [adv for adv in learn(SeesAdvantages, updates=1, normalize=over).adv if len(adv) == 64]
+        for over in ("batch", "minibatch")
+    )
+    assert len(of_batch) == len(of_minibatch) >= 8
+    assert max(abs(adv.mean()) for adv in of_batch) > 1e-2
+    for before, adv in zip(of_batch, of_minibatch, strict=True):
+        wanted = (before - before.mean()) / before.std(correction=0)
+        torch.testing.assert_close(adv, wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.fast(5)

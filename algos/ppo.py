@@ -113,7 +113,7 @@ class PPO(Agent):
         rows["ret"] = rows["ret"] / self.value.scale.numpy()
         rows["val"] = rows["val"] / self.value.scale.numpy()
         self.flat.check(self.nets.trained())
-        loss = over_minibatches(self.loss) if opt.normalize == "minibatch" else self.loss
+        loss = _over_minibatches(self.loss) if opt.normalize == "minibatch" else self.loss
         rows = self.steps.begin(rows, loss, self.closed_form())
         epoch = 0
         while epoch < opt.epochs:
@@ -183,7 +183,7 @@ class PPO(Agent):
         return self.nets.mode()
 
 
-def over_minibatches(loss: Loss) -> Loss:
+def _over_minibatches(loss: Loss) -> Loss:
     """Return a loss whose advantages get mean 0 and standard deviation 1 over each minibatch."""
 
     @functools.wraps(loss)

@@ -47,6 +47,8 @@ def of_run(options: RunOptions) -> dict[str, str]:
     """
     todo = [path.resolve() for path in files_of(options)]
     folders = {path.parent for path in todo}
+    if not any(_is_own(path, folders) for path in todo):
+        return {}
     packages = {path: module.__package__ for path, module in _loaded()}
     modules = {module.__name__: path for path, module in _loaded()}
     found: dict[Path, str] = {}
@@ -56,8 +58,6 @@ def of_run(options: RunOptions) -> dict[str, str]:
             continue
         found[path] = path.read_text(errors="replace")[:_MOST]
         todo += [modules[n] for n in _imports(found[path], packages.get(path)) if n in modules]
-    if not found:
-        return {}
     top = os.path.commonpath([path.parent for path in found])
     return {path.relative_to(top).as_posix(): text for path, text in sorted(found.items())}
 

@@ -136,6 +136,7 @@ def test_one_curve_for_any_number_of_ranks_resumed_and_replayed(args, tmp_path):
         assert replay(tmp_path / "2", iteration, **which).stdout.count("the same data") == 2
 
 
+@pytest.mark.slow
 def test_overlap_with_fewer_envs_on_rank_0(tmp_path):
     args = [*STEPS, "--overlap", STOP, "3"]
     train_on_ranks(tmp_path / "1", *args, nprocs=1)

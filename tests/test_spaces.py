@@ -260,6 +260,7 @@ def test_clipped_rewards_are_learned_from_and_raw_returns_recorded(tmp_path, mon
     assert float(row["raw_reward_sum_mean"]) == 6.0
 
 
+@pytest.mark.slow
 def test_wrappers_by_name(tmp_path):
     wrappers = ["TimeAwareObservation", "FrameStackObservation(stack_size=3)"]
     env = make("CartPole-v1", wrappers)

@@ -209,6 +209,7 @@ def a_run(tmp_path_factory):
     return folder, table(folder), done.stdout
 
 
+@pytest.mark.slow
 def test_the_columns_of_a_run(a_run):
     names = [*ITERATION.split(), "steps_per_s", *(f"{phase}_s" for phase in PHASES), *SPEED.split()]
     assert list(a_run[1][0])[: len(names)] == names
@@ -225,6 +226,7 @@ def test_no_second_of_a_run_is_in_two_phases(a_run):
         assert phases * float(row["steps_per_s"]) <= 64.1
 
 
+@pytest.mark.slow
 def test_every_phase_that_runs_is_in_the_record(a_run):
     for phase in ("collect", "process", "wait", "gather", "hash", "update", "broadcast", "record"):
         assert sum(float(row[f"{phase}_s"]) for row in a_run[1]) > 0

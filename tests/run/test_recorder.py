@@ -18,6 +18,7 @@ from rank0rl.run.state import Progress
 COUNT = ["helpers.envs:Count-v0", "--num-envs", "4", "--steps-per-batch", "64", "--hidden", "8"]
 
 
+@pytest.mark.slow
 def test_the_spread_of_the_last_100_episodes(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     train(

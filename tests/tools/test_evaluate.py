@@ -29,6 +29,7 @@ def test_known_returns_and_nothing_is_changed(tmp_path, monkeypatch):
     assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == before
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_episodes_and_noise_can_be_left_out(tmp_path):
     args = ["Pendulum", "--num-envs", "2", "--steps-per-batch", "64", "--total-steps", "64"]
     train(tmp_path, *args)

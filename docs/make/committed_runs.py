@@ -38,6 +38,7 @@ class Run:
     seconds: np.ndarray
     command: str = ""
     sha256: str = ""
+    commit: str = ""
 
     @property
     def known(self) -> np.ndarray:
@@ -88,10 +89,8 @@ def ended(*folders: str) -> Iterator[tuple[str, Run]]:
         run = read_run(path.parent)
         if ending(run.folder):
             columns = (run.column(name) for name in ("steps", "return_mean", "seconds"))
-            yield (
-                run.settings["env_id"],
-                Run(*columns, command=command(run), sha256=run.rows[-1]["weights_sha256"]),
-            )
+            sha256, commit = run.rows[-1]["weights_sha256"], run.starts[0]["commit"]
+            yield run.settings["env_id"], Run(*columns, command(run), sha256, commit)
 
 
 def seed_of(path: Path) -> tuple[str, int]:

@@ -199,12 +199,13 @@ def of_others(runs: Runs, others: Runs) -> str:
 
 
 def hashes(runs: Runs) -> str:
-    """Return the command of seed 0 of each row, and the hash with which it ends."""
-    lines = ["| command | SHA-256 of the last weights |", "|---|---|"]
+    """Return the command of seed 0 of each row, its commit, and the hash with which it ends."""
+    lines = ["| command | commit | SHA-256 of the last weights |", "|---|---|---|"]
     for of_task in runs.values():
         for name, (first, *_) in of_task.items():
             if name not in RIVALS.values():
-                lines.append(f"| `{first.command}` | `{first.sha256[:16]}` |")
+                cells = (first.command, first.commit[:7], first.sha256[:16])
+                lines.append("| " + " | ".join(f"`{each}`" for each in cells) + " |")
     return "\n".join(lines)
 
 

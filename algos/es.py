@@ -89,7 +89,7 @@ class ES(Agent):
     def noise_of(self, pair: int) -> Array:
         """Return the noise of a pair of candidates, (n,)."""
         rng = np.random.default_rng((int(self.key[0]), pair))
-        return rng.standard_normal(len(self.nets.theta), dtype=np.float32)
+        return rng.standard_normal(len(self.nets.theta)).astype(np.float32)
 
     def modules(self) -> dict[str, Any]:
         return {"policy": self.nets.mlp, "norm": self.nets.norm, "key": self.key}

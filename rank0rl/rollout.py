@@ -362,8 +362,8 @@ def draws(agent: Agent, seed: int, iteration: int, fragment_id: int) -> Callable
     if kind not in ("normal", "uniform"):
         raise ValueError(f'noise must be ("normal" or "uniform", k): got {agent.noise}')
     rng = seeding.stream(seed, "act", iteration, fragment_id)
-    if kind == "normal":
-        return lambda steps: rng.standard_normal((steps, k), dtype=np.float32)
+    if kind == "normal":  # in float32, those in the tails differ by the C library
+        return lambda steps: rng.standard_normal((steps, k)).astype(np.float32)
     return lambda steps: rng.random((steps, k), dtype=np.float32)
 
 

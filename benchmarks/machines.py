@@ -18,6 +18,7 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
 import time
 import tomllib
@@ -59,6 +60,7 @@ class System:
             command = ["debootstrap", "--variant=minbase", f"--include={PROGRAMS}", suite, root]
             subprocess.run([*map(str, command), *filter(None, [args.mirror])], check=True)
             self.run(f"useradd --create-home --home-dir {HOME} --uid {USER} user", user=0)
+        (root / "etc" / "hosts").write_text(f"127.0.0.1 localhost {socket.gethostname()}\n")
         if args.pip_config:
             shutil.copy(args.pip_config, root / "etc" / "pip.conf")
 

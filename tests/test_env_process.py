@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from functools import partial
 from pathlib import Path
 
@@ -384,6 +385,15 @@ def test_signals_cut_no_message_in_two():
     def stop(*_):
         job.held.interrupt(Stop())
 
+    reader, writer = os.pipe()
+
+    def send():
+        with open(reader) as pauses:
+            for after_s in pauses:
+                time.sleep(float(after_s))
+                signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=send, daemon=True).start()
     gc.collect()
     gc.disable()  # Python drops what a handler raises in the `__del__` of what other tests have left
     before = signal.signal(signal.SIGINT, stop)
@@ -391,7 +401,7 @@ def test_signals_cut_no_message_in_two():
         env.reset(seed=3)
         for after_s in rng.uniform(1e-5, 1e-3, 400):
             with contextlib.suppress(Stop):
-                threading.Timer(after_s, signal.raise_signal, [signal.SIGINT]).start()
+                os.write(writer, f"{after_s}\n".encode())
                 while True:
                     env.step(np.zeros(1))
                     env.begin_step(np.zeros(1))
@@ -399,6 +409,7 @@ def test_signals_cut_no_message_in_two():
         assert len(env.reset(seed=3)) == 2  # the answer to this request, and not to one before
         assert [env.step(np.zeros(1))[0][1] for _ in range(2)] == [1, 2]
     finally:
+        os.close(writer)
         signal.signal(signal.SIGINT, before)
         gc.enable()
         env.close()

@@ -161,7 +161,7 @@ def test_no_two_envs_iterations_or_neighbouring_seeds_share_noise():
 
 def test_noise_and_fragment_id_are_the_fragments_own():
     fragments, _ = make(range(3, 5), steps=4).collect(NoiseAgent(), 2)
-    noise = seeding.stream(SEED, "act", 2, 4).standard_normal((4, 1), dtype=np.float32)
+    noise = seeding.stream(SEED, "act", 2, 4).standard_normal((4, 1)).astype(np.float32)
     assert fragments[1].extras["noise"].tolist() == noise.tolist()
     assert fragments[1].extras["whose"].tolist() == [4] * 4
 

@@ -105,7 +105,7 @@ def scaling(study: Path) -> None:
 
 
 def same_curve(path: Path) -> None:
-    """Draw the curves of one training on several machines over each other, with the hashes of their weights."""
+    """Draw the curves of one training over each other, with the hashes of their weights."""
     rows = table(path)
     with figures.style() as figure_class:
         figure = figure_class(figsize=SIZE, layout="constrained")

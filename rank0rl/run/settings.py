@@ -31,12 +31,22 @@ _WEIGHTS = 1 << 26  # number that fits into any memory
 _A_LAYER = 1 << 12  # numbers that take as much memory as what each layer brings besides its weights
 
 
-_OF_MPI_UTIL = {
+_ELSEWHERE = {  # what mpi_util, stable-baselines3 and CleanRL call options, with underscores
     "--gpu_pct": "leave it out, because rank 0 alone uses a GPU, with --device cuda",
     "-g": "--gamma",
-    **dict.fromkeys(("-l", "--lambda"), "--lam"),
+    **dict.fromkeys(("-l", "--lambda", "--gae_lambda"), "--lam"),
     **dict.fromkeys(("-k", "--kl_targ"), "--target-kl"),
-    **dict.fromkeys(("-b", "--batch_size"), "--episodes-per-batch"),
+    "-b": "--episodes-per-batch",
+    "--batch_size": "--minibatch-size for rows, --episodes-per-batch for episodes",
+    "--total_timesteps": "--total-steps",
+    **dict.fromkeys(("--n_steps", "--num_steps"), "--steps-per-batch, of all environments"),
+    "--n_envs": "--num-envs",
+    "--learning_rate": "--lr",
+    "--num_minibatches": "--minibatch-size, in rows",
+    **dict.fromkeys(("--n_epochs", "--update_epochs"), "--epochs"),
+    **dict.fromkeys(("--clip_range", "--clip_coef"), "--clip-ratio"),
+    "--ent_coef": "--entropy-coef",
+    "--vf_coef": "--value-coef",
     **dict.fromkeys(
         ("-m", "--hid1_mult", "--policy_hid_list"), "--hidden, the units of each layer"
     ),
@@ -299,12 +309,13 @@ def _read_line(words: Words, settings: Mapping[str, Any], source: str) -> tuple[
 
 
 def _check_names(words: Words, known: Set[str]) -> None:
-    """Raise ValueError for the options of mpi_util's train.py that are called otherwise here."""
+    """Raise ValueError for the options of other libraries that are called otherwise here."""
     given = [word.partition("=")[0] for word in words.argv]
-    theirs = [name for name in given if name in _OF_MPI_UTIL and name[2:] not in known]
+    alike = {name: name[:2] + name[2:].replace("-", "_") for name in given}
+    theirs = [name for name, it in alike.items() if it in _ELSEWHERE and it[2:] not in known]
     if theirs:
-        said = ", ".join(f"{name}: {_OF_MPI_UTIL[name]}" for name in theirs)
-        raise ValueError(f"options of mpi_util's train.py have other names here ({said})")
+        said = ", ".join(f"{name}: {_ELSEWHERE[alike[name]]}" for name in theirs)
+        raise ValueError(f"options of other libraries have other names here ({said})")
 
 
 _WHOLE_NUMBERS = ConstructorRegistry()

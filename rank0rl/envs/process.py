@@ -18,13 +18,13 @@ import os
 import pickle
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from functools import cache
-from multiprocessing import reduction
 from multiprocessing.connection import Connection, Pipe
 from types import SimpleNamespace
 from typing import Any
@@ -209,8 +209,9 @@ class _Server:
         why = "has ended"
         with contextlib.suppress(EOFError, OSError):
             self._control.send(what)
-            for file in files:
-                reduction.send_handle(self._control, file, self._process.pid)
+            if files:  # multiprocessing would wait for a confirmation, without a limit
+                with _as_socket(self._control) as control:
+                    socket.send_fds(control, [b"f"], files)
             if self._control.poll(limit_s):
                 return self._control.recv()
             why = f"gave no answer within {limit_s:g} s"
@@ -254,6 +255,10 @@ def _server() -> _Server:
     return _Server()
 
 
+def _as_socket(connection: Connection[Any, Any]) -> socket.socket:
+    return socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+
+
 # What follows runs in the fork server and in the processes of environments.
 
 
@@ -282,7 +287,11 @@ def _serve(control: int, rank: int) -> None:
             with contextlib.suppress(Exception):  # the environment's process says what is wrong
                 importlib.import_module(request)
             shared = tree.children(server) - processes  # which the module has started, for all
-            channel, stack = reduction.recv_handle(connection), reduction.recv_handle(connection)
+            with _as_socket(connection) as from_rank:
+                files = socket.recv_fds(from_rank, 1, 2)[1]
+            if not files:
+                break  # the rank has ended
+            channel, stack = files
             process_id = os.fork()
             if process_id == 0:
                 connection.close()

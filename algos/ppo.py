@@ -6,7 +6,6 @@ and the decreasing step size as in Andrychowicz et al. 2021, arXiv:2006.05990.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.actor_critic import ClosedForm, Loss, MakeNetworks, NetworkOptions, Part
+from rank0rl.nets.actor_critic import ClosedForm, MakeNetworks, NetworkOptions, Part
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.recurrent import Cell, recurrent_networks
 from rank0rl.nets.update import GradientSteps
@@ -95,8 +94,9 @@ class PPO(Agent):
     def prepare(self) -> None:
         """Make the gradient steps and compile them."""
         nets, limit = self.nets, self.options.max_grad_norm
+        over_each, where = self.options.normalize == "minibatch", (self.device, self.threads)
         self.steps = GradientSteps(
-            nets.trained(), nets.evaluate, self.adam, limit, self.device, self.threads
+            nets.trained(), nets.evaluate, self.adam, limit, *where, normalize=over_each
         )
         self.steps.compile(self.closed_form())
 
@@ -113,8 +113,7 @@ class PPO(Agent):
         rows["ret"] = rows["ret"] / self.value.scale.numpy()
         rows["val"] = rows["val"] / self.value.scale.numpy()
         self.flat.check(self.nets.trained())
-        loss = _over_minibatches(self.loss) if opt.normalize == "minibatch" else self.loss
-        rows = self.steps.begin(rows, loss, self.closed_form())
+        rows = self.steps.begin(rows, self.loss, self.closed_form())
         epoch = 0
         while epoch < opt.epochs:
             epoch += 1
@@ -153,6 +152,7 @@ class PPO(Agent):
             value: predictions of the value function, (n,), in units of its scale.
             rows: rows of the batch, (n, ...) each: those of `ActorCritic.training_rows`, others that
                 `process` returns, and "val", values at the time. "ret" and "val" are in units of the scale.
+                "adv" is normalized as `--normalize` says.
         """
         policy_loss = clipped_loss(log_ratio, rows["adv"], self.clip_ratio)
         value_loss = (value - rows["ret"]).square().mean()
@@ -164,11 +164,8 @@ class PPO(Agent):
 
         They are compared with `loss` before each update: a loss that differs is differentiated by torch.
         """
-        opt = self.options
-        normalize = opt.normalize == "minibatch"
-        return ClosedForm(
-            clipped_slope, self.clip_ratio, opt.value_coef, self.entropy_coef, normalize
-        )
+        value_coef = self.options.value_coef
+        return ClosedForm(clipped_slope, self.clip_ratio, value_coef, self.entropy_coef)
 
     def modules(self) -> dict[str, Any]:
         return self.nets.modules()
@@ -181,20 +178,6 @@ class PPO(Agent):
 
     def mode(self) -> nn.Module:
         return self.nets.mode()
-
-
-def _over_minibatches(loss: Loss) -> Loss:
-    """Return a loss whose advantages get mean 0 and standard deviation 1 over each minibatch."""
-
-    @functools.wraps(loss)
-    def normalized_loss(
-        log_ratio: Tensor, entropy: Tensor, value: Tensor, rows: dict[str, Tensor]
-    ) -> Tensor:
-        adv = rows["adv"] - rows["adv"].mean()
-        adv = adv / (adv.square().mean().sqrt() + 1e-8)
-        return loss(log_ratio, entropy, value, {**rows, "adv": adv})
-
-    return normalized_loss
 
 
 def clipped_loss(log_ratio: Tensor, adv: Tensor, clip_ratio: float) -> Tensor:

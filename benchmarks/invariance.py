@@ -68,7 +68,7 @@ RNG = np.random.default_rng(0)
 def shared_draws(agent, seed, iteration, fragment_id):
     kind, k = agent.noise
     if kind == "normal":
-        return lambda steps: RNG.standard_normal((steps, k), dtype=np.float32)
+        return lambda steps: RNG.standard_normal((steps, k)).astype(np.float32)
     return lambda steps: RNG.random((steps, k), dtype=np.float32)
 
 

@@ -85,7 +85,7 @@ class SAC(Agent):
         losses = []
         for _ in range(math.ceil(self.options.steps_per_row * len(batch["rew"]))):
             rows = self.replay.sample(self.options.minibatch_size, rng)
-            noise = rng.standard_normal((2, *rows["own"].shape), np.float32)
+            noise = rng.standard_normal((2, *rows["own"].shape)).astype(np.float32)
             some = {name: torch.from_numpy(x) for name, x in rows.items()}
             losses.append(self.step(some, *torch.from_numpy(noise)))
         q_loss, entropy = np.mean(losses, axis=0)

@@ -60,7 +60,7 @@ def _parse_schedule(schedule: str) -> tuple[str, float, float]:
 
 
 @dataclass(frozen=True)
-class Facts:
+class _Facts:
     """All that is known of an option besides its name, type, default and help text."""
 
     interval: str = ""
@@ -98,8 +98,8 @@ def setting(
     launch: bool = False,
     prefix: str = "",
 ) -> Any:
-    """Return the field of an option of a run. Its author must say more than for an `option`: see `Facts`."""
-    known = Facts(interval, changes_curve, resume, in_file, launch, prefix)
+    """Return the field of an option of a run. Its author must say more than for an `option`: see `_Facts`."""
+    known = _Facts(interval, changes_curve, resume, in_file, launch, prefix)
     metadata = {"facts": known}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=lambda: {**default}, metadata=metadata)
@@ -165,13 +165,13 @@ def _check_schedule(name: str, schedule: str, interval: str) -> None:
     _check_number(name, end, f"[{interval[1:-1]}]" if math.isfinite(end) else interval)
 
 
-def facts(kind: type) -> Mapping[str, Facts]:
+def facts(kind: type) -> Mapping[str, _Facts]:
     """Return what is known of each option of a dataclass, in the order of its fields."""
-    return {f.name: f.metadata.get("facts", Facts()) for f in dataclasses.fields(kind)}
+    return {f.name: f.metadata.get("facts", _Facts()) for f in dataclasses.fields(kind)}
 
 
 def names(kind: type, **wanted: bool) -> set[str]:
-    """Return the names of the options whose `Facts` have these values, such as in_file=False."""
+    """Return the names of the options whose `_Facts` have these values, such as in_file=False."""
     return {
         name
         for name, known in facts(kind).items()

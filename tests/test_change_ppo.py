@@ -100,7 +100,8 @@ def test_spo_has_its_best_ratio_at_the_limit_and_pulls_back_what_is_beyond():
 def test_the_closed_form_on_the_page_is_that_of_spo(tmp_path):
     [code] = re.findall(r"^```python\n(import numpy.*?)^```$", UPDATES.read_text(), re.M | re.S)
     (tmp_path / "closed.py").write_text(code)
-    done = train(tmp_path / "run", *SMALL, "--algo", f"{tmp_path / 'closed.py'}:CompiledSPO")
+    words = [*SMALL, "--normalize", "minibatch", "--algo", f"{tmp_path / 'closed.py'}:CompiledSPO"]
+    done = train(tmp_path / "run", *words)
     assert "updates: compiled\n" in done.stdout
 
 

@@ -38,7 +38,7 @@ WRONG = [
     ),
     (
         ["CartPole", "--learning-rate", "1e-3", "--n_steps=512"],
-        "(--learning-rate: --lr, --n_steps: --steps-per-batch, of all environments)",
+        "(--learning-rate: --lr; --n_steps: --steps-per-batch, of all environments)",
     ),
     (
         [
@@ -60,8 +60,8 @@ WRONG = [
                 "--valfunc_hid_list=[5]",
             ],
         ],
-        "(-g: --gamma, -l: --lam, -k: --target-kl, -b: --episodes-per-batch, -m: --hidden, the units of "
-        "each layer, -v: --log-std, which is half of it, --kl_targ: --target-kl, --valfunc_hid_list: --value-hidden, "
+        "(-g: --gamma; -l: --lam; -k: --target-kl; -b: --episodes-per-batch; -m: --hidden, the units of "
+        "each layer; -v: --log-std, which is half of it; --kl_targ: --target-kl; --valfunc_hid_list: --value-hidden, "
         "the units of each layer)",
     ),
     (["Walker2d", "--algo", "pop"], "no agent 'pop'"),

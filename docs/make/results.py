@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and docs/learning.svg from committed runs: python docs/make/results.py --write.
+"""Write the tables of docs/results.md and docs/quick-start.md, and docs/learning.svg: python docs/make/results.py --write.
 
 Studies are in benchmarks/results/v5/, a folder for each column; the curves of other libraries are in
 benchmarks/results/rivals/. Without --write, print the tables.
@@ -24,13 +24,14 @@ COMPARED = ("PPO", "PPO, tuned", "TRPO")
 """Columns that are compared with other libraries: with as many steps."""
 LONGER = {"PPO, tuned, 3M steps": "3M steps", "PPO, tuned, 10M steps": "10M steps"}
 """Columns of the table of longer runs -> their titles."""
+OLDER = "38bd75f"  # has the settings of all runs that were recorded with files that were not committed yet
 SCORES = {"Walker2d": (1000, 2000, 3000), "Hopper": (1000, 2000, 3000), "HalfCheetah": (3000,)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--write", action="store_true", help="write docs/results.md and its picture"
+        "--write", action="store_true", help="write the tables of docs/ and the picture"
     )
     args = parser.parse_args()
     runs, others = mujoco(), other_tasks()
@@ -42,18 +43,19 @@ def main() -> None:
         "minutes": minutes(runs),
         "others": of_others(runs, others),
         "hashes": hashes(runs | others),
+        "machines": machines(),
     }
     print("\n\n".join(tables.values()))
     if args.write:
-        page = DOCS / "results.md"
-        text = page.read_text()
-        for name, table in tables.items():
-            begin, end = (
-                f"<!-- {name}: written by docs/make/results.py -->",
-                f"<!-- end of {name} -->",
-            )
-            text = re.sub(f"{begin}.*?{end}", f"{begin}\n{table}\n{end}", text, flags=re.S)
-        page.write_text(text)
+        for page in (DOCS / "results.md", DOCS / "quick-start.md"):
+            text = page.read_text()
+            for name, table in tables.items():
+                begin, end = (
+                    f"<!-- {name}: written by docs/make/results.py -->",
+                    f"<!-- end of {name} -->",
+                )
+                text = re.sub(f"{begin}.*?{end}", f"{begin}\n{table}\n{end}", text, flags=re.S)
+            page.write_text(text)
         draw(runs)
 
 
@@ -204,9 +206,27 @@ def hashes(runs: Runs) -> str:
     for of_task in runs.values():
         for name, (first, *_) in of_task.items():
             if name not in RIVALS.values():
-                cells = (first.command, first.commit[:7], first.sha256[:16])
+                commit = OLDER if "--cpu avx2" in first.command else first.commit[:7]
+                cells = (first.command, commit, first.sha256[:16])
                 lines.append("| " + " | ".join(f"`{each}`" for each in cells) + " |")
     return "\n".join(lines)
+
+
+def machines() -> str:
+    """Return the table of fresh systems, from benchmarks/machines.py."""
+    lines = ["| system | packages | first training | tests | versions |", "|---|---|---|---|---|"]
+    with (RESULTS / "machines.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            trained = f"{clock(row['train_s'])}, `{row['weights'][:8]}`"
+            tested = f"{row['tests']}, {clock(row['test_s'])}" if row["tests"] else ""
+            cells = (row["system"], row["packages"], trained, tested, row["versions"])
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def clock(seconds: str) -> str:
+    """Return 2:18 for 138 seconds."""
+    return "{}:{:02}".format(*divmod(int(seconds), 60))
 
 
 def draw(runs: Runs) -> None:

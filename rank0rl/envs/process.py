@@ -256,7 +256,9 @@ def _server() -> _Server:
 
 
 def _as_socket(connection: Connection[Any, Any]) -> socket.socket:
-    return socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+    its = socket.fromfd(connection.fileno(), socket.AF_UNIX, socket.SOCK_STREAM)
+    its.settimeout(None)  # whatever the default is: both share whether they block
+    return its
 
 
 # What follows runs in the fork server and in the processes of environments.
@@ -289,8 +291,8 @@ def _serve(control: int, rank: int) -> None:
             shared = tree.children(server) - processes  # which the module has started, for all
             with _as_socket(connection) as from_rank:
                 files = socket.recv_fds(from_rank, 1, 2)[1]
-            if not files:
-                break  # the rank has ended
+            if len(files) < 2:
+                break  # the rank has ended, or no more files may be open
             channel, stack = files
             process_id = os.fork()
             if process_id == 0:

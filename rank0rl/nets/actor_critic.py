@@ -53,8 +53,6 @@ class ClosedForm(NamedTuple):
     """Weight of the value loss."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    normalize: bool = False
-    """True if advantages get mean 0 and standard deviation 1 within each minibatch."""
 
 
 class ValueFunction(nn.Module):
@@ -238,6 +236,19 @@ def normalized(adv: Array) -> Array:
     adv = adv - adv.sum() / np.float32(len(adv))
     std = np.sqrt(adv @ adv / np.float32(len(adv)))
     return adv / (std + np.float32(1e-8))  # 1e-8: they may be equal
+
+
+def whitened(loss: Loss) -> Loss:
+    """Return a loss that gets the `normalized` advantages of each minibatch."""
+
+    def of_whitened(
+        log_ratio: Tensor, entropy: Tensor, value: Tensor, rows: dict[str, Tensor]
+    ) -> Tensor:
+        adv = rows["adv"]
+        adv = torch.from_numpy(normalized(adv.numpy(force=True))).to(adv.device)
+        return loss(log_ratio, entropy, value, {**rows, "adv": adv})
+
+    return of_whitened
 
 
 MakeNetworks: TypeAlias = Callable[[Spaces, Any, np.random.Generator], Mapping[str, Any]]

@@ -19,7 +19,7 @@ from torch import Tensor, library, nn
 
 from rank0rl.batch import Batch, take
 from rank0rl.nets import IS_PORTABLE
-from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, Outputs, ValueFunction
+from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, Outputs, ValueFunction, whitened
 from rank0rl.nets.autograd import AutogradSteps, Product, fisher_by_autograd
 from rank0rl.nets.flat import Adam, Flat, derivatives, tensors
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
@@ -37,21 +37,17 @@ _EXACT = 1e-6  # derivatives by one log ratio, value or entropy: some roundings 
 _ALL = (CLOSED, LOSS, OUTPUTS)  # ways, the fastest first
 _APART = 1e-3  # log ratios before the first step: at most 1e-5 were seen
 _LARGE = 2**18  # multiplications of a product; a call of a kernel from torch takes 10 us more
-_IN_PLACE = (
-    "the loss changes an argument in place: write x = x.clamp(...), not x.clamp_(...) or x += ..."
-)
+_IN_PLACE = "the loss changes an argument in place: write x = x.clamp(...), not x.clamp_(...)"
 
 
 class GradientSteps:
     """Gradient steps of an agent's loss on its networks. The loss that the agent gives is the one that trains.
 
-    MLPs are computed in kernels, and so is the closed form of a loss. That is checked: before the first
-    update, the gradient of some rows, with ratios from 0.1 to 8, is computed in kernels and by autograd
-    of the agent's own loss, policy and value function, near the weights that they began with. Where these differ, the next way is taken: the
-    loss by torch, then policy and value function by torch too, then all by autograd. A loss may change,
-    so it is compared with its closed form before every update.
-
-    In each update: `begin`, `epoch` as often as needed, `end`.
+    MLPs are computed in kernels, and so is the closed form of a loss. That is checked: before the first update, the
+    gradient of some rows, with ratios from 0.1 to 8, is computed in kernels and by autograd of the agent's own loss,
+    policy and value function, near the weights that they began with. Where these differ, the next way is taken: the
+    loss by torch, then policy and value function by torch too, then all by autograd. A loss may change, so it is
+    compared with its closed form before every update. In each: `begin`, `epoch` as often as needed, `end`.
 
     Args:
         nets: the networks by name, on the CPU, flat, with gradients in place.
@@ -60,6 +56,7 @@ class GradientSteps:
         max_grad_norm: norm to which a larger gradient is scaled down.
         device: where the steps compute, such as "cpu" or "cuda".
         threads: number of threads on the CPU; the results do not depend on it.
+        normalize: True if advantages get mean 0 and standard deviation 1 over each minibatch.
     """
 
     def __init__(
@@ -70,17 +67,19 @@ class GradientSteps:
         max_grad_norm: float,
         device: str = "cpu",
         threads: int = 1,
+        normalize: bool = False,
     ) -> None:
         """Raise RuntimeError if Adam is not over the parameters of these networks."""
         adam.flat.check(nets)
-        self._nets, self._evaluate, self._adam = nets, evaluate, adam
+        self._nets, self._evaluate, self._adam, self._normalize = nets, evaluate, adam, normalize
         self._trained = [p for p in nets.parameters() if p.requires_grad]
         self._compiled: CompiledSteps | None = None
         why = f"on {device}" if device != "cpu" else _why_not(nets)
         if not why:
             from rank0rl.nets.kernels.compiled import CompiledSteps
 
-            self._compiled = CompiledSteps(nets, evaluate, adam, max_grad_norm, threads)
+            args = nets, evaluate, adam, max_grad_norm, threads, normalize
+            self._compiled = CompiledSteps(*args)
         self._autograd = AutogradSteps(nets, evaluate, adam, max_grad_norm, device)
         self._steps: CompiledSteps | AutogradSteps = self._compiled or self._autograd
         self._ways = [*self._compiled.ways] if self._compiled else []  # those not known to be wrong
@@ -108,11 +107,12 @@ class GradientSteps:
         """
         broken = self._compiled.why_not(closed) if self._compiled else ""
         closed = None if broken else closed
+        whole = whitened(loss) if self._normalize else loss
         if len(rows["obs"]) and (self._ways or self._is_away):
             try:
                 with _unseen():
                     way, why = self._way(rows, loss, closed)
-                    while way and way not in self._right and self._check(way, rows, loss, closed):
+                    while way and way not in self._right and self._check(way, rows, whole, closed):
                         way, why = self._way(rows, loss, closed)  # by what the check found
             except RuntimeError as error:
                 if "in-place operation" not in str(error):
@@ -126,7 +126,7 @@ class GradientSteps:
                     f'agent devices = ("cpu",), or a loss of log ratios, entropy, values and rows alone'
                 )
             self._take(way, why)
-        return self._steps.begin(rows, loss, closed)
+        return self._steps.begin(rows, whole, closed)
 
     def epoch(
         self, rows: dict[str, Any], minibatch_size: int, rng: np.random.Generator, lr: float

@@ -46,7 +46,7 @@ _ELSEWHERE = {  # what mpi_util, stable-baselines3 and CleanRL call options, wit
     **dict.fromkeys(("--n_epochs", "--update_epochs"), "--epochs"),
     **dict.fromkeys(("--clip_range", "--clip_coef"), "--clip-ratio"),
     "--ent_coef": "--entropy-coef",
-    "--vf_coef": "--value-coef",
+    "--vf_coef": "--value-coef, half of CleanRL's",
     **dict.fromkeys(
         ("-m", "--hid1_mult", "--policy_hid_list"), "--hidden, the units of each layer"
     ),
@@ -314,7 +314,7 @@ def _check_names(words: Words, known: Set[str]) -> None:
     alike = {name: name[:2] + name[2:].replace("-", "_") for name in given}
     theirs = [name for name, it in alike.items() if it in _ELSEWHERE and it[2:] not in known]
     if theirs:
-        said = ", ".join(f"{name}: {_ELSEWHERE[alike[name]]}" for name in theirs)
+        said = "; ".join(f"{name}: {_ELSEWHERE[alike[name]]}" for name in theirs)
         raise ValueError(f"options of other libraries have other names here ({said})")
 
 

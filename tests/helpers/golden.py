@@ -38,7 +38,7 @@ RUNS = {
     "masks": f"{_WORLD} masked=true {_SHORT}",
     "elu": f"Pendulum --activation elu {_SHORT}",
     "gelu": f"Pendulum --activation gelu --layer-norm {_SHORT}",
-    "own loss": f"Pendulum --algo {ROOT}/examples/kl_penalty.py {_SHORT}",
+    "own loss": f"Pendulum --algo {ROOT}/examples/kl_penalty.py --normalize minibatch {_SHORT}",
     "own network": f"CartPole --algo {ROOT}/examples/04_network.py:MyPPO {_SHORT}",
 }
 

@@ -40,7 +40,7 @@ class Objective:
     def __init__(self, clip_ratio=0.1, normalize=False, value_coef=0.7, entropy_coef=0.03):
         self.clip_ratio, self.value_coef = clip_ratio, value_coef
         self.normalize, self.entropy_coef = normalize, entropy_coef
-        self.closed = ClosedForm(clipped_slope, clip_ratio, value_coef, entropy_coef, normalize)
+        self.closed = ClosedForm(clipped_slope, clip_ratio, value_coef, entropy_coef)
 
     def loss(self, log_ratio, entropy, value, rows):
         adv = rows["adv"]
@@ -56,7 +56,7 @@ def evaluate(nets, rows):
 
 
 def compiled(nets, adam, both, limit=0.5, threads=1, way=CLOSED):
-    steps = CompiledSteps(nets, evaluate, adam, limit, threads)
+    steps = CompiledSteps(nets, evaluate, adam, limit, threads, both.normalize)
     steps.way = way
     steps.begin({}, both.loss, both.closed)
     return steps

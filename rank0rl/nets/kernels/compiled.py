@@ -55,6 +55,7 @@ class CompiledSteps:
         adam: over their parameters.
         max_grad_norm: norm to which a larger gradient is scaled down.
         threads: number of threads; the results do not depend on it.
+        normalize: True if advantages get mean 0 and standard deviation 1 over each minibatch.
     """
 
     def __init__(
@@ -64,12 +65,13 @@ class CompiledSteps:
         adam: Adam,
         max_grad_norm: float,
         threads: int,
+        normalize: bool = False,
     ) -> None:
         [vector] = adam.flat.vectors
         assert vector.grad is not None
         theta = vector.detach()
         self._theta, self._grad = theta.numpy(), vector.grad.numpy()
-        self._adam, self._max_grad_norm = adam, max_grad_norm
+        self._adam, self._max_grad_norm, self._normalize = adam, max_grad_norm, normalize
         self._team, self._rooms = Team(threads), dict[int, Room]()
         self._modules: dict[str, Any] = dict(nets.items())
         self._in_torch, self._evaluate = _InTorch(self._modules, theta), evaluate
@@ -202,8 +204,8 @@ class CompiledSteps:
         n, by = len(value), np.zeros(len(value), self._theta.dtype)
         if closed.slope:
             slope = scalar(closed.slope, self._theta.dtype).address
-            adv = normalized(rows["adv"]) if closed.normalize else rows["adv"]
-            apply(slope, log_ratio, np.ascontiguousarray(adv, by.dtype), float(closed.coef), by)
+            adv = np.ascontiguousarray(rows["adv"], by.dtype)
+            apply(slope, log_ratio, adv, float(closed.coef), by)
         by_value = 2 * closed.value_coef * (value - rows["ret"])
         return [by / n, by_value / n, np.array(-closed.entropy_coef)]
 
@@ -292,7 +294,7 @@ class CompiledSteps:
         number, n = self._theta.dtype, len(shuffled["obs"])
         ret, none = shuffled.get("ret", np.zeros(n)), np.zeros((n, 0), bool)
         adv, act = shuffled.get("adv", ret), shuffled.get("act", none)
-        if self._closed and self._closed.normalize and n:
+        if self._normalize and n and self.way == CLOSED:
             starts = range(0, n, minibatch_size)
             adv = np.concatenate([normalized(adv[a : a + minibatch_size]) for a in starts])
         kind = np.int64 if isinstance(head, Choices) else number

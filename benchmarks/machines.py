@@ -96,8 +96,9 @@ def record(system: System, args: argparse.Namespace) -> None:
     subprocess.run(["git", "clone", "--quiet", "--no-local", ROOT, checkout], check=True)
     variables = ""
     if args.packages != "locked":
-        (checkout / "chosen.txt").write_text(oldest() if args.packages == "oldest" else "")
-        variables = " CONSTRAINTS=chosen.txt"
+        chosen = checkout.with_name("chosen.txt")  # outside: tests call make in other folders too
+        chosen.write_text(oldest() if args.packages == "oldest" else "")
+        variables = f" CONSTRAINTS={HOME}/chosen.txt"
     system.run(f"chown -R user:user {HOME} && rm -rf {HOME}/.cache", user=0, check=True)
     row = {"system": described(system), "packages": args.packages}
     begun = time.monotonic()

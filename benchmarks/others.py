@@ -1,18 +1,17 @@
-"""Measure PPO of other projects on Walker2d in one process: python benchmarks/others.py stable-baselines3 8 2048 64 4.
+"""Measure PPO of other projects in one process: python benchmarks/others.py stable-baselines3 Walker2d 8 2048 64 4.
 
-It prints steps per second, for benchmarks/train.py. The arguments are which one, environments, steps a batch, rows
-a minibatch, and iterations, before which two more are not timed. All have ten epochs, two tanh networks and one torch thread:
+It prints steps per second, for benchmarks/train.py. The arguments are which one, the task, environments, steps a batch,
+rows a minibatch, and iterations, before which two more are not timed. All have two tanh networks and one torch thread:
 
 - `stable-baselines3`: on Gymnasium's environments, one after the other;
 - `sbx`: stable-baselines3 in JAX, on the same;
 - `sbx-envpool`: the same on EnvPool, which steps environments in as many C++ threads as there are cores;
+- `sb3-contrib`: stable-baselines3 with an LSTM of 64 units that policy and value function share;
 - `single-file`: a loop in the style of the one-file implementations: torch modules, Gymnasium's vector environment,
   autograd and torch's Adam.
 
 Those of SBX need `pip install sbx-rl envpool "gymnasium[mujoco]"` in an environment of their own. JAX takes the threads that it
-wants. `--pong` measures stable-baselines3 on images, with four epochs:
-
-    python benchmarks/others.py stable-baselines3 8 1024 256 4 --pong --threads 2
+wants. Pong and the LSTM have four epochs, the others ten.
 """
 
 from __future__ import annotations
@@ -27,61 +26,81 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-EPOCHS = 10
-PONG_EPOCHS = 4
+ENVS = {"Walker2d": "Walker2d-v5", "CartPole": "CartPole-v1", "Pong": "ALE/Pong-v5"}
+FEW_EPOCHS, EPOCHS = 4, 10  # few for images and with memory
 
 
 def main() -> None:
     ways = {
         "stable-baselines3": stable_baselines,
+        "sb3-contrib": recurrent,
         "sbx": partial(sbx, pool=False),
         "sbx-envpool": partial(sbx, pool=True),
         "single-file": single_file,
     }
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("which", choices=ways)
+    parser.add_argument("task", choices=ENVS)
     for name in ("envs", "batch", "minibatch", "iterations"):
         parser.add_argument(name, type=int)
     parser.add_argument("--units", type=int, default=64, help="of both hidden layers")
-    parser.add_argument("--pong", action="store_true", help="stable-baselines3 on ALE/Pong-v5")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     sizes = args.envs, args.batch, args.minibatch, args.iterations + 2, args.units
-    way = partial(stable_baselines, pong=True) if args.pong else ways[args.which]
-    begins = way(*sizes)[2:]  # JAX compiles in the first iterations
+    begins = ways[args.which](args.task, *sizes)[2:]  # JAX compiles in the first iterations
     each = (begins[-1] - begins[0]) / (len(begins) - 1)
     print(args.batch / each)
 
 
 def stable_baselines(
-    envs: int, batch: int, minibatch: int, iterations: int, units: int, pong: bool = False
+    task: str, envs: int, batch: int, minibatch: int, iterations: int, units: int
 ) -> list[float]:
     """Train with stable-baselines3; return the times at which iterations began."""
     from stable_baselines3 import PPO
-    from stable_baselines3.common.env_util import make_vec_env
 
-    env = make_vec_env(make_pong if pong else "Walker2d-v5", envs)
-    epochs = PONG_EPOCHS if pong else EPOCHS
-    return learn(
-        PPO, "CnnPolicy" if pong else "MlpPolicy", env, batch, minibatch, iterations, units, epochs
-    )
+    env = vector(task, envs)
+    if task == "Pong":
+        return learn(PPO, "CnnPolicy", env, batch, minibatch, iterations, FEW_EPOCHS, {})
+    return learn(PPO, "MlpPolicy", env, batch, minibatch, iterations, EPOCHS, layers(units))
+
+
+def recurrent(
+    task: str, envs: int, batch: int, minibatch: int, iterations: int, units: int
+) -> list[float]:
+    """Train an LSTM with sb3-contrib; return the times at which iterations began."""
+    from sb3_contrib import RecurrentPPO
+
+    memory = {"lstm_hidden_size": 64, "shared_lstm": True, "enable_critic_lstm": False}
+    networks = layers(units) | memory
+    of_lstm = "MlpLstmPolicy", vector(task, envs), batch, minibatch, iterations, FEW_EPOCHS
+    return learn(RecurrentPPO, *of_lstm, networks)
 
 
 def sbx(
-    envs: int, batch: int, minibatch: int, iterations: int, units: int, pool: bool
+    task: str, envs: int, batch: int, minibatch: int, iterations: int, units: int, pool: bool
 ) -> list[float]:
     """Train with stable-baselines3 in JAX; return the times at which iterations began."""
     from sbx import PPO
-    from stable_baselines3.common.env_util import make_vec_env
 
     if pool:
         from pool import Pool
 
-        env: Any = Pool(envs)
+        env: Any = Pool(ENVS[task], envs)
     else:
-        env = make_vec_env("Walker2d-v5", envs)
-    return learn(PPO, "MlpPolicy", env, batch, minibatch, iterations, units, EPOCHS)
+        env = vector(task, envs)
+    return learn(PPO, "MlpPolicy", env, batch, minibatch, iterations, EPOCHS, layers(units))
+
+
+def vector(task: str, envs: int) -> Any:
+    """Return environments for stable-baselines3, one after the other."""
+    from stable_baselines3.common.env_util import make_vec_env
+
+    return make_vec_env(make_pong if task == "Pong" else ENVS[task], envs)
+
+
+def layers(units: int) -> dict[str, Any]:
+    return {"net_arch": [units, units]}
 
 
 def learn(
@@ -91,10 +110,10 @@ def learn(
     batch: int,
     minibatch: int,
     iterations: int,
-    units: int,
     epochs: int,
+    networks: dict[str, Any],
 ) -> list[float]:
-    """Train with either form of stable-baselines3; return the times at which iterations began."""
+    """Train with any form of stable-baselines3; return the times at which iterations began."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     begins: list[float] = []
@@ -112,7 +131,7 @@ def learn(
         n_steps=batch // env.num_envs,
         batch_size=minibatch,
         n_epochs=epochs,
-        policy_kwargs={} if policy == "CnnPolicy" else {"net_arch": [units, units]},
+        policy_kwargs=networks,
         device="cpu",
     )
     model.learn(batch * iterations, callback=Times())
@@ -128,9 +147,11 @@ def make_pong() -> gym.Env:
     return gym.wrappers.FrameStackObservation(gym.wrappers.ClipReward(env, -1, 1), 4)
 
 
-def single_file(envs: int, batch: int, minibatch: int, iterations: int, units: int) -> list[float]:
-    """Train with a loop in one function; return the times at which iterations began, and the end."""
-    vec = gym.vector.SyncVectorEnv([lambda: gym.make("Walker2d-v5") for _ in range(envs)])
+def single_file(
+    task: str, envs: int, batch: int, minibatch: int, iterations: int, units: int
+) -> list[float]:
+    """Train floats with a loop in one function; return the times at which iterations began, and the end."""
+    vec = gym.vector.SyncVectorEnv([lambda: gym.make(ENVS[task]) for _ in range(envs)])
     n_obs, n_act = vec.single_observation_space.shape[0], vec.single_action_space.shape[0]
     mean, value = network(n_obs, n_act, units), network(n_obs, 1, units)
     log_std = nn.Parameter(torch.zeros(1, n_act))

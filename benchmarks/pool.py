@@ -1,4 +1,4 @@
-"""Walker2d of EnvPool as the vector environment that stable-baselines3 takes, for benchmarks/others.py."""
+"""EnvPool as the vector environment that stable-baselines3 takes, for benchmarks/others.py."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from stable_baselines3.common.vec_env import VecEnv
 class Pool(VecEnv):
     """Environments of EnvPool. Those whose episode has ended begin another one at once."""
 
-    def __init__(self, envs: int) -> None:
-        self.pool = envpool.make("Walker2d-v5", env_type="gymnasium", num_envs=envs)
+    def __init__(self, env_id: str, envs: int) -> None:
+        self.pool = envpool.make(env_id, env_type="gymnasium", num_envs=envs)
         super().__init__(envs, self.pool.observation_space, self.pool.action_space)
 
     def reset(self) -> Any:

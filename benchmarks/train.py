@@ -1,13 +1,18 @@
-"""Measure whole iterations of PPO on Walker2d beside other projects and bare `env.step`: python benchmarks/train.py.
+"""Measure whole iterations of PPO beside other projects and bare `env.step`: python benchmarks/train.py.
 
-It needs the bench extra. A larger batch:
+It needs the bench extra. A larger batch, and choices in place of floats:
 
     python benchmarks/train.py --steps-per-batch 20000 --minibatch-size 256 --iterations 4
+    python benchmarks/train.py CartPole --sb3 8 --single-file
+
+An LSTM, with four epochs, beside sb3-contrib:
+
+    python benchmarks/train.py CartPole --lstm --minibatch-size 256 --iterations 6
 
 Images: Pong, with four epochs and the same network everywhere, and with torch threads of stable-baselines3 as --nprocs
 says. It needs the atari extra too.
 
-    python benchmarks/train.py --pong --iterations 6
+    python benchmarks/train.py Pong --iterations 6
 
 stable-baselines3 in JAX (SBX), alone and with EnvPool, from an environment of its own, see others.py:
 
@@ -32,16 +37,18 @@ from pathlib import Path
 from table import alternate, ratio, show
 
 ROOT = Path(__file__).parent.parent
+ENVS = {"Walker2d": "Walker2d-v5", "CartPole": "CartPole-v1", "Pong": "ale_py:ALE/Pong-v5"}
 PHASES = ("collect", "process", "wait", "gather", "update", "broadcast")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("task", nargs="?", choices=ENVS, default="Walker2d")
+    parser.add_argument("--lstm", action="store_true", help="networks with memory")
     parser.add_argument("--nprocs", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps-per-batch", type=int, default=2048)
     parser.add_argument("--minibatch-size", type=int, default=64)
     parser.add_argument("--iterations", type=int, default=15)
-    parser.add_argument("--pong", action="store_true", help="ALE/Pong-v5 in place of Walker2d")
     parser.add_argument(
         "--sb3", type=int, nargs="*", default=[1, 8], help="environments of stable-baselines3"
     )
@@ -61,7 +68,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", help="CSV in benchmarks/results that gets the rows")
     args = parser.parse_args()
-    if args.pong:
+    if args.task == "Pong":
         args.steps_per_batch, args.minibatch_size = 1024, 256
     phases: dict[str, list[float]] = {}
     phases_before: dict[str, list[float]] = {}
@@ -85,7 +92,8 @@ def main() -> None:
     for name, those in (("", phases), ("before: ", phases_before)):
         figures |= {name + phase: these for phase, these in those.items()}
     size = f"{args.steps_per_batch} steps a batch, minibatches of {args.minibatch_size}"
-    task = "Pong, 4 epochs" if args.pong else "Walker2d, 10 epochs"
+    task = f"{args.task}, LSTM" if args.lstm else args.task
+    task += f", {4 if args.lstm or args.task == 'Pong' else 10} epochs"
     if args.units != 64:
         task += f", {args.units} units"
     show(f"{task}, {size}, steps/s and ms", figures, args.out)
@@ -103,26 +111,30 @@ def ways_of(args: argparse.Namespace, phases: dict, phases_before: dict) -> list
         root = args.before.resolve()
         for n in args.nprocs:
             before[f"before, ranks: {n}"] = partial(rank0rl, args, n, phases_before, (), root)
-    if args.pong:
+    if args.task == "Pong":
         for n in args.nprocs:
-            options = ["--pong", "--threads", str(n)]
+            options = ["--threads", str(n)]
             others[f"stable-baselines3, threads: {n}"] = partial(
                 other, args, "stable-baselines3", 8, options
             )
         return [{}, ours, beside, before, others]
-    counts = {
-        "stable-baselines3": args.sb3,
-        "sbx": args.sbx,
-        "sbx-envpool": args.sbx_envpool,
-        "single-file": args.single_file,
-    }
+    counts = (
+        {"sb3-contrib": args.sb3}
+        if args.lstm
+        else {
+            "stable-baselines3": args.sb3,
+            "sbx": args.sbx,
+            "sbx-envpool": args.sbx_envpool,
+            "single-file": args.single_file,
+        }
+    )
     for name, numbers in counts.items():
         for n in numbers:
             others[f"{name}, environments: {n}"] = partial(
                 other, args, name, n, ["--units", str(args.units)]
             )
     return [
-        {f"bare env.step, processes: {most}": partial(bare, most)},
+        {f"bare env.step, processes: {most}": partial(bare, args.task, most)},
         ours,
         beside,
         before,
@@ -136,21 +148,21 @@ def other(
     """Return the steps per second of another project."""
     sizes = environments, args.steps_per_batch, args.minibatch_size, max(3, args.iterations // 4)
     python = args.sbx_python if name.startswith("sbx") else sys.executable
-    command = [python, str(ROOT / "benchmarks" / "others.py"), name, *map(str, sizes)]
+    command = [python, str(ROOT / "benchmarks" / "others.py"), name, args.task, *map(str, sizes)]
     command += options
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(done.stdout.split()[-1])
 
 
-def bare(processes: int, steps: int = 10_000) -> float:
+def bare(task: str, processes: int, steps: int = 10_000) -> float:
     """Return the steps per second of so many processes that only call `env.step`, summed."""
     code = f"""
-import gymnasium as gym, numpy as np, time
-env = gym.make("Walker2d-v5", disable_env_checker=True)
-draws = np.random.default_rng(0).standard_normal(({steps}, 6), dtype=np.float32)
+import gymnasium as gym, time
+env = gym.make("{ENVS[task]}", disable_env_checker=True)
+actions = [env.action_space.sample() for _ in range({steps})]
 env.reset(seed=0)
 start = time.perf_counter()
-for action in list(draws.clip(-1, 1)):
+for action in actions:
     _, _, over, cut, _ = env.step(action)
     if over or cut:
         env.reset()
@@ -172,10 +184,12 @@ def rank0rl(
 ) -> float:
     """Run train.py; return its steps per second, and add its phases to a dict of figures."""
     with tempfile.TemporaryDirectory() as folder:
-        task = ["Walker2d", "--config", "configs/ppo.toml", "--num-envs", "32"]
-        task += ["--hidden", str(args.units), str(args.units)]
-        task = ["ale_py:ALE/Pong-v5"] if args.pong else task
-        command = [sys.executable, "train.py", *task, "--nprocs", str(nprocs)]
+        command = [sys.executable, "train.py", ENVS[args.task], "--nprocs", str(nprocs)]
+        if args.task != "Pong":
+            command += ["--config", "configs/ppo.toml", "--num-envs", "32"]
+            command += ["--hidden", str(args.units), str(args.units)]
+        if args.lstm:
+            command += ["--recurrent", "lstm", "--epochs", "4"]
         command += ["--steps-per-batch", str(args.steps_per_batch)]
         command += ["--minibatch-size", str(args.minibatch_size)]
         command += [

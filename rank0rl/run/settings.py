@@ -32,7 +32,7 @@ _A_LAYER = 1 << 12  # numbers that take as much memory as what each layer brings
 
 
 _ELSEWHERE = {  # what mpi_util, stable-baselines3 and CleanRL call options, with underscores
-    "--gpu_pct": "leave it out, because rank 0 alone uses a GPU, with --device cuda",
+    "--gpu_pct": "leave it out: only rank 0 updates, and ppo takes --device cuda",
     "-g": "--gamma",
     **dict.fromkeys(("-l", "--lambda", "--gae_lambda"), "--lam"),
     **dict.fromkeys(("-k", "--kl_targ"), "--target-kl"),

@@ -120,10 +120,11 @@ def test_a_failed_trial_counts_and_is_never_the_best(tmp_path):
         searching.best()
 
 
-def with_six_trials(folder, ret):
+def with_six_trials(folder, ret, seeds=1):
     """Return a search whose first six trials had this return on their way, and none was stopped."""
-    searching = Search(options(trials=7), REST, folder)
-    for _ in range(6):
+    given = options(trials=7, search_seeds=f"100:{100 + seeds}")
+    searching = Search(given, REST, folder)
+    for _ in range(6 * seeds):
         run = searching.take()
         for part in (0.1, 0.5, 0.9):
             training = SimpleNamespace(planned=run, part=part, row=lambda: {"return_mean": ret})
@@ -131,6 +132,15 @@ def with_six_trials(folder, ret):
         write(folder, run, 100.0)
         searching.done(run, 0)
     return searching
+
+
+def test_no_run_of_a_trial_is_stopped_in_its_first_quarter(tmp_path):
+    searching = with_six_trials(tmp_path, "100", seeds=2)
+    for seed in (100, 101):
+        low = {"planned": searching.take(), "row": lambda: {"return_mean": "1"}}
+        assert low["planned"].options.seed == seed
+        assert not searching.stops(SimpleNamespace(part=0.1, **low))
+    assert searching.stops(SimpleNamespace(part=0.5, **low))
 
 
 def test_a_curve_below_the_median_is_stopped(tmp_path):

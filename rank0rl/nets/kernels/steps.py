@@ -107,7 +107,16 @@ def block_rows(n: int) -> int:
     return max(_BLOCK, -(-n // _BLOCKS))
 
 
-kernel_block_rows = part(block_rows)  # for kernels
+def task_of(turn: int, threads: int) -> int:
+    """Return the task that a thread takes as this turn, of policy and value function.
+
+    They change places in every second round of the threads: else, one of two threads has all tasks of the policy, which
+    take a fifth longer.
+    """
+    return turn ^ 1 if (turn - turn % 2) // threads % 2 else turn
+
+
+kernel_block_rows, kernel_task_of = part(block_rows), part(task_of)
 
 
 @kernel
@@ -131,7 +140,8 @@ def make_steps(
     for begin in range(first, last, epoch.size):
         end = min(begin + epoch.size, last)
         n = end - begin
-        for task in range(thread, _tasks(epoch, n), threads):
+        for turn in range(thread, _tasks(epoch, n), threads):
+            task = _task(epoch, turn, threads)
             block = _block(epoch, task, begin, end)
             _forward_rows(epoch, task, block)
             if not epoch.differentiate:
@@ -145,7 +155,8 @@ def make_steps(
                 epoch.room.goes_on[0] = 0
                 ask(epoch.differentiate, begin)
             meet(threads, barrier)
-            for task in range(thread, _tasks(epoch, n), threads):
+            for turn in range(thread, _tasks(epoch, n), threads):
+                task = _task(epoch, turn, threads)
                 _backward_rows(epoch, task, _block(epoch, task, begin, end), n)
             meet(threads, barrier)
         step += 1
@@ -163,6 +174,11 @@ def _networks(epoch: Epoch) -> int:
 def _tasks(epoch: Epoch, n: int) -> int:
     """Return the number of tasks of a minibatch of n rows."""
     return _networks(epoch) * -(-n // kernel_block_rows(n))
+
+
+@part
+def _task(epoch: Epoch, turn: int, threads: int) -> int:
+    return kernel_task_of(turn, threads) if _networks(epoch) == 2 else turn
 
 
 @part

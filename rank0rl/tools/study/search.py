@@ -29,7 +29,7 @@ _REPORTS = 20  # times in a run that it is compared with the trials before
 _LOCK_S = 0.01  # between tries to lock the journal
 _JOURNAL = 1 << 26  # bytes of the largest journal: 100,000 trials and more
 _LOOK_S = 2.0  # between looks at the trials of other machines
-_WARM_UP = 5  # of these, the first ones, and trials that are never stopped early
+_WARM_UP = 5  # of these, the first ones of each run, and trials that are never stopped early
 
 
 def check(given: Options, rest: Sequence[str], source: Path | None = None) -> None:
@@ -139,7 +139,7 @@ class Search(Runs):
             study_name="rank0rl",
             load_if_exists=True,
             direction="maximize",
-            pruner=optuna.pruners.MedianPruner(_WARM_UP, _WARM_UP),
+            pruner=optuna.pruners.MedianPruner(_WARM_UP),
         )
         self._sampler = kinds[given.sampler]
         self._refuse_another(
@@ -186,7 +186,9 @@ class Search(Runs):
             return False
         trial.reported.add(step)
         trial.of_optuna.report(float(row["return_mean"]), step)
-        if not self._given.prune or part == _REPORTS or not trial.of_optuna.should_prune():
+        if not self._given.prune or not _WARM_UP <= part < _REPORTS:
+            return False
+        if not trial.of_optuna.should_prune():
             return False
         self._give_up(trial, "PRUNED")
         return True

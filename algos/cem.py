@@ -26,7 +26,7 @@ class CEMOptions(CheckedOptions):
 
 
 class CEM(Agent):
-    """Linear policies, one candidate per episode, for box and single discrete actions."""
+    """Linear policies, one candidate per episode, for box and discrete actions."""
 
     Options = CEMOptions
     settings = "cem"
@@ -49,7 +49,9 @@ class CEM(Agent):
             weights[:] = self.mean
         obs = step.obs.reshape(len(step.obs), 1, -1).astype(np.float32)
         out = (obs @ weights)[:, 0]
-        return (out.argmax(1) if self.space.choices else out.reshape(-1, *self.space.shape)), {}
+        if choices := self.space.choice_slices():
+            out = np.stack([out[:, columns].argmax(1) for columns in choices], axis=1)
+        return out.reshape(-1, *self.space.shape), {}
 
     def process(self, fragment: Fragment) -> Batch:
         candidate = self.candidates[[fragment.fragment_id % self.options.population]]

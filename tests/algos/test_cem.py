@@ -24,6 +24,14 @@ def test_an_episode_is_acted_by_one_candidate():
     np.testing.assert_allclose(act, obs @ cem.mean, rtol=1e-5)
 
 
+def test_each_choice_is_the_one_with_the_highest_number():
+    several = Space("discrete", (2,), "int64", choices=(2, 3))
+    cem = CEM(Spaces(SPACES.obs, several), CEMOptions(), np.random.default_rng(0))
+    cem.candidates[0] = [[1, 0, 5, 9, 7], [0, 1, 9, 5, 7], [0, 0, 0, 0, 10]]
+    act, _ = cem.act(Step(np.eye(3, dtype=np.float32), np.zeros((3, 0)), np.zeros(3, int)))
+    np.testing.assert_array_equal(act, [[0, 1], [1, 0], [0, 2]])
+
+
 def test_the_next_candidates_are_drawn_around_the_best():
     spaces = Spaces(Space("box", (2,), "float32"), Space("discrete", (), "int64", choices=(2,)))
     cem = CEM(spaces, CEMOptions(population=8, extra_std=0.5), np.random.default_rng(0))

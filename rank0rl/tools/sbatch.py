@@ -109,9 +109,10 @@ def _script(given: Options, command: list[str]) -> str:
     own = "slurm-$SLURM_ARRAY_JOB_ID/seed$SLURM_ARRAY_TASK_ID" if seeds else "slurm-$SLURM_JOB_ID"
     line = shlex.join(words)
     folder = ""
-    for name in ("run_dir", "keep_batches"):
-        if seeds and name in named:
-            raise ValueError(f"each run of an array has its own folder: leave {flag(name)} out")
+    given_words = {word.partition("=")[0].replace("_", "-") for word in command}
+    for word, what in (("--run-dir", "folder"), ("--keep-batches", "folder"), ("--seed", "seed")):
+        if seeds and word in given_words:
+            raise ValueError(f"each run of an array has its own {what}: leave {word} out")
     if "run_dir" not in named:
         folder = _RUN.format(run=f"runs/{own}")
         line += ' --run-dir "$run"'

@@ -79,6 +79,7 @@ def test_ranks_without_an_environment_are_refused_for_training_alone():
         ("--array-seeds 5 -- python train.py CartPole", "got '5'"),
         ("--array-seeds 0:2 -- python train.py CartPole --run-dir r", "leave --run-dir out"),
         ("--array-seeds 0:2 -- python x.py --keep-batches b", "leave --keep-batches out"),
+        ("--array-seeds 0:2 -- python x.py --seed 7", "has its own seed: leave --seed out"),
         ("-- python train.py --resume r", "leave --resume out"),
         ("-- python train.py CartPole --nprocs 2", "leave --nprocs out"),
         ("--nodes 4 -- python train.py CartPole --num-envs 3", "num_envs=3, nprocs=4"),

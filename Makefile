@@ -30,11 +30,11 @@ test: $(READY)
 	$(MAKE) --jobs 2 lint docs fast
 
 fast: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-all: $(READY) $(OPEN_MPI)/ready lint docs
-	$(BIN)/python -m pytest -n 2
-	$(OPEN_MPI)/bin/python -m pytest -n 2 $(OF_RANKS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(OPEN_MPI)/bin/python -m pytest -n 2 --dist worksteal $(OF_RANKS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

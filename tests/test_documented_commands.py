@@ -43,7 +43,7 @@ NOT_RUN = {
         *(r"ssh .*", r"getent .*", r"rsync .*"),
     ],
     "needs a batch system": [r"(srun|sbatch) .*", r"squeue --me", r"mpiexec python .*"],
-    "needs root": [r"sysctl .*", r"python benchmarks/links\.py .*"],
+    "needs root": [r"sysctl .*", r"python benchmarks/(links|machines)\.py .*"],
     "needs Windows": [r"mpiexec .* examples\\mpi\\.*"],
     "is of another program": [r"python train\.py Walker2d-v1 .*"],
     "needs a compiler: tests/test_programs.py runs it": [r"mpiexec .* \./oscillator"],

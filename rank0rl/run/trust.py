@@ -79,14 +79,15 @@ def _check_seal(
     again = _words(foreign)
     if words is None or not all(map(str.isprintable, again)):
         again = [flag("trust")]
-    refusal, more = _refusal(foreign, source), ""
+    refusal, more, what = _refusal(foreign, source), "", "it"
     if ours and hmac.compare_digest(*(one.partition(".")[0].encode() for one in (ours, seal))):
         refusal = f"files that {source} names have changed or gone since you trained this run: {_listed(foreign)}"
+        what = "them"
         more = f" (which shows what has changed, and goes on with {flag('changed_code')})" * bool(
             words
         )
     raise ValueError(
-        f"{refusal}; if you trust {'them' if more else 'it'}, go on with: "
+        f"{refusal}; if you trust {what}, go on with: "
         f"{shlex.join(['python', *sys.orig_argv[1:], *again])}{more}"
     )
 

@@ -26,7 +26,7 @@ from rank0rl.nets.autograd import AutogradSteps
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.kernels.compiled import CompiledSteps
-from rank0rl.nets.kernels.steps import block_rows, task_of
+from rank0rl.nets.kernels.steps import _task_of, block_rows
 from rank0rl.nets.mlp import Activation
 from rank0rl.nets.policies import GaussianPolicy, make_policy
 from rank0rl.nets.update import ValueFit
@@ -317,7 +317,7 @@ def test_more_steps_than_one_call_makes_are_counted():
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 4, 8])
 def test_threads_share_the_tasks_of_both_networks(threads):
-    tasks = [[task_of(i, threads) for i in range(at, 16, threads)] for at in range(threads)]
+    tasks = [[_task_of(i, threads) for i in range(at, 16, threads)] for at in range(threads)]
     assert sorted(task for some in tasks for task in some) == [*range(16)]
     if threads in (2, 4, 8):  # even tasks are those of the policy, which take longer
         assert {sum(task % 2 for task in some) for some in tasks} == {8 // threads}

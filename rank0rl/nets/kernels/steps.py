@@ -107,7 +107,7 @@ def block_rows(n: int) -> int:
     return max(_BLOCK, -(-n // _BLOCKS))
 
 
-def task_of(turn: int, threads: int) -> int:
+def _task_of(turn: int, threads: int) -> int:
     """Return the task that a thread takes as this turn, of policy and value function.
 
     They change places in every second round of the threads: else, one of two threads has all tasks of the policy, which
@@ -116,7 +116,7 @@ def task_of(turn: int, threads: int) -> int:
     return turn ^ 1 if (turn - turn % 2) // threads % 2 else turn
 
 
-kernel_block_rows, kernel_task_of = part(block_rows), part(task_of)
+kernel_block_rows, kernel_task_of = part(block_rows), part(_task_of)
 
 
 @kernel

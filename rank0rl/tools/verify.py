@@ -169,8 +169,7 @@ def _read(folder: Path, most: int | None, trust: bool) -> _Record:
         rows = {}
     if not rows or [*rows] != sorted(rows) or len(rows) < len(table) or min(rows) < 1:
         raise ValueError(
-            f"{path} must have a row for each iteration, or for some of them, in order: put the run's "
-            f"own file back"
+            f"{path} must have a row for each iteration, or for some of them, in order: put the run's own file back"
         )
     given = trusted(settings.load(file), str(file), None, trust)
     given = code.with_copies(given, folder, settings.starts(file)) if trust else given
@@ -193,8 +192,7 @@ def _parts(file: Path, last: int) -> list[_Part]:
             start.get("settings"), Mapping
         ):
             raise ValueError(
-                f"{file}: each table [[record]] must have iteration, a whole number, and settings; "
-                f"put the run's own file back"
+                f"{file}: each table [[record]] must have iteration, a whole number, and settings; put the run's own file back"
             )
         kept = [one for one in kept if one["iteration"] < start["iteration"]] + [start]
     ends = [*(start["iteration"] for start in kept[1:]), last][: len(kept)]
@@ -205,8 +203,7 @@ def _parts(file: Path, last: int) -> list[_Part]:
     ]
     if not parts or parts[0].after:
         raise ValueError(
-            f"{file} must have a table [[record]] for each start of the run, the first one from "
-            f"iteration 0: put the run's own file back"
+            f"{file} must have a table [[record]] for each start of the run, the first one from iteration 0: put the run's own file back"
         )
     first = code.recorded(parts[0].start)
     for part in parts:
@@ -257,11 +254,12 @@ def _whole(record: _Record, run: Path, nprocs: int | None) -> str:
     if record.summary.get("iterations") == summary["iterations"]:
         where, start = f"summary.json, of iteration {record.last},", record.parts[-1].start
         _compare(where, record.summary, summary, _NOT_IN_SUMMARY, start)
+    kept = len([*_checked(record)]) if record.last == record.made else 0
     columns = {*record.rows[min(record.rows)]} - NOT_OF_THE_CURVE
     starts = f", over {len(record.parts)} starts" if len(record.parts) > 1 else ""
     return (
         f"verified to iteration {record.last} of {record.made}: {compared} rows, all {len(columns)} "
-        f"columns but times and memory{starts}"
+        f"columns but times and memory{f', and checkpoints: {kept}' * bool(kept)}{starts}"
     )
 
 
@@ -270,12 +268,9 @@ def _sample(record: _Record, run: Path, nprocs: int | None) -> str:
     begun = time.monotonic()
     if len(record.rows) < record.last or "seconds" not in record.rows[record.last]:
         raise ValueError(
-            f"--sample resumes checkpoints, which needs the whole progress.csv: got "
-            f"{len(record.rows)} rows of {record.last} iterations; leave --sample out"
+            f"--sample resumes checkpoints, which needs the whole progress.csv: got {len(record.rows)} rows of {record.last} iterations; leave --sample out"
         )
-    numbered = {int(file.stem): file for file in checkpoint.numbered(record.folder)}
-    kept = {point: file for point, file in numbered.items() if point <= record.last}
-    points = _resumable(record, kept)
+    kept, points = _resumable(record)
     seconds = float(record.rows[record.last]["seconds"])
     length = min(max(int(record.last * _SHARE * _FOR_STEPS / len(points)), 1), _MOST)
     is_short = length * seconds / record.last * record.nprocs < _START_S
@@ -296,56 +291,57 @@ def _sample(record: _Record, run: Path, nprocs: int | None) -> str:
         longest = max(longest, time.monotonic() - start)
     took = time.monotonic() - begun
     return (
-        f"verified a sample of {record.last} iterations: {len(kept)} checkpoints belong to the record, "
-        f"and {iterations} iterations after {done} of them are the same; it took {took:.1f} s, "
-        f"{took / seconds:.1%} of the run's {seconds:.1f} s"
+        f"verified a sample of {record.last} iterations: {len(kept)} checkpoints belong to the record, and {iterations} iterations "
+        f"after {done} of them are the same; it took {took:.1f} s, {took / seconds:.1%} of the run's {seconds:.1f} s"
     )
 
 
-def _resumable(record: _Record, kept: Mapping[int, Path]) -> list[int]:
-    """Check all checkpoints; return the iterations of those from which the run can be repeated."""
-    points, before = [], 0
-    for point, file in kept.items():
+def _checked(record: _Record) -> Iterator[tuple[int, Path, dict[str, Any]]]:
+    """Check that the checkpoints, but for best.pt, have settings and weights of the record; yield iteration, file and contents of each."""
+    free = names(RunOptions, resume=True) - _OF_A_START
+    for file in checkpoint.numbered(record.folder):
+        if (point := int(file.stem)) > record.last:
+            continue
         saved = settings.read_saved(file, trust=record.trust)
-        _check_checkpoint(record, file, saved, before)
-        envs = saved["collector"].get("envs")
+        claimed, lines = {**record.settings, **record.part(point).settings}, []
+        for name in sorted({*claimed, *saved["settings"]} - free):
+            # As JSON, because a tuple is a list in a file.
+            ours, its = (
+                json.dumps(s.get(name), sort_keys=True) for s in (claimed, saved["settings"])
+            )
+            if ours != its:
+                lines.append(f"{name}: {ours} in config.toml, {its} in it")
+        if lines:
+            raise _DifferentError(f"{file} has other settings than the run", lines)
+        own = weights.sha256_tensors(saved["weights"])
+        end = record.summary if point == record.summary.get("iterations") else {}
+        for known in (record.rows.get(point, {}), end):
+            if not own.startswith(str(known.get("weights_sha256", ""))):
+                raise _DifferentError(f"{file} has other weights than those of the record")
+        yield point, file, saved
+
+
+def _resumable(record: _Record) -> tuple[dict[int, Path], list[int]]:
+    """Check the checkpoints and the rows between them; return them by iteration, and the iterations from which the run can be repeated."""
+    kept, points, before = {}, [], 0
+    for point, file, saved in _checked(record):
+        try:
+            check_rows(record.folder, point, saved["rows_sha256"])
+        except ValueError:
+            raise _DifferentError(
+                f"one of the rows {before + 1} to {point} of progress.csv is not what the run wrote, by the hash of its rows in {file}"
+            ) from None
+        kept[point], before, envs = file, point, saved["collector"].get("envs")
         # A run that is resumed begins new episodes in place of those that are too long to repeat.
         goes_on = not envs or "state" in envs or not (envs["kept"] < envs["steps"]).any()
         if point < record.last and (goes_on or record.part(point).after == point):
             points.append(point)
-        before = point
     if not points:
         raise ValueError(
-            f"--sample needs checkpoints from before the run's end, without episodes longer than "
-            f"--max-replay-steps: {record.folder} has none; leave --sample out, and train with "
-            f"--keep-checkpoints spread:10 the next time"
+            f"--sample needs checkpoints from before the run's end, without episodes longer than --max-replay-steps: "
+            f"{record.folder} has none; leave --sample out, and train with --keep-checkpoints spread:10 the next time"
         )
-    return points
-
-
-def _check_checkpoint(record: _Record, file: Path, saved: Mapping[str, Any], before: int) -> None:
-    """Check that a checkpoint has the settings, the weights and, since the one before, the rows of the record."""
-    point = int(file.stem)
-    claimed = {**record.settings, **record.part(point).settings}
-    free = names(RunOptions, resume=True) - _OF_A_START
-    lines = []
-    for name in sorted({*claimed, *saved["settings"]} - free):
-        # As JSON, because a tuple is a list in a file.
-        ours, its = (json.dumps(s.get(name), sort_keys=True) for s in (claimed, saved["settings"]))
-        if ours != its:
-            lines.append(f"{name}: {ours} in config.toml, {its} in it")
-    if lines:
-        raise _DifferentError(f"{file} has other settings than the run", lines)
-    try:
-        check_rows(record.folder, point, saved["rows_sha256"])
-    except ValueError:
-        raise _DifferentError(
-            f"one of the rows {before + 1} to {point} of progress.csv is not what the run wrote, by "
-            f"the hash of its rows in {file}"
-        ) from None
-    row = record.rows.get(point, {})
-    if not weights.sha256_tensors(saved["weights"]).startswith(row.get("weights_sha256", "")):
-        raise _DifferentError(f"{file} has other weights than those of its row")
+    return kept, points
 
 
 def _far_apart(points: Sequence[int]) -> Iterator[int]:
@@ -390,8 +386,7 @@ def _repeated(
     each = _integer(start.get("ranks_per_env", 1), record.folder / "config.toml")
     if each > len(machine.available_cores()) and not record.trust:
         raise ValueError(
-            f"the record asks for {each} processes for each environment, which is more than the cores here: "
-            f"give --trust to start them"
+            f"the record asks for {each} processes for each environment, which is more than the cores here: give --trust to start them"
         )
     words = [*words, f"--ranks-per-env={each}"]
     words += ["--env-folders", str(run.with_name("folders"))] * bool(start.get("env_folders"))

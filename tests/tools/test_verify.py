@@ -110,9 +110,18 @@ def test_rows_of_a_thinned_record_are_found_by_their_iterations(run, capsys):
 def test_the_end_of_a_thinned_record_is_its_summary(run, capsys):
     keep_rows(run, 2, 4)
     verify(run)
-    assert "verified to iteration 5 of 5: 2 rows" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "verified to iteration 5 of 5: 2 rows" in said
+    assert "and checkpoints: 4, over 2 starts" in said
     change(run / "summary.json", ('"fingerprint": "', '"fingerprint": "0'))
     verify(run)
+    last = run / "checkpoints" / "00000005.pt"
+    good = last.read_bytes()
+    saved = checkpoint.read(last)
+    checkpoint.write(last, {**saved, "weights": {k: t + 1 for k, t in saved["weights"].items()}})
+    verify(run, expect=1)
+    assert "00000005.pt has other weights" in capsys.readouterr().out
+    last.write_bytes(good)
     change(run / "summary.json", ('"weights_sha256": "', '"weights_sha256": "0'))
     verify(run, expect=1)
     assert "summary.json, of iteration 5, differs" in capsys.readouterr().out
@@ -139,6 +148,8 @@ def test_a_sample_finds_what_does_not_belong_to_the_checkpoints(run, capsys):
     saved = checkpoint.read(last)
     checkpoint.write(last, {**saved, "weights": {k: t + 1 for k, t in saved["weights"].items()}})
     verify(run, "--sample", expect=1)
+    assert "00000004.pt has other weights" in capsys.readouterr().out
+    verify(run, expect=1)
     assert "00000004.pt has other weights" in capsys.readouterr().out
     last.write_bytes(good)
     for before, after in (("seed = 0", "seed = 1"), ("total_steps = 640\n", "total_steps = 650\n")):

@@ -87,7 +87,7 @@ class Interrupts:
     def __init__(self, keep: bool, stuck: Callable[[int], None] | None = None) -> None:
         """Keep the signals as they are until the context is entered."""
         self._keeps, self._stuck = keep, stuck
-        self._taken = False
+        self._taken = self._hearing = False
         self._pending: int | None = None
 
     def __enter__(self) -> Interrupts:
@@ -130,11 +130,15 @@ class Interrupts:
     def _hear(self, dropped: Any) -> None:
         """Send a signal again that came in a `__del__`, where Python drops what is raised."""
         if isinstance(dropped.exc_value, Interrupted):
+            self._hearing = True
             threading.Timer(_AGAIN_S, self._send_again, [dropped.exc_value.signum]).start()
+            self._hearing = False
         else:
             self._report(dropped)
 
     def _send_again(self, signum: int) -> None:
+        while self._hearing:  # what is raised there is dropped too
+            time.sleep(_AGAIN_S)
         if self._before:  # else the run has ended meanwhile
             self._pending = None
             signal.pthread_kill(threading.main_thread().ident or 0, signum)

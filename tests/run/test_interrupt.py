@@ -97,6 +97,7 @@ def test_a_second_signal_during_this_is_not_the_end_of_the_first(monkeypatch):
         def start(self):
             send(signal.SIGINT)
             super().start()
+            time.sleep(10 * signals._AGAIN_S)  # what is sent again now would be lost
 
     end = time.monotonic() + 5
     with pytest.raises(Interrupted), Interrupts(keep=False):

@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 from rank0rl import cli
+from rank0rl.launch import usage_error
 from rank0rl.launch.streams import outlast_readers
 from rank0rl.run.launch_options import limit_cpu_as
 
@@ -40,7 +41,11 @@ def main() -> int:
         return 0
     if name in TOOLS:
         limit_cpu_as(argv)
-        return int(module_of(name).main(argv))
+        try:
+            tool = module_of(name)
+        except ModuleNotFoundError as error:
+            return usage_error(cli.MISSING.format(error.name))
+        return int(tool.main(argv))
     is_help = name in ("-h", "--help")
     out = sys.stdout if is_help else sys.stderr
     if not is_help:

@@ -15,6 +15,8 @@ from rank0rl.launch.streams import outlast_readers
 from rank0rl.launch.tree import other_programs
 from rank0rl.run.launch_options import Words, limit_cpu
 
+MISSING = f"Python at {sys.executable} has no {{!r}}: activate the virtual environment, or install rank0rl there"
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, as the command line says; end with exit code 0, 2 for a wrong use, or the job's.
@@ -44,11 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 0 if follows() else _start(words)
     except ModuleNotFoundError as error:
         if not job.world_rank():
-            print(
-                f"error: Python at {sys.executable} has no {error.name!r}: activate the virtual "
-                f"environment, or install rank0rl there",
-                file=sys.stderr,
-            )
+            usage_error(MISSING.format(error.name))
         sys.exit(WRONG_USE)
     except job.WrongLaunch as error:
         fork.report(type(error), error, None)

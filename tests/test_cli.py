@@ -1,10 +1,15 @@
 """The command line, as a user meets it: each wrong use ends with 2 and one message."""
 
 import inspect
+import os
+import re
+import subprocess
+import sys
 import tomllib
 
 import pytest
 from helpers import forks
+from helpers.ranks import HERE
 
 from rank0rl import cli
 from rank0rl.launch.fork import mpi_fork
@@ -88,6 +93,19 @@ def test_wrong_use_ends_with_2_and_one_message(args, message, monkeypatch):
     assert "Traceback" not in done.stderr
     assert done.stderr.count("error") <= 1
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("words", ["-m rank0rl doctor", "-m rank0rl plot r", "train.py CartPole"])
+def test_without_its_packages_it_says_what_to_activate(words):
+    here = {name: x for name, x in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-S", *words.split()]  # -S: without those of the environment
+    done = subprocess.run(
+        command, cwd=HERE.parent, env=here, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert re.fullmatch(
+        r"error: Python at \S+ has no '\w+': activate the virtual environment.*\n", done.stderr
+    )
 
 
 def test_help_shows_meaning_and_default_of_every_option():

@@ -277,6 +277,7 @@ class Ranked(Count):
 class Flaky(gym.Wrapper):
     """CartPole that raises at random when it is reset or stepped; all else is CartPole's own."""
 
+    metadata = gym.Env.metadata  # Gymnasium 1.1 looks for it in the class
     chance = random.Random(0)  # of all in this process, so that no failure comes again
 
     def __init__(self, share=0.01):

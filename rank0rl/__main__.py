@@ -44,7 +44,7 @@ def main() -> int:
         try:
             tool = module_of(name)
         except ModuleNotFoundError as error:
-            return usage_error(cli.MISSING.format(error.name))
+            return usage_error(cli.MISSING.format(sys.executable, error.name))
         return int(tool.main(argv))
     is_help = name in ("-h", "--help")
     out = sys.stdout if is_help else sys.stderr

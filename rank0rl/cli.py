@@ -15,7 +15,7 @@ from rank0rl.launch.streams import outlast_readers
 from rank0rl.launch.tree import other_programs
 from rank0rl.run.launch_options import Words, limit_cpu
 
-MISSING = f"Python at {sys.executable} has no {{!r}}: activate the virtual environment, or install rank0rl there"
+MISSING = "Python at {} has no {!r}: activate the virtual environment, or install rank0rl there"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 0 if follows() else _start(words)
     except ModuleNotFoundError as error:
         if not job.world_rank():
-            usage_error(MISSING.format(error.name))
+            usage_error(MISSING.format(sys.executable, error.name))
         sys.exit(WRONG_USE)
     except job.WrongLaunch as error:
         fork.report(type(error), error, None)

@@ -197,7 +197,7 @@ def apply(settings: Mapping[str, Any], *options: Any, source: str) -> tuple[Any,
             continue
         on_line = key in _names_of(options, in_file=False)
         owners = " or ".join(type(one).__name__ for one in options)
-        why = "is given on the command line only" if on_line else f"is no option of {owners}"
+        why = "is given on the command line only" if on_line else f"is not an option of {owners}"
         close = difflib.get_close_matches(str(key), known, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"{source}: setting {key!r} {why}{hint}")

@@ -112,10 +112,8 @@ def _say(error: _DifferentError, run: Path, folder: Path) -> None:
     lines = machine.differences(error.start, here, how)
     if changed := code.difference(code.kept(folder, error.start), code.kept(run, here)):
         lines += ["  code has changed:", *(f"    {line}" for line in changed)]
-    if lines:
-        print("what may be the reason:", *lines, sep="\n")
-    else:
-        print("versions and fingerprint are those of the record")
+    same = "versions and fingerprint are those of the record"
+    print(*(["what may be the reason:", *lines] if lines else [same]), sep="\n")
 
 
 @dataclass(frozen=True)
@@ -173,9 +171,8 @@ def _read(folder: Path, most: int | None, trust: bool) -> _Record:
         )
     given = trusted(settings.load(file), str(file), None, trust)
     given = code.with_copies(given, folder, settings.starts(file)) if trust else given
-    summary = {}
-    if (folder / "summary.json").exists():
-        summary = files.read_json(folder / "summary.json", "summary")
+    there = (folder / "summary.json").exists()
+    summary = files.read_json(folder / "summary.json", "summary") if there else {}
     last = max(*rows, _integer(summary.get("iterations", 0), folder / "summary.json"))
     if most is not None and most < min(rows):
         raise ValueError(f"the first row of {path} is of iteration {min(rows)}: got --rows {most}")
@@ -241,6 +238,8 @@ def _compare(
 def _whole(record: _Record, run: Path, nprocs: int | None) -> str:
     """Train a run again in a folder, with all its starts; return what was verified."""
     nprocs = nprocs or min(record.nprocs, len(machine.available_cores()))
+    found = _checked(record) if record.last == record.made else ()
+    kept = {point: (file, weights.sha256_tensors(saved["weights"])) for point, file, saved in found}
     compared, said = 0, time.monotonic()
     for part in record.parts:
         own = [f"{flag(name)}={part.settings.get(name)}" for name in sorted(_OF_A_START)]
@@ -254,12 +253,15 @@ def _whole(record: _Record, run: Path, nprocs: int | None) -> str:
     if record.summary.get("iterations") == summary["iterations"]:
         where, start = f"summary.json, of iteration {record.last},", record.parts[-1].start
         _compare(where, record.summary, summary, _NOT_IN_SUMMARY, start)
-    kept = len([*_checked(record)]) if record.last == record.made else 0
+    for row in read_rows(run):  # which has all of them
+        file, sha256 = kept.get(int(row["iteration"]), (None, row["weights_sha256"]))
+        if not sha256.startswith(row["weights_sha256"]):
+            raise _DifferentError(f"{file} has other weights than the run, trained again")
     columns = {*record.rows[min(record.rows)]} - NOT_OF_THE_CURVE
     starts = f", over {len(record.parts)} starts" if len(record.parts) > 1 else ""
     return (
         f"verified to iteration {record.last} of {record.made}: {compared} rows, all {len(columns)} "
-        f"columns but times and memory{f', and checkpoints: {kept}' * bool(kept)}{starts}"
+        f"columns but times and memory{f', and checkpoints: {len(kept)}' * bool(kept)}{starts}"
     )
 
 
@@ -297,28 +299,34 @@ def _sample(record: _Record, run: Path, nprocs: int | None) -> str:
 
 
 def _checked(record: _Record) -> Iterator[tuple[int, Path, dict[str, Any]]]:
-    """Check that the checkpoints, but for best.pt, have settings and weights of the record; yield iteration, file and contents of each."""
-    free = names(RunOptions, resume=True) - _OF_A_START
+    """Check settings and weights of every numbered checkpoint of a whole record; yield iteration, file and contents of each."""
+    starts = settings.starts(record.folder / "config.toml")
     for file in checkpoint.numbered(record.folder):
         if (point := int(file.stem)) > record.last:
-            continue
+            raise _DifferentError(f"{file} is of no iteration of the record")
         saved = settings.read_saved(file, trust=record.trust)
-        claimed, lines = {**record.settings, **record.part(point).settings}, []
-        for name in sorted({*claimed, *saved["settings"]} - free):
-            # As JSON, because a tuple is a list in a file.
-            ours, its = (
-                json.dumps(s.get(name), sort_keys=True) for s in (claimed, saved["settings"])
-            )
-            if ours != its:
-                lines.append(f"{name}: {ours} in config.toml, {its} in it")
-        if lines:
-            raise _DifferentError(f"{file} has other settings than the run", lines)
-        own = weights.sha256_tensors(saved["weights"])
-        end = record.summary if point == record.summary.get("iterations") else {}
-        for known in (record.rows.get(point, {}), end):
-            if not own.startswith(str(known.get("weights_sha256", ""))):
-                raise _DifferentError(f"{file} has other weights than those of the record")
+        # A start rewrites the checkpoint that it goes on from, with settings of its own.
+        own = [start["settings"] for start in starts if start["iteration"] == point]
+        each = [_differences(record, saved, s) for s in (record.part(point).settings, *own)]
+        if all(each):
+            raise _DifferentError(f"{file} has other settings than the run", each[0])
+        known = record.rows.get(point, {}).get("weights_sha256", "")
+        if not weights.sha256_tensors(saved["weights"]).startswith(known):
+            raise _DifferentError(f"{file} has other weights than those of its row")
         yield point, file, saved
+
+
+def _differences(record: _Record, saved: Any, of_start: Mapping[str, Any]) -> list[str]:
+    """Return a line for each setting of a checkpoint that is not that of the run and one of its starts."""
+    own = {name: value for name, value in of_start.items() if name in _OF_A_START}
+    claimed, free = {**record.settings, **own}, names(RunOptions, resume=True) - _OF_A_START
+    lines = []
+    for name in sorted({*claimed, *saved["settings"]} - free):
+        # As JSON, because a tuple is a list in a file.
+        ours, its = (json.dumps(s.get(name), sort_keys=True) for s in (claimed, saved["settings"]))
+        if ours != its:
+            lines.append(f"{name}: {ours} in config.toml, {its} in it")
+    return lines
 
 
 def _resumable(record: _Record) -> tuple[dict[int, Path], list[int]]:
@@ -393,8 +401,7 @@ def _repeated(
     with closing(_trained(words, run, until, nprocs)) as rows:
         for row in rows:
             made = int(row["iteration"])
-            recorded = record.rows.get(made, {})
-            _compare(f"iteration {made}", recorded, row, NOT_OF_THE_CURVE, start)
+            _compare(f"iteration {made}", record.rows.get(made, {}), row, NOT_OF_THE_CURVE, start)
             yield made
     if made < until:
         raise _DifferentError(f"the run went on to iteration {until}, and now it ends after {made}")

@@ -315,12 +315,12 @@ def test_more_steps_than_one_call_makes_are_counted():
     assert (entropy != 0).all()
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("threads", range(1, 9))
 def test_threads_share_the_tasks_of_both_networks(threads):
     tasks = [[_task_of(i, threads) for i in range(at, 16, threads)] for at in range(threads)]
     assert sorted(task for some in tasks for task in some) == [*range(16)]
-    if threads in (2, 4, 8):  # even tasks are those of the policy, which take longer
-        assert {sum(task % 2 for task in some) for some in tasks} == {8 // threads}
+    of_value = [sum(task % 2 for task in some) for some in tasks]  # even ones are the policy's
+    assert all(abs(2 * n - len(some)) <= 1 for n, some in zip(of_value, tasks, strict=True))
 
 
 def test_blocks_depend_on_the_minibatch_alone():

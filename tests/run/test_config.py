@@ -37,13 +37,13 @@ def test_a_file_is_over_the_defaults(tmp_path):
     [
         (
             "gama = 0.9",
-            "setting 'gama' is no option of RunOptions or PPOOptions; did you mean 'gamma'",
+            "setting 'gama' is not an option of RunOptions or PPOOptions; did you mean 'gamma'",
         ),
         ("gamma = 1.5", r"gamma must be in \[0, 1\]: got 1.5"),
         ("hidden = [64, 0]", r"hidden must be in \[1, inf\): got \(64, 0\)"),
         ('lr = "fast"', "lr: expected a number, linear:START:END .* got 'fast'; set --lr"),
         ("lr = true", r"lr must be float \| str: got True"),
-        ("anneal = true", "setting 'anneal' is no option of RunOptions or PPOOptions"),
+        ("anneal = true", "setting 'anneal' is not an option of RunOptions or PPOOptions"),
         ("state_std = 1", "state_std must be bool: got 1"),
         ('target_kl = "x"', r"target_kl must be float \| None: got 'x'"),
         ("hidden = [64.5]", r"hidden must be a list of int \| None: got \[64.5\]"),

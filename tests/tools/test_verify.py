@@ -122,6 +122,10 @@ def test_the_end_of_a_thinned_record_is_its_summary(run, capsys):
     verify(run, expect=1)
     assert "00000005.pt has other weights" in capsys.readouterr().out
     last.write_bytes(good)
+    last.with_name("00000006.pt").write_bytes(good)
+    verify(run, expect=1)
+    assert "00000006.pt is of no iteration" in capsys.readouterr().out
+    last.with_name("00000006.pt").unlink()
     change(run / "summary.json", ('"weights_sha256": "', '"weights_sha256": "0'))
     verify(run, expect=1)
     assert "summary.json, of iteration 5, differs" in capsys.readouterr().out

@@ -110,10 +110,10 @@ def block_rows(n: int) -> int:
 def _task_of(turn: int, threads: int) -> int:
     """Return the task that a thread takes as this turn, of policy and value function.
 
-    They change places in every second round of the threads: else, one of two threads has all tasks of the policy, which
-    take a fifth longer.
+    They change places in every second round of an even number of threads: else, one of two threads has all tasks of the
+    policy, which take a fifth longer.
     """
-    return turn ^ 1 if (turn - turn % 2) // threads % 2 else turn
+    return turn ^ 1 if threads % 2 == 0 and turn // threads % 2 else turn
 
 
 kernel_block_rows, kernel_task_of = part(block_rows), part(_task_of)

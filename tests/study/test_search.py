@@ -136,11 +136,13 @@ def with_six_trials(folder, ret, seeds=1):
 
 def test_no_run_of_a_trial_is_stopped_in_its_first_quarter(tmp_path):
     searching = with_six_trials(tmp_path, "100", seeds=2)
-    for seed in (100, 101):
-        low = {"planned": searching.take(), "row": lambda: {"return_mean": "1"}}
-        assert low["planned"].options.seed == seed
+    runs = [searching.take(), searching.take()]
+    assert [run.options.seed for run in runs] == [100, 101]
+    first, second = ({"planned": run, "row": lambda: {"return_mean": "1"}} for run in runs)
+    for low in (first, second):
         assert not searching.stops(SimpleNamespace(part=0.1, **low))
-    assert searching.stops(SimpleNamespace(part=0.5, **low))
+    assert not searching.stops(SimpleNamespace(part=0.5, **first))  # the second one is at 0.1
+    assert searching.stops(SimpleNamespace(part=0.5, **second))
 
 
 def test_a_curve_below_the_median_is_stopped(tmp_path):

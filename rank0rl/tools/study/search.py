@@ -188,7 +188,8 @@ class Search(Runs):
         trial.of_optuna.report(float(row["return_mean"]), step)
         if not self._given.prune or not _WARM_UP <= part < _REPORTS:
             return False
-        if not trial.of_optuna.should_prune():
+        # Optuna judges a trial at its last step, which may be one of another seed's run.
+        if step < max(trial.reported) or not trial.of_optuna.should_prune():
             return False
         self._give_up(trial, "PRUNED")
         return True

@@ -12,32 +12,50 @@ import csv
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rank0rl import Replay
-from rank0rl.algos.ppo import PPO
+from rank0rl.algos.ppo import PPO, PPOOptions
+from rank0rl.options import option
 from rank0rl.run.options import RunOptions
 
 ROOT = Path(__file__).parents[1]
 ROW = 256  # numbers: 1 kB
 SIZES = {"Full": "replay of {gb:g} GB", "Tiny": "replay of one row", "Plain": "array of {gb:g} GB"}
-GB = 1.0
 _EVERY = RunOptions().checkpoint_every
 
 
-class Tiny(PPO):
-    """PPO that keeps the last row."""
+@dataclass(frozen=True)
+class Options(PPOOptions):
+    """PPO's options, and the size of what it keeps."""
+
+    gb: float = option(1.0, "(0, inf)")
+    """Size of a replay or array that is large, in GB."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of that size."""
+        return int(self.gb * 1e9) // (4 * ROW)
+
+
+class Full(PPO):
+    """PPO with a large replay."""
 
     settings = "ppo"
-    capacity = 1
+    Options = Options
 
     def __init__(self, *args: Any) -> None:
         """Make the replay."""
         super().__init__(*args)
+        self.capacity = self._capacity()
         self.replay = Replay(self.capacity)
+
+    def _capacity(self) -> int:
+        return self.options.rows
 
     def update(self, batch: Any, rng: np.random.Generator, progress: float) -> dict[str, float]:
         """Add a row for each of the batch."""
@@ -55,21 +73,23 @@ class Tiny(PPO):
         self.replay.load(state["replay"])
 
 
-class Full(Tiny):
-    """PPO with a large replay."""
+class Tiny(Full):
+    """PPO that keeps the last row."""
 
-    capacity = int(GB * 1e9) // (4 * ROW)
+    def _capacity(self) -> int:
+        return 1
 
 
 class Plain(PPO):
     """PPO with as many rows in an array."""
 
     settings = "ppo"
+    Options = Options
 
     def __init__(self, *args: Any) -> None:
         """Make the array."""
         super().__init__(*args)
-        self.rows = np.ones((Full.capacity, ROW), np.float32)
+        self.rows = np.ones((self.options.rows, ROW), np.float32)
 
     def state(self) -> dict[str, Any]:
         """Return the array too."""
@@ -81,10 +101,11 @@ class Plain(PPO):
         self.rows[:] = state["rows"]
 
 
-def share(agent: str, steps: int, folder: Path) -> tuple[float, float]:
+def share(agent: str, steps: int, gb: float, folder: Path) -> tuple[float, float]:
     """Train; return the seconds of record until the first checkpoint is written, and the share of record after it."""
     algo = f"{Path(__file__).resolve()}:{agent}"
     words = ["Walker2d", "--algo", algo, "--total-steps", str(steps), "--run-dir", str(folder)]
+    words += ["--gb", str(gb)]
     command = [sys.executable, str(ROOT / "train.py"), *words, "--quiet"]
     subprocess.run(command, check=True)
     with (folder / "progress.csv").open() as file:
@@ -98,11 +119,12 @@ def main() -> None:
     """Print the share of each agent."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--steps", type=int, default=200_000)
+    parser.add_argument("--gb", type=float, default=Options.gb)
     given = parser.parse_args()
     for agent, what in SIZES.items():
         with tempfile.TemporaryDirectory() as folder:
-            first, after = share(agent, given.steps, Path(folder, "run"))
-            print(f"{what.format(gb=GB)}: {first:.1f} s at first, then {after:.1%}")
+            first, after = share(agent, given.steps, given.gb, Path(folder, "run"))
+            print(f"{what.format(gb=given.gb)}: {first:.1f} s at first, then {after:.1%}")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from rank0rl.run.agents import load_agent
 
 DOCS = HERE.parent / "docs"
 PAGE, UPDATES = DOCS / "change-ppo.md", DOCS / "updates.md"
-LOSS = "compiled, loss by torch (loss and closed_form differ)"
+LOSS = "compiled, loss by torch (closed_form is of another loss)"
 OWN_NETWORK = "by autograd (the loss computes networks itself)"
 HOW = {  # example -> how the page says that its updates are computed
     "spo": LOSS,

@@ -101,7 +101,7 @@ SHORTER = {
     r"^python benchmarks/(rollout|limits|env_process)\.py.*": r"\g<0> --steps 32",
     r"^python benchmarks/invariance\.py.*": r"\g<0> --num-envs 2 --steps-per-batch 64",
     r"^python benchmarks/drop_in_learning\.py.*": r"\g<0> --total-timesteps 4096 --nprocs 2",
-    r"^python benchmarks/large_replay\.py.*": r"\g<0> --steps 25000",
+    r"^python benchmarks/large_replay\.py.*": r"\g<0> --steps 25000 --gb 0.05",
     r"^python benchmarks/study\.py": r"\g<0> --steps-per-batch 512 --total-steps 2048",
     r"^python benchmarks/same_curve\.py.*": r"\g<0> --only reinforce --nprocs 1",
 }

@@ -183,7 +183,7 @@ class GradientSteps:
         if not right:
             return None, "policy or value function is not what kernels compute"
         differ = closed and first == LOSS and CLOSED in self._ways
-        return right[0], " (loss and closed_form differ)" if differ else ""
+        return right[0], " (closed_form is of another loss)" if differ else ""
 
     def _check(self, way: str, rows: Batch, loss: Loss, closed: ClosedForm | None) -> bool:
         """Find out whether a way's gradient is that of autograd; return False if all rows hold nan or inf.

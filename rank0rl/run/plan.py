@@ -102,9 +102,11 @@ def prepare(
     patience_s = 10 if restart or words.is_auto else 0  # the process that ends may be saving
     unlock = lock(folder, patience_s)
     named = load_agent(options.algo).settings
-    source = str(
-        found.file or f"defaults{'' if named else ', because its class names none in configs/'}"
-    )
+    source = f"defaults{'' if named else ', because its class names none in configs/'}"
+    if found.file:
+        here = Path.cwd()
+        is_here = found.file.is_relative_to(here)
+        source = str(found.file.relative_to(here) if is_here else found.file)
     notes_of = tuple(notes)
     return Plan(options, agent, folder, source, notes_of, note, init, unlock, found.made, texts)
 

@@ -29,7 +29,7 @@ CHOICE = Space("discrete", (), "int64", choices=(3,))
 
 COMPILED = "compiled"
 LOSS = "compiled, loss by torch"
-OTHER_FORM = "compiled, loss by torch (loss and closed_form differ)"
+OTHER_FORM = "compiled, loss by torch (closed_form is of another loss)"
 OUTPUTS = "compiled, policy and loss by torch"
 
 

@@ -30,6 +30,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--every", type=int, default=10, help="keep one row in so many")
     args = parser.parse_args()
+    if not all((args.folder / name).exists() for name in OF_STUDY):
+        parser.error(f"{args.folder} is no folder of a study, which has {', '.join(OF_STUDY)}")
     for summary in sorted(args.folder.glob("*/summary.json")):
         if json.loads(summary.read_text())["ended"]:
             remove(summary.parent, KEPT)

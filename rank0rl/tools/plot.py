@@ -100,7 +100,7 @@ def group(
     """Read the curves of runs, with `read_runs`, `by_agent` and `curves_of`; all may raise ValueError."""
     if not folders:
         raise ValueError("name at least one run's folder, such as runs/Walker2d-v5-ppo-seed0-...")
-    return curves_of(by_agent(read_runs(folders), x), x, y)
+    return curves_of(by_agent(read_runs(folders, y), x), x, y)
 
 
 def curves_of(
@@ -112,7 +112,7 @@ def curves_of(
     """Return the curves of the runs of each agent from `by_agent`, on a grid of `on_grid`.
 
     Raises:
-        ValueError: if a run has no such number, or the runs of a group cover no common range.
+        ValueError: if a run has no such column, or the runs of a group cover no common range.
     """
     return {
         key: on_grid([_curve(run, x, y) for run in runs], to_longest)
@@ -176,16 +176,22 @@ def by_agent(runs: Sequence[RunData], x: str = "steps") -> dict[tuple[str, str],
     return groups
 
 
-def read_runs(folders: Sequence[Path]) -> list[RunData]:
-    """Read runs, but for those without a row, which are named on stderr.
+def read_runs(folders: Sequence[Path], y: str | None = None) -> list[RunData]:
+    """Read runs, but for those without a row, or without a number in a column. They are named on stderr.
 
     Raises:
-        ValueError: if no run has a row.
+        ValueError: if no run is left.
     """
     runs, without = [], []
     for folder in folders:
         try:
-            runs.append(read_run(folder))
+            run = read_run(folder)
+            if y in run.rows[0] and not np.isfinite(run.column(y)).any():
+                nothing = f"number in {y}"
+                if y == _RETURN:
+                    nothing = "return yet: none of its episodes has ended"
+                raise NoRowsError(f"{folder} has no {nothing}")
+            runs.append(run)
         except NoRowsError as error:
             without.append(error)
     if not runs:
@@ -322,7 +328,4 @@ def _curve(run: RunData, x: str, y: str) -> tuple[Array, Array]:
     ret = run.column(y)
     at = run.column("steps") if x == "steps" else run.column("seconds") / 3600
     known = np.isfinite(ret)
-    if not known.any():
-        nothing = "return yet: none of its episodes has ended" if y == _RETURN else f"number in {y}"
-        raise ValueError(f"{run.folder} has no {nothing}")
     return at[known], ret[known]

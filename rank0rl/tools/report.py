@@ -114,7 +114,7 @@ def of_run(folder: Path, others: Sequence[Path] = ()) -> str:
     recorded = [*_small(each, own)] or ""
     return html.document(
         f"{settings['env_id']}, {settings['algo']}, seed {settings['seed']}",
-        f"{folder.resolve().name}: {len(run.rows):,} iterations",
+        f"{folder.resolve().name}: {run.column('iteration')[-1]:,.0f} iterations",
         html.pairs(_overview(run), "tiles"),
         html.section("Return", _returns(each)),
         html.section("Runs", _compared(each) if others else ""),
@@ -227,8 +227,9 @@ def _block(run: RunData) -> int:
 
 
 def _seconds(run: RunData) -> Array:
-    """Return the seconds of each iteration; differences of the column "seconds" would lose digits."""
-    return np.diff(run.column("steps"), prepend=0.0) / run.column("steps_per_s")
+    """Return the seconds of each iteration that has a row; differences of the column "seconds" would lose digits."""
+    steps, iterations = (np.diff(run.column(x), prepend=0.0) for x in ("steps", "iteration"))
+    return steps / iterations / run.column("steps_per_s")
 
 
 def _note(each: Sequence[_Shown]) -> str:

@@ -1,11 +1,13 @@
 """Which runs a study has."""
 
+import dataclasses
 import json
 import tracemalloc
 
 import pytest
 
 from rank0rl.tools.study.planned import Options, _combined, _values, planned, seeds, unequal
+from rank0rl.tools.study.study import _read
 from rank0rl.tools.study.training import _spread
 
 SMALL = ["--total-steps", "1000", "--num-envs", "4", "--steps-per-batch", "64"]
@@ -49,7 +51,7 @@ def test_agents_with_other_settings_are_named_with_what_differs():
     runs = planned(Options(envs=("Pendulum", "Hopper"), algo=algos, grid=("lr=1e-3,1e-4",)), [])
     assert unequal(runs) == []  # a subclass has the settings of its parent
     own = [run for run in runs if "SPO" in run.options.algo]
-    others = planned(Options(envs=("Pendulum",), algo=("ppo",)), ["--gamma", "0.5", "--seed", "0"])
+    others = planned(Options(envs=("Pendulum",), algo=("ppo",)), ["--gamma", "0.5"])
     [line] = unequal([*own, *others])
     assert line.startswith(
         "on Pendulum-v1, agents have different settings: gamma (spo 0.9, ppo 0.5), lr ("
@@ -89,10 +91,8 @@ def test_agents_and_environments_of_one_short_name_are_told_apart(tmp_path, monk
 def test_settings_are_compared_where_two_agents_have_them(tmp_path):
     algos = ("ppo", "examples/spo.py", "reinforce")
     (tmp_path / "one.toml").write_text("clip_ratio = 0.1\n")
-    own = planned(Options(envs=("Pendulum",), algo=algos[1:]), ["--seed", "0"])
-    more = planned(
-        Options(envs=("Pendulum",), algo=("ppo",)), ["--clip-ratio", "0.1", "--seed", "0"]
-    )
+    own = planned(Options(envs=("Pendulum",), algo=algos[1:]), [])
+    more = planned(Options(envs=("Pendulum",), algo=("ppo",)), ["--clip-ratio", "0.1"])
     [line] = unequal([*own, *more])
     assert "clip_ratio (spo 0.2, ppo 0.1)" in line
 
@@ -152,7 +152,7 @@ def test_runs_must_differ(more):
 
 
 def test_a_search_may_find_the_defaults():
-    runs = planned(Options(envs=("CartPole",), seeds="3"), SMALL, {"num_envs": "4"})
+    runs = planned(Options(envs=("CartPole",), seeds="3"), SMALL, {"gamma": "0.99"})
     assert [run.name for run in runs] == ["CartPole-ppo-seed3"]
 
 
@@ -183,7 +183,26 @@ def test_rank_0_may_leave_fewer_envs_to_others():
     assert run.most == 2
 
 
-@pytest.mark.parametrize("word", ["--resume=auto", "--run-dir=x", "--run_dir=x"])
-def test_a_study_names_and_resumes_its_runs_itself(word):
-    with pytest.raises(ValueError, match="leave out --resume and --run-dir"):
-        planned(Options(envs=("CartPole",), seeds="0"), [*SMALL, word])
+@pytest.mark.parametrize(
+    "words", [["--resume=auto"], ["--run-dir=x"], ["--run_dir=x"], ["--seed", "7"], ["--nprocs=2"]]
+)
+def test_a_study_chooses_seed_ranks_and_folder_of_its_runs(words):
+    said = f"leave out {words[0].partition('=')[0].replace('_', '-')}; see --seeds"
+    with pytest.raises(ValueError, match=said):
+        planned(Options(envs=("CartPole",), seeds="0"), [*SMALL, *words])
+    with pytest.raises(ValueError, match="leave out --seed; see --seeds"):
+        planned(Options(envs=("CartPole",), seeds="0", grid=("seed=1,2",)), SMALL)
+
+
+def test_no_setting_is_named_twice():
+    """The later of two would count, and nobody would know."""
+    given = Options(envs=("CartPole",), seeds="0", grid=("gamma=0.9,0.99",))
+    with pytest.raises(ValueError, match="--gamma would be the same in every run"):
+        planned(given, [*SMALL, "--gamma", "0.95"])
+    with pytest.raises(ValueError, match="--grid must have each setting once"):
+        planned(dataclasses.replace(given, grid=("lr=1e-3", "epochs=2,3", "lr=1e-4")), SMALL)
+    for name in ("--grid", "--search"):
+        with pytest.raises(ValueError, match=f"name all settings after one {name}"):
+            _read(["CartPole", name, "lr=1:2", f"{name}=gamma=0.1:0.2"])
+    with pytest.raises(ValueError, match="leave out --cores"):
+        _read(["CartPole", "--hosts", "a:2", "--cores", "1"])

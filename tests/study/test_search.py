@@ -49,6 +49,8 @@ def lr(run):
         ({"search": ("gamma=0.9:2",)}, "gamma must be in"),
         ({"search": ("lr=log:0:1",)}, "NAME=LOW:HIGH"),
         ({"search": ("lr=a|",)}, "NAME=LOW:HIGH"),
+        ({"search": ("gamma=0:1",)}, "whole numbers alone: write 0.0:1"),
+        ({"search": ("lr=1e-4:1e-3", "lr=1e-3:1e-2")}, "each setting once"),
     ],
 )
 def test_a_wrong_search(more, said):

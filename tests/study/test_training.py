@@ -8,6 +8,7 @@ import tracemalloc
 
 import pytest
 
+from rank0rl.tools.study import training
 from rank0rl.tools.study.planned import Options, planned
 from rank0rl.tools.study.training import Training, _complaint, _last_row, claim
 
@@ -87,6 +88,28 @@ def test_a_run_is_not_trained_through_a_link(is_above, tmp_path):
         with pytest.raises(ValueError, match=f"{link} is a link"):
             use()
     assert [*victim.rglob("*")] == [victim / "seed100"]
+
+
+def test_the_seconds_of_a_start_are_those_until_its_first_row(tmp_path, monkeypatch):
+    """Also if nobody asks before the run is half over, as without a terminal."""
+
+    class Process:
+        def __init__(self, *args, **kwargs):
+            pass
+
+        def poll(self):
+            return None
+
+    now = [100.0]
+    monkeypatch.setattr(training.subprocess, "Popen", Process)
+    monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
+    (run,) = planned(Options(envs=("CartPole",), seeds="0"), ["--total-steps", "1000"])
+    one = Training(run, tmp_path, cores())
+    assert one.times() is None
+    for now[0], steps in ((105.0, 100), (130.0, 400), (150.0, 500)):
+        (tmp_path / run.name / "progress.csv").write_text(f"{HEAD}{steps},1,2,3\n")
+        assert one.poll() is None
+    assert one.times() == (5.0, 50.0)
 
 
 @pytest.mark.parametrize(

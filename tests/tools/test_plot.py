@@ -175,6 +175,14 @@ def test_folders_without_a_row_are_left_out_and_named(tmp_path, capsys):
     assert other.startswith(f"left out: {tmp_path / 'study'} ")
 
 
+def test_a_run_without_a_return_is_left_out(tmp_path, capsys):
+    good, young = write_run(tmp_path / "good", [1, 2]), write_run(tmp_path / "young", ["nan"])
+    out = ["--out", str(tmp_path / "x.png")]
+    assert plot.main([str(good), str(young), *out]) == 0
+    assert f"left out: {young} has no return yet" in capsys.readouterr().err
+    assert plot.main([str(young), *out]) == 2
+
+
 def test_all_runs_with_equal_seeds_are_named_at_once(tmp_path):
     a, b, c, d, e, f = (
         write_run(tmp_path / name, [1, 2], seed=seed)

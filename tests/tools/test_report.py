@@ -105,6 +105,14 @@ def test_numbers_curves_and_spread(tmp_path):
     assert not re.search(r"mean of \d+ iterations", plain.text)
 
 
+def test_a_record_of_which_one_row_in_ten_is_left(tmp_path):
+    """As benchmarks/keep_study.py leaves it: times are those of one iteration."""
+    columns = {"iteration": [10, 20, 25], "steps": [10_000, 20_000, 25_000]}
+    found = page(write_run(tmp_path / "r", [1, 2, 3], seconds=90, columns=columns))
+    assert "Share of time: collect 25%, update 50%" in found.of("aria-label")
+    assert "25 iterations" in found.text
+
+
 def test_episodes_one_iteration_and_no_return_yet(tmp_path):
     found = page(write_run(tmp_path / "r", ["nan"], num_episodes=500, seconds=2))
     assert "mean return nan steps 1,000 episodes of 500 10 time 2 s" in found.text

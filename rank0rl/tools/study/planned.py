@@ -27,6 +27,7 @@ from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import ASKED, trusted
 from rank0rl.tools.study.results import ending
 
+_CHOSEN = {"resume", "run_dir", "seed", "nprocs"}  # what a study says of each run
 _ASKED = {*ASKED, *names(RunOptions, in_file=False)} - {"config"}  # options for command lines alone
 _MOST = 10_000  # runs of a study
 _SETTINGS = 1000  # runs of one seed: to check the command line of each takes 0.1 s
@@ -256,10 +257,16 @@ def plan_run(
             )
     own = [word for name, value in settings.items() for word in _words(name, value)]
     words = (env_id, "--algo", algo, *own, *rest, "--seed", str(seed))
-    if not {"--resume", "--run-dir", "--run_dir"}.isdisjoint(w.partition("=")[0] for w in words):
+    of_all = Words(rest, {}).flags()
+    if chosen := sorted((of_all | {*settings}) & _CHOSEN):
         raise ValueError(
-            "a study names the folder of each run, and resumes runs that have not ended: leave out "
-            "--resume and --run-dir"
+            f"a study chooses seed, ranks and folder of each run, and resumes it: leave out "
+            f"{', '.join(map(flag, chosen))}; see --seeds, --cores and --out"
+        )
+    if twice := sorted(of_all & {*settings}):
+        raise ValueError(
+            f"{', '.join(map(flag, twice))} would be the same in every run, and the study has values to "
+            f"compare: leave one of them out"
         )
     if source:
         _check_trust(Words.read(words), source)
@@ -318,6 +325,8 @@ def _values(grid: Sequence[str]) -> dict[str, list[str]]:
         if not name or not all(text.split(",")):
             raise ValueError(f"a setting must be NAME=VALUE,VALUE,...: got {word!r}; see --grid")
         values[name.replace("-", "_")] = text.split(",")
+    if len(values) < len(grid):
+        raise ValueError(f"--grid must have each setting once: got {' '.join(grid)}")
     return values
 
 

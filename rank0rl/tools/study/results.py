@@ -30,12 +30,9 @@ def _read(study: Path) -> Agents:
     Raises:
         ValueError: if there is none.
     """
-    runs = plot.read_runs(sorted(path.parent for path in study.glob("*/progress.csv")))
-    with_return = [run for run in runs if np.isfinite(run.column("return_mean")).any()]
-    over = [run for run in with_return if ending(run.folder)]
-    if not with_return:
-        raise ValueError(f"no run in {study} has a return yet: none of their episodes has ended")
-    return plot.by_agent(over or with_return)
+    folders = sorted(path.parent for path in study.glob("*/progress.csv"))
+    runs = plot.read_runs(folders, "return_mean")
+    return plot.by_agent([run for run in runs if ending(run.folder)] or runs)
 
 
 def ending(run: Path) -> str:

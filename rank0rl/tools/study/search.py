@@ -48,7 +48,13 @@ def check(given: Options, rest: Sequence[str], source: Path | None = None) -> No
         _suggester(name, text)
         ends = text.split("|") if "|" in text else text.removeprefix("log:").split(":")
         for end in ends:
-            plan_run(given.envs[0], given.algo[0], {name: end}, 0, rest, source=source)
+            run = plan_run(given.envs[0], given.algo[0], {name: end}, 0, rest, source=source)
+        value = {**vars(run.options), **vars(run.agent)}.get(name)
+        if "|" not in text and isinstance(value, float) and all(map(_is_whole, ends)):
+            low, high = ends
+            raise ValueError(
+                f"--search {name}={text} would try whole numbers alone: write {low}.0:{high}"
+            )
     if both := {*seeds(given.seeds)} & {*seeds(given.search_seeds)}:
         raise ValueError(
             f"the seeds of a search must not be those of its results: got {sorted(both)} in --seeds "
@@ -59,7 +65,14 @@ def check(given: Options, rest: Sequence[str], source: Path | None = None) -> No
 def _ranges(given: Options) -> dict[str, str]:
     """Return setting -> range, as --search has them."""
     words = [word.partition("=") for word in given.search]
-    return {name.replace("-", "_"): text for name, _, text in words}
+    ranges = {name.replace("-", "_"): text for name, _, text in words}
+    if len(ranges) < len(words):
+        raise ValueError(f"--search must have each setting once: got {' '.join(given.search)}")
+    return ranges
+
+
+def _is_whole(number: str) -> bool:
+    return number.removeprefix("-").isdecimal()
 
 
 def _suggester(name: str, text: str) -> Callable[[Any], Any]:

@@ -123,12 +123,7 @@ def _read(argv: Sequence[str]) -> tuple[Options, list[str], Path | None]:
         prog="python -m rank0rl study",
         return_unknown_args=True,
     )
-    check(given)
-    if not given.envs:
-        raise ValueError(
-            "name the environments first, or a file of a study: python -m rank0rl study Walker2d "
-            "Hopper --seeds 0:5"
-        )
+    _check(given, argv)
     source = None if given.trust else file
     if source and of_file.hosts:
         raise ValueError(
@@ -141,6 +136,21 @@ def _read(argv: Sequence[str]) -> tuple[Options, list[str], Path | None]:
         )
     trust = [_TRUST] if given.trust else []
     return given, [*shlex.split(given.train), *rest, *trust], source
+
+
+def _check(given: Options, argv: Sequence[str]) -> None:
+    """Check the options of a study, and that nothing which its command line says would be lost."""
+    check(given)
+    if not given.envs:
+        raise ValueError(
+            "name the environments first, or a file of a study: python -m rank0rl study Walker2d "
+            "Hopper --seeds 0:5"
+        )
+    for name in ("--grid", "--search"):
+        if sum(word.partition("=")[0] == name for word in argv) > 1:
+            raise ValueError(f"name all settings after one {name}: {name} lr=... epochs=...")
+    if given.hosts and given.cores:
+        raise ValueError("--hosts has the cores of every machine: leave out --cores")
 
 
 def _name(given: Options) -> str:

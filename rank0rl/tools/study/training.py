@@ -123,7 +123,9 @@ class Training:
             )
 
     def poll(self) -> int | None:
-        """Return the exit code; None while it trains."""
+        """Return the exit code; None while it trains. Note when its first row is there."""
+        if self._startup_s is None and self.row() not in (None, self._first):
+            self._startup_s = time.monotonic() - self._begun
         return self._process.poll()
 
     def stop(self) -> None:
@@ -148,13 +150,9 @@ class Training:
 
         None if it is too early to tell.
         """
-        row = self.row()
-        if row is None or row == self._first:
-            return None
-        spent = time.monotonic() - self._begun
         if self._startup_s is None:
-            self._startup_s = spent
-        part = self.planned.part(row)
+            return None
+        spent, part = time.monotonic() - self._begun, self.part
         done = part - self.planned.part(self._first)
         if done <= 0:  # no episode has ended yet, or what was lost is made again
             return None

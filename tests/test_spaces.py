@@ -2,11 +2,12 @@
 
 import sys
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from helpers.agents import AGENTS
-from helpers.envs import ACT_SPACES, OBS_SPACES, Spaced
+from helpers.envs import ACT_SPACES, OBS_SPACES, Count, Spaced
 from helpers.ranks import HERE, run
 from helpers.runs import curve, resume_on_ranks, sha, table, train, train_here, train_on_ranks
 
@@ -14,7 +15,7 @@ from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs.make import are_known_wrappers, make, resolve
-from rank0rl.envs.spaces import describe
+from rank0rl.envs.spaces import describe, flatten, nested_actions, to_env
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.policy import Policy, load
 from rank0rl.run import settings
@@ -193,6 +194,20 @@ def test_flattened_observations_are_gymnasiums():
     assert sorted(obs[2:].tolist()) == [0, 0, 1]  # one-hot
     assert describe(env).obs.shape == (5,)
     assert set(space.spaces) == {"a", "b"}
+
+
+def test_clipped_actions_are_within_bounds_that_float32_does_not_hold():
+    bounds = gym.spaces.Box(np.array([-0.1, -1.2]), np.array([0.1, 0.7]), dtype=np.float64)
+    for space in (bounds, gym.spaces.Tuple([gym.spaces.Discrete(3), bounds])):
+        env = Count()
+        env.action_space = space
+        flat = flatten(env)
+        its = describe(flat).act
+        nested = nested_actions(flat) or (lambda row: row)
+        for far in (-9, 9):
+            row = np.zeros((1, *its.shape), np.float32)
+            row[:, -2:] = far
+            assert space.contains(nested(to_env(row, its)[0]))
 
 
 @pytest.mark.parametrize("act", ["integers", "choices", "floats"])

@@ -24,7 +24,7 @@ from rank0rl.batch import Gathered
 from rank0rl.learner import Learner
 from rank0rl.mpi import comm
 from rank0rl.run.options import RunOptions
-from rank0rl.run.shares import make_rollout
+from rank0rl.run.shares import make_rollout, make_shown
 from rank0rl.run.usage import PHASES, Phases
 
 MODES = {
@@ -61,6 +61,19 @@ def test_the_last_episodes_are_those_that_ended_last(nprocs, tmp_path, monkeypat
     [row] = table(tmp_path / "r")
     assert row["episodes"] == "360"
     assert float(row["return_mean"]) == np.mean(ended)
+
+
+def test_an_environment_may_have_arguments_index_and_options(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine_indexed.py").write_text(
+        "from helpers.envs import Count\n"
+        "def make(index, options):\n    return Count(length=10 * options + index)\n"
+        "def of(env):\n    return {'index': 3 + env, 'options': 2}\n"
+    )
+    args = {"env_id": "mine_indexed:make", "env_kwargs_of": f"{tmp_path}/mine_indexed.py:of"}
+    options = RunOptions(**args, num_envs=2)
+    assert [env.gym.unwrapped.base for env in make_rollout(options, 0, 1).envs] == [23, 24]
+    assert make_shown(options, index=5, options=1).unwrapped.base == 15
 
 
 @pytest.mark.fast(1)

@@ -394,12 +394,13 @@ def make_block(
         make_env: makes one gymnasium environment; of a game, that of its first agent.
         indices: indices of this rank's environments and games; may be empty.
         seed: the run's seed, which keys the seed of every episode.
-        kwargs_of: returns the arguments with which the environment, or the game, of an index is made.
+        kwargs_of: returns the arguments behind its index with which an environment, or a game, is made; None: there
+            are none, and no index.
     """
     made = []
     for index in indices or [indices.start]:
         try:
-            env = make_env(**kwargs_of(index)) if kwargs_of else make_env()
+            env = make_env(index, **kwargs_of(index)) if kwargs_of else make_env()
         except Exception as error:
             error.add_note(f"While making the environment of env {index}.")
             raise

@@ -91,6 +91,9 @@ def _describe(space: gym.Space[Any]) -> Space:
     dtype = np.dtype(np.float32) if rounds else space.dtype
     choices = space.choices if isinstance(space, _Hybrid) else ()
     low, high = space.low.astype(dtype), space.high.astype(dtype)
+    if rounds:  # a bound that was rounded outwards is not within the environment's own
+        low = np.where(low < space.low, np.nextafter(low, np.float32(np.inf)), low)
+        high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)
     kind = "hybrid" if choices else "box"
     return Space(kind, space.shape, dtype.name, choices, low, high)
 

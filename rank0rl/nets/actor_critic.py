@@ -24,6 +24,8 @@ from rank0rl.returns import advantages
 
 Array = npt.NDArray[Any]
 
+_LEAST_VAR = 1e-8  # of returns
+
 
 Loss: TypeAlias = Callable[[Tensor, Tensor, Tensor, dict[str, Tensor]], Tensor]
 """Function of log ratios (n,), the mean entropy (), values (n,) and the rows of a minibatch: the loss, ()."""
@@ -86,6 +88,7 @@ class ValueFunction(nn.Module):
     def merge(self, ret: Array) -> None:
         """Add returns (N,) to the statistics, without changing predictions in units of reward.
 
+        Returns that are all the same, such as no rewards yet, do not say what their size is: the scale stays.
         (A network of your own whose last layer is not linear predicts other values until it has learned.)
 
         Rank 0 only: its weights are broadcast.
@@ -93,7 +96,9 @@ class ValueFunction(nn.Module):
         Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2.2.
         """
         self.moments.merge(ret)
-        scale = torch.sqrt(self.moments.var + 1e-8).to(torch.float32)
+        if self.moments.var < _LEAST_VAR:
+            return
+        scale = torch.sqrt(self.moments.var + _LEAST_VAR).to(torch.float32)
         with torch.no_grad():
             for last in (*self.mlp.weights[-1:], *self.mlp.biases[-1:]):
                 last.mul_(self.scale / scale)

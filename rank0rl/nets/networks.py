@@ -170,16 +170,31 @@ class _OwnNetwork(_RowByRow):
                 f"{type(module).__name__} must return {(2, outputs)} for inputs {(2, inputs)}: got "
                 f"{got}; see docs/policies.md"
             )
-        last = module
-        while isinstance(last, nn.Sequential) and len(last):
-            last = last[-1]
-        linear = [last] if isinstance(last, nn.Linear) else []
-        self.weights = [part.weight for part in linear]
-        """Weights of the last layer, if the module is linear or ends with such a layer."""
-        self.biases = [part.bias for part in linear if part.bias is not None]
+        last = _last_layer(module, inputs, outputs)
+        self.weights = [last.weight] if last else []
+        """Weights of the last layer, if it is linear."""
+        self.biases = [last.bias] if last and last.bias is not None else []
 
     def forward(self, x: Tensor) -> Tensor:
         return self.module(x)
+
+
+def _last_layer(module: nn.Module, inputs: int, outputs: int) -> nn.Linear | None:
+    """Return the linear layer that gives the outputs, None without one: twice its weights give twice the outputs."""
+    linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
+    x = torch.linspace(-1, 1, 2 * inputs).reshape(2, inputs)
+    with torch.no_grad():
+        before = module(x)
+        for layer in reversed([each for each in linear if each.out_features == outputs]):
+            own = [*layer.parameters(recurse=False)]
+            for p in own:
+                p.mul_(2)
+            is_twice = torch.equal(module(x), 2 * before)
+            for p in own:
+                p.mul_(0.5)
+            if is_twice:
+                return layer
+    return None
 
 
 class _Columns(nn.Module):

@@ -223,7 +223,8 @@ def recurrent_networks(
     if len(inputs) > 1:
         raise OptionError(
             f"a memory of images is not built in: observations are {spaces.obs.shape} bytes; "
-            f"leave out --recurrent, or stack frames with --wrappers FrameStackObservation"
+            f"leave out --recurrent, or make frames gray, without an axis of channels, and stack them: "
+            f"--wrappers GrayscaleObservation 'FrameStackObservation(stack_size=4)'"
         )
     if options.policy_obs or options.critic_obs:
         raise OptionError(

@@ -91,7 +91,7 @@ def group(make_env: Callable[..., Any], **kwargs: Any) -> Any:
     return SharedEnv(place.call, one)
 
 
-def make_shown(options: RunOptions, index: int = 0, **kwargs: Any) -> Any:
+def make_shown(options: RunOptions, index: int = 0, /, **kwargs: Any) -> Any:
     """Make an environment as the run's, with its wrappers and nothing else around it.
 
     Args:
@@ -123,7 +123,7 @@ def env_maker(options: RunOptions, evaluation: bool = False) -> Callable[..., An
             one = around(EnvProcess, one, *limits, preload, read)
         return one()
 
-    def make_one(index: int = 0, **kwargs: Any) -> Any:
+    def make_one(index: int = 0, /, **kwargs: Any) -> Any:
         place = place_of(index, evaluation)
         one: Callable[..., Any] = around(make_at, place, {**options.env_kwargs, **kwargs})
         if options.env_folders:
@@ -162,9 +162,7 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
         episodes = functools.partial(counter.round, most)
     nparts = 1 if only is not None else _nparts(options, nworkers)
     kwargs_of = load_function(options.env_kwargs_of) if options.env_kwargs_of else lambda _: {}
-    block = make_block(
-        env_maker(options), indices, options.seed, lambda i: {**kwargs_of(i), "index": i}
-    )
+    block = make_block(env_maker(options), indices, options.seed, kwargs_of)
     cuts = [fragments * part // nparts for part in range(1, nparts)]
     info = [label(name) for name in options.info]
     if episodes is None:

@@ -76,7 +76,7 @@ def _record(given: Options) -> int:
     first = evaluation.MAX_ENVS * comm.get_rank()
     indices = range(first, first + evaluation.MAX_ENVS)
     make_env = env_maker(options, evaluation=True)
-    block = make_block(make_env, indices, seed, lambda index: {"index": index})
+    block = make_block(make_env, indices, seed, lambda _: {})
     rollout = WholeEpisodes(block, numbers)
     acting = evaluation.Deterministic.of(agent, given.deterministic)
     episodes: list[dict[str, Any]] = []

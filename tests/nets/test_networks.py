@@ -123,7 +123,7 @@ def test_values_in_rewards_do_not_change_with_the_scale_if_the_last_layer_is_lin
     assert agent.value.scale > 10
 
 
-def test_a_layer_that_is_not_the_last_is_left_alone():
+def test_the_layer_that_gives_the_outputs():
     class Gated(nn.Module):
         def __init__(self):
             super().__init__()
@@ -132,7 +132,11 @@ def test_a_layer_that_is_not_the_last_is_left_alone():
         def forward(self, x):
             return self.out(x) * torch.sigmoid(self.gate(x))
 
-    assert network((5,), Gated(), 1, rng(), 1.0).weights == []
+    gated = Gated()
+    before = [p.clone() for p in gated.parameters()]
+    assert network((5,), gated, 1, rng(), 1.0).weights == [gated.out.weight]
+    assert all(map(torch.equal, gated.parameters(), before))
+    assert network((5,), nn.Sequential(gated, nn.Tanh()), 1, rng(), 1.0).weights == []
     last = nn.Sequential(Gated(), nn.Sequential(nn.Linear(1, 1)))
     assert len(network((5,), last, 1, rng(), 1.0).weights) == 1
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.policies import OBS, rng
+from torch import nn
 
 from rank0rl.nets.actor_critic import ValueFunction
 from rank0rl.nets.flat import Adam, Flat
@@ -19,6 +20,35 @@ def test_new_returns_change_the_scale_of_values_and_not_the_values():
     np.testing.assert_allclose(
         value(torch.from_numpy(OBS)).detach() * value.scale, before, rtol=1e-4, atol=1e-5
     )
+
+
+class Critic(nn.Module):
+    """A network in the usual style, with more layers of one output than its last one."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.inner, self.out = nn.Linear(5, 1), nn.Linear(5, 4), nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.inner(x)) * torch.sigmoid(self.gate(x)))
+
+
+def test_a_network_of_ones_own_keeps_its_values_too():
+    value = ValueFunction((5,), Critic(), rng())
+    before = value.predict(OBS)
+    value.merge(rng().normal(0, 50, 1000).astype(np.float32))
+    np.testing.assert_allclose(value.predict(OBS), before, rtol=1e-4, atol=1e-5)
+
+
+def test_returns_that_are_all_the_same_do_not_change_the_scale():
+    """As before the first reward: weights would become thousands."""
+    value = ValueFunction((5,), (8,), rng())
+    before = value.mlp.weights[-1].clone()
+    value.merge(np.full(1000, 1e-7, np.float32))
+    assert value.scale == 1
+    assert torch.equal(value.mlp.weights[-1], before)
+    value.merge(rng().normal(0, 50, 1000).astype(np.float32))
+    assert value.scale == pytest.approx(50 / 2**0.5, rel=0.1)
 
 
 @pytest.mark.parametrize("shape", [(5,), (12, 10, 3)], ids=["vector", "image"])

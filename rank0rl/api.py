@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
@@ -223,11 +224,19 @@ def _name(option: str, value: Any) -> str:
 
 def _environment() -> dict[str, str]:
     """Return the environment of the ranks. They can import every module that this process can."""
-    python = (sys.prefix, sys.base_prefix)
-    own = [path for path in sys.path if not any(map(Path(path).is_relative_to, python))]
+    own = [path for path in sys.path if not _is_of_python(Path(path))]
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else ""
     paths = os.pathsep.join(path or os.getcwd() for path in own)
     return {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1", job.TERMINAL: str(columns)}
+
+
+def _is_of_python(path: Path) -> bool:
+    """Return True for a folder or archive of the standard library or of installed packages, which ranks have too."""
+    python = map(Path, {sys.prefix, sys.base_prefix})
+    installed = {"site-packages", "dist-packages", *Path(sysconfig.get_path("stdlib")).parts[-1:]}
+    return any(map(path.is_relative_to, python)) and (
+        not installed.isdisjoint(path.parts) or path.suffix == ".zip"
+    )
 
 
 def _relayed(command: list[str], env: Mapping[str, str], told: Path) -> tuple[int, str]:

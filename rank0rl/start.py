@@ -205,8 +205,6 @@ def _open_record(
     if options.resume:
         file = checkpoint.before(folder, plan.made) or checkpoint.latest(folder)
         state.load(checkpoint.read(file))
-    if plan.notes:
-        state.progress.same_schedule_since = state.progress.iteration
     state.settings = sealed(state.settings)
     start = machine.provenance(machines, code.files_of(options))
     may_change = names(RunOptions, changes_curve=True, resume=True)

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import sysconfig
 import threading
 import time
 
@@ -17,6 +18,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import rank0rl
+from rank0rl import api
 
 SMALL = {"num_envs": 4, "steps_per_batch": 64, "minibatch_size": 32}
 BOOK = HERE.parent / "examples" / "notebook.ipynb"
@@ -129,6 +131,7 @@ def test_a_wrong_use_is_a_value_error(options, text, capfd):
 
 SCRIPT = """
 import rank0rl
+from rank0rl import api
 from rank0rl.algos.reinforce import Reinforce
 
 class Mine(Reinforce):
@@ -267,6 +270,14 @@ def test_a_process_that_an_environment_leaves_behind_keeps_nobody_waiting(tmp_pa
     done = run([sys.executable, "script.py"], cwd=tmp_path, env={"PYTHONPATH": str(HERE.parent)})
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - start < 50
+
+
+def test_modules_below_pythons_own_folder_are_those_of_the_script_too(monkeypatch, tmp_path):
+    """As with `python -m venv .`, or in /usr/src with the system's Python."""
+    monkeypatch.setattr(api.sys, "prefix", str(tmp_path))
+    packages = str(tmp_path / "lib" / "python3" / "site-packages")
+    monkeypatch.setattr(api.sys, "path", [str(tmp_path), packages, sysconfig.get_path("stdlib")])
+    assert api._environment()["PYTHONPATH"] == str(tmp_path)
 
 
 @pytest.mark.slow

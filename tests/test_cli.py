@@ -75,7 +75,10 @@ WRONG = [
     (["--resume", "none"], "there is none in none/checkpoints; name the folder of a run"),
     (["CartPole", "--nprocs", "40"], "num_envs=8, nprocs=40; raise --num-envs"),
     (["CartPole", "--steps-per-batch", "64", "--episodes-per-batch", "4"], "got both"),
-    (["CartPole", "--env-kwargs", "x=null"], "x cannot be null"),
+    (["CartPole", "--env-kwargs", "x=null"], "x cannot be or hold null"),
+    (["CartPole", "--env-kwargs", 'x={"y": [null]}'], "x cannot be or hold null"),
+    (["CartPole", "--hidden", "64", "--hidden=32"], "name all values after one --hidden"),
+    (["CartPole", "--env-kwargs", "a=1", "--env-kwargs", "b=2"], "after one --env-kwargs"),
     (["CartPole", "--run-dir", "train.py"], "cannot make the run's folder"),
     ([], "name an environment"),
 ]
@@ -139,6 +142,14 @@ def test_file_and_command_line_are_recorded(tmp_path):
     again = train(*args, "--run-dir", str(tmp_path / "run"))
     assert again.returncode == 2
     assert "holds a run already" in again.stderr
+
+
+def test_the_command_lines_kind_of_end_is_over_the_files(tmp_path):
+    (tmp_path / "c.toml").write_text("num_episodes = 20")
+    words = ["CartPole", "--config", str(tmp_path / "c.toml")]
+    for more, expected in (([], 20), (["--total-steps", "5000"], None), (["-n", "9", "--total-steps", "5"], 9)):
+        found = settings.read(Words.read([*words, *more]), cli.algos.CONFIGS)
+        assert found.options.num_episodes == expected
 
 
 @pytest.mark.parametrize("algo", ["ppo", "rank0rl.algos.ppo:PPO"])

@@ -45,9 +45,19 @@ def new_folder(options: RunOptions) -> Path:
         raise ValueError(
             f"cannot make the run's folder: {error}; choose another --run-dir"
         ) from None
+    _refuse_run(folder)
+    return folder
+
+
+def _refuse_run(folder: Path) -> None:
+    """Raise ValueError if a folder holds a run, or the record of one whose checkpoints have gone."""
     if list(folder.glob("checkpoints/*.pt")):
         raise ValueError(f"{folder} holds a run already: choose another --run-dir, or --resume it")
-    return folder
+    if read_rows(folder):
+        raise ValueError(
+            f"{folder} has the record of a run, and no checkpoint to go on from: choose another --run-dir, or "
+            f"remove {folder / 'progress.csv'}"
+        )
 
 
 def _first_free(name: str) -> Path:
@@ -67,13 +77,19 @@ def discard(folder: Path) -> None:
         folder.rmdir()
 
 
-def lock(folder: Path, patience_s: float) -> Callable[[], None]:
+def lock(folder: Path, patience_s: float, is_new: bool = False) -> Callable[[], None]:
     """Keep other processes from training in a folder, at most while this process lives.
 
-    Wait at most `patience_s` seconds for another process. Return a function that ends the lock.
+    Args:
+        folder: the folder.
+        patience_s: seconds to wait for another process at most.
+        is_new: if a run is to begin there. Another process may have begun one meanwhile.
+
+    Returns:
+        A function that ends the lock.
 
     Raises:
-        ValueError: if another process goes on training there, or the folder holds a link.
+        ValueError: if another process goes on training there, or the folder holds a link, or a run where one is to begin.
     """
     files.check_folder(folder)
     held: list[int] = []
@@ -103,6 +119,12 @@ def lock(folder: Path, patience_s: float) -> Callable[[], None]:
             ) from None
         except OSError:  # a file system without locks
             pass
+        if is_new:
+            try:
+                _refuse_run(folder)
+            except ValueError:
+                unlock()
+                raise
         return unlock
 
 

@@ -111,6 +111,30 @@ class LaunchOptions(CheckedOptions):
         return {name: getattr(self, name) for name in launch}
 
 
+_ELSEWHERE = {  # what mpi_util, stable-baselines3 and CleanRL call options, with underscores
+    "--gpu_pct": "leave it out: only rank 0 updates, and ppo takes --device cuda",
+    "-g": "--gamma",
+    **dict.fromkeys(("-l", "--lambda", "--gae_lambda"), "--lam"),
+    **dict.fromkeys(("-k", "--kl_targ"), "--target-kl"),
+    "-b": "--episodes-per-batch",
+    "--batch_size": "--minibatch-size for rows, --episodes-per-batch for episodes",
+    "--total_timesteps": "--total-steps",
+    **dict.fromkeys(("--n_steps", "--num_steps"), "--steps-per-batch, of all environments"),
+    "--n_envs": "--num-envs",
+    "--learning_rate": "--lr",
+    "--num_minibatches": "--minibatch-size, in rows",
+    **dict.fromkeys(("--n_epochs", "--update_epochs"), "--epochs"),
+    **dict.fromkeys(("--clip_range", "--clip_coef"), "--clip-ratio"),
+    "--ent_coef": "--entropy-coef",
+    "--vf_coef": "--value-coef, half of CleanRL's",
+    **dict.fromkeys(
+        ("-m", "--hid1_mult", "--policy_hid_list"), "--hidden, the units of each layer"
+    ),
+    "--valfunc_hid_list": "--value-hidden, the units of each layer",
+    **dict.fromkeys(("-v", "--policy_logvar"), "--log-std, which is half of it"),
+}
+
+
 @dataclass(frozen=True)
 class Words:
     """The words of a command line, and the `LaunchOptions` among them."""
@@ -127,11 +151,8 @@ class Words:
         """Read a command line.
 
         Raises:
-            ValueError: if a value is not of its option's type, hooks are named in two places, or
-                --resume auto comes without --run-dir.
+            ValueError: if a value is not of its option's type, or --resume auto comes without --run-dir.
         """
-        if sum(word.partition("=")[0] == "--hook" for word in argv) > 1:
-            raise ValueError("name all hooks after one --hook: --hook a.py:A b.py:B")
         given = read_some(argv, LaunchOptions, names(LaunchOptions))
         run = given.get("resume")
         if run == _AUTO:
@@ -209,6 +230,23 @@ class Words:
         flags = (word[2:].partition("=")[0] for word in self.argv if word.startswith("--"))
         named = {flag.replace("-", "_") for flag in flags}
         return named | {name.removeprefix("no_") for name in named}
+
+    def check_names(self, known: Mapping[str, str]) -> None:
+        """Check the names of options: name -> type.
+
+        Raises:
+            ValueError: for one that is called otherwise here than in other libraries, or one of several values that
+                comes twice, because only the last would count.
+        """
+        given = [word.partition("=")[0] for word in self.argv]
+        for name, kind in known.items():
+            if ("tuple" in kind or kind == "Pairs") and given.count(flag(name)) > 1:
+                raise ValueError(f"name all values after one {flag(name)}: {flag(name)} A B")
+        alike = {name: name[:2] + name[2:].replace("-", "_") for name in given}
+        theirs = [name for name, it in alike.items() if it in _ELSEWHERE and it[2:] not in known]
+        if theirs:
+            said = "; ".join(f"{name}: {_ELSEWHERE[alike[name]]}" for name in theirs)
+            raise ValueError(f"options of other libraries have other names here ({said})")
 
     @classmethod
     def to_go_on(cls, run: Path, given: Mapping[str, Any]) -> Words:

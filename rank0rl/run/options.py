@@ -28,9 +28,15 @@ def _pairs(words: list[str]) -> dict[str, Any]:
             pairs[name] = json.loads(value)
         except json.JSONDecodeError:
             pairs[name] = value
-        if pairs[name] is None:
-            raise ValueError(f"{name} cannot be null: leave it out to use its default")
+        if _has_null(pairs[name]):
+            raise ValueError(f"{name} cannot be or hold null: leave it out to use its default")
     return pairs
+
+
+def _has_null(value: Any) -> bool:
+    """Return True for what a file of settings cannot hold: TOML has no null."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value is None or any(map(_has_null, inner))
 
 
 Pairs = Annotated[

@@ -100,7 +100,7 @@ def prepare(
         _make_folder(Path(options.keep_batches), is_new=not run)
     folder = run or new_folder(options)
     patience_s = 10 if restart or words.is_auto else 0  # the process that ends may be saving
-    unlock = lock(folder, patience_s)
+    unlock = lock(folder, patience_s, is_new=not run)
     named = load_agent(options.algo).settings
     source = f"defaults{'' if named else ', because its class names none in configs/'}"
     if found.file:

@@ -6,8 +6,8 @@ import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,30 +29,6 @@ _COUNT = 1 << 63
 _LENGTH = 1 << 17  # characters of all settings as JSON
 _WEIGHTS = 1 << 26  # number that fits into any memory
 _A_LAYER = 1 << 12  # numbers that take as much memory as what each layer brings besides its weights
-
-
-_ELSEWHERE = {  # what mpi_util, stable-baselines3 and CleanRL call options, with underscores
-    "--gpu_pct": "leave it out: only rank 0 updates, and ppo takes --device cuda",
-    "-g": "--gamma",
-    **dict.fromkeys(("-l", "--lambda", "--gae_lambda"), "--lam"),
-    **dict.fromkeys(("-k", "--kl_targ"), "--target-kl"),
-    "-b": "--episodes-per-batch",
-    "--batch_size": "--minibatch-size for rows, --episodes-per-batch for episodes",
-    "--total_timesteps": "--total-steps",
-    **dict.fromkeys(("--n_steps", "--num_steps"), "--steps-per-batch, of all environments"),
-    "--n_envs": "--num-envs",
-    "--learning_rate": "--lr",
-    "--num_minibatches": "--minibatch-size, in rows",
-    **dict.fromkeys(("--n_epochs", "--update_epochs"), "--epochs"),
-    **dict.fromkeys(("--clip_range", "--clip_coef"), "--clip-ratio"),
-    "--ent_coef": "--entropy-coef",
-    "--vf_coef": "--value-coef, half of CleanRL's",
-    **dict.fromkeys(
-        ("-m", "--hid1_mult", "--policy_hid_list"), "--hidden, the units of each layer"
-    ),
-    "--valfunc_hid_list": "--value-hidden, the units of each layer",
-    **dict.fromkeys(("-v", "--policy_logvar"), "--log-std, which is half of it"),
-}
 
 
 @dataclass(frozen=True)
@@ -258,7 +234,7 @@ def _read_new(words: Words, configs: Path | None) -> tuple[Path | None, RunOptio
     if not path:
         return None, options, agent
     named = words.flags() | {"env_id"}
-    run, own = of_file(_without_other_batch(settings, words), str(path), options.algo)
+    run, own = of_file(_without_others(settings, words), str(path), options.algo)
     return path, _over(run, options, named), _over(own, agent, named)
 
 
@@ -285,9 +261,9 @@ def _read_line(words: Words, settings: Mapping[str, Any], source: str) -> tuple[
         ValueError: for a wrong setting, or an agent that does not exist.
         SystemExit: for a wrong argument, after tyro has said what is wrong.
     """
-    settings = _without_other_batch(settings, words)
+    settings = _without_others(settings, words)
     defaults = of_file(settings, source, words.given.get("algo"))
-    _check_names(words, {*vars(defaults[0]), *vars(defaults[1])})
+    words.check_names({f.name: str(f.type) for part in defaults for f in fields(part)})
     unnamed = tyro.conf.arg(name="")
     both = dataclasses.make_dataclass(
         "Both",
@@ -306,16 +282,6 @@ def _read_line(words: Words, settings: Mapping[str, Any], source: str) -> tuple[
         registry=_WHOLE_NUMBERS,
     )
     return _with_whole_paths(parsed.run), parsed.agent
-
-
-def _check_names(words: Words, known: Set[str]) -> None:
-    """Raise ValueError for the options of other libraries that are called otherwise here."""
-    given = [word.partition("=")[0] for word in words.argv]
-    alike = {name: name[:2] + name[2:].replace("-", "_") for name in given}
-    theirs = [name for name, it in alike.items() if it in _ELSEWHERE and it[2:] not in known]
-    if theirs:
-        said = "; ".join(f"{name}: {_ELSEWHERE[alike[name]]}" for name in theirs)
-        raise ValueError(f"options of other libraries have other names here ({said})")
 
 
 _WHOLE_NUMBERS = ConstructorRegistry()
@@ -353,9 +319,11 @@ def of_file(
     return _with_whole_paths(options), agent
 
 
-def _without_other_batch(settings: Mapping[str, Any], words: Words) -> dict[str, Any]:
-    """Return settings without their kind of batch, if the command line has the other kind."""
-    settings = dict(settings)
+def _without_others(settings: Mapping[str, Any], words: Words) -> dict[str, Any]:
+    """Return settings without their kind of batch, or of end, if the command line has the other kind."""
+    settings, flags = dict(settings), words.flags()
+    if "total_steps" in flags and "num_episodes" not in flags and "-n" not in words.argv:
+        settings.pop("num_episodes", None)
     for given, other in itertools.permutations(("steps_per_batch", "episodes_per_batch")):
         if given in words.given:
             settings.pop(other, None)
@@ -398,8 +366,12 @@ def _check_length(settings: Mapping[str, Any], path: Path) -> None:
         )
 
 
-def starts(path: Path) -> list[dict[str, Any]]:
+def starts(path: Path, that_count: bool = False) -> list[dict[str, Any]]:
     """Return the record of each start of a run; [] if the run has no config.toml yet.
+
+    Args:
+        path: the run's config.toml.
+        that_count: leave out those whose iterations a later start has made again.
 
     Raises:
         ValueError: if the file cannot be read, or is not one that a run has written.
@@ -412,7 +384,18 @@ def starts(path: Path) -> list[dict[str, Any]]:
             f"config {path} must have a table [[record]] for each start of the run: put the run's "
             f"own file back, or remove it"
         )
-    return found
+    if not that_count:
+        return found
+    kept: list[dict[str, Any]] = []
+    for one in found:
+        at, its = one.get("iteration"), one.get("settings")
+        if type(at) is not int or not isinstance(its, Mapping):
+            raise ValueError(
+                f"{path}: each table [[record]] must have iteration, a whole number, and settings; put the run's own "
+                f"file back"
+            )
+        kept = [each for each in kept if each["iteration"] < at] + [one]
+    return kept
 
 
 def write(

@@ -78,8 +78,6 @@ class Progress:
     seconds: float = 0.0
     best_eval: float | None = None
     """Highest mean return of an evaluation so far."""
-    same_schedule_since: int = 0
-    """Iteration at which a resume last changed the length of the run."""
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=LAST))
     """Returns of the last episodes, in order of iterations, then as in `Gathered.ended`."""
     lengths: deque[int] = field(default_factory=lambda: deque(maxlen=LAST))

@@ -44,10 +44,12 @@ from rank0rl.run.logger import read_rows
 from rank0rl.run.options import Pairs
 from rank0rl.run.shares import place_of
 from rank0rl.run.state import Unfinished
+from rank0rl.run.trust import without_seal
+from rank0rl.tools.study.planned import Planned
 
 _ITERATIONS = 4
 _ROUNDING = 1e-12  # of a number; what changes by less is noise of float64
-_BRIEF = "--num-envs 2 --steps-per-batch 100 --total-steps 1000"
+_BRIEF = "--steps-per-batch 100 --total-steps 1000 --num-envs"
 _HASHES = {
     "batch_sha256": "rows differ from iteration {} on: what act and process return is not the same",
     "weights_sha256": "weights differ from iteration {} on, after the same rows: update is not repeatable, "
@@ -104,7 +106,8 @@ def main(argv: list[str]) -> int:
     if lost := lost_digits(make_env, given.steps, given.seed):
         print(f"note: {lost}")
     with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
-        on_ranks, as_program = _check_ranks(given, Path(folder))
+        agents = len(agents_of(make_env()))
+        on_ranks, as_program = _check_ranks(given, 2 * agents, Path(folder))
     findings |= on_ranks
     _print(on_ranks)
     if given.algo:
@@ -136,14 +139,14 @@ def _print(findings: Mapping[str, str]) -> None:
         print(f"  {condition:34} {finding or 'the same'}", flush=True)
 
 
-def _check_ranks(given: Options, folder: Path) -> tuple[dict[str, str], str | None]:
+def _check_ranks(given: Options, num_envs: int, folder: Path) -> tuple[dict[str, str], str | None]:
     """Train for two iterations with one rank and several, in an empty folder.
 
     Returns:
         As `check`, for ranks with environments of their own; nothing if there is no MPI here, or no short run can be
         made. And what a second process of one rank changes, for an environment that takes its place, else None.
     """
-    words = _words(dataclasses.replace(given, algo="reinforce"), _BRIEF.split())
+    words = _words(dataclasses.replace(given, algo="reinforce"), [*_BRIEF.split(), str(num_envs)])
     if not (find_mpiexec() and importlib.util.find_spec("mpi4py")):
         return {}, None
     if failed := _trained(words, folder / "alone", 2):
@@ -333,7 +336,11 @@ def _check_agent(words: Sequence[str], folder: Path) -> dict[str, str]:
     found = {}
     conditions = {"repeated": [], "with evaluations": ["--eval-every", "1", "--eval-episodes", "2"]}
     if find_mpiexec() and importlib.util.find_spec("mpi4py"):
-        conditions |= {f"on {n} ranks": ["--nprocs", str(n)] for n in (2, 3)}
+        run_options, _ = settings.of_file(
+            without_seal(settings.load(folder / "first" / "config.toml")), ""
+        )
+        most = Planned("", (), run_options).most
+        conditions |= {f"on {n} ranks": ["--nprocs", str(n)] for n in (2, 3) if n <= most}
     for condition, more in conditions.items():
         run = folder / condition.replace(" ", "-")
         found[condition] = _trained([*words, *more], run) or _difference_of_runs(

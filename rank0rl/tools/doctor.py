@@ -81,7 +81,7 @@ def _lines(given: str | None, hosts: Sequence[Host], group: int) -> Iterator[_Li
     yield _Line("Python", f"{platform.python_version()} at {sys.executable}")
     cores = os.cpu_count() or 1
     mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    is_bound = mine == 1 < cores
+    is_bound = mine == 1 < cores and not job.in_step()  # a rank of a batch system may have one
     remedy = "this process is bound to one core: start it without binding" if is_bound else ""
     yield _Line("cores", f"{mine} of {cores} may be used", remedy)
     is_root = hasattr(os, "geteuid") and os.geteuid() == 0

@@ -23,13 +23,13 @@ from rank0rl.launch import usage_error
 from rank0rl.learner import Learner, Overlap
 from rank0rl.mpi import weights
 from rank0rl.mpi.threads import set_threads
-from rank0rl.run import checkpoint
+from rank0rl.run import checkpoint, code
 from rank0rl.run.agents import load_function, make_agent
 from rank0rl.run.hooks import Coefficients, Curriculum, Hook
 from rank0rl.run.logger import read_rows
 from rank0rl.run.machine import check_device
 from rank0rl.run.options import RunOptions
-from rank0rl.run.settings import of_file, read_saved
+from rank0rl.run.settings import of_file, read_saved, starts
 from rank0rl.run.shares import make_rollout
 from rank0rl.run.state import State
 from rank0rl.run.usage import Phases
@@ -75,6 +75,7 @@ def _replay(given: Options) -> bool:
     iteration = given.iteration
     try:
         start = _find_start(given.run, iteration, given.trust)
+        _check_starts(start, iteration)
         check_device(start.options.device)
         rows = read_rows(given.run)
     except ValueError as error:
@@ -115,6 +116,7 @@ def _replay(given: Options) -> bool:
 class _Start:
     """The checkpoint and the boundary from which a replay trains again."""
 
+    run: Path
     boundary: int  # iterations to make before the one that is repeated is collected
     file: Path | None  # the last checkpoint not after the boundary; None: the run's beginning
     saved: Mapping[str, Any]  # contents of that checkpoint, or else of the run's last one
@@ -135,7 +137,7 @@ def _find_start(run: Path, iteration: int, trust: bool) -> _Start:
     if file:
         saved = read_saved(file, trust=trust)
         options, agent_options = of_file(saved["settings"], str(run))
-    return _Start(boundary, file, saved, options, agent_options)
+    return _Start(run, boundary, file, saved, options, agent_options)
 
 
 def _fragment(options: RunOptions, env: int | None, episode: int | None) -> tuple[str, int]:
@@ -168,12 +170,27 @@ def _check_iteration(start: _Start, iteration: int, made: int) -> None:
             f"the run has made {made} iterations, so --iteration must be at most {last}: got "
             f"{iteration}"
         )
-    changed_at = start.saved["progress"].get("same_schedule_since")
-    if start.file is None and changed_at:
-        raise _CannotReplayError(
-            f"the length of this run was changed after iteration {changed_at}, and there is no "
-            f"checkpoint before iteration {iteration}: only later iterations can be repeated"
-        )
+
+
+def _check_starts(start: _Start, iteration: int) -> None:
+    """Refuse to train again across a resume that has changed settings or code."""
+    kept = starts(start.run / "config.toml", that_count=True)
+    begun = int(start.file.stem) if start.file else 0
+    used = [one for one in kept if start.file is None or one["iteration"] <= begun][-1:]
+    ends = [*(one["iteration"] for one in kept[1:]), start.boundary]
+    for one, end in zip(kept, ends, strict=False):
+        begin = one["iteration"]
+        same = _which(one) == _which(used[0])
+        if not same and begin < start.boundary and end > begun:
+            raise _CannotReplayError(
+                f"settings or code of the run were changed after iteration {max(begin, used[0]['iteration'])}, and "
+                f"no checkpoint is left from which iteration {iteration} could be repeated as it was"
+            )
+
+
+def _which(start: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the settings and the code of a start."""
+    return start["settings"], code.recorded(start)
 
 
 def _by_iteration(rows: Sequence[dict[str, str]]) -> dict[int, dict[str, str]]:

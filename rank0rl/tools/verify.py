@@ -11,6 +11,7 @@ import csv
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -31,7 +32,7 @@ from rank0rl.run import checkpoint, code, files, machine, settings
 from rank0rl.run.logger import check_rows, read_rows
 from rank0rl.run.options import RunOptions
 from rank0rl.run.record import NOT_OF_THE_CURVE
-from rank0rl.run.trust import trusted
+from rank0rl.run.trust import FUNCTIONS, trusted
 from rank0rl.tools.evaluate import RunToLoad
 
 _SAY_S = 10.0  # seconds between two lines of progress
@@ -40,9 +41,9 @@ _SHARE = 0.05  # of the run's time, for a sample
 _FOR_STEPS = 0.5  # share of that for iterations; the rest is for starting ranks
 _MOST = 10  # iterations after a checkpoint: more of them prove little more
 _START_S = 10.0  # seconds of iterations on one rank that are not worth the start of others
-
 # Settings that a start may change although they change the curve, such as total_steps.
 _OF_A_START = names(RunOptions, changes_curve=True, resume=True)
+_CODE = {"algo", *FUNCTIONS}  # files, which may have moved
 _NOT_IN_SUMMARY = {
     *("algo", "nprocs", "ranks_per_env", "seconds", "steps_per_s", "idle_of_ranks", "ended"),
     *("fingerprint", "updates"),
@@ -183,15 +184,7 @@ def _read(folder: Path, most: int | None, trust: bool) -> _Record:
 
 def _parts(file: Path, last: int) -> list[_Part]:
     """Return the parts of a run that still count, up to an iteration."""
-    kept: list[dict[str, Any]] = []
-    for start in settings.starts(file):
-        if type(start.get("iteration")) is not int or not isinstance(
-            start.get("settings"), Mapping
-        ):
-            raise ValueError(
-                f"{file}: each table [[record]] must have iteration, a whole number, and settings; put the run's own file back"
-            )
-        kept = [one for one in kept if one["iteration"] < start["iteration"]] + [start]
+    kept = settings.starts(file, that_count=True)
     ends = [*(start["iteration"] for start in kept[1:]), last][: len(kept)]
     parts = [
         _Part(start["iteration"], min(end, last), start)
@@ -213,9 +206,9 @@ def _parts(file: Path, last: int) -> list[_Part]:
 
 
 def _integer(number: Any, file: Path) -> int:
-    if type(number) is not int:
-        raise ValueError(f"{file}: expected a whole number, got {number!r}")
-    return number
+    if type(number) is int:
+        return number
+    raise ValueError(f"{file}: expected a whole number, got {number!r}")
 
 
 def _compare(
@@ -319,14 +312,17 @@ def _checked(record: _Record) -> Iterator[tuple[int, Path, dict[str, Any]]]:
 def _differences(record: _Record, saved: Any, of_start: Mapping[str, Any]) -> list[str]:
     """Return a line for each setting of a checkpoint that is not that of the run and one of its starts."""
     own = {name: value for name, value in of_start.items() if name in _OF_A_START}
-    claimed, free = {**record.settings, **own}, names(RunOptions, resume=True) - _OF_A_START
-    lines = []
-    for name in sorted({*claimed, *saved["settings"]} - free):
-        # As JSON, because a tuple is a list in a file.
-        ours, its = (json.dumps(s.get(name), sort_keys=True) for s in (claimed, saved["settings"]))
-        if ours != its:
-            lines.append(f"{name}: {ours} in config.toml, {its} in it")
-    return lines
+    claimed, its = {**record.settings, **own}, saved["settings"]
+
+    def told(name: str, of: Mapping[str, Any]) -> str:
+        text = json.dumps(of.get(name), sort_keys=True)  # where a tuple is a list, as in a file
+        return re.sub(r'"[^"]*/', '"', text) if name in _CODE else text
+
+    return [
+        f"{name}: {told(name, claimed)} in config.toml, {told(name, its)} in it"
+        for name in sorted({*claimed, *its} - (names(RunOptions, resume=True) - _OF_A_START))
+        if told(name, claimed) != told(name, its)
+    ]
 
 
 def _resumable(record: _Record) -> tuple[dict[int, Path], list[int]]:
@@ -378,6 +374,9 @@ def _resume_copy(record: _Record, file: Path, run: Path) -> list[str]:
         writer = csv.DictWriter(table, [*rows[0]])
         writer.writeheader()
         writer.writerows(rows)
+    if record.trust and (record.folder / "code").is_dir():  # which stand for files that have gone
+        shutil.copy(record.folder / "config.toml", run)
+        shutil.copytree(record.folder / "code", run / "code", symlinks=True)
     return ["--resume", str(run)]
 
 

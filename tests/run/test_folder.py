@@ -35,6 +35,24 @@ def test_a_folder_with_a_run_is_refused(tmp_path, monkeypatch, name):
     assert str(made) in str(error.value)
 
 
+def test_a_record_without_checkpoints_is_not_begun_over(tmp_path):
+    (tmp_path / "progress.csv").write_text("iteration,steps\n1,100\n")
+    with pytest.raises(ValueError, match=r"no checkpoint to go on from: .* remove .*progress\.csv"):
+        folder.new_folder(RunOptions("toy:Env-v0", run_dir=str(tmp_path)))
+    (tmp_path / "progress.csv").write_text("iteration,steps\n")
+    assert folder.new_folder(RunOptions("toy:Env-v0", run_dir=str(tmp_path))) == tmp_path
+
+
+def test_a_run_that_another_process_has_begun_meanwhile_is_not_begun_over(tmp_path):
+    folder.lock(tmp_path, 0, is_new=True)()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "00000001.pt").touch()
+    folder.lock(tmp_path, 0)()
+    with pytest.raises(ValueError, match="holds a run already"):
+        folder.lock(tmp_path, 0, is_new=True)
+    folder.lock(tmp_path, 0)()  # which has been given up
+
+
 LOCKS = "import sys; from pathlib import Path; from rank0rl.run import folder\n"
 LOCKS += "folder.lock(Path(sys.argv[1]), float(sys.argv[2])); print('has it', flush=True); input()"
 

@@ -213,7 +213,7 @@ class Asks(Hook):
         ("no_hooks.py:Everywhere", "has on_every_rank, which is for hooks of rank0rl alone"),
         ("no_hooks.py:Named", "has name 'goal', which is for hooks of rank0rl alone"),
         ("no_hooks.py:Asks", "must need no arguments, because none are given: missing"),
-        ("no_hooks.py:Asks --hook os:getcwd", "name all hooks after one --hook"),
+        ("no_hooks.py:Asks --hook os:getcwd", "name all values after one --hook"),
     ],
 )
 def test_what_is_no_hook_is_refused_before_anything_is_made(tmp_path, name, text):

@@ -37,6 +37,12 @@ def test_the_agents_here_are_honest(capsys, algo):
     assert (code, by_cpu) == (0, "yes, as far as functions of torch go")
 
 
+@pytest.mark.slow
+def test_ranks_without_an_environment_are_not_tried(capsys):
+    code, found, _ = checked(capsys, "--algo", "reinforce", "--num-envs", "2")
+    assert (code, found) == (0, dict.fromkeys({*CONDITIONS} - {"on 3 ranks"}, "the same"))
+
+
 LSTM = """
 from torch import nn
 from rank0rl.algos.ppo import PPO

@@ -109,6 +109,9 @@ def test_iterations_before_a_changed_schedule_are_replayed_with_their_own(tmp_pa
     train(tmp_path, *SMALL, "--total-steps", "640", "--checkpoint-every", "5")
     resume(tmp_path, "--total-steps", "960")
     assert replay(tmp_path, 9, env=0).stdout.count("the same data") == 2
+    (tmp_path / "checkpoints" / "00000010.pt").unlink()
+    assert "after iteration 10" in replay(tmp_path, 13, env=0, expect=2).stderr
+    assert replay(tmp_path, 9, env=0).stdout.count("the same data") == 2
 
 
 @pytest.mark.slow

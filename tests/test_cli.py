@@ -147,7 +147,11 @@ def test_file_and_command_line_are_recorded(tmp_path):
 def test_the_command_lines_kind_of_end_is_over_the_files(tmp_path):
     (tmp_path / "c.toml").write_text("num_episodes = 20")
     words = ["CartPole", "--config", str(tmp_path / "c.toml")]
-    for more, expected in (([], 20), (["--total-steps", "5000"], None), (["-n", "9", "--total-steps", "5"], 9)):
+    for more, expected in (
+        ([], 20),
+        (["--total-steps", "5000"], None),
+        (["-n", "9", "--total-steps", "5"], 9),
+    ):
         found = settings.read(Words.read([*words, *more]), cli.algos.CONFIGS)
         assert found.options.num_episodes == expected
 

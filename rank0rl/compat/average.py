@@ -150,8 +150,8 @@ def _average_(
         for i, t in enumerate(large)
     ]
     for dtype, these in small.items():
-        flat = torch.cat([t.reshape(-1) for t in these])
-        sums.append(flat.to("cpu", wide.get(dtype, dtype)))
+        flat = torch.cat([t.reshape(-1).cpu() for t in these])
+        sums.append(flat.to(wide.get(dtype, dtype)))
     reduce_([t.numpy() for t in sums], "sum", what, comm)
     for t in sums:
         t.div_(get_nworkers(comm))

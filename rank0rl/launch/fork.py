@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from itertools import accumulate
 from types import FrameType, TracebackType
 
 from rank0rl.launch import FAILURE, SUCCESS, WRONG_USE, exit_code_after, job, processes, usage_error
@@ -79,7 +80,7 @@ def mpi_fork(
         args: arguments of the ranks' Python, such as a script and its arguments; by default those of
             this process.
         collective_timeout: seconds that a rank may wait in a collective; by default no limit.
-        start_timeout: seconds that a rank may take to start after others have.
+        start_timeout: seconds that a rank may take to start after others have, or the launcher until it starts one.
         max_restarts: number of times that a failed job is started again. The ranks of `train.py`
             then continue from the last checkpoint; others begin anew. A host that is gone is left
             out, with its ranks.
@@ -165,7 +166,7 @@ def _run_ranks(
     """Run a command line on n ranks, again after a failure; return the job's exit code."""
     outlast_readers()
     env = {**DEFAULT_VARIABLES, **os.environ}
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else ""
+    columns = shutil.get_terminal_size().columns if getattr(sys.stdout, "isatty", bool)() else ""
     env[job.GROUP] = os.environ[job.GROUP]
     env[job.TERMINAL] = str(columns)  # Open MPI always gives its ranks a terminal of its own
     code = SUCCESS
@@ -179,6 +180,9 @@ def _run_ranks(
                 env[job.HOSTS] = listed(hosts)
             left = sum(host.slots for host in hosts)
             n = min(n, left - left % job.group_size()) if hosts else n
+            if not n:
+                print(f"{listed(hosts)} has no room for a rank: the job ends", file=sys.stderr)
+                break
             without = f" without {', '.join(lost)}: {n} ranks" if lost else ""
             pause_s = min(2**restart, 30)
             print(
@@ -211,6 +215,10 @@ def _run_once(
         if OPEN_MPI_FILES not in os.environ:
             env[OPEN_MPI_FILES] = str(folder)
         launcher_env = env
+        slots = [*accumulate(host.slots for host in hosts)]
+        hosts = hosts[
+            : 1 + sum(before < n for before in slots)
+        ]  # those of ranks: others may be down
         if len(hosts) > 1:
             launcher_env = keep_variables_here(env, launcher.passed, folder / "environment")
         command = launcher.command(n, hosts, launcher_env)

@@ -63,9 +63,10 @@ _PARENT = os.getppid()  # of a rank, the shell around it
 # What `mpiexec -l` of MPICH and `--output tag` of Open MPI put before each line.
 _TAG = rb"(?m:^\[(?:\S+,)?\d+\](?:<std(?:out|err)>:)? )?"
 
-# The variables of launchers for their ranks: MPICH, Intel MPI and MS-MPI; Open MPI; Slurm's srun.
-_SIZES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+# The variables of launchers for their ranks: Open MPI, whose ranks may have those of a step of Slurm too; MPICH, Intel MPI
+# and MS-MPI; Slurm's srun.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _OF_RANKS = (
     *(*_SIZES, *_RANKS, "SLURM_LOCALID", "SLURM_NODEID"),
     *("PMI_", "PMIX_", "MPI_LOCAL", "HYDI_", "OMPI_COMM_", "OMPI_MCA_ess", "PRTE_"),

@@ -76,59 +76,60 @@ _REMEDIES = {
 # A batch system may signal every process of a job, this shell too: it goes on waiting for its rank.
 # Its last words may still be on their way through the launcher: a line that follows them on either stream
 # tells the supervisor when they are there.
+# Its variables have names of their own: a shell hands on a new value of a variable that it was given.
 # It stays while its launcher lives, for 30 s at most: elsewhere, nobody else ends it once the launcher is killed.
 # A zombie does not live: in a container without an init process, a launcher without a supervisor stays one.
 _SHELL = """
-rank=${PMI_RANK:-${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}}
-job=$RANK0RL_JOB
+r0_rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-$SLURM_PROCID}}
+r0_job=$RANK0RL_JOB
 exec 3>&2 2>/dev/null
 trap : TERM USR1
 end_of() {
-    while wait $1; status=$?; [ $status -gt 128 ] && kill -0 $1; do :; done
+    while wait $1; r0_status=$?; [ $r0_status -gt 128 ] && kill -0 $1; do :; done
 }
 lives() {
-    read -r stat < /proc/$1/stat
-    case ${stat##*) } in Z*) return 1 ;; esac
+    read -r r0_stat < /proc/$1/stat
+    case ${r0_stat##*) } in Z*) return 1 ;; esac
     kill -0 $1
 }
-here=$(uname -n)
-read -r supervisor nprocs host < "$job/begun"
-if [ "$host" = "$here" ]; then
-    say() { echo "$2" > "$job/$1.$rank"; }
-    say shell "$here $PPID $$"
-    { [ -e "$job/environment" ] && . "$job/environment"; exec "$@"; } 2>&3 3>&- &
-    say shell "$here $PPID $$ $!"
+r0_here=$(uname -n)
+read -r r0_supervisor r0_nprocs r0_host < "$r0_job/begun"
+if [ "$r0_host" = "$r0_here" ]; then
+    say() { echo "$2" > "$r0_job/$1.$r0_rank"; }
+    say shell "$r0_here $PPID $$"
+    { [ -e "$r0_job/environment" ] && . "$r0_job/environment"; exec "$@"; } 2>&3 3>&- &
+    say shell "$r0_here $PPID $$ $!"
     end_of $!
-    say status $status
-    if [ $status = 0 ] && [ -e "$job/ended.$rank" ]; then
-        [ -e "$job/meets.$rank" ] && exit 0
-        count() { set -- "$job/$1".[0-9]*; echo $#; }
-        while [ $(count ended) -lt $nprocs ] && lives $supervisor; do sleep 0.05; done
+    say status $r0_status
+    if [ $r0_status = 0 ] && [ -e "$r0_job/ended.$r0_rank" ]; then
+        [ -e "$r0_job/meets.$r0_rank" ] && exit 0
+        count() { set -- "$r0_job/$1".[0-9]*; echo $#; }
+        while [ $(count ended) -lt $r0_nprocs ] && lives $r0_supervisor; do sleep 0.05; done
         exit 0
     fi
-    mark() { (printf '\\036%s %s.%s \\n' "${job##*/}" $1 $rank); }
+    mark() { (printf '\\036%s %s.%s \\n' "${r0_job##*/}" $1 $r0_rank); }
     mark out
     mark err >&3
 else
-    say() { printf '\\036%s %s.%s %s\\n' "${job##*/}" "$1" $rank "$2" >&3; }
-    say shell "$here"
+    say() { printf '\\036%s %s.%s %s\\n' "${r0_job##*/}" "$1" $r0_rank "$2" >&3; }
+    say shell "$r0_here"
     "$@" 2>&3 3>&- &
-    child=$!
-    while read -r stat < /proc/$child/stat; do
-        case ${stat##*) } in T*) now=T ;; *) now= ;; esac
-        [ "$now" = "$was" ] || say state $now
-        was=$now
-        lives $PPID || kill -9 $child
+    r0_child=$!
+    while read -r r0_stat < /proc/$r0_child/stat; do
+        case ${r0_stat##*) } in T*) r0_now=T ;; *) r0_now= ;; esac
+        [ "$r0_now" = "$r0_was" ] || say state $r0_now
+        r0_was=$r0_now
+        lives $PPID || kill -9 $r0_child
         sleep 1 3>&-
     done > /dev/null &
-    end_of $child
+    end_of $r0_child
     kill $!
-    say status $status
-    [ $status = 0 ] && exit 0
+    say status $r0_status
+    [ $r0_status = 0 ] && exit 0
 fi
-stayed=0
-while lives $PPID && [ $((stayed += 1)) -le 30 ]; do sleep 1; done
-exit $status
+r0_stayed=0
+while lives $PPID && [ $((r0_stayed += 1)) -le 30 ]; do sleep 1; done
+exit $r0_status
 """
 
 

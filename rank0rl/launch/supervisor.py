@@ -50,7 +50,7 @@ class Supervisor:
         nprocs: number of ranks.
         hosts: hosts of the ranks, this one first; none if all ranks are here.
         received: the signals that ask the job to end. Others come while it runs.
-        start_timeout_s: seconds that a rank may take to start after others have.
+        start_timeout_s: seconds that a rank may take to start after others have, and the launcher until the first.
     """
 
     def __init__(
@@ -148,8 +148,7 @@ class Supervisor:
         # While ranks are missing, the launcher may say why: that follows the supervisor's own words.
         known = self._begun == self._nprocs or self._received or self._failures.code is not None
         if self._held and (known or time.monotonic() - self._begin > _STUCK_S):
-            sys.stderr.buffer.write(self._held)
-            sys.stderr.flush()
+            _write(self._held)
             self._held = b""
         return bool(data)
 
@@ -314,7 +313,8 @@ class _FailureDetector:
         ranks = self._ranks
         late = [rank for rank in ranks.all if not ranks.has("rank", rank)]
         begun = [rank for rank in ranks.all if ranks.has("shell", rank)]
-        apart = bool(begun and late) and not (len(begun) == len(late) == len(ranks.all))
+        # A script may take its time before its ranks meet.
+        apart = late and not (len(begun) == len(late) == len(ranks.all)) and {"some": bool(begun)}
         if self._lasts("late", apart, self._start_timeout_s):
             shell = ranks.shell(late[0])
             what = f"on {shell.host} did not come" if shell else "was not started by the launcher"
@@ -413,6 +413,15 @@ class _FailureDetector:
             self._listen(TURN_S)
         reporter = (self._folder / "reporter").read_text()
         return reporter == "supervisor" or not (self._folder / "failed").exists()
+
+
+def _write(text: bytes) -> None:
+    """Write to stderr, which may be a stream of the script's own."""
+    if hasattr(sys.stderr, "buffer"):
+        sys.stderr.buffer.write(text)
+    else:
+        sys.stderr.write(text.decode(errors="replace"))
+    sys.stderr.flush()
 
 
 def _prepare_launcher(parent: int) -> None:

@@ -64,7 +64,7 @@ class LaunchOptions(CheckedOptions):
     collective_timeout: float | None = _launch(None, "(0, inf)")
     """Seconds that a rank may wait for the others. None: no limit."""
     start_timeout: float = _launch(300.0, "(0, inf)")
-    """Seconds that a rank may take to start after others have started. Making an environment in a process of its own may take as long."""
+    """Seconds that a rank may take to start after others have, or the launcher until it starts one. Making an environment in a process of its own may take as long."""
     max_restarts: int = _launch(0, "[0, inf)")
     """Number of times that a job with a failed rank is started again, from its last checkpoint."""
     num_envs: int = setting(32, "[1, inf)", changes_curve=True, resume=False)

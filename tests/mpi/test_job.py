@@ -9,6 +9,15 @@ import pytest
 from rank0rl.launch import job
 
 
+def test_ranks_of_open_mpi_in_a_step_of_slurm_are_those_of_open_mpi(monkeypatch):
+    """The variables of the step, which has one task, are theirs too."""
+    step = {"PMI_SIZE": "1", "PMI_RANK": "0", "SLURM_STEP_NUM_TASKS": "1"}
+    ranks = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}
+    for name, value in {**step, **ranks}.items():
+        monkeypatch.setenv(name, value)
+    assert (job.world_size(), job.world_rank()) == (4, 2)
+
+
 def test_a_file_is_written_once_and_complete(tmp_path):
     assert job.write_once(tmp_path / "x", "first")
     assert not job.write_once(tmp_path / "x", "second")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,8 @@ from helpers import jobs
 from helpers.ranks import HERE, mpiexec, run
 
 from rank0rl.launch import fork, job
-from rank0rl.launch.mpiexec import _rank_command
+from rank0rl.launch.hosts import Host
+from rank0rl.launch.mpiexec import _SHELL, _rank_command
 
 RECIPE = [sys.executable, str(HERE / "helpers/recipe.py")]
 
@@ -228,6 +230,66 @@ def test_a_launcher_of_ones_own(tmp_path):
     [line] = done.stderr.splitlines()
     assert line.startswith("error: ")
     assert "'no-such-launcher'" in line
+
+
+PLAIN = """
+import os, sys, rank0rl
+{before}
+if rank0rl.mpi_fork(2, {options}) == "parent":
+    sys.exit()
+{after}
+"""
+
+
+def forked(tmp_path, options="", before="", after="", env=None, **kwargs):
+    script = tmp_path / "script.py"
+    script.write_text(PLAIN.format(options=options, before=before, after=after))
+    return run(
+        [sys.executable, str(script)],
+        env={"PYTHONPATH": str(HERE.parent), **(env or {})},
+        **kwargs,
+    )
+
+
+def test_a_launcher_that_starts_nothing_is_not_waited_for(tmp_path):
+    launcher = tmp_path / "launcher"
+    launcher.write_text('#!/bin/sh\n[ "$1" = --version ] || exec sleep 600\n')
+    launcher.chmod(0o755)
+    done = forked(tmp_path, f"mpiexec={str(launcher)!r}, start_timeout=1", limit_s=60)
+    assert done.returncode == 1
+    assert "rank 0 was not started by the launcher within 1 s" in done.stderr
+
+
+def test_a_host_without_ranks_does_not_matter(tmp_path):
+    done = forked(tmp_path, "hosts='localhost:2,no-such-host.invalid:8'", after="print('here')")
+    assert (done.returncode, done.stdout) == (0, "here\n" * 2), done.stderr
+
+
+def test_variables_of_the_user_keep_their_values(tmp_path):
+    names = [*re.findall(r"\br0_(\w+)=", _SHELL), "host", "supervisor", "nprocs"]
+    assert "rank" in names
+    print_them = f"print(*[os.environ[name] for name in {names}], flush=True)"
+    done = forked(tmp_path, after=print_them, env={name: f"my-{name}" for name in names})
+    assert done.stdout.splitlines() == [" ".join(f"my-{name}" for name in names)] * 2, done.stderr
+
+
+def test_a_restart_without_room_for_a_rank_is_none(monkeypatch, capsys):
+    monkeypatch.setenv(job.GROUP, "4")
+    monkeypatch.setattr(fork, "_run_once", lambda *_: (["b"], 1))
+    assert fork._run_ranks(8, None, [Host("a", 2), Host("b", 8)], 3) == 1
+    assert capsys.readouterr().err == "a:2 has no room for a rank: the job ends\n"
+
+
+def test_a_stream_of_the_scripts_own_is_written_to(tmp_path):
+    tee = (
+        "class Tee:\n"
+        "    def write(self, text): os.write(2, text.upper().encode())\n"
+        "    def flush(self): pass\n"
+        "if 'RANK0RL_JOB' not in os.environ: sys.stderr = sys.stdout = Tee()"
+    )
+    done = forked(tmp_path, before=tee, after="print('said by', rank0rl.rank, file=sys.stderr)")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stderr.splitlines()) == ["SAID BY 0", "SAID BY 1"]
 
 
 def test_a_launcher_that_ends_before_its_ranks_has_not_ended_well(tmp_path):

@@ -81,7 +81,7 @@ def look(found, clock, seconds, launcher=None):
 @pytest.mark.parametrize(
     ("files", "launcher", "code", "said"),
     [
-        ({}, None, None, ""),
+        ({}, None, 1, "rank 0 was not started by the launcher within 9 s"),
         ({"failed": "4"}, None, 4, ""),
         ({"status_1": "3"}, None, 3, "rank 1 ended with exit code 3 before the other ranks"),
         ({"status_1": "3", "ended_1": ""}, None, 3, "rank 1 ended with exit code 3\n"),
@@ -89,7 +89,7 @@ def look(found, clock, seconds, launcher=None):
         ({"status_0": "137"}, None, 137, "rank 0 was ended by signal 9, SIGKILL"),
         ({"status_0": "0"}, None, 1, "rank 0 ended with exit code 0 before the other ranks"),
         ({"status_1": "3", "shell_1": "b"}, None, 3, "rank 1, on b, ended with exit code 3"),
-        ({"status_1": ""}, None, None, ""),  # it is being written
+        ({"shell_0": "a", "shell_1": "a", "status_1": ""}, None, None, ""),  # it is being written
         ({}, 0, None, ""),  # no rank has begun: launch.py says so
         ({"shell_0": "a"}, -9, 137, "the launcher was ended by signal 9, SIGKILL"),
         ({"shell_0": "a", "shell_1": "a"}, 7, 1, "ended with exit code 7 before its ranks"),

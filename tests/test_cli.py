@@ -78,7 +78,7 @@ WRONG = [
     (["CartPole", "--env-kwargs", "x=null"], "x cannot be or hold null"),
     (["CartPole", "--env-kwargs", 'x={"y": [null]}'], "x cannot be or hold null"),
     (["CartPole", "--hidden", "64", "--hidden=32"], "name all values after one --hidden"),
-    (["CartPole", "--env-kwargs", "a=1", "--env-kwargs", "b=2"], "after one --env-kwargs"),
+    (["CartPole", "--env-kwargs", "a=1", "--env_kwargs", "b=2"], "after one --env-kwargs"),
     (["CartPole", "--run-dir", "train.py"], "cannot make the run's folder"),
     ([], "name an environment"),
 ]

@@ -196,6 +196,18 @@ def test_flattened_observations_are_gymnasiums():
     assert set(space.spaces) == {"a", "b"}
 
 
+def test_bounds_that_cannot_be_rounded_inwards_stay_bounds():
+    env = Count()
+    env.action_space = gym.spaces.Box(
+        np.array([0.1, -1e300]), np.array([0.1, np.inf]), dtype=np.float64
+    )
+    env.observation_space = gym.spaces.Box(-0.1, 0.1, (1,), np.float64)
+    its = describe(env)
+    assert its.act.low.tolist() == [np.float32(0.1), -np.inf]
+    assert its.act.high.tolist() == [np.float32(0.1), np.inf]
+    assert its.obs.high.tolist() == [np.float32(0.1)]  # in which observations are rounded too
+
+
 def test_clipped_actions_are_within_bounds_that_float32_does_not_hold():
     bounds = gym.spaces.Box(np.array([-0.1, -1.2]), np.array([0.1, 0.7]), dtype=np.float64)
     for space in (bounds, gym.spaces.Tuple([gym.spaces.Discrete(3), bounds])):

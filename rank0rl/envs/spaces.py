@@ -76,10 +76,12 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
             f"{name_of(env)} has {act}; wrap it with gymnasium.wrappers.TransformAction"
         )
     observed = dataclasses.replace(_describe(obs), parts=getattr(env, "rank0rl_parts", {}))
-    return Spaces(observed, _describe(act), getattr(env.unwrapped, "agent_names", ()))
+    return Spaces(
+        observed, _describe(act, is_action=True), getattr(env.unwrapped, "agent_names", ())
+    )
 
 
-def _describe(space: gym.Space[Any]) -> Space:
+def _describe(space: gym.Space[Any], is_action: bool = False) -> Space:
     if not isinstance(space, spaces.Box):
         numbers = _choices(space)
         assert numbers is not None
@@ -90,10 +92,15 @@ def _describe(space: gym.Space[Any]) -> Space:
     rounds = space.dtype == np.float64 and not isinstance(space, _Float64)
     dtype = np.dtype(np.float32) if rounds else space.dtype
     choices = space.choices if isinstance(space, _Hybrid) else ()
-    low, high = space.low.astype(dtype), space.high.astype(dtype)
-    if rounds:  # a bound that was rounded outwards is not within the environment's own
-        low = np.where(low < space.low, np.nextafter(low, np.float32(np.inf)), low)
-        high = np.where(high > space.high, np.nextafter(high, np.float32(-np.inf)), high)
+    with np.errstate(over="ignore"):  # what is beyond float32 is no bound
+        low, high = space.low.astype(dtype), space.high.astype(dtype)
+    if (
+        rounds and is_action
+    ):  # a bound that was rounded outwards is not within the environment's own
+        up, down = np.nextafter(low, np.float32(np.inf)), np.nextafter(high, np.float32(-np.inf))
+        up = np.where((low < space.low) & np.isfinite(low), up, low)
+        down = np.where((high > space.high) & np.isfinite(high), down, high)
+        low, high = np.where(up <= down, up, low), np.where(up <= down, down, high)
     kind = "hybrid" if choices else "box"
     return Space(kind, space.shape, dtype.name, choices, low, high)
 

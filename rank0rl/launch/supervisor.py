@@ -318,10 +318,11 @@ class _FailureDetector:
         if self._lasts("late", apart, self._start_timeout_s):
             shell = ranks.shell(late[0])
             what = f"on {shell.host} did not come" if shell else "was not started by the launcher"
+            still = "it was still importing" if shell else "the launcher was waiting for something"
             return self.report(
                 FAILURE,
                 f"{job.in_words(late[0])} {what} within {self._start_timeout_s:g} s; raise the start timeout "
-                f"if it was still importing",
+                f"if {still}",
             )
         # At once if the launcher was ended.
         return self._lasts("lost", self._lost(), 0) and self.find_lost()

@@ -24,7 +24,7 @@ from rank0rl.returns import advantages
 
 Array = npt.NDArray[Any]
 
-_LEAST_VAR = 1e-8  # of returns
+_ROUNDING = 1e-12  # variance of returns that are the same but for rounding, in relation to the square of values
 
 
 Loss: TypeAlias = Callable[[Tensor, Tensor, Tensor, dict[str, Tensor]], Tensor]
@@ -88,7 +88,8 @@ class ValueFunction(nn.Module):
     def merge(self, ret: Array) -> None:
         """Add returns (N,) to the statistics, without changing predictions in units of reward.
 
-        Returns that are all the same, such as no rewards yet, do not say what their size is: the scale stays.
+        Returns that are the same but for rounding, such as without a reward yet, do not say what their size is: the scale
+        stays.
         (A network of your own whose last layer is not linear predicts other values until it has learned.)
 
         Rank 0 only: its weights are broadcast.
@@ -96,9 +97,9 @@ class ValueFunction(nn.Module):
         Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2.2.
         """
         self.moments.merge(ret)
-        if self.moments.var < _LEAST_VAR:
+        if self.moments.var < _ROUNDING * self.scale.square():
             return
-        scale = torch.sqrt(self.moments.var + _LEAST_VAR).to(torch.float32)
+        scale = torch.sqrt(self.moments.var + 1e-8).to(torch.float32)
         with torch.no_grad():
             for last in (*self.mlp.weights[-1:], *self.mlp.biases[-1:]):
                 last.mul_(self.scale / scale)

@@ -184,15 +184,24 @@ def _last_layer(module: nn.Module, inputs: int, outputs: int) -> nn.Linear | Non
     linear = [part for part in module.modules() if isinstance(part, nn.Linear)]
     x = torch.linspace(-1, 1, 2 * inputs).reshape(2, inputs)
     with torch.no_grad():
-        before = module(x)
-        for layer in reversed([each for each in linear if each.out_features == outputs]):
-            own = [*layer.parameters(recurse=False)]
-            for p in own:
-                p.mul_(2)
-            is_twice = torch.equal(module(x), 2 * before)
-            for p in own:
-                p.mul_(0.5)
-            if is_twice:
+        try:
+            module(x)
+        except Exception:  # numbers that it does not take, such as for an embedding
+            return None
+    for layer in reversed([each for each in linear if each.out_features == outputs]):
+        own = dict(layer.named_parameters(recurse=False))
+        if own.keys() <= {"weight", "bias"}:
+            before = {name: p.detach().clone() for name, p in own.items()}
+            with torch.no_grad():
+                for p in own.values():
+                    p.add_(1)  # they may all be 0
+                once = module(x)
+                for p in own.values():
+                    p.mul_(2)
+                twice = module(x)
+                for name, p in own.items():
+                    p.copy_(before[name])
+            if once.any() and torch.equal(twice, 2 * once):
                 return layer
     return None
 

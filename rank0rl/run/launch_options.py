@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -229,6 +230,7 @@ class Words:
         """Return the names of all options that the command line gives, those of the agent too."""
         flags = (word[2:].partition("=")[0] for word in self.argv if word.startswith("--"))
         named = {flag.replace("-", "_") for flag in flags}
+        named |= {"num_episodes"} if "-n" in self.argv else set()
         return named | {name.removeprefix("no_") for name in named}
 
     def check_names(self, known: Mapping[str, str]) -> None:
@@ -239,10 +241,11 @@ class Words:
                 comes twice, because only the last would count.
         """
         given = [word.partition("=")[0] for word in self.argv]
-        for name, kind in known.items():
-            if ("tuple" in kind or kind == "Pairs") and given.count(flag(name)) > 1:
-                raise ValueError(f"name all values after one {flag(name)}: {flag(name)} A B")
         alike = {name: name[:2] + name[2:].replace("-", "_") for name in given}
+        number = Counter(alike[name] for name in given)
+        for name, kind in known.items():
+            if ("tuple" in kind or kind == "Pairs") and number[f"--{name}"] > 1:
+                raise ValueError(f"name all values after one {flag(name)}: {flag(name)} A B")
         theirs = [name for name, it in alike.items() if it in _ELSEWHERE and it[2:] not in known]
         if theirs:
             said = "; ".join(f"{name}: {_ELSEWHERE[alike[name]]}" for name in theirs)

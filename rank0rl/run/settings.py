@@ -322,7 +322,7 @@ def of_file(
 def _without_others(settings: Mapping[str, Any], words: Words) -> dict[str, Any]:
     """Return settings without their kind of batch, or of end, if the command line has the other kind."""
     settings, flags = dict(settings), words.flags()
-    if "total_steps" in flags and "num_episodes" not in flags and "-n" not in words.argv:
+    if "total_steps" in flags and "num_episodes" not in flags:
         settings.pop("num_episodes", None)
     for given, other in itertools.permutations(("steps_per_batch", "episodes_per_batch")):
         if given in words.given:

@@ -49,7 +49,6 @@ from rank0rl.tools.study.planned import Planned
 
 _ITERATIONS = 4
 _ROUNDING = 1e-12  # of a number; what changes by less is noise of float64
-_BRIEF = "--steps-per-batch 100 --total-steps 1000 --num-envs"
 _HASHES = {
     "batch_sha256": "rows differ from iteration {} on: what act and process return is not the same",
     "weights_sha256": "weights differ from iteration {} on, after the same rows: update is not repeatable, "
@@ -106,8 +105,7 @@ def main(argv: list[str]) -> int:
     if lost := lost_digits(make_env, given.steps, given.seed):
         print(f"note: {lost}")
     with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
-        agents = len(agents_of(make_env()))
-        on_ranks, as_program = _check_ranks(given, 2 * agents, Path(folder))
+        on_ranks, as_program = _check_ranks(given, make_env, Path(folder))
     findings |= on_ranks
     _print(on_ranks)
     if given.algo:
@@ -139,14 +137,22 @@ def _print(findings: Mapping[str, str]) -> None:
         print(f"  {condition:34} {finding or 'the same'}", flush=True)
 
 
-def _check_ranks(given: Options, num_envs: int, folder: Path) -> tuple[dict[str, str], str | None]:
+def _check_ranks(
+    given: Options, make_env: Callable[[], Any], folder: Path
+) -> tuple[dict[str, str], str | None]:
     """Train for two iterations with one rank and several, in an empty folder.
 
     Returns:
         As `check`, for ranks with environments of their own; nothing if there is no MPI here, or no short run can be
         made. And what a second process of one rank changes, for an environment that takes its place, else None.
     """
-    words = _words(dataclasses.replace(given, algo="reinforce"), [*_BRIEF.split(), str(num_envs)])
+    env = make_env()
+    num_envs = 2 * len(agents_of(env))
+    env.close()
+    brief = (
+        f"--num-envs {num_envs} --steps-per-batch {50 * num_envs} --total-steps {500 * num_envs}"
+    )
+    words = _words(dataclasses.replace(given, algo="reinforce"), brief.split())
     if not (find_mpiexec() and importlib.util.find_spec("mpi4py")):
         return {}, None
     if failed := _trained(words, folder / "alone", 2):

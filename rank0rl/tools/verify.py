@@ -374,10 +374,8 @@ def _resume_copy(record: _Record, file: Path, run: Path) -> list[str]:
         writer = csv.DictWriter(table, [*rows[0]])
         writer.writeheader()
         writer.writerows(rows)
-    if record.trust and (record.folder / "code").is_dir():  # which stand for files that have gone
-        shutil.copy(record.folder / "config.toml", run)
-        shutil.copytree(record.folder / "code", run / "code", symlinks=True)
-    return ["--resume", str(run)]
+    algo = str(record.settings.get("algo", RunOptions.algo))  # a file may have moved
+    return ["--resume", str(run), *(["--algo", algo] if ".py" in algo else [])]
 
 
 def _repeated(

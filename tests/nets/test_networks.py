@@ -123,6 +123,11 @@ def test_values_in_rewards_do_not_change_with_the_scale_if_the_last_layer_is_lin
     assert agent.value.scale > 10
 
 
+class ToRows(nn.Module):
+    def forward(self, x):
+        return x[:, 0].long()
+
+
 def test_the_layer_that_gives_the_outputs():
     class Gated(nn.Module):
         def __init__(self):
@@ -137,6 +142,13 @@ def test_the_layer_that_gives_the_outputs():
     assert network((5,), gated, 1, rng(), 1.0).weights == [gated.out.weight]
     assert all(map(torch.equal, gated.parameters(), before))
     assert network((5,), nn.Sequential(gated, nn.Tanh()), 1, rng(), 1.0).weights == []
+    with torch.no_grad():  # as some begin; and a layer that is not used
+        gated.out.weight.zero_(), gated.out.bias.zero_()
+    gated.unused = nn.Linear(3, 1)
+    assert network((5,), gated, 1, rng(), 1.0).weights == [gated.out.weight]
+    assert not gated.out.weight.any()
+    embedded = nn.Sequential(ToRows(), nn.Embedding(1, 4), nn.Linear(4, 1))
+    assert network((1,), embedded, 1, rng(), 1.0).weights == []
     last = nn.Sequential(Gated(), nn.Sequential(nn.Linear(1, 1)))
     assert len(network((5,), last, 1, rng(), 1.0).weights) == 1
 

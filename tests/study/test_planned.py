@@ -202,7 +202,7 @@ def test_no_setting_is_named_twice():
     with pytest.raises(ValueError, match="--grid must have each setting once"):
         planned(dataclasses.replace(given, grid=("lr=1e-3", "epochs=2,3", "lr=1e-4")), SMALL)
     for name in ("--grid", "--search"):
-        with pytest.raises(ValueError, match=f"name all settings after one {name}"):
+        with pytest.raises(ValueError, match=f"name all values after one {name}"):
             _read(["CartPole", name, "lr=1:2", f"{name}=gamma=0.1:0.2"])
     with pytest.raises(ValueError, match="leave out --cores"):
         _read(["CartPole", "--hosts", "a:2", "--cores", "1"])

@@ -50,6 +50,7 @@ def lr(run):
         ({"search": ("lr=log:0:1",)}, "NAME=LOW:HIGH"),
         ({"search": ("lr=a|",)}, "NAME=LOW:HIGH"),
         ({"search": ("gamma=0:1",)}, "whole numbers alone: write 0.0:1"),
+        ({"search": ("entropy-coef=log:1:10",)}, "whole numbers alone: write log:1.0:10"),
         ({"search": ("lr=1e-4:1e-3", "lr=1e-3:1e-2")}, "each setting once"),
     ],
 )

@@ -102,7 +102,7 @@ ON_RANKS = {
     "helpers.simulators:summed": ("the same", "NO, error: cannot make"),
     "examples.heat:make": ("the same", "yes"),
     "CartPole": ("the same", None),
-    "helpers.games:make_carts": ("the same", None),
+    "helpers.games:make_hunt": ("the same", None),
 }
 
 

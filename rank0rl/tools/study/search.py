@@ -51,9 +51,9 @@ def check(given: Options, rest: Sequence[str], source: Path | None = None) -> No
             run = plan_run(given.envs[0], given.algo[0], {name: end}, 0, rest, source=source)
         value = {**vars(run.options), **vars(run.agent)}.get(name)
         if "|" not in text and isinstance(value, float) and all(map(_is_whole, ends)):
-            low, high = ends
+            floats = text.replace(":".join(ends), f"{ends[0]}.0:{ends[1]}")
             raise ValueError(
-                f"--search {name}={text} would try whole numbers alone: write {low}.0:{high}"
+                f"--search {name}={text} would try whole numbers alone: write {floats}"
             )
     if both := {*seeds(given.seeds)} & {*seeds(given.search_seeds)}:
         raise ValueError(

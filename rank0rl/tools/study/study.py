@@ -146,9 +146,9 @@ def _check(given: Options, argv: Sequence[str]) -> None:
             "name the environments first, or a file of a study: python -m rank0rl study Walker2d "
             "Hopper --seeds 0:5"
         )
-    for name in ("--grid", "--search"):
-        if sum(word.partition("=")[0] == name for word in argv) > 1:
-            raise ValueError(f"name all settings after one {name}: {name} lr=... epochs=...")
+    for name in ("--grid", "--search", "--algo", "--minutes-to"):
+        if sum(word.partition("=")[0].replace("_", "-") == name for word in argv) > 1:
+            raise ValueError(f"name all values after one {name}")
     if given.hosts and given.cores:
         raise ValueError("--hosts has the cores of every machine: leave out --cores")
 

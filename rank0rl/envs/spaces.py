@@ -94,9 +94,8 @@ def _describe(space: gym.Space[Any], is_action: bool = False) -> Space:
     choices = space.choices if isinstance(space, _Hybrid) else ()
     with np.errstate(over="ignore"):  # what is beyond float32 is no bound
         low, high = space.low.astype(dtype), space.high.astype(dtype)
-    if (
-        rounds and is_action
-    ):  # a bound that was rounded outwards is not within the environment's own
+    if rounds and is_action:
+        # A bound that was rounded outwards is not within the environment's own.
         up, down = np.nextafter(low, np.float32(np.inf)), np.nextafter(high, np.float32(-np.inf))
         up = np.where((low < space.low) & np.isfinite(low), up, low)
         down = np.where((high > space.high) & np.isfinite(high), down, high)

@@ -15,6 +15,7 @@ from rank0rl.tools.study.results import ending
 RESULTS = DOCS.parent / "benchmarks" / "results"
 STUDIES = {  # folder of benchmarks/results/v5 -> column
     "ppo": "PPO",
+    "ppo-defaults": "PPO, new defaults",
     "ppo-tuned": "PPO, tuned",
     "ppo-3M": "PPO, tuned, 3M steps",
     "ppo-10M": "PPO, tuned, 10M steps",

@@ -74,7 +74,7 @@ def anywhere(config: dict[str, Any]) -> dict[str, Any]:
 
 def command(line: str) -> str:
     """Return the command of a run without the folder of Python and that of the run."""
-    words = shlex.split(line)
+    words = [word for word in shlex.split(line) if word != "-P"]  # of a study's own
     for option in ("--run-dir", "--resume"):
         if option in words:
             at = words.index(option)

@@ -215,10 +215,8 @@ def _run_once(
         if OPEN_MPI_FILES not in os.environ:
             env[OPEN_MPI_FILES] = str(folder)
         launcher_env = env
-        slots = [*accumulate(host.slots for host in hosts)]
-        hosts = hosts[
-            : 1 + sum(before < n for before in slots)
-        ]  # those of ranks: others may be down
+        slots = accumulate(host.slots for host in hosts)
+        hosts = hosts[: 1 + sum(n > before for before in slots)]  # others may be down
         if len(hosts) > 1:
             launcher_env = keep_variables_here(env, launcher.passed, folder / "environment")
         command = launcher.command(n, hosts, launcher_env)

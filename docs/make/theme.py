@@ -85,10 +85,11 @@ def save_plot(name: str, figure: Figure, alt: str) -> None:
         engine.set(w_pad=0.12, h_pad=0.12)  # inches to the border of the panel
     svg = figures.inline_svg(figure, name, alt)
     svg = re.sub(r"(\.\d\d)\d+", r"\1", svg)  # hundredths of a point are enough
+    svg = re.sub(r" font-family: [^;\"]*;", "", svg)  # one rule for all, below
     start = svg.index(">") + 1
     size = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', svg)
     assert size is not None
-    text = "text { font-family: system-ui, sans-serif !important; fill: currentColor; }"
+    text = "text { font-family: system-ui, sans-serif; fill: currentColor; }"
     style = f"<style>\n{figures.COLORS}svg {{ color: var(--text); }}\n{text}\n"
     style += ".panel { fill: var(--back); stroke: var(--line); }</style>\n"
     panel = _panel(*map(float, size.groups()))

@@ -19,7 +19,7 @@ from rank0rl.nets.actor_critic import ClosedForm, MakeNetworks, NetworkOptions, 
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.recurrent import Cell, recurrent_networks
 from rank0rl.nets.update import GradientSteps
-from rank0rl.options import Scheduled, changing, option, value_at
+from rank0rl.options import OptionError, Scheduled, changing, option, value_at
 from rank0rl.returns import explained_variance
 
 
@@ -55,6 +55,18 @@ class PPOOptions(NetworkOptions):
     """Weight of the entropy bonus, usually 0 to 0.01. May be a schedule, as lr."""
     max_grad_norm: float = option(0.5, "(0, inf)")
     """Norm to which larger gradients are scaled down, usually 0.5 to 1."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers, and that options of a memory have one."""
+        super().__post_init__()
+        if self.recurrent is None and (self.memory_size, self.chunk_steps) != (
+            PPOOptions.memory_size,
+            PPOOptions.chunk_steps,
+        ):
+            raise OptionError(
+                "--memory-size and --chunk-steps are of a memory, and there is none: give --recurrent gru "
+                "or --recurrent lstm, or leave them out"
+            )
 
 
 class PPO(Agent):

@@ -68,6 +68,7 @@ def test_the_same_curve_on_any_number_of_ranks_and_resumed(args, tmp_path):
         (["Pendulum", "--actions", "beta", "--state-std"], "leave out --state-std"),
         (["Pendulum", "--actions", "cauchy"], "cauchy"),
         (["Pendulum", "--lr", "linear:1e-3"], "linear:START:END"),
+        (["CartPole", "--chunk-steps", "8"], "give --recurrent"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_made(args, said, tmp_path):

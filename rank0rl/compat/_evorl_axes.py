@@ -26,7 +26,7 @@ from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.arrays import SAME, as_value, as_values
 from rank0rl.mpi.comm import Comm
 from rank0rl.mpi.gather import gather_many
-from rank0rl.mpi.world import attempt
+from rank0rl.mpi.world import alone, attempt
 
 AxisName: TypeAlias = str | list[str] | tuple[str, ...] | None
 
@@ -155,6 +155,15 @@ def _reduced(x: Any, axis_name: AxisName, op: str) -> Any:
     if not _axis_names(axis_name):
         return x
     leaves = named(x)
+    if torch.is_grad_enabled() and any(
+        getattr(leaf, "requires_grad", False) for leaf in leaves.values()
+    ):
+        raise alone(
+            ValueError(
+                f"p{op}: no gradient flows through other ranks: got a tensor that requires one; pass "
+                f"x.detach(), and average gradients with gradient_update"
+            )
+        )
     if any(map(_is_of_vmap, leaves.values())):
         return rebuilt(x, _all_rows(axis_name, op, *map(torch.as_tensor, leaves.values())))
     along = current_mesh().comm(axis_name)
@@ -164,7 +173,7 @@ def _reduced(x: Any, axis_name: AxisName, op: str) -> Any:
 
 def _as_in_jax(mean: Any, leaf: Any, op: str) -> Any:
     """Return a result with the dtype that JAX gives it."""
-    if op != "mean" or isinstance(mean, float) or as_value(leaf).array.dtype.kind not in "biu":
+    if op != "mean" or type(mean) is float or as_value(leaf).array.dtype.kind not in "biu":
         return mean
     return mean.float() if isinstance(mean, Tensor) else mean.astype(np.float32)
 

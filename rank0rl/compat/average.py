@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 
 from rank0rl.mpi.agreement import check_layout, exchange
-from rank0rl.mpi.arrays import Kind
+from rank0rl.mpi.arrays import Kind, as_value, check_numbers
 from rank0rl.mpi.comm import Comm, among, get_nworkers, reduce_
 from rank0rl.mpi.gather import gather_many
 from rank0rl.mpi.weights import check_data, named_tensors, rank0_bcast_wts, without_label
@@ -216,8 +216,11 @@ class RunningNorm:
 
         Raises:
             ValueError: if x has another shape.
+            TypeError: if it does not hold real numbers.
         """
-        rows = np.array(x)  # a copy: environments may return the same memory again
+        value = as_value(x)
+        check_numbers(value.array, "max")
+        rows = value.array.copy()  # environments may return the same memory again
         shape = tuple(self.moments.mean.shape)
         if rows.ndim == 0 or rows.shape[1:] != shape:
             raise ValueError(f"rows must have the shape (N, *{shape}): got {rows.shape}")

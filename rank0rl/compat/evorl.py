@@ -385,10 +385,17 @@ def _stacked(*values: Any) -> Any:
 
 
 def _batched(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
-    arrays = not any(isinstance(leaf, Tensor) for leaf in named(args).values())
-    tensors = tree_map(torch.as_tensor, tuple(args))
-    results = torch.vmap(fn, randomness="different")(*tensors)
-    return tree_map(lambda t: t.numpy(), results) if arrays else results
+    leaves = named(tuple(args)).values()
+    made: list[Any] = []
+
+    def of_leaves(*parts: Tensor) -> tuple[Tensor, ...]:
+        made.append(fn(*rebuilt(tuple(args), parts)))
+        return tuple(map(torch.as_tensor, named(made[-1]).values()))
+
+    results: Any = torch.vmap(of_leaves, randomness="different")(*map(torch.as_tensor, leaves))
+    if not any(isinstance(leaf, Tensor) for leaf in leaves):
+        results = [t.detach().numpy() for t in results]
+    return rebuilt(made[-1], results)
 
 
 def tree_device_put(tree: Any, device: torch.device | str) -> Any:

@@ -6,11 +6,11 @@ import os
 import platform
 
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import nn
 
 from rank0rl.compat.average import all_avg_grads
 from rank0rl.mpi import comm
-from rank0rl.mpi.threads import set_threads
 from rank0rl.mpi.weights import rank0_bcast_wts
 
 
@@ -20,9 +20,13 @@ def setup_pytorch_for_mpi() -> None:
     Collective: every rank calls this, in the same order.
     """
     affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    fair = max(1, cores // comm.hosts().count(platform.node()))
-    set_threads(min(fair, torch.get_num_threads()))
+    mine = platform.node(), affinity(0) if affinity else set(range(os.cpu_count() or 1))
+    ranks = comm.allgather_obj(mine, "setup_pytorch_for_mpi")
+    sharing = [cores for host, cores in ranks if host == mine[0] and cores & mine[1]]
+    fair = max(1, len(mine[1]) // len(sharing))
+    torch.set_num_threads(min(fair, torch.get_num_threads()))
+    for library in ThreadpoolController().lib_controllers:
+        library.set_num_threads(min(fair, library.num_threads))
 
 
 def mpi_avg_grads(module: nn.Module) -> None:

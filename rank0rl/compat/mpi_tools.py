@@ -10,7 +10,7 @@ import numpy as np
 from rank0rl.launch import fork
 from rank0rl.mpi import comm, reduce
 from rank0rl.mpi.agreement import SMALL, exchange
-from rank0rl.mpi.arrays import as_value, check_numbers, fill, is_tensor
+from rank0rl.mpi.arrays import Value, as_value, check_numbers, fill, is_tensor
 from rank0rl.mpi.world import attempt
 
 __all__ = [
@@ -65,7 +65,7 @@ def allreduce(sendbuf: Any, recvbuf: Any, op: Any = "sum") -> None:
         ValueError: the same on every rank, if the two buffers do not fit each other, if they differ
             between ranks, or if op is unknown.
     """
-    if sendbuf is getattr(sys.modules.get("mpi4py.MPI"), "IN_PLACE", None):
+    if sendbuf is getattr(sys.modules.get("mpi4py.MPI"), "IN_PLACE", recvbuf):
         sendbuf = recvbuf
     _reduce_into(recvbuf, sendbuf, op, "allreduce")
 
@@ -161,7 +161,7 @@ def _reduce_into(
     Without `written`, x stays as it is on this rank. A `problem` is what else is wrong on it.
     """
     op = _op_name(op)
-    unfit, wrong = attempt(lambda: _unfit(as_value(sent).array, x, op), "")
+    unfit, wrong = attempt(lambda: _unfit(as_value(sent), x, op), "")
     problem = problem or _not_writable(x) or unfit or wrong
     result = reduce.reduce_many({"x": sent}, op, what, problem=problem)["x"]
     if written:
@@ -198,16 +198,16 @@ def _not_a_rank(name: str, rank: Any) -> str:
     return "".join(attempt(lambda: f"{name} must be a rank, 0 to {last}: got {rank!r}", ""))
 
 
-def _unfit(sent: Any, x: Any, op: str) -> str:
+def _unfit(sent: Value, x: Any, op: str) -> str:
     """Explain why x cannot hold a result; return "" if it can."""
-    there = as_value(x).array
-    if (there.dtype, there.size) != (sent.dtype, sent.size):
+    there, kind = as_value(x), sent.array.dtype.kind
+    if (there.dtype, there.array.size) != (sent.dtype, sent.array.size):
         return (
-            f"recvbuf must have the dtype and size of sendbuf: got {there.dtype}, {there.size} and "
-            f"{sent.dtype}, {sent.size}"
+            f"recvbuf must have the dtype and size of sendbuf: got {there.dtype}, "
+            f"{there.array.size} and {sent.dtype}, {sent.array.size}"
         )
-    if (op == "mean" and sent.dtype.kind in "biu") or (op == "sum" and sent.dtype.kind == "b"):
-        return f"{sent.dtype} cannot hold the {op}: use mpi_op or dist_op, which give another dtype"
+    if (op == "mean" and kind in "biu") or (op == "sum" and kind == "b"):
+        return f"{sent.array.dtype} cannot hold the {op}: use mpi_op or dist_op, which give another dtype"
     return ""
 
 

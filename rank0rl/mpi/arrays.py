@@ -44,6 +44,12 @@ class Value(NamedTuple):
     """Makes a result of the value's kind from an array."""
     kind: Kind
 
+    @property
+    def dtype(self) -> str:
+        """Name of the dtype. A tensor of bfloat16 has an array of float32."""
+        given = str(self.kind.dtype)
+        return given if given == "torch.bfloat16" else str(self.array.dtype)
+
 
 def is_tensor(x: Any) -> bool:
     """Return True for a tensor. Torch is not loaded for that: who has not loaded it has no tensors."""
@@ -55,11 +61,15 @@ def as_value(x: Any) -> Value:
     """Return a number, array, tensor or list of numbers as an array.
 
     Raises:
-        TypeError: if it is anything else.
+        TypeError: if it is anything else, or an array with a mask, which would be lost.
         ValueError: if it is a tensor that has no such array.
     """
     if is_tensor(x):
         return _tensor_as_value(x)
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(
+            "a mask is not sent: got a masked array; pass x.filled(...) or x.compressed()"
+        )
     if isinstance(x, np.ndarray | list | tuple):
         array = np.asarray(x)
         return Value(array, np.array, Kind("", array.dtype, array.shape))

@@ -1,6 +1,6 @@
 """This rank, and the basic collectives: barrier, small objects, arrays in place, a shared counter.
 
-Rules for all collectives: every wait sleeps (see world.py), except the first one of a communicator, in
+Rules for all collectives: every wait sleeps (see wait.py), except the first one of a communicator, in
 which the ranks find out who is on their node. Ranks agree on a layout before data moves (see
 agreement.py), and a disagreement raises the same error on every rank. Arrays travel as opaque bytes:
 every dtype and shape works, and nothing is pickled. For errors on one rank alone, see world.py.
@@ -174,11 +174,12 @@ def bcast(array: Any, comm: Comm | None = None) -> Any:
         ValueError: the same on every rank, if rank 0 passes anything else.
     """
     comm = among(comm)
-    out, problem = np.empty(0), ""
+    mine, problem = attempt(lambda: as_value(array), as_value(0))
+    out = np.empty(0)
     if get_rank(comm) == 0:
         out, problem = attempt(lambda: np.array(_as_array(array), order="C"), out)
-        problem = f"got {type(array).__name__}" if out.dtype.hasobject else problem
-    shape, dtype, problem = bcast_obj((out.shape, out.dtype, problem), comm)
+        problem = f"got {_described(array, out)}" if out.dtype.hasobject else problem
+    shape, dtype, sent, problem = bcast_obj((out.shape, out.dtype, mine.dtype, problem), comm)
     if problem:
         raise agreed(
             ValueError(
@@ -188,8 +189,7 @@ def bcast(array: Any, comm: Comm | None = None) -> Any:
         )
     out = out if get_rank(comm) == 0 else np.empty(shape, dtype)
     bcast_(out, comm)
-    mine, _ = attempt(lambda: as_value(array), as_value(0))
-    if (mine.array.shape, mine.array.dtype) != (out.shape, out.dtype):
+    if (mine.array.shape, mine.dtype) != (out.shape, sent):
         return out
     if get_rank(comm):
         attempt(lambda: fill(array, out), None)  # unless it is read-only
@@ -197,7 +197,11 @@ def bcast(array: Any, comm: Comm | None = None) -> Any:
 
 
 def _as_array(x: Any) -> Any:
-    return as_value(x).array if is_tensor(x) else x
+    return as_value(x).array if is_tensor(x) or isinstance(x, np.ma.MaskedArray) else x
+
+
+def _described(x: Any, array: Array) -> str:
+    return f"dtype {array.dtype}" if isinstance(x, np.ndarray) else type(x).__name__
 
 
 @collective

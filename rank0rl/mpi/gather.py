@@ -320,7 +320,9 @@ def _no_rows(kind: Kind) -> Value:
 
 def _readable(path: Path | str) -> str:
     """Return a name or a path for messages; no two are alike: a name, or ('a', 'b')."""
-    return path if isinstance(path, str) else path[0] if len(path) == 1 else str(path)
+    if isinstance(path, str):
+        return path
+    return path[0] if len(path) == 1 and not path[0].startswith("(") else str(path)
 
 
 def _items(rows: Array, counts: Array, name: str) -> list[Any]:

@@ -63,11 +63,13 @@ def _tensors(thing: Any, path: tuple[str, ...], to_overwrite: bool) -> Iterator[
             raise ValueError(
                 f"weights are overwritten in place: {name!r} is a read-only array; pass a copy of it"
             )
-        yield name, torch.from_numpy(thing)
+        native = thing.dtype.newbyteorder("=")
+        yield name, torch.from_numpy(thing if to_overwrite else np.array(thing, native, order="C"))
     else:
         raise TypeError(
             f"weights must be modules, tensors, arrays, or dicts and lists of them: got "
-            f"{type(thing).__name__} at {name!r}; pass the module, as in rank0_bcast_wts(net, 'net')"
+            f"{type(thing).__name__} at {name!r}; pass the module, as in rank0_bcast_wts(net, 'net'), or "
+            f"what an optimizer holds, optimizer.state_dict()['state']"
         )
 
 
@@ -114,13 +116,13 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
             is sparse or holds no data, an array is read-only, or something else is passed.
     """
     comm = among(comm)
-    if comm is None:
-        return
     things, label = without_label(things, label)
     named, problem = attempt(lambda: named_tensors(*things, to_overwrite=True), {})
     layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in named.items()}
     layout["~memory"] = _shared(named.values())
     check_layout(layout, f"rank0_bcast_wts {label}".strip(), problem, comm=comm)
+    if comm is None:
+        return
     large = [t for t in named.values() if t.nbytes >= _LARGE]
     small = [t for t in named.values() if t.nbytes < _LARGE]
     together = torch.cat([torch.empty(0, dtype=torch.uint8), *map(_bytes, small)])
@@ -179,7 +181,7 @@ def chksum(
         problem = f"{changed[0]!r} has changed, and must not"
     what = f"chksum {label}".strip()
     check_layout(each, what, problem, same="weights, bit for bit", comm=comm)
-    return hashlib.sha256("".join(each.values()).encode()).hexdigest()
+    return hashlib.sha256(repr(sorted(each.items())).encode()).hexdigest()
 
 
 def sha256_each(tensors: Mapping[str, Tensor]) -> dict[str, str]:

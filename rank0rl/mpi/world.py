@@ -265,7 +265,7 @@ def split(color: int, comm: Comm | None = None) -> Comm | None:
 
 
 class OutOfStep(BaseException):
-    """Refusal of a collective, because an earlier one failed on this rank alone.
+    """Refusal of a collective, because an earlier one failed on this rank, and perhaps on this one alone.
 
     It is not an `Exception`, so that the script that has swallowed the first error ends now.
     """
@@ -308,8 +308,8 @@ def collective(function: Callable[P, T]) -> Callable[P, T]:
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         if _broken:
             raise OutOfStep(
-                f"an earlier collective failed on rank {get_rank()} alone, so that the ranks are no "
-                f"longer in step: {_broken[0]}; let such an error end the job"
+                f"an earlier collective failed on rank {get_rank()}, and the others may not know of it, so "
+                f"that the ranks are no longer in step: {_broken[0]}; let such an error end the job"
             )
         try:
             return function(*args, **kwargs)

@@ -1,14 +1,19 @@
 """Edges of the drop-in modules that scripts of the originals reach."""
 
+import dataclasses
+import os
+import platform
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from helpers.ranks import HERE, on_ranks, run
+from threadpoolctl import ThreadpoolController
 
-from rank0rl.compat import evorl, mpi_tf
-from rank0rl.mpi import comm, weights
+from rank0rl.compat import average, evorl, mpi_pytorch, mpi_tf, mpi_tools, mpi_util
+from rank0rl.mpi import comm, reduce, weights
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "IN_MPI")
 SCRIPT = """
@@ -132,3 +137,98 @@ def test_what_a_loss_depends_on_has_one_order():
     first, second = on_ranks(2, "test_edges:on_rank_order")
     assert first == second
     assert sorted(first) == [[1], [1, 3], [3], [3, 2]]
+
+
+@dataclasses.dataclass
+class Tree:
+    a: Any
+    b: Any
+
+
+MASKED = np.ma.array([1.0, 100.0], mask=[False, True])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        comm.bcast,
+        reduce.all_reduce,
+        mpi_tools.mpi_statistics_scalar,
+        lambda x: average.RunningNorm((2,)).update(x[None]),
+        lambda x: mpi_util.accum_batches([{"x": x}]),
+    ],
+)
+def test_masks_are_not_lost_in_silence(call):
+    with pytest.raises((TypeError, ValueError), match="mask"):
+        call(MASKED)
+
+
+def on_rank_halves():
+    half = torch.zeros(1, dtype=torch.bfloat16)
+    sent = comm.bcast(torch.full((1,), 1.001) if comm.rank == 0 else half)
+    try:
+        mpi_tools.allreduce(torch.ones(1), half)
+    except ValueError as error:
+        return type(sent).__name__, half.item(), str(error)
+
+
+def test_numbers_of_another_precision_are_not_overwritten():
+    _, (kind, half, error) = on_ranks(2, "test_edges:on_rank_halves")
+    assert (kind, half) == ("ndarray", 0.0)
+    assert "got torch.bfloat16, 1 and float32, 1" in error
+
+
+def test_a_checksum_knows_names_and_not_their_order():
+    ones, zeros = np.ones(2), np.zeros(2)
+    sums = [
+        weights.chksum(each)
+        for each in ({"a": ones, "b": zeros}, {"b": zeros, "a": ones}, {"a": ones, "c": zeros})
+    ]
+    assert sums[0] == sums[1] != sums[2]
+    read_only = ones[::-1].astype(">f8")
+    read_only.flags.writeable = False
+    assert weights.chksum(read_only) == weights.chksum(ones)
+
+
+def test_weights_are_checked_in_a_single_process_too():
+    with pytest.raises(ValueError, match=r"got SGD at '0'.*optimizer\.state_dict\(\)\['state'\]"):
+        weights.rank0_bcast_wts(torch.optim.SGD([torch.ones(1)]))
+
+
+def test_no_gradient_is_lost_in_a_sum_over_ranks():
+    with pytest.raises(ValueError, match=r"psum: no gradient .* pass x\.detach\(\)"):
+        evorl.psum(torch.ones(1, requires_grad=True), "DP")
+    assert evorl.pmean(np.int32(3), "DP").dtype == np.float32
+
+
+def test_trees_of_any_form_may_be_mapped_at_once():
+    twice = evorl.shmap_vmap(lambda s: dataclasses.replace(s, a=2 * s.a), None, "POP", "POP")
+    found = twice(Tree(torch.arange(3.0), None))
+    assert found.a.tolist() == [0, 2, 4]
+    assert found.b is None
+    weight = torch.ones(1, requires_grad=True)
+    assert evorl.shmap_vmap(lambda x: x * weight[0], None, "POP", "POP")(np.ones(2)).tolist() == [
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cores", "threads"), [(4, {0, 1, 2, 3}, 1), (4, {4}, 4), (1, {0}, 4)]
+)
+def test_ranks_that_share_cores_divide_them(monkeypatch, ranks, cores, threads):
+    node = platform.node()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    each = [(node, {0, 1, 2, 3}), *[(node, cores)] * (ranks - 1), ("elsewhere", {0, 1, 2, 3})]
+    monkeypatch.setattr(comm, "allgather_obj", lambda mine, what: each)
+    before, after = torch.get_num_threads(), 0
+    try:
+        torch.set_num_threads(16)
+        with ThreadpoolController().limit(limits=1, user_api="blas"):
+            mpi_pytorch.setup_pytorch_for_mpi()
+            after = torch.get_num_threads()
+            blas = ThreadpoolController().select(user_api="blas").info()
+    finally:
+        torch.set_num_threads(before)
+    assert after == threads
+    assert {one["num_threads"] for one in blas} == {1}

@@ -29,6 +29,7 @@ from rank0rl.run import files
 from rank0rl.run.folder import read_run
 
 _BOX = "\u2500\u2502\u256d\u256e\u256f\u2570 \n"
+_OF_MODULES = ("env_id", "wrappers")  # options whose code is named by its module, not by its file
 _WRONG_USE = ("error: ", "\u256d", "\u2502", "\u2570")  # tyro draws a box around what is wrong
 
 
@@ -215,11 +216,14 @@ def _name(option: str, value: Any) -> str:
         raise ValueError(
             f"{option}: ranks cannot import {value.__name__}, because it is defined {where}: write it "
             f"to a file, in a notebook by a cell that begins with %%writefile mine.py, and give "
-            f'{option}="mine{"" if option == "env_id" else ".py"}:{value.__name__}"'
+            f'{option}="mine{"" if option in _OF_MODULES else ".py"}:{value.__name__}"'
         )
-    if value.__module__ != "__main__":
-        return f"{value.__module__}:{value.__name__}"
-    return f"{Path(path).stem if option == 'env_id' else path}:{value.__name__}"
+    where = value.__module__
+    if where == "__main__":
+        spec = sys.modules[where].__spec__  # of python -m
+        file = Path(path).stem if option in _OF_MODULES else path
+        where = spec.name if spec else file
+    return f"{where}:{value.__name__}"
 
 
 def _environment() -> dict[str, str]:
@@ -269,7 +273,8 @@ def _relayed(command: list[str], env: Mapping[str, str], told: Path) -> tuple[in
         while True:
             try:
                 name, text = lines.get(timeout=0.2)
-                if name == "stderr" and text.startswith(_WRONG_USE) and not told.exists():
+                wrong = refused or text.startswith(_WRONG_USE)  # whose message may have more lines
+                if name == "stderr" and wrong and not told.exists():
                     refused.append(text)
                 else:
                     print(text, end="", file=getattr(sys, name), flush=True)

@@ -18,7 +18,7 @@ from rank0rl.envs.retry import take_failures
 from rank0rl.mpi import comm, weights
 from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.gather import GatherThread, gather_rows
-from rank0rl.rollout import Rollout, check_processed
+from rank0rl.rollout import ENDED_AT, Rollout, check_processed
 from rank0rl.run import signals, usage
 from rank0rl.run.agent_checks import Suspect
 from rank0rl.run.agents import is_reference, short_name
@@ -136,9 +136,9 @@ class Collector:
             if self._early:
                 rows = batches.concatenate([each for each in [*self._early.take(), rows] if each])
             rows = batches.in_order(rows, rows["fragment_id"]) if rows else {}
-            for key in ("fragment_id", "step"):  # equal steps keep the order of fragment ids
+            for key in ("fragment_id", ENDED_AT):  # equal steps keep the order of fragment ids
                 ended = batches.in_order(ended, ended[key]) if key in ended else ended
-            ended.pop("step", None)
+            ended.pop(ENDED_AT, None)
             steps = int(gathered["fragments/steps"].sum())
             ranks |= {name: ranks[name] / 1e6 for name in ("took_s", "peak_mb")}
         if not comm.get_rank():

@@ -27,6 +27,7 @@ _BLOCK = 256  # steps of noise drawn at once where an episode's length is not kn
 _AGENTS = 32  # of a game, whose returns are told apart
 _TIMED = 3  # steps, the shortest of which counts: the first ones may load or compile something
 _LONG_S = 5e-3  # of an environment's step, 20 times what an agent's act takes
+ENDED_AT = ""  # the step of an episode's end, by a name that no --info has
 
 
 class Rollout:
@@ -137,8 +138,6 @@ class Rollout:
             self._ended["fragment_id"].append(env.fragment_id)
             self._ended["return"].append(block.ret[env.row])
             self._ended["length"].append(block.length[env.row])
-            if not self.labels:
-                continue
             figures = dict(env.info.get(EPISODE, {})) if env.info else {}
             if agents := self.spaces.agents:
                 figures[f"return_{agents[env.fragment_id % len(agents)]}"] = block.ret[env.row]
@@ -189,7 +188,7 @@ class FixedSteps(Rollout):
     `steps` is T. Cuts are numbers of finished environments; a game counts as one.
     """
 
-    _numbers = (*Rollout._numbers, "step")
+    _numbers = (*Rollout._numbers, ENDED_AT)
 
     def __init__(
         self, block: EnvBlock, steps: int, cuts: Sequence[int] = (), info: Sequence[str] = ()
@@ -251,7 +250,7 @@ class FixedSteps(Rollout):
             ended = self._step(agent, envs, (rows, t), noise_at[t], fragment_id, t == 0)
             for env, last_obs in ended:
                 ends[env.row].append(self._end(env, t, last_obs))
-                self._ended["step"].append(t)
+                self._ended[ENDED_AT].append(t)
             if ended:
                 block.go_on([env for env, _ in ended])
         for env in envs:

@@ -94,8 +94,10 @@ def _train(
     rank, nworkers = comm.get_rank(), comm.get_nworkers()
     rollout = make_rollout(options, rank, nworkers)
     stack.enter_context(closed(rollout.close))
-    described = comm.allgather_obj(rollout.block.words, "the spaces of every environment")
+    mine = rollout.block.words, rollout.block.has_state
+    described, with_state = zip(*comm.allgather_obj(mine, "every environment"), strict=True)
     refuse_other_spaces({env: its for rank in described for env, its in rank.items()})
+    rollout.block.has_state = all(with_state)
     try:
         seeding.seed_globals(options.seed, "init", 1)
         agent = make_agent(options, agent_options, rollout.spaces)

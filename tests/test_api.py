@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import threading
 import time
+import types
 
 import nbformat
 import numpy as np
@@ -306,3 +307,23 @@ def test_an_exception_in_the_caller_ends_the_job(tmp_path):
     rows = len(table(folder))
     time.sleep(1)
     assert len(table(folder)) == rows
+
+
+def test_code_of_a_script_is_named_as_the_option_wants_it(monkeypatch):
+    """Wrappers and environments by their module; with `python -m`, all that is in the script."""
+    main = types.ModuleType("__main__")
+    main.__file__, main.__spec__ = "/x/mine.py", None
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    mine = type("Mine", (), {"__module__": "__main__"})
+    names = [api._name(option, mine) for option in ("wrappers", "env_id", "algo")]
+    assert names == ["mine:Mine", "mine:Mine", "/x/mine.py:Mine"]
+    main.__spec__ = types.SimpleNamespace(name="pkg.mine")
+    assert {api._name(option, mine) for option in ("wrappers", "algo")} == {"pkg.mine:Mine"}
+
+
+def test_a_message_of_several_lines_is_whole(tmp_path, monkeypatch, capfd):
+    (tmp_path / "bad.py").write_text("[][3]")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match=r"cannot import 'bad'.*\n(.*\n)*.*IndexError"):
+        rank0rl.train("bad:make")
+    assert capfd.readouterr().err == ""

@@ -94,6 +94,23 @@ def test_an_episode_goes_on_as_if_nothing_had_failed(steps, mended):
     assert episode(env, 12) == episode(envs.Count(length=5), 12)
 
 
+class Overwrites(Fails):
+    """Writes into its action, before it fails."""
+
+    def step(self, action):
+        action -= 1
+        obs, *rest = super().step(action)
+        return obs + action, *rest
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_an_action_that_a_step_overwrites_is_given_again_as_it_was(step):
+    plan = Plan(step)
+    env = RetriedEnv(lambda: Overwrites(plan), 2, False, 100)
+    assert episode(env) == episode(Overwrites(Plan()))
+    assert not plan.steps
+
+
 def test_an_environment_that_cannot_be_made_is_made_again():
     env = retried(Plan(-1, -1))
     assert take_failures([env])["env_mended"] == 2

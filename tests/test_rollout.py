@@ -12,7 +12,7 @@ from rank0rl import seeding
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs.block import envs_of, make_block
 from rank0rl.envs.resume import restore
-from rank0rl.rollout import FixedSteps, WholeEpisodes
+from rank0rl.rollout import ENDED_AT, FixedSteps, WholeEpisodes
 from rank0rl.run.state import Unfinished
 
 SEED = 5
@@ -57,7 +57,7 @@ def test_a_fragment_of_fixed_steps_by_hand():
         "fragment_id": [0, 1],
         "return": [6, 6],
         "length": [3, 3],
-        "step": [2, 2],
+        ENDED_AT: [2, 2],
     }
 
 
@@ -143,6 +143,9 @@ def test_no_actions_are_kept_of_an_episode_that_is_too_long_to_repeat():
     assert strays == dict.fromkeys(
         (0, 1), "its episode of 12 steps is longer than max_replay_steps"
     )
+    had_states = {**loaded.all(), "state_bytes": np.ones(2, np.int64)}
+    strays = restore(make(range(2), steps=4, length=100).block, had_states)
+    assert strays == dict.fromkeys((0, 1), "its environment has no get_state and set_state now")
     assert under_way(again) == [(1, 0), (1, 0)]
 
 
@@ -362,6 +365,7 @@ WRONG = [
     (lambda o, r, *rest: (o, "1", *rest), 1, {}, "the reward must be real numbers"),
     (lambda o, r, *rest: (o, np.ones(1), *rest), 1, {}, "float64 (1,)"),
     (lambda o, r, *rest: (o, None, *rest), 1, {}, "the reward"),
+    (lambda o, r, *rest: (o, np.ones(1), *rest), 3, {}, "the reward"),
     (lambda o, r, t, *rest: (o, r, "no", *rest), 1, {}, "terminated must be True or False"),
     (lambda o, r, t, *rest: (o, r, "no", *rest), 3, {}, "terminated must be True or False"),
     (lambda o, r, t, c, i: (o, r, t, "no", i), 2, {}, "truncated must be True or False"),

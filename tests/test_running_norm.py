@@ -1,5 +1,8 @@
 """The statistics of scripts: those of all rows, the same bits on every rank, in the wrappers of Gymnasium."""
 
+import multiprocessing
+import pickle
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -130,3 +133,11 @@ def test_ranks_that_pass_others_get_the_same_error():
     assert first == second
     assert len(first) == 3
     assert "rank 1: expected RunningNorms: got int, number 1" in first[2]
+
+
+def test_a_copy_that_nobody_merges_is_refused(monkeypatch):
+    kept = pickle.dumps(rank0rl.RunningNorm((2,)))
+    assert pickle.loads(kept).count == 0
+    monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
+    with pytest.raises(RuntimeError, match="put the environments into a SyncVectorEnv"):
+        pickle.loads(kept)

@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from helpers.ranks import HERE
-from helpers.runs import resume, sha, table, train
+from helpers.runs import curve, resume, sha, table, train, train_on_ranks
 from helpers.simulators import Remembers, remembers
 
 from rank0rl.envs.spaces import flatten
@@ -166,3 +166,50 @@ def test_check_tells_whether_a_state_is_all_there_is(forgets):
     found = findings["restored from its state"]
     assert ("differs from step" in found) == forgets
     assert "restored from its state" not in check(lambda: gym.make("CartPole-v1"), steps=40)
+
+
+MIXED = """
+import gymnasium as gym
+
+class Stateless(gym.Wrapper):
+    pass
+
+def make(stateless=False):
+    return Stateless(gym.make("CartPole-v1")) if stateless else Stateful()
+
+class Stateful(gym.Wrapper):
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+
+    def get_state(self):
+        return {}
+
+    def set_state(self, state):
+        pass
+
+    def step(self, action):
+        *answer, info = super().step(action)
+        self.steps += 1
+        return *answer, {"step": self.steps}
+
+    def reset(self, **kwargs):
+        self.steps = 0
+        return super().reset(**kwargs)
+
+def kwargs_of(env):
+    return {"stateless": env == 3}
+"""
+
+
+@pytest.mark.parametrize("mixed", [True, False], ids=["mixed", "steps"])
+def test_a_state_or_a_step_of_its_own_is_the_same_for_every_number_of_ranks(
+    mixed, tmp_path, monkeypatch
+):
+    (tmp_path / "mixed.py").write_text(MIXED)
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{tmp_path}")
+    words = ["--env-kwargs-of", "mixed:kwargs_of"] if mixed else ["--info", "step"]
+    for nprocs in (1, 3):
+        train_on_ranks(tmp_path / f"{nprocs}", "mixed:make", *words, *TOTAL, nprocs=nprocs)
+    rows = curve(tmp_path / "1")
+    assert rows == curve(tmp_path / "3")
+    assert mixed or all(float(row["step_mean"]) > 0 for row in rows if float(row["episodes"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -195,6 +196,14 @@ class RunningNorm:
         self._new = Moments(shape)
         self._rows: list[Array] = []
         self._bytes = 0
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if multiprocessing.parent_process():
+            raise RuntimeError(
+                "a RunningNorm is merged by its rank, which does not see what another process, such as "
+                "one of AsyncVectorEnv, gives its copy: put the environments into a SyncVectorEnv"
+            )
+        vars(self).update(state)
 
     @property
     def mean(self) -> Array:

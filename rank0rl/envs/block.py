@@ -221,8 +221,14 @@ class EnvBlock:
             if answer is not None:
                 check_step(answer, self.obs[env.row])  # it says more than Python and numpy do
             raise
-        rew = np.array(rewards, np.float64)
-        self.ret[rows] += rew
+        try:
+            rew = np.array(rewards, np.float64)
+            self.ret[rows] += rew
+        except (TypeError, ValueError):
+            for env, action, reward in zip(envs, env_act, rewards, strict=True):
+                self.doing = Doing(env, "step", action)
+                check_step((self.obs[env.row], reward, False, False, {}), self.obs[env.row])
+            raise
         self.length[rows] += 1
         return rew, np.array(terminated, bool), np.array(truncated, bool), ended
 

@@ -63,17 +63,18 @@ class RetriedEnv(Around):
 
     def step(self, action: Any) -> Any:
         """Step the environment; repeat the episode if that fails."""
+        given = copy.copy(action)  # a step may write into its action
         try:
             answer = self._env.step(action)
         except InfoError:
             raise
         except Exception as error:
-            answer = self._again(error, action)
+            answer = self._again(error, given)
         self._steps += 1
         if has_length(answer, 5):
             self._seen, self._info = np.array(answer[0]), answer[4]
             if self._steps <= self._max_steps:
-                self._done.append((copy.copy(action), answer[1]))
+                self._done.append((given, answer[1]))
         return answer
 
     def take_state(self) -> State:
@@ -131,7 +132,7 @@ class RetriedEnv(Around):
                 answer = self._repeat(error)
                 if action is not None:
                     self._failed_at = self._steps + 1
-                    answer = self._env.step(action)
+                    answer = self._env.step(copy.copy(action))
             except _NotRepeatedError:
                 raise
             except Exception as another:
@@ -148,7 +149,7 @@ class RetriedEnv(Around):
             return begun
         for action, rew in self._done:
             self._failed_at += 1
-            obs, again, *flags = self._env.step(action)[:4]
+            obs, again, *flags = self._env.step(copy.copy(action))[:4]
             if again != rew or any(flags):
                 break
         else:

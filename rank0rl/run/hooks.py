@@ -16,6 +16,7 @@ import numpy as np
 
 from rank0rl.agent import Agent, NoOptions
 from rank0rl.mpi import comm
+from rank0rl.mpi.weights import rank0_bcast_wts
 from rank0rl.options import apply
 from rank0rl.run.agents import load_function
 from rank0rl.run.options import RunOptions
@@ -103,7 +104,8 @@ class Hook:
 
         Args:
             agent: the agent after its update. A user's hook may replace `agent.options`, to change
-                options that the agent lists in `coefficients` from the next update on.
+                options that the agent lists in `coefficients` from the next update on. It may change
+                weights too: every rank gets them before the next iteration.
             iteration: its number, from 1.
             record: its row, with the columns of earlier hooks. A change of the row is not recorded.
         """
@@ -182,7 +184,7 @@ def make_hooks(
 
 
 class Coefficients(Hook):
-    """Gives every rank, and the record, the options of the agent that a user's hook has changed.
+    """Gives every rank what a user's hook has changed in the agent, and the record its options.
 
     Args:
         agent: the agent, with the options that the run began with.
@@ -196,7 +198,8 @@ class Coefficients(Hook):
         """Changed option -> value, on rank 0."""
 
     def before(self, iteration: int) -> None:
-        """Give the agent of every rank its present options. Collective."""
+        """Give the agent of every rank rank 0's options and weights, as hooks have left them. Collective."""
+        rank0_bcast_wts(self._agent.modules())
         values = comm.bcast_obj(self.values)
         if values or self._now() != self._first:
             self._agent.options = dataclasses.replace(self._first, **values)

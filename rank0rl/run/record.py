@@ -167,7 +167,7 @@ class Recorder:
         self._boundary: dict[str, Any] = {}
         self._ended = state.ended()
         self._steps_before = state.progress.steps
-        self._begun, self._share_begun = time.monotonic(), state.share_over()
+        self._begun, self._first = time.monotonic(), state.progress.iteration
         self._paced: tuple[float, float] | None = None  # end of the first iteration, which compiles
         self._busy_s = np.zeros(about.get("nprocs", 1))  # of each rank in its rollouts
         self._longest_s = 0.0  # of the slowest one
@@ -196,7 +196,7 @@ class Recorder:
             or (iterations is not None and self.state.progress.iteration >= iterations)
             or (
                 seconds is not None
-                and self.state.share_over() > self._share_begun  # every start gets on
+                and self.state.progress.iteration > self._first  # every start gets on
                 and time.monotonic() - self._begun >= seconds
             )
         )

@@ -29,6 +29,8 @@ class Schedule(Hook):
         assert self.seen == [*range(1, record["iteration"] + 1)]
         if iteration == 2:
             agent.options = replace(agent.options, lr=np.float64(1e-4), gamma=0.9)
+            for weight in agent.policy.parameters():
+                weight.data *= 0.5
             self.save()
         if iteration == 5:
             self.stop()
@@ -107,7 +109,7 @@ def test_the_same_curve_for_every_nprocs_and_after_a_resume(tmp_path, words, mor
     assert [row["seen"] for row in table(tmp_path / "three")] == ["1", "2", "3", "4", "5"]
     plain = [word for word in args if "hook" not in word and "mine" not in word]
     train(tmp_path / "plain", *plain)
-    assert hashes(tmp_path / "plain")[:2] == curve[:2]
+    assert hashes(tmp_path / "plain")[:1] == curve[:1]
     assert hashes(tmp_path / "plain")[3][0] != curve[3][0]
 
 

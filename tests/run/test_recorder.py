@@ -89,15 +89,18 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize(("seconds", "most"), [(0.5, 1), (7.5, 7)])
-def test_a_run_stops_after_so_many_seconds(seconds, most, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("seconds", "most", "more"), [(0.5, 1, {}), (7.5, 7, {}), (0.5, 1, {"num_episodes": 9})]
+)
+def test_a_run_stops_after_so_many_seconds(seconds, most, more, tmp_path, monkeypatch):
     monkeypatch.setattr(record, "time", Clock())
     _, kept = train_here(
         *(PPO, PPOOptions(hidden=(8,)), tmp_path),
         env_id="CartPole",
         num_envs=2,
-        steps_per_batch=32,
+        steps_per_batch=4 if more else 32,  # no episode ends
         stop_after_seconds=seconds,
+        **more,
     )
     assert 1 <= kept.iteration <= most
     assert kept.saved == kept.iteration == len(table(tmp_path))

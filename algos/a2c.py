@@ -73,7 +73,10 @@ class A2C(Agent):
         self.value.merge(batch["ret"])
         x = torch.from_numpy(self.norm.numpy(batch["obs"]))
         adv, ret = (torch.from_numpy(batch[name]) for name in ("adv", "ret"))
-        adv = (adv - adv.mean()) / (adv.std(correction=0) + 1e-8)  # 1e-8: they may be equal
+        mean, std = adv.mean(), adv.std(correction=0)
+        adv = (
+            (adv - mean) / (std + 1e-8) * (std > 1e-6 * mean.abs())
+        )  # else equal, but for rounding
         mask = torch.from_numpy(batch["action_mask"]) if "action_mask" in batch else None
         now = self.policy.distribution(x, mask)
         policy_loss = -(self.policy.logp(now, torch.from_numpy(batch["act"])) * adv).mean()

@@ -21,7 +21,7 @@ class CEMOptions(CheckedOptions):
     """Share of the candidates around which the next ones are drawn, usually 0.1 to 0.3."""
     std: float = option(1.0, "(0, inf)")
     """Initial standard deviation of the weights."""
-    extra_std: float = 0.2
+    extra_std: float = option(0.2, "[0, inf)")
     """Standard deviation added at the start. It falls linearly to 0 at half of the run."""
 
 
@@ -38,6 +38,7 @@ class CEM(Agent):
         self.std = np.full_like(self.mean, options.std)
         self.candidates = np.zeros((options.population, *self.mean.shape), np.float32)
         self.draw(rng, 0.0)
+        self.first = self.candidates.copy()
 
     @classmethod
     def check(cls, spaces: Spaces, options: CEMOptions, run: Any) -> None:
@@ -72,6 +73,9 @@ class CEM(Agent):
 
     def modules(self) -> dict[str, Any]:
         return {"candidates": self.candidates, "mean": self.mean}
+
+    def modules_loaded(self) -> None:
+        self.candidates[:] = self.mean + self.first
 
     def state(self) -> dict[str, Any]:
         return {"std": self.std}

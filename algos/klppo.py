@@ -51,7 +51,7 @@ class KLPPOOptions(CheckedOptions):
     """Passes of the value function over this batch and the one before it, usually 5 to 10."""
     value_minibatch_size: int = option(256, "[1, inf)")
     """Rows per gradient step of the value function."""
-    log_std: float = -0.5
+    log_std: float = option(-0.5, "(-inf, inf)")
     """Initial log standard deviation of continuous actions, usually -1 to 0."""
     actions: Actions = "normal"
     """Distribution of continuous actions: normal (clipped to the bounds), squashed (tanh of normal) or beta. The last two never leave the bounds."""
@@ -67,7 +67,7 @@ class KLPPOOptions(CheckedOptions):
 
 
 class KLPPO(Agent):
-    """PPO with an adaptive KL penalty, for box and discrete actions."""
+    """PPO with an adaptive KL penalty, for box, discrete and hybrid actions."""
 
     Options = KLPPOOptions
     settings = "klppo"

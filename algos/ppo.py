@@ -57,7 +57,7 @@ class PPOOptions(NetworkOptions):
     """Norm to which larger gradients are scaled down, usually 0.5 to 1."""
 
     def __post_init__(self) -> None:
-        """Check the numbers, and that options of a memory have one."""
+        """Check the numbers, that options of a memory have one, and that advantages can be normalized."""
         super().__post_init__()
         if self.recurrent is None and (self.memory_size, self.chunk_steps) != (
             PPOOptions.memory_size,
@@ -66,6 +66,11 @@ class PPOOptions(NetworkOptions):
             raise OptionError(
                 "--memory-size and --chunk-steps are of a memory, and there is none: give --recurrent gru "
                 "or --recurrent lstm, or leave them out"
+            )
+        if (self.normalize, self.minibatch_size) == ("minibatch", 1):
+            raise OptionError(
+                "an advantage that is normalized alone is 0, so the policy would not learn: got "
+                "--minibatch-size 1 and --normalize minibatch; give more rows, or --normalize batch"
             )
 
 

@@ -52,7 +52,7 @@ class TRPOOptions(NetworkOptions):
 
 
 class TRPO(Agent):
-    """TRPO for box and discrete actions."""
+    """TRPO for box, discrete and hybrid actions."""
 
     Options = TRPOOptions
     settings = "trpo"
@@ -149,7 +149,7 @@ class TRPO(Agent):
                 now = policy.distribution(obs, mask)
                 kl, gained = float(policy.kl(was, now).mean()), float(objective(now) - gain)
                 if not opt.backtracks or (gained > 0 and kl <= 1.5 * target_kl):
-                    taken = share
+                    taken = share if curvature > 0 else 0.0
                     break
             else:
                 theta.copy_(start)
@@ -181,7 +181,7 @@ def conjugate_gradient(
     """Solve A x = b, shape (n,), for a positive definite matrix A, given the function v -> A v.
 
     n iterations are exact. It stops where the squared norm of the residual, relative to that of b, is
-    at most the tolerance.
+    at most the tolerance, and where rounding has made A seem not to be positive definite.
 
     Source: Nocedal and Wright 2006, algorithm 5.2.
     """
@@ -191,7 +191,10 @@ def conjugate_gradient(
         if square <= tolerance * begun:
             break
         along = product(direction)
-        alpha = square / (direction @ along)
+        curvature = direction @ along
+        if curvature <= 0:
+            break
+        alpha = square / curvature
         x += alpha * direction
         residual -= alpha * along
         square, last = residual @ residual, square

@@ -90,4 +90,6 @@ def explained_variance(pred: Array, target: Array) -> float:
     1 is perfect, 0 no better than a constant.
     """
     variance = float(np.var(target, dtype=np.float64))
-    return 1.0 - float(np.var(target - pred, dtype=np.float64)) / variance if variance else np.nan
+    if variance <= 1e-12 * float(np.mean(target, dtype=np.float64)) ** 2:  # but for rounding
+        return np.nan
+    return 1.0 - float(np.var(target - pred, dtype=np.float64)) / variance

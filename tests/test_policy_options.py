@@ -69,6 +69,12 @@ def test_the_same_curve_on_any_number_of_ranks_and_resumed(args, tmp_path):
         (["Pendulum", "--actions", "cauchy"], "cauchy"),
         (["Pendulum", "--lr", "linear:1e-3"], "linear:START:END"),
         (["CartPole", "--chunk-steps", "8"], "give --recurrent"),
+        (["Pendulum", "--log-std", "nan"], "log_std must be in (-inf, inf)"),
+        (["Pendulum", "--log-std", "3", "--state-std"], "between -5 and 2"),
+        (
+            ["CartPole", "--normalize", "minibatch", "--minibatch-size", "1"],
+            "normalized alone is 0",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_made(args, said, tmp_path):

@@ -82,3 +82,5 @@ def test_explained_variance():
     assert explained_variance(np.zeros(100), target) == pytest.approx(0.0)
     assert explained_variance(target + RNG.normal(size=100), target) < 0.5
     assert np.isnan(explained_variance(target, np.ones(100)))
+    same = np.float32(500.1) + np.float32(3e-5) * (np.arange(100) % 2).astype(np.float32)
+    assert np.isnan(explained_variance(target, same))

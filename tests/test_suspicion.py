@@ -113,15 +113,17 @@ class Counts(PPO):
     def __init__(self, *args):
         super().__init__(*args)
         self.lost, self.kept, self.later = {"a": 0.5}, 1.5, None
+        self.many = [*range(1500)]
 
     def update(self, batch, rng, progress):
         self.kept += 1
         self.lost["a"] += 1
         self.later = 3
+        self.many.append(len(self.many))
         return super().update(batch, rng, progress)
 
     def state(self):
-        return {**super().state(), "kept": np.array([self.kept])}
+        return {**super().state(), "kept": np.array([self.kept]), "many": np.array(self.many)}
 
 
 def test_numbers_that_an_update_changes_and_nobody_saves_are_noted(tmp_path, capsys):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rank0rl.batch import Batch, minibatches
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss
-from rank0rl.nets.flat import Adam, Flat, tensors
+from rank0rl.nets.flat import NOT_FINITE, Adam, Flat, tensors
 from rank0rl.nets.policies import Policy
 
 Array = npt.NDArray[Any]
@@ -57,12 +57,14 @@ class AutogradSteps:
     ) -> tuple[Array, Array, Array]:
         """Make the gradient steps of one epoch: see `update.GradientSteps.epoch`."""
         size = torch.tensor(lr, device=self._device)
-        seen = []
+        seen, norms = [], []
         epoch: Any = minibatches(rows, minibatch_size, rng)
         for minibatch in epoch:
             seen.append(self._backward(minibatch))
-            self._adam.flat.limit_norm(self._max_grad_norm)
+            norms.append(self._adam.flat.limit_norm(self._max_grad_norm))
             self._adam.step(size)
+        if norms and not torch.stack(norms).isfinite().all():
+            raise FloatingPointError(NOT_FINITE)
         log_ratio, error, entropy = (
             torch.cat(tensors).cpu().numpy() for tensors in zip(*seen, strict=True)
         )

@@ -19,6 +19,11 @@ from rank0rl.batch import Batch
 
 Array = npt.NDArray[Any]
 
+NOT_FINITE = (
+    "the gradient is not finite: look for inf or nan in observations, in rewards and in a loss of your own, "
+    "or lower the step size"
+)
+
 
 class Flat:
     """All parameters of a module as one vector per dtype, and all gradients as another.
@@ -56,13 +61,14 @@ class Flat:
             assert vector.grad is not None
             vector.grad.zero_()
 
-    def limit_norm(self, limit: float) -> None:
-        """Scale all gradients down, in place, if their norm exceeds a limit, without waiting for the device."""
+    def limit_norm(self, limit: float) -> Tensor:
+        """Scale all gradients down, in place, if their norm exceeds a limit, without waiting for the device; return the norm."""
         grads = [v.grad for v in self.vectors if v.grad is not None]
         norm = torch.sqrt(sum(torch.dot(g, g) for g in grads))  # type: ignore[arg-type]
         scale = torch.clamp(limit / norm, max=1.0)
         for grad in grads:
             grad.mul_(scale)
+        return norm
 
     @contextmanager
     def as_made(self) -> Iterator[np.random.Generator]:

@@ -264,15 +264,14 @@ def network_notes(networks: Iterable[Any], options: Any, device: str) -> list[st
             "torch's LSTM has other last bits on other types of CPU: for the same curve on all of them, use "
             "--recurrent lstm, or rank0rl.nets.layers.GRU"
         )
-    if own and not any(isinstance(part, MLP) for part in parts):
-        given, default = (
-            [getattr(of, n, None) for n in _LAYERS] for of in (options, type(options))
-        )
-        if unused := [flag(n) for n, a, b in zip(_LAYERS, given, default, strict=True) if a != b]:
-            notes.append(
-                f"these options have no effect on networks of your own, unless make_networks reads them: "
-                f"{', '.join(unused)}"
-            )
+    built_in = [part for part in parts if isinstance(part, MLP)]
+    if (own or built_in) and not any(len(mlp.weights) > 1 for mlp in built_in):
+        names = _LAYERS[2:] if built_in else _LAYERS
+        given, default = ([getattr(of, n, None) for n in names] for of in (options, type(options)))
+        if unused := [flag(n) for n, a, b in zip(names, given, default, strict=True) if a != b]:
+            why = "networks of your own, unless make_networks reads them"
+            why = "networks without hidden layers of units" if built_in else why
+            notes.append(f"these options have no effect on {why}: {', '.join(unused)}")
     epochs = getattr(options, "epochs", 1)
     slow = device == "cpu" and epochs > _CPU_EPOCHS
     if slow and any(isinstance(part, Convolutions) for part in parts):

@@ -11,6 +11,7 @@ import pickle
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -173,7 +174,7 @@ def check_kept(agent: Agent, before: Mapping[str, tuple[int, str]]) -> None:
 def numbers(agent: Agent) -> dict[str, list[float]]:
     """Return the values of each attribute that holds numbers, but for what `coefficients` names."""
     return {
-        name: [*_scalars(value)]
+        name: [*islice(_scalars(value), _SCALARS)]
         for name, value in vars(agent).items()
         if name not in agent.coefficients and _is_scalars(value)
     }

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from helpers.runs import mean_return, train_here
 
 from rank0rl.agent import Fragment, Space, Spaces
@@ -34,6 +35,14 @@ def test_it_learns_in_both_batch_modes(tmp_path, mode):
     kwargs = {"env_id": "helpers.envs:Identity-v0", "num_envs": 4, "total_steps": 40000}
     _, run = train_here(A2C, A2COptions(gamma=0.5), tmp_path, **kwargs, **mode)
     assert mean_return(run) > 8  # of 10; chance is 2.5
+
+
+def test_equal_advantages_change_no_policy():
+    agent = make(lr=1e-2, hidden=(8,))
+    rows = batch([1000.1] * 64, ret=5.0)
+    before = [p.clone() for p in agent.policy.parameters()]
+    agent.update(rows, np.random.default_rng(0), 0.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, agent.policy.parameters(), strict=True))
 
 
 def test_good_actions_become_more_probable_and_values_nearer():

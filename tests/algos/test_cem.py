@@ -49,6 +49,14 @@ def test_the_next_candidates_are_drawn_around_the_best():
     assert twin.std.tolist() == cem.std.tolist()
 
 
+def test_a_run_that_begins_with_another_one_draws_candidates_around_its_mean():
+    cem = CEM(SPACES, CEMOptions(std=3.0), np.random.default_rng(0))
+    first = cem.candidates.copy()
+    cem.mean[:], cem.candidates[:] = 7.0, 7.0  # what --init-from loads of a run that has converged
+    cem.modules_loaded()
+    np.testing.assert_allclose(cem.candidates, 7.0 + first, rtol=1e-6)
+
+
 def test_batches_that_cut_episodes_are_refused():
     """A candidate would get what is left of its predecessor's episode."""
     with pytest.raises(OptionError, match="whole episodes.*set --episodes-per-batch to 2 or more"):

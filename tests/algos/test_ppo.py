@@ -244,3 +244,14 @@ def test_it_solves_cartpole(tmp_path, seed):
     kwargs = {"env_id": "CartPole", "seed": seed, "total_steps": 200_000}
     _, run = train_here(PPO, PPOOptions(), tmp_path, **kwargs)
     assert mean_return(run) >= 475
+
+
+@pytest.mark.parametrize("normalize", ["batch", "minibatch"])
+@pytest.mark.parametrize("adv", [0.7, -3.3, 1000.1])
+def test_equal_advantages_change_no_policy(adv, normalize):
+    ppo = agent(normalize=normalize, minibatch_size=64)
+    batch = batch_of(ppo)
+    batch["adv"][:] = adv
+    before = [p.clone() for p in ppo.policy.parameters()]
+    ppo.update(batch, np.random.default_rng(0), 0.0)
+    assert all(torch.equal(a, b) for a, b in zip(before, ppo.policy.parameters(), strict=True))

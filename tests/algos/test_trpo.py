@@ -107,14 +107,22 @@ def test_a_step_raises_the_objective_and_stays_in_the_region(act):
     assert 0.003 < kl < 0.015
 
 
-def test_a_step_that_does_not_help_is_not_taken():
-    trpo = agent()
+@pytest.mark.parametrize("backtracks", [0, 10])
+def test_a_step_that_does_not_help_is_not_taken(backtracks):
+    trpo = agent(backtracks=backtracks)
     batch = rows(trpo)
     batch["adv"][:] = 0
     before = trpo.flat.vectors[0].detach().clone()
     metrics = improve(trpo, batch)
     assert (metrics["step_taken"], metrics["kl"]) == (0.0, 0.0)
     assert torch.equal(trpo.flat.vectors[0], before)
+
+
+def test_conjugate_gradient_ends_where_there_is_no_curvature():
+    flat = torch.diag(torch.tensor([1.0, 0.0, -1.0]))
+    found = conjugate_gradient(lambda v: flat @ v, torch.ones(3), 10)
+    assert found.isfinite().all()
+    assert found.norm() < 10
 
 
 def test_a_step_that_leaves_the_region_is_shortened_unless_there_is_no_line_search():

@@ -296,6 +296,16 @@ def test_a_gradient_that_is_not_finite_makes_no_step(name, wrong):
     assert torch.equal(flat.vectors[0], before)
 
 
+@pytest.mark.parametrize("ret", [np.nan, 1e30])
+def test_a_gradient_of_autograd_that_is_not_finite_is_an_error(ret):
+    nets = networks("gaussian")
+    rows = rows_of(nets["policy"], False)
+    rows["ret"][0] = ret
+    steps = AutogradSteps(nets, evaluate, Adam(Flat(nets)), 0.5)
+    with pytest.raises(FloatingPointError, match="the gradient is not finite"):
+        steps.epoch(steps.begin(rows, Objective().loss), N, rng(0), 1e-3)
+
+
 def test_a_ratio_that_overflows_is_no_gradient_where_nothing_is_clipped():
     nets = networks("gaussian")
     flat, rows = Flat(nets), rows_of(nets["policy"], False)

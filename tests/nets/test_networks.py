@@ -218,6 +218,11 @@ def test_options_without_effect_on_networks_of_ones_own_are_noted():
     assert len(noted(One, hidden=(128,))) == 1
     One.left = "policy"  # which is built in, and acts on all rows at once
     assert noted(One, hidden=(128,)) == []
+    [note] = noted(PPO, hidden=(), activation="relu")
+    assert (
+        note
+        == "these options have no effect on networks without hidden layers of units: --activation"
+    )
 
 
 def test_the_cost_is_said_once_and_an_mlp_of_nets_has_none():

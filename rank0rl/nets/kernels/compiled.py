@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from rank0rl.batch import Batch, count, take
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, normalized
-from rank0rl.nets.flat import Adam, derivatives, place
+from rank0rl.nets.flat import NOT_FINITE, Adam, derivatives, place
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.kernels.compiler import Team, scalar
 from rank0rl.nets.kernels.distributions import Beta, ByTorch, Choices, head_of
@@ -220,10 +220,7 @@ class CompiledSteps:
             if raised:
                 raise raised[0]
             if not finite:
-                raise FloatingPointError(
-                    "the gradient is not finite: look for inf or nan in observations, in rewards and in a "
-                    "loss of your own, or lower the step size"
-                )
+                raise FloatingPointError(NOT_FINITE)
             if last > first:  # else another thread may be loading a checkpoint
                 self._adam.steps = made - (first - last) // epoch.size
 

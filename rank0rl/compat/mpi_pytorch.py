@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import platform
 
-import torch
-from threadpoolctl import ThreadpoolController
 from torch import nn
 
 from rank0rl.compat.average import all_avg_grads
 from rank0rl.mpi import comm
+from rank0rl.mpi.threads import set_threads
 from rank0rl.mpi.weights import rank0_bcast_wts
 
 
@@ -24,9 +23,7 @@ def setup_pytorch_for_mpi() -> None:
     ranks = comm.allgather_obj(mine, "setup_pytorch_for_mpi")
     sharing = [cores for host, cores in ranks if host == mine[0] and cores & mine[1]]
     fair = max(1, len(mine[1]) // len(sharing))
-    torch.set_num_threads(min(fair, torch.get_num_threads()))
-    for library in ThreadpoolController().lib_controllers:
-        library.set_num_threads(min(fair, library.num_threads))
+    set_threads(fair, raises=False)
 
 
 def mpi_avg_grads(module: nn.Module) -> None:

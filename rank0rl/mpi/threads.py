@@ -9,11 +9,12 @@ import torch
 from threadpoolctl import ThreadpoolController
 
 
-def set_threads(n: int) -> None:
-    """Let torch and NumPy's BLAS use n threads from now on."""
-    torch.set_num_threads(n)
+def set_threads(n: int, raises: bool = True) -> None:
+    """Let torch and NumPy's BLAS use n threads from now on; if not `raises`, what uses fewer stays at that."""
+    torch.set_num_threads(n if raises else min(n, torch.get_num_threads()))
     # A new controller each time, because imports of the user's code may have loaded another BLAS.
-    ThreadpoolController().limit(limits=n)
+    for library in ThreadpoolController().lib_controllers:
+        library.set_num_threads(n if raises else min(n, library.num_threads))
 
 
 def blas() -> str:

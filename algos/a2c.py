@@ -13,7 +13,7 @@ from torch import nn
 
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
-from rank0rl.nets.actor_critic import ValueFunction
+from rank0rl.nets.actor_critic import ValueFunction, normalized
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.normalize import normalizer
 from rank0rl.nets.policies import Mode, make_policy
@@ -72,11 +72,7 @@ class A2C(Agent):
         opt = self.options
         self.value.merge(batch["ret"])
         x = torch.from_numpy(self.norm.numpy(batch["obs"]))
-        adv, ret = (torch.from_numpy(batch[name]) for name in ("adv", "ret"))
-        mean, std = adv.mean(), adv.std(correction=0)
-        adv = (
-            (adv - mean) / (std + 1e-8) * (std > 1e-6 * mean.abs())
-        )  # else equal, but for rounding
+        adv, ret = map(torch.from_numpy, (normalized(batch["adv"]), batch["ret"]))
         mask = torch.from_numpy(batch["action_mask"]) if "action_mask" in batch else None
         now = self.policy.distribution(x, mask)
         policy_loss = -(self.policy.logp(now, torch.from_numpy(batch["act"])) * adv).mean()

@@ -56,23 +56,6 @@ class PPOOptions(NetworkOptions):
     max_grad_norm: float = option(0.5, "(0, inf)")
     """Norm to which larger gradients are scaled down, usually 0.5 to 1."""
 
-    def __post_init__(self) -> None:
-        """Check the numbers, that options of a memory have one, and that advantages can be normalized."""
-        super().__post_init__()
-        if self.recurrent is None and (self.memory_size, self.chunk_steps) != (
-            PPOOptions.memory_size,
-            PPOOptions.chunk_steps,
-        ):
-            raise OptionError(
-                "--memory-size and --chunk-steps are of a memory, and there is none: give --recurrent gru "
-                "or --recurrent lstm, or leave them out"
-            )
-        if (self.normalize, self.minibatch_size) == ("minibatch", 1):
-            raise OptionError(
-                "an advantage that is normalized alone is 0, so the policy would not learn: got "
-                "--minibatch-size 1 and --normalize minibatch; give more rows, or --normalize batch"
-            )
-
 
 class PPO(Agent):
     """Clipped PPO for box, discrete and hybrid actions."""
@@ -86,6 +69,15 @@ class PPO(Agent):
     make_networks: MakeNetworks | None = None
     """A static method that makes the networks, in a class of one's own."""
     devices = ("cpu", "cuda")
+
+    @classmethod
+    def check(cls, spaces: Spaces, options: PPOOptions, run: Any) -> None:
+        alone = options.minibatch_size == 1 and options.recurrent is None
+        if alone and options.normalize == "minibatch":
+            raise OptionError(
+                "an advantage that is normalized alone is 0, so the policy would not learn: got "
+                "--minibatch-size 1 and --normalize minibatch; give more rows, or --normalize batch"
+            )
 
     def __init__(self, spaces: Spaces, options: PPOOptions, rng: np.random.Generator) -> None:
         self.options = opt = options

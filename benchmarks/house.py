@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import ast
 import functools
+import gc
 import importlib
 import json
 import sys
@@ -196,6 +197,7 @@ def trace() -> Calls:
     run = getattr(importlib.import_module(MAIN[0]), MAIN[1])
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
+        gc.disable()  # another thread's collection and a profile function crash Python 3.11.2
         sys.setprofile(watch)
         try:
             run([*TRAIN.split(), "--run-dir", f"{folder}/run"])
@@ -204,6 +206,7 @@ def trace() -> Calls:
                 raise
         finally:
             sys.setprofile(None)
+            gc.enable()
     if not watch.ended:
         raise ValueError(f"no call of {LAST} after {FIRST}: correct the names in house.py")
     return watch.calls

@@ -222,7 +222,7 @@ def _name(option: str, value: Any) -> str:
     if where == "__main__":
         spec = sys.modules[where].__spec__  # of python -m
         file = Path(path).stem if option in _OF_MODULES else path
-        where = spec.name if spec else file
+        where = spec.name if spec and spec.name != "__main__" else file
     return f"{where}:{value.__name__}"
 
 

@@ -319,6 +319,8 @@ def test_code_of_a_script_is_named_as_the_option_wants_it(monkeypatch):
     assert names == ["mine:Mine", "mine:Mine", "/x/mine.py:Mine"]
     main.__spec__ = types.SimpleNamespace(name="pkg.mine")
     assert {api._name(option, mine) for option in ("wrappers", "algo")} == {"pkg.mine:Mine"}
+    main.__spec__ = types.SimpleNamespace(name="__main__")  # of a folder
+    assert api._name("algo", mine) == "/x/mine.py:Mine"
 
 
 def test_a_message_of_several_lines_is_whole(tmp_path, monkeypatch, capfd):

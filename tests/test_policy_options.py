@@ -68,9 +68,7 @@ def test_the_same_curve_on_any_number_of_ranks_and_resumed(args, tmp_path):
         (["Pendulum", "--actions", "beta", "--state-std"], "leave out --state-std"),
         (["Pendulum", "--actions", "cauchy"], "cauchy"),
         (["Pendulum", "--lr", "linear:1e-3"], "linear:START:END"),
-        (["CartPole", "--chunk-steps", "8"], "give --recurrent"),
         (["Pendulum", "--log-std", "nan"], "log_std must be in (-inf, inf)"),
-        (["Pendulum", "--log-std", "3", "--state-std"], "between -5 and 2"),
         (
             ["CartPole", "--normalize", "minibatch", "--minibatch-size", "1"],
             "normalized alone is 0",

@@ -1,7 +1,9 @@
 """The statistics of scripts: those of all rows, the same bits on every rank, in the wrappers of Gymnasium."""
 
 import multiprocessing
+import os
 import pickle
+import types
 
 import gymnasium as gym
 import numpy as np
@@ -135,9 +137,15 @@ def test_ranks_that_pass_others_get_the_same_error():
     assert "rank 1: expected RunningNorms: got int, number 1" in first[2]
 
 
-def test_a_copy_that_nobody_merges_is_refused(monkeypatch):
-    kept = pickle.dumps(rank0rl.RunningNorm((2,)))
-    assert pickle.loads(kept).count == 0
-    monkeypatch.setattr(multiprocessing, "parent_process", multiprocessing.current_process)
+def test_rows_that_nobody_merges_are_refused(monkeypatch):
+    """In a process of the rank's: a fork, or a copy that was pickled. It may scale."""
+    norm = pickle.loads(pickle.dumps(rank0rl.RunningNorm((2,))))
+    norm.update(np.ones((1, 2)))
+    parent = types.SimpleNamespace(pid=os.getpid())
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: parent)
+    assert norm.scale(np.zeros(2)).tolist() == [0, 0]
     with pytest.raises(RuntimeError, match="put the environments into a SyncVectorEnv"):
-        pickle.loads(kept)
+        norm.update(np.ones((1, 2)))
+    rank0rl.RunningNorm((2,)).merge()
+    parent.pid = 1
+    norm.update(np.ones((1, 2)))

@@ -26,7 +26,7 @@ from rank0rl.mpi.agreement import check_layout
 from rank0rl.mpi.arrays import SAME, as_value, as_values
 from rank0rl.mpi.comm import Comm
 from rank0rl.mpi.gather import gather_many
-from rank0rl.mpi.world import alone, attempt
+from rank0rl.mpi.world import attempt
 
 AxisName: TypeAlias = str | list[str] | tuple[str, ...] | None
 
@@ -155,19 +155,10 @@ def _reduced(x: Any, axis_name: AxisName, op: str) -> Any:
     if not _axis_names(axis_name):
         return x
     leaves = named(x)
-    if torch.is_grad_enabled() and any(
-        getattr(leaf, "requires_grad", False) for leaf in leaves.values()
-    ):
-        raise alone(
-            ValueError(
-                f"p{op}: no gradient flows through other ranks: got a tensor that requires one; pass "
-                f"x.detach(), and average gradients with gradient_update"
-            )
-        )
     if any(map(_is_of_vmap, leaves.values())):
         return rebuilt(x, _all_rows(axis_name, op, *map(torch.as_tensor, leaves.values())))
     along = current_mesh().comm(axis_name)
-    found = reduce.reduce_many(leaves, op, f"p{op}", along)
+    found = reduce.reduce_many(leaves, op, f"p{op}", along, _cut(leaves))
     return rebuilt(x, [_as_in_jax(found[name], leaf, op) for name, leaf in leaves.items()])
 
 
@@ -176,6 +167,16 @@ def _as_in_jax(mean: Any, leaf: Any, op: str) -> Any:
     if op != "mean" or type(mean) is float or as_value(leaf).array.dtype.kind not in "biu":
         return mean
     return mean.float() if isinstance(mean, Tensor) else mean.astype(np.float32)
+
+
+def _cut(leaves: Mapping[str, Any]) -> str:
+    """Explain which gradient would be lost on the way through other ranks; return "" if there is none."""
+    graphs = (name for name, leaf in leaves.items() if getattr(leaf, "grad_fn", None) is not None)
+    return "".join(
+        f"no gradient flows through other ranks, and {name} has a graph: pass a tensor that is detached, "
+        f"and average gradients with gradient_update"
+        for name in itertools.islice(graphs, 1)
+    )
 
 
 def _is_of_vmap(leaf: Any) -> bool:
@@ -239,8 +240,8 @@ def all_gather(x: Any, axis_name: AxisName = None, *, axis: int = 0, tiled: bool
     """
     if not _axis_names(axis_name):
         return x
-    order = current_mesh().order(axis_name)
-    gathered = gather_many(named(x), "all_gather", current_mesh().comm(axis_name))
+    order, leaves = current_mesh().order(axis_name), named(x)
+    gathered = gather_many(leaves, "all_gather", current_mesh().comm(axis_name), _cut(leaves))
     return rebuilt(x, [laid(a[order], axis, tiled) for a in gathered.values()])
 
 

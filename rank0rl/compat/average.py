@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch._utils import _unflatten_dense_tensors
 
 from rank0rl.mpi.agreement import check_layout, exchange
-from rank0rl.mpi.arrays import Kind, as_value, check_numbers
+from rank0rl.mpi.arrays import Kind, check_numbers
 from rank0rl.mpi.comm import Comm, among, get_nworkers, reduce_
 from rank0rl.mpi.gather import gather_many
 from rank0rl.mpi.weights import check_data, named_tensors, rank0_bcast_wts, without_label
@@ -196,14 +197,7 @@ class RunningNorm:
         self._new = Moments(shape)
         self._rows: list[Array] = []
         self._bytes = 0
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if multiprocessing.parent_process():
-            raise RuntimeError(
-                "a RunningNorm is merged by its rank, which does not see what another process, such as "
-                "one of AsyncVectorEnv, gives its copy: put the environments into a SyncVectorEnv"
-            )
-        vars(self).update(state)
+        self._pid = os.getpid()
 
     @property
     def mean(self) -> Array:
@@ -226,10 +220,18 @@ class RunningNorm:
         Raises:
             ValueError: if x has another shape.
             TypeError: if it does not hold real numbers.
+            RuntimeError: in a process of the rank's, such as one of an AsyncVectorEnv.
         """
-        value = as_value(x)
-        check_numbers(value.array, "max")
-        rows = value.array.copy()  # environments may return the same memory again
+        parent = multiprocessing.parent_process()
+        if parent and parent.pid == self._pid:
+            raise RuntimeError(
+                "a RunningNorm is merged by its rank, which does not see what another process, such as "
+                "one of AsyncVectorEnv, gives its copy: put the environments into a SyncVectorEnv"
+            )
+        if isinstance(x, np.ma.MaskedArray):
+            raise TypeError("a mask would be lost: got a masked array; pass its rows without one")
+        rows = np.array(x)  # a copy: environments may return the same memory again
+        check_numbers(rows, "max")
         shape = tuple(self.moments.mean.shape)
         if rows.ndim == 0 or rows.shape[1:] != shape:
             raise ValueError(f"rows must have the shape (N, *{shape}): got {rows.shape}")

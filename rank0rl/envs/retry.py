@@ -63,7 +63,7 @@ class RetriedEnv(Around):
 
     def step(self, action: Any) -> Any:
         """Step the environment; repeat the episode if that fails."""
-        given = copy.copy(action)  # a step may write into its action
+        given = copy.deepcopy(action)  # a step may write into its action
         try:
             answer = self._env.step(action)
         except InfoError:
@@ -132,7 +132,7 @@ class RetriedEnv(Around):
                 answer = self._repeat(error)
                 if action is not None:
                     self._failed_at = self._steps + 1
-                    answer = self._env.step(copy.copy(action))
+                    answer = self._env.step(copy.deepcopy(action))
             except _NotRepeatedError:
                 raise
             except Exception as another:
@@ -149,7 +149,7 @@ class RetriedEnv(Around):
             return begun
         for action, rew in self._done:
             self._failed_at += 1
-            obs, again, *flags = self._env.step(copy.copy(action))[:4]
+            obs, again, *flags = self._env.step(copy.deepcopy(action))[:4]
             if again != rew or any(flags):
                 break
         else:

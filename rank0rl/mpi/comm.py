@@ -179,7 +179,8 @@ def bcast(array: Any, comm: Comm | None = None) -> Any:
     if get_rank(comm) == 0:
         out, problem = attempt(lambda: np.array(_as_array(array), order="C"), out)
         problem = f"got {_described(array, out)}" if out.dtype.hasobject else problem
-    shape, dtype, sent, problem = bcast_obj((out.shape, out.dtype, mine.dtype, problem), comm)
+    sent = mine.dtype if is_tensor(array) else str(out.dtype)
+    shape, dtype, sent, problem = bcast_obj((out.shape, out.dtype, sent, problem), comm)
     if problem:
         raise agreed(
             ValueError(

@@ -58,13 +58,12 @@ def _tensors(thing: Any, path: tuple[str, ...], to_overwrite: bool) -> Iterator[
             yield f"{name}.{key}", tensor.data
     elif isinstance(thing, Tensor):
         yield name, thing.data  # unlike detach(), it has a version of its own: autograd goes on
-    elif isinstance(thing, np.ndarray):
+    elif isinstance(thing, np.ndarray) and not isinstance(thing, np.ma.MaskedArray):
         if to_overwrite and not thing.flags.writeable:
             raise ValueError(
                 f"weights are overwritten in place: {name!r} is a read-only array; pass a copy of it"
             )
-        native = thing.dtype.newbyteorder("=")
-        yield name, torch.from_numpy(thing if to_overwrite else np.array(thing, native, order="C"))
+        yield name, torch.from_numpy(thing)
     else:
         raise TypeError(
             f"weights must be modules, tensors, arrays, or dicts and lists of them: got "
@@ -116,13 +115,13 @@ def rank0_bcast_wts(*things: Any, label: str = "", comm: Comm | None = None) -> 
             is sparse or holds no data, an array is read-only, or something else is passed.
     """
     comm = among(comm)
+    if comm is None:
+        return
     things, label = without_label(things, label)
     named, problem = attempt(lambda: named_tensors(*things, to_overwrite=True), {})
     layout = {name: f"{t.dtype} {tuple(t.shape)}" for name, t in named.items()}
     layout["~memory"] = _shared(named.values())
     check_layout(layout, f"rank0_bcast_wts {label}".strip(), problem, comm=comm)
-    if comm is None:
-        return
     large = [t for t in named.values() if t.nbytes >= _LARGE]
     small = [t for t in named.values() if t.nbytes < _LARGE]
     together = torch.cat([torch.empty(0, dtype=torch.uint8), *map(_bytes, small)])
@@ -159,7 +158,7 @@ def _extent(t: Tensor) -> int:
 def chksum(
     *things: Any, label: str = "", before: Mapping[str, str] | None = None, comm: Comm | None = None
 ) -> str:
-    """Raise ValueError unless every rank has the same weights, bit for bit; return one hash of them all.
+    """Raise ValueError unless every rank has the same weights, bit for bit; return one hash of them all, by name.
 
     Collective: every rank calls this, in the same order.
 

@@ -18,7 +18,7 @@ from rank0rl.nets.images import Convolutions
 from rank0rl.nets.mlp import Activation
 from rank0rl.nets.networks import Hidden, columns_of, network
 from rank0rl.nets.normalize import Moments, Normalizer, is_image, normalizer
-from rank0rl.nets.policies import Actions, Mode, Policy, StateStdPolicy, make_policy
+from rank0rl.nets.policies import Actions, Mode, Policy, make_policy
 from rank0rl.options import CheckedOptions, OptionError, option
 from rank0rl.returns import advantages
 
@@ -244,7 +244,7 @@ def normalized(adv: Array) -> Array:
     mean = adv.sum() / np.float32(len(adv))
     adv = adv - mean
     variance = adv @ adv / np.float32(len(adv))
-    if variance <= _ROUNDING * float(mean) ** 2:
+    if variance <= _ROUNDING * float(mean) ** 2 and np.ptp(adv) <= 4e-7 * abs(mean):
         return np.zeros_like(adv)
     return adv / (np.sqrt(variance) + np.float32(1e-8))
 
@@ -288,21 +288,11 @@ class NetworkOptions(CheckedOptions):
     critic_obs: tuple[str, ...] = ()
     """Keys of a Dict observation that the value function sees. None given: all."""
     log_std: float = option(0.0, "(-inf, inf)")
-    """Initial log standard deviation of continuous actions, usually -1 to 0. With --state-std, between -5 and 2."""
+    """Initial log standard deviation of continuous actions, usually -1 to 0. With --state-std, from -5 to 2."""
     state_std: bool = False
     """Let the network give the standard deviations too, so that they depend on the observation."""
     actions: Actions = "normal"
     """Distribution of continuous actions: normal (clipped to the bounds), squashed (tanh of normal) or beta. The last two never leave the bounds."""
-
-    def __post_init__(self) -> None:
-        """Check the numbers, and that deviations of the network can be learned from the start."""
-        super().__post_init__()
-        low, high = StateStdPolicy.limits
-        if self.state_std and not low < self.log_std < high:
-            raise OptionError(
-                f"--log-std must lie between {low:g} and {high:g} with --state-std, or deviations would "
-                f"never learn: got {self.log_std:g}"
-            )
 
     def networks(
         self,

@@ -264,14 +264,20 @@ def network_notes(networks: Iterable[Any], options: Any, device: str) -> list[st
             "torch's LSTM has other last bits on other types of CPU: for the same curve on all of them, use "
             "--recurrent lstm, or rank0rl.nets.layers.GRU"
         )
-    built_in = [part for part in parts if isinstance(part, MLP)]
-    if (own or built_in) and not any(len(mlp.weights) > 1 for mlp in built_in):
-        names = _LAYERS[2:] if built_in else _LAYERS
-        given, default = ([getattr(of, n, None) for n in names] for of in (options, type(options)))
-        if unused := [flag(n) for n, a, b in zip(names, given, default, strict=True) if a != b]:
-            why = "networks of your own, unless make_networks reads them"
-            why = "networks without hidden layers of units" if built_in else why
-            notes.append(f"these options have no effect on {why}: {', '.join(unused)}")
+    mlps = [part for part in parts if isinstance(part, MLP)]
+    flat = mlps and not any(len(mlp.weights) > 1 for mlp in mlps)
+    alone = getattr(options, "recurrent", "") is None
+    for where, names in (
+        (
+            "on networks of your own, unless make_networks reads them",
+            _LAYERS if own and not mlps else (),
+        ),
+        ("on networks without hidden layers of units", _LAYERS[2:] if flat and not own else ()),
+        ("without --recurrent", ("memory_size", "chunk_steps") if alone else ()),
+    ):
+        changed = [n for n in names if getattr(options, n, None) != getattr(type(options), n, None)]
+        if changed:
+            notes.append(f"these options have no effect {where}: {', '.join(map(flag, changed))}")
     epochs = getattr(options, "epochs", 1)
     slow = device == "cpu" and epochs > _CPU_EPOCHS
     if slow and any(isinstance(part, Convolutions) for part in parts):

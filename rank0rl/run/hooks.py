@@ -105,7 +105,8 @@ class Hook:
         Args:
             agent: the agent after its update. A user's hook may replace `agent.options`, to change
                 options that the agent lists in `coefficients` from the next update on. It may change
-                weights too: every rank gets them before the next iteration.
+                weights too, which every rank gets before the next iteration: call `save` then, so that
+                `replay` has them.
             iteration: its number, from 1.
             record: its row, with the columns of earlier hooks. A change of the row is not recorded.
         """

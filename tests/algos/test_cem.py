@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from helpers.runs import mean_return, train_here
 
 from rank0rl.agent import Space, Spaces, Step
 from rank0rl.algos.cem import CEM, CEMOptions
+from rank0rl.mpi.weights import named_tensors
 from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
 from rank0rl.run.options import RunOptions
@@ -52,7 +54,12 @@ def test_the_next_candidates_are_drawn_around_the_best():
 def test_a_run_that_begins_with_another_one_draws_candidates_around_its_mean():
     cem = CEM(SPACES, CEMOptions(std=3.0), np.random.default_rng(0))
     first = cem.candidates.copy()
-    cem.mean[:], cem.candidates[:] = 7.0, 7.0  # what --init-from loads of a run that has converged
+    modules = {
+        name: torch.full(x.shape, 7.0, dtype=x.dtype)
+        for name, x in named_tensors(cem.modules()).items()
+    }
+    checkpoint.load_weights(cem, modules, "x")  # those of a run that has converged
+    assert (cem.candidates == 7).all()
     cem.modules_loaded()
     np.testing.assert_allclose(cem.candidates, 7.0 + first, rtol=1e-6)
 

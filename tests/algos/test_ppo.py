@@ -7,6 +7,8 @@ from helpers.runs import mean_return, train_here
 
 from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.algos.ppo import PPO, PPOOptions
+from rank0rl.nets.actor_critic import normalized
+from rank0rl.options import OptionError
 from rank0rl.run import checkpoint
 
 BOX = Space("box", (2,), "float32", low=-np.ones(2, "f"), high=np.ones(2, "f"))
@@ -244,6 +246,19 @@ def test_it_solves_cartpole(tmp_path, seed):
     kwargs = {"env_id": "CartPole", "seed": seed, "total_steps": 200_000}
     _, run = train_here(PPO, PPOOptions(), tmp_path, **kwargs)
     assert mean_return(run) >= 475
+
+
+def test_an_advantage_that_is_normalized_alone_is_refused():
+    one = {"minibatch_size": 1, "normalize": "minibatch"}
+    with pytest.raises(OptionError, match="normalized alone"):
+        PPO.check(OBS, PPOOptions(**one), None)
+    PPO.check(OBS, PPOOptions(**one, recurrent="gru"), None)  # a chunk has several rows
+
+
+def test_a_rare_advantage_counts():
+    adv = np.full(100_000, 10, np.float32)
+    adv[7] = 10.005
+    assert normalized(adv)[7] > 100
 
 
 @pytest.mark.parametrize("normalize", ["batch", "minibatch"])

@@ -108,6 +108,12 @@ def test_the_label_may_be_the_last_argument():
     assert first[1] == [0, 0]
 
 
+def test_a_tensor_of_an_array_has_its_memory():
+    array = np.zeros(2)
+    weights.named_tensors({"a": array})["a"].fill_(5)
+    assert array.tolist() == [5, 5]
+
+
 def test_what_is_no_weight_is_named():
     with pytest.raises(TypeError, match="got int at 'a.b'"):
         weights.named_tensors({"a": {"b": 3}})

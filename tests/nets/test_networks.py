@@ -223,6 +223,8 @@ def test_options_without_effect_on_networks_of_ones_own_are_noted():
         note
         == "these options have no effect on networks without hidden layers of units: --activation"
     )
+    [note] = noted(PPO, chunk_steps=8)
+    assert note == "these options have no effect without --recurrent: --chunk-steps"
 
 
 def test_the_cost_is_said_once_and_an_mlp_of_nets_has_none():

@@ -53,9 +53,8 @@ class SelfPlay(PPO):
         drawn = self.selves.sample(self.opponents, rng)
         for i, policy in enumerate(self.past):
             policy.load_state_dict({name: torch.from_numpy(drawn[name][i]) for name in weights})
-        mean = self.selves.rows(self.selves.added - len(self.selves), self.selves.added)[
-            "plays"
-        ].mean(axis=0)
+        end = self.selves.added
+        mean = self.selves.rows(end - len(self.selves), end)["plays"].mean(axis=0)
         return {**metrics, "exploitability": (PAYOFF @ mean).max()}
 
     def plays(self):

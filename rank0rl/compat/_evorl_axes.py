@@ -171,12 +171,13 @@ def _as_in_jax(mean: Any, leaf: Any, op: str) -> Any:
 
 def _cut(leaves: Mapping[str, Any]) -> str:
     """Explain which gradient would be lost on the way through other ranks; return "" if there is none."""
-    graphs = (name for name, leaf in leaves.items() if getattr(leaf, "grad_fn", None) is not None)
-    return "".join(
-        f"no gradient flows through other ranks, and {name} has a graph: pass a tensor that is detached, "
-        f"and average gradients with gradient_update"
-        for name in itertools.islice(graphs, 1)
-    )
+    for name, leaf in leaves.items():
+        if getattr(leaf, "grad_fn", None) is not None:
+            return (
+                f"no gradient flows through other ranks, and {name} has a graph: pass a tensor that is "
+                f"detached, and average gradients with gradient_update"
+            )
+    return ""
 
 
 def _is_of_vmap(leaf: Any) -> bool:

@@ -80,12 +80,9 @@ def _repeat(block: EnvBlock, group: Sequence[Env], act: Array, unfinished: Batch
     env, rows = group[0], rows_of(group)
     of = slice(env.index, env.index + len(group))
     if unfinished["kept"][env.index] < (steps := unfinished["steps"][env.index]):
-        gone = "state_bytes" in unfinished
-        return (
-            "its environment has no get_state and set_state now"
-            if gone
-            else f"its episode of {steps} steps is longer than max_replay_steps"
-        )
+        if "state_bytes" in unfinished:
+            return "its environment has no get_state and set_state now"
+        return f"its episode of {steps} steps is longer than max_replay_steps"
     said, over = time.monotonic(), False
     for n, actions in enumerate(act):
         if time.monotonic() - said > _SAY_S:

@@ -24,9 +24,7 @@ from rank0rl.returns import advantages
 
 Array = npt.NDArray[Any]
 
-_ROUNDING = (
-    1e-12  # variance of numbers that are the same but for rounding, in relation to their square
-)
+_ROUNDING = 1e-12  # variance of numbers that are equal but for rounding, over their square
 
 
 Loss: TypeAlias = Callable[[Tensor, Tensor, Tensor, dict[str, Tensor]], Tensor]

@@ -8,6 +8,10 @@ ranks wait:
 
     python benchmarks/update.py --waiting --nprocs 2
     python benchmarks/update.py --waiting --spinning --nprocs 2    # also beside a blocking call
+
+PPO's update on a GPU, beside this machine's CPU with all --threads:
+
+    python benchmarks/update.py --device cuda --threads 1 16
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent.parent
@@ -29,6 +33,14 @@ CASES = {  # name -> agent, rows of a batch, rows of a minibatch
     "PPO, 20,480 rows, minibatches of 256": ("ppo", 20_480, 256),
     "TRPO, 20,000 rows": ("trpo", 20_000, 256),
 }
+ON_DEVICE = {  # name -> units of both layers, None for images; rows of a batch, rows of a minibatch
+    "64 units, 2,048 rows, minibatches of 64": (64, 2048, 64),
+    "64 units, 20,480 rows, minibatches of 256": (64, 20_480, 256),
+    "256 units, 20,480 rows, minibatches of 256": (256, 20_480, 256),
+    "256 units, 20,480 rows, minibatches of 4,096": (256, 20_480, 4096),
+    "1,024 units, 4,096 rows, minibatches of 4,096": (1024, 4096, 4096),
+    "images of 84x84x4, 1,024 rows, minibatches of 256": (None, 1024, 256),
+}
 
 
 def main() -> None:
@@ -38,6 +50,7 @@ def main() -> None:
         "--waiting", action="store_true", help="measure what waiting ranks cost instead"
     )
     parser.add_argument("--spinning", action="store_true", help="also wait in a blocking call")
+    parser.add_argument("--device", help="measure PPO on this device, beside the CPU, instead")
     parser.add_argument("--nprocs", type=int, default=1)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=7)
@@ -55,6 +68,9 @@ def main() -> None:
         if rank0rl.mpi_fork(args.nprocs) == "parent":
             sys.exit()
         waiting(args)
+    elif args.device:
+        sys.path.insert(0, str(HERE))
+        on_device(args)
     else:
         updates(args)
 
@@ -90,6 +106,66 @@ def updates(args: argparse.Namespace) -> None:
             at_once = [took / 2 for took in figures["each of two processes at once, ms"]]
             figures["gain of two processes"] = ratio(figures[first], at_once)
         show(f"an update of {name}", figures, args.out)
+
+
+def on_device(args: argparse.Namespace) -> None:
+    """Measure a PPO update of ten epochs, of four on images, on the CPU and on a device."""
+    import torch
+    from table import alternate, ratio, show
+
+    from rank0rl.run.launch_options import limit_cpu
+
+    limit_cpu("portable")
+    index = torch.device(args.device).index or 0
+    name = torch.cuda.get_device_name(index) if args.device.startswith("cuda") else "CPU"
+    for case, (units, rows, size) in ON_DEVICE.items():
+        cpu = {f"CPU, threads: {n}, ms": ("cpu", n) for n in args.threads}
+        gpu = f"{args.device} ({name}), ms"
+        ways = {
+            way: partial(update_on, *where, units, rows, size)
+            for way, where in {**cpu, gpu: (args.device, 1)}.items()
+        }
+        figures = alternate(ways, args.repeats)
+        for way in cpu:
+            figures[f"{way[:-4]} / {args.device}"] = ratio(figures[way], figures[gpu])
+        show(f"an update of PPO, {case}", figures, args.out)
+
+
+def update_on(device: str, threads: int, units: int | None, rows: int, size: int) -> float:
+    """Return the milliseconds of an update; the first one compiles."""
+    import numpy as np
+
+    agent, batch = device_agent(device, threads, units, rows, size)
+    start = time.perf_counter()
+    agent.update(batch, np.random.default_rng(0), 0.0)
+    return 1000 * (time.perf_counter() - start)
+
+
+@cache
+def device_agent(device: str, threads: int, units: int | None, rows: int, size: int):
+    """Return an agent that updates on `device`, and a batch for it."""
+    import numpy as np
+
+    from rank0rl.agent import Space, Spaces
+    from rank0rl.algos.ppo import PPO, PPOOptions
+
+    rng = np.random.default_rng(0)
+    if units is None:
+        image = Space("box", (4, 84, 84), "uint8", low=np.zeros(1), high=np.full(1, 255))
+        spaces = Spaces(image, Space("discrete", (), "int64", choices=(6,)))
+        obs = rng.integers(0, 256, (rows, 4, 84, 84), np.uint8)
+        act, options = rng.integers(0, 6, rows), {"epochs": 4}
+    else:
+        box = Space("box", (6,), "float32", low=-np.ones(6, "f"), high=np.ones(6, "f"))
+        spaces = Spaces(Space("box", (17,), "float32"), box)
+        obs = rng.standard_normal((rows, 17), np.float32)
+        act, options = rng.standard_normal((rows, 6), np.float32), {"hidden": (units, units)}
+    agent = PPO(spaces, PPOOptions(minibatch_size=size, **options), rng)
+    agent.device, agent.threads = device, threads
+    agent.prepare()
+    adv = rng.standard_normal(rows, np.float32)
+    logp = np.full(rows, -8 if units else -np.log(6), np.float32)
+    return agent, {"obs": obs, "act": act, "logp": logp, "adv": adv, "val": 0 * adv, "ret": adv}
 
 
 def process(root: Path, what: str, rows: int, size: int, threads: int) -> float:

@@ -148,7 +148,10 @@ def device_agent(device: str, threads: int, units: int | None, rows: int, size: 
 
     from rank0rl.agent import Space, Spaces
     from rank0rl.algos.ppo import PPO, PPOOptions
+    from rank0rl.mpi.threads import set_threads
+    from rank0rl.nets.images import use_threads
 
+    set_threads(1)
     rng = np.random.default_rng(0)
     if units is None:
         image = Space("box", (4, 84, 84), "uint8", low=np.zeros(1), high=np.full(1, 255))
@@ -162,6 +165,7 @@ def device_agent(device: str, threads: int, units: int | None, rows: int, size: 
         act, options = rng.standard_normal((rows, 6), np.float32), {"hidden": (units, units)}
     agent = PPO(spaces, PPOOptions(minibatch_size=size, **options), rng)
     agent.device, agent.threads = device, threads
+    use_threads(agent.modules().values(), threads)
     agent.prepare()
     adv = rng.standard_normal(rows, np.float32)
     logp = np.full(rows, -8 if units else -np.log(6), np.float32)

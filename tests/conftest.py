@@ -6,10 +6,11 @@ from collections import Counter
 
 import pytest
 
-from rank0rl.run.launch_options import limit_cpu
+from rank0rl.run.launch_options import check_cpu, limit_cpu
 
 # Before NumPy is loaded here, and in the processes that tests start.
 limit_cpu("portable")
+check_cpu("portable")  # a plugin of pytest may have loaded NumPy: leave it out with -p no:NAME
 
 # Where tests are started in the background of a shell, or under nohup, these are ignored, and so they
 # would be in all that tests start.

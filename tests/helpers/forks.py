@@ -1,4 +1,4 @@
-"""Run a Python command in a fork of a process that has imported torch, which takes seconds.
+"""Run a Python command in a fork of a process that has imported torch and the like, which takes seconds.
 
 The fork has imported nothing of rank0rl, and ends as any Python does. Commands that start ranks, and
 tests of what is imported, need a new process: see helpers.ranks.run.
@@ -108,7 +108,7 @@ def _become(args: list[str], env: dict[str, str], cwd: str) -> None:
 
 
 if __name__ == "__main__":
-    for slow in ("torch", "tyro", "mujoco", "gymnasium.envs.classic_control.cartpole"):
+    for slow in ("torch", "numba", "tyro", "mujoco", "gymnasium.envs.classic_control.cartpole"):
         importlib.import_module(slow)
     with contextlib.closing(socket.socket(fileno=int(sys.argv[1]))) as listening:
         command = _serve(listening)

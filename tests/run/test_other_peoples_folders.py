@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -27,13 +28,18 @@ from rank0rl.tools import export, plot, report, sbatch, video
 from rank0rl.tools.study import results, study, training
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "r"
+    train(folder, *SMALL, "--hidden", "8", "--total-steps", "128", "--seed", "0")
+    return folder
+
+
 @pytest.fixture
-def run(tmp_path):
-    """Train a run, beside a file that nobody may change."""
+def run(tmp_path, trained):
+    """Copy a run, beside a file that nobody may change."""
     (tmp_path / "outside").write_text("mine")
-    args = [*SMALL, "--hidden", "8", "--total-steps", "128", "--seed", "0"]
-    train(tmp_path / "r", *args)
-    return tmp_path / "r"
+    return shutil.copytree(trained, tmp_path / "r", symlinks=True)
 
 
 def links(path):

@@ -39,11 +39,11 @@ WRONG = [
     (["Walker2d-v1"], "did you mean Walker2d-v5?;"),
     (
         ["Walker2d-v1", "--gpu_pct", "0.08", "-n", "2000"],
-        "options of other libraries have other names here (--gpu_pct: leave it out",
+        "these options have other names here (--gpu_pct: leave it out",
     ),
     (
-        ["CartPole", "--learning-rate", "1e-3", "--n_steps=512"],
-        "(--learning-rate: --lr; --n_steps: --steps-per-batch, of all environments)",
+        ["CartPole", "--learning-rate", "1e-3", "--n_steps=512", "--out", "r"],
+        "(--learning-rate: --lr; --n_steps: --steps-per-batch, of all environments; --out: --run-dir)",
     ),
     (
         [

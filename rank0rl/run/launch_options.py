@@ -112,7 +112,7 @@ class LaunchOptions(CheckedOptions):
         return {name: getattr(self, name) for name in launch}
 
 
-_ELSEWHERE = {  # what mpi_util, stable-baselines3 and CleanRL call options, with underscores
+_ELSEWHERE = {  # what mpi_util, stable-baselines3, CleanRL and rank0rl's own tools call options, with underscores
     "--gpu_pct": "leave it out: only rank 0 updates, and ppo takes --device cuda",
     "-g": "--gamma",
     **dict.fromkeys(("-l", "--lambda", "--gae_lambda"), "--lam"),
@@ -132,6 +132,7 @@ _ELSEWHERE = {  # what mpi_util, stable-baselines3 and CleanRL call options, wit
         ("-m", "--hid1_mult", "--policy_hid_list"), "--hidden, the units of each layer"
     ),
     "--valfunc_hid_list": "--value-hidden, the units of each layer",
+    **dict.fromkeys(("--out", "--folder", "--logdir", "--log_dir", "--output_dir"), "--run-dir"),
     **dict.fromkeys(("-v", "--policy_logvar"), "--log-std, which is half of it"),
 }
 
@@ -249,7 +250,7 @@ class Words:
         theirs = [name for name, it in alike.items() if it in _ELSEWHERE and it[2:] not in known]
         if theirs:
             said = "; ".join(f"{name}: {_ELSEWHERE[alike[name]]}" for name in theirs)
-            raise ValueError(f"options of other libraries have other names here ({said})")
+            raise ValueError(f"these options have other names here ({said})")
 
     @classmethod
     def to_go_on(cls, run: Path, given: Mapping[str, Any]) -> Words:

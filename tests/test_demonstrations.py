@@ -11,7 +11,7 @@ import torch
 from helpers import forks
 from helpers.runs import SMALL, curve, mean_return, replay, resume, sha, table, train, train_here
 
-from rank0rl.agent import Space, Spaces
+from rank0rl.agent import Space, Spaces, Step
 from rank0rl.algos.bc import BC, BCOptions
 from rank0rl.envs import demonstrations
 from rank0rl.envs.spaces import describe, flatten
@@ -282,6 +282,23 @@ def test_images_are_cloned_too(tmp_path):
     agent.prepare()
     batch = {"obs": obs, "val": np.zeros(8, np.float32), "ret": np.arange(8, dtype=np.float32)}
     assert np.isfinite(agent.update(batch, np.random.default_rng(0), 0.0)["loss"])
+
+
+def test_choices_and_floats_are_cloned_together(tmp_path):
+    obs = np.random.default_rng(0).standard_normal((500, 2)).astype(np.float32)
+    choice = (obs[:, 0] > 0).astype(np.float32)
+    data = write(tmp_path / "both.npz", obs=obs, act=np.stack([choice, obs[:, 1] / 9], axis=1))
+    low, high = np.array([0, -1], np.float32), np.array([1, 1], np.float32)
+    act = Space("hybrid", (2,), "float32", choices=(2,), low=low, high=high)
+    spaces = Spaces(Space("box", (2,), "float32"), act)
+    agent = BC(spaces, BCOptions(data=data, steps=600), np.random.default_rng(0))
+    agent.prepare()
+    batch = {"obs": obs, "val": np.zeros(500, np.float32), "ret": np.zeros(500, np.float32)}
+    agent.update(batch, np.random.default_rng(0), 0.0)
+    noise = np.zeros((500, agent.noise[1]), np.float32)
+    chosen, _ = agent.act(Step(obs, noise, np.zeros(500), explore=False))
+    assert (chosen[:, 0] == choice).mean() > 0.95
+    assert np.abs(chosen[:, 1] - obs[:, 1] / 9).mean() < 0.05
 
 
 def test_a_dataset_of_integers_is_one_of_choices(monkeypatch):

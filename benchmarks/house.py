@@ -197,7 +197,10 @@ def trace() -> Calls:
     run = getattr(importlib.import_module(MAIN[0]), MAIN[1])
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
-        gc.disable()  # another thread's collection and a profile function crash Python 3.11.2
+        thresholds = gc.get_threshold()
+        gc.set_threshold(
+            0
+        )  # another thread's collection beside a profile function crashes Python 3.11.2
         sys.setprofile(watch)
         try:
             run([*TRAIN.split(), "--run-dir", f"{folder}/run"])
@@ -206,7 +209,7 @@ def trace() -> Calls:
                 raise
         finally:
             sys.setprofile(None)
-            gc.enable()
+            gc.set_threshold(*thresholds)
     if not watch.ended:
         raise ValueError(f"no call of {LAST} after {FIRST}: correct the names in house.py")
     return watch.calls

@@ -198,9 +198,7 @@ def trace() -> Calls:
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         thresholds = gc.get_threshold()
-        gc.set_threshold(
-            0
-        )  # another thread's collection beside a profile function crashes Python 3.11.2
+        gc.set_threshold(0)  # beside a profile function, another thread's collection crashes 3.11.2
         sys.setprofile(watch)
         try:
             run([*TRAIN.split(), "--run-dir", f"{folder}/run"])

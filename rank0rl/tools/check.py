@@ -13,7 +13,7 @@ import json
 import random
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -98,25 +98,21 @@ def main(argv: list[str]) -> int:
         for found in _conditions(make_env, given.steps, given.others, given.seed):
             if not findings:
                 print(f"{env_id}: one environment, {given.steps} steps with random actions")
-            _print(dict([found]))
-            findings |= dict([found])
+            findings |= _print([found])
     except ValueError as error:
         return usage_error(str(error))
     if lost := lost_digits(make_env, given.steps, given.seed):
         print(f"note: {lost}")
     with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
         on_ranks, as_program = _check_ranks(given, make_env, Path(folder))
-    findings |= on_ranks
-    _print(on_ranks)
+    findings |= _print(on_ranks.items())
     if given.algo:
         print(f"{given.algo}: runs of a few iterations")
         with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
-            of_agent = _check_agent(_words(given, rest), Path(folder))
+            findings |= _print(_check_agent(_words(given, rest), Path(folder)))
             by_cpu = "not known"
-            if "trained" not in of_agent:
+            if "trained" not in findings:
                 by_cpu = _by_cpu(_words(given, rest), Path(folder, "watched"))
-        _print(of_agent)
-        findings |= of_agent
     good = not any(findings.values())
     were_several = any(condition.startswith("on ") for condition in findings)
     answer = "yes" if were_several else "yes, as far as one rank shows"
@@ -132,9 +128,13 @@ def main(argv: list[str]) -> int:
     return 0 if good else 1
 
 
-def _print(findings: Mapping[str, str]) -> None:
-    for condition, finding in findings.items():
+def _print(findings: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Print each finding when it is known; return all."""
+    known = {}
+    for condition, finding in findings:
         print(f"  {condition:34} {finding or 'the same'}", flush=True)
+        known[condition] = finding
+    return known
 
 
 def _check_ranks(
@@ -330,16 +330,16 @@ def _global_generators_used(global_seed: int) -> str:
     return " and ".join(name for name in now if now[name] != then[name])
 
 
-def _check_agent(words: Sequence[str], folder: Path) -> dict[str, str]:
+def _check_agent(words: Sequence[str], folder: Path) -> Iterator[tuple[str, str]]:
     """Train for a few iterations under conditions that must not matter, in an empty folder.
 
-    Returns:
-        Condition -> what it changes, or why the run has failed; "" if it changes nothing. If the first
-        run fails, there is only that.
+    Yields:
+        Each condition, and what it changes or why the run has failed; "" if it changes nothing. If the
+        first run fails, there is only that.
     """
     if failed := _trained(words, folder / "first"):
-        return {"trained": failed}
-    found = {}
+        yield "trained", failed
+        return
     conditions = {"repeated": [], "with evaluations": ["--eval-every", "1", "--eval-episodes", "2"]}
     if find_mpiexec() and importlib.util.find_spec("mpi4py"):
         run_options, _ = settings.of_file(
@@ -349,15 +349,13 @@ def _check_agent(words: Sequence[str], folder: Path) -> dict[str, str]:
         conditions |= {f"on {n} ranks": ["--nprocs", str(n)] for n in (2, 3) if n <= most}
     for condition, more in conditions.items():
         run = folder / condition.replace(" ", "-")
-        found[condition] = _trained([*words, *more], run) or _difference_of_runs(
-            folder / "first", run
-        )
+        failed = _trained([*words, *more], run)
+        yield condition, failed or _difference_of_runs(folder / "first", run)
     run = folder / "resumed"
     half = _trained(words, run, _ITERATIONS // 2) or _trained(
         ["--resume", str(run), "--trust"], run
     )
-    found["stopped and resumed"] = half or _difference_of_runs(folder / "first", run)
-    return found
+    yield "stopped and resumed", half or _difference_of_runs(folder / "first", run)
 
 
 def _trained(words: Sequence[str], run: Path, iterations: int = _ITERATIONS) -> str:

@@ -109,3 +109,12 @@ def test_an_agent_that_fails_says_why(capsys, tmp_path):
 def test_options_of_training_need_an_agent(capsys):
     assert check.main(["CartPole", "--lr", "1"]) == 2
     assert "unknown options --lr 1: options of training need --algo" in capsys.readouterr().err
+
+
+def test_each_line_is_printed_when_it_is_known(capsys):
+    def findings():
+        yield "repeated", ""
+        assert "repeated" in capsys.readouterr().out
+        yield "on 2 ranks", "other weights"
+
+    assert check._print(findings()) == {"repeated": "", "on 2 ranks": "other weights"}

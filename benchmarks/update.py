@@ -110,12 +110,12 @@ def updates(args: argparse.Namespace) -> None:
 
 def on_device(args: argparse.Namespace) -> None:
     """Measure a PPO update of ten epochs, of four on images, on the CPU and on a device."""
-    import torch
-    from table import alternate, ratio, show
-
     from rank0rl.run.launch_options import limit_cpu
 
     limit_cpu("portable")
+    import torch
+    from table import alternate, ratio, show
+
     index = torch.device(args.device).index or 0
     name = torch.cuda.get_device_name(index) if args.device.startswith("cuda") else "CPU"
     for case, (units, rows, size) in ON_DEVICE.items():

@@ -94,27 +94,27 @@ def main(argv: list[str]) -> int:
             raise ValueError(f"unknown options {' '.join(rest)}: options of training need --algo")
         env_id = resolve(given.env_id)
         make_env = partial(make, env_id, given.wrappers, place_of(), **given.env_kwargs)
-        findings: dict[str, str] = {}
+        findings: list[tuple[str, str]] = []
         for found in _conditions(make_env, given.steps, given.others, given.seed):
             if not findings:
                 print(f"{env_id}: one environment, {given.steps} steps with random actions")
-            findings |= _print([found])
+            findings += _print([found])
     except ValueError as error:
         return usage_error(str(error))
     if lost := lost_digits(make_env, given.steps, given.seed):
         print(f"note: {lost}")
     with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
         on_ranks, as_program = _check_ranks(given, make_env, Path(folder))
-    findings |= _print(on_ranks.items())
+    findings += _print(on_ranks.items())
     if given.algo:
         print(f"{given.algo}: runs of a few iterations")
         with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:
-            findings |= _print(_check_agent(_words(given, rest), Path(folder)))
+            findings += _print(_check_agent(_words(given, rest), Path(folder)))
             by_cpu = "not known"
-            if "trained" not in findings:
+            if "trained" not in dict(findings):
                 by_cpu = _by_cpu(_words(given, rest), Path(folder, "watched"))
-    good = not any(findings.values())
-    were_several = any(condition.startswith("on ") for condition in findings)
+    good = not any(finding for _, finding in findings)
+    were_several = any(condition.startswith("on ") for condition, _ in findings)
     answer = "yes" if were_several else "yes, as far as one rank shows"
     print(f"the same curve for every number of ranks: {answer if good else 'NO'}")
     if as_program is not None:
@@ -128,12 +128,12 @@ def main(argv: list[str]) -> int:
     return 0 if good else 1
 
 
-def _print(findings: Iterable[tuple[str, str]]) -> dict[str, str]:
+def _print(findings: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Print each finding when it is known; return all."""
-    known = {}
+    known = []
     for condition, finding in findings:
         print(f"  {condition:34} {finding or 'the same'}", flush=True)
-        known[condition] = finding
+        known.append((condition, finding))
     return known
 
 

@@ -111,10 +111,29 @@ def test_options_of_training_need_an_agent(capsys):
     assert "unknown options --lr 1: options of training need --algo" in capsys.readouterr().err
 
 
-def test_each_line_is_printed_when_it_is_known(capsys):
-    def findings():
-        yield "repeated", ""
-        assert "repeated" in capsys.readouterr().out
-        yield "on 2 ranks", "other weights"
+def test_each_line_is_printed_when_it_is_known(capsys, monkeypatch, tmp_path):
+    trained, seen = [], []
+    monkeypatch.setattr(check, "_trained", lambda words, run, *_: trained.append(run.name) or "")
+    monkeypatch.setattr(check, "_difference_of_runs", lambda a, b: "")
+    monkeypatch.setattr(check, "find_mpiexec", lambda: None)
 
-    assert check._print(findings()) == {"repeated": "", "on 2 ranks": "other weights"}
+    def findings():
+        for found in check._check_agent([], tmp_path):
+            seen.append((found[0], trained[-1], capsys.readouterr().out.strip()))
+            yield found
+
+    check._print(findings())
+    assert [(condition, run) for condition, run, _ in seen[:2]] == [
+        ("repeated", "repeated"),
+        ("with evaluations", "with-evaluations"),
+    ]
+    assert seen[1][2].startswith("repeated")
+
+
+def test_what_ranks_change_counts_although_the_agents_runs_do_not_show_it(capsys, monkeypatch):
+    monkeypatch.setattr(check, "_conditions", lambda *_: [("repeated", "")])
+    monkeypatch.setattr(check, "_check_ranks", lambda *_: ({"on 2 ranks": "other rows"}, None))
+    monkeypatch.setattr(check, "_check_agent", lambda *_: [("on 2 ranks", "")])
+    monkeypatch.setattr(check, "_by_cpu", lambda *_: "")
+    assert check.main(["CartPole", *SMALL, "--algo", "ppo"]) == 1
+    assert "the same curve for every number of ranks: NO" in capsys.readouterr().out

@@ -135,41 +135,14 @@ def update_on(device: str, threads: int, units: int | None, rows: int, size: int
     """Return the milliseconds of an update; the first one compiles."""
     import numpy as np
 
-    agent, batch = device_agent(device, threads, units, rows, size)
+    sizes = {} if units is None else {"hidden": (units, units)}
+    epochs = 4 if units is None else EPOCHS
+    agent, batch = agent_and_batch(
+        rows, "ppo", threads, device, units is None, minibatch_size=size, epochs=epochs, **sizes
+    )
     start = time.perf_counter()
     agent.update(batch, np.random.default_rng(0), 0.0)
     return 1000 * (time.perf_counter() - start)
-
-
-@cache
-def device_agent(device: str, threads: int, units: int | None, rows: int, size: int):
-    """Return an agent that updates on `device`, and a batch for it."""
-    import numpy as np
-
-    from rank0rl.agent import Space, Spaces
-    from rank0rl.algos.ppo import PPO, PPOOptions
-    from rank0rl.mpi.threads import set_threads
-    from rank0rl.nets.images import use_threads
-
-    set_threads(1)
-    rng = np.random.default_rng(0)
-    if units is None:
-        image = Space("box", (4, 84, 84), "uint8", low=np.zeros(1), high=np.full(1, 255))
-        spaces = Spaces(image, Space("discrete", (), "int64", choices=(6,)))
-        obs = rng.integers(0, 256, (rows, 4, 84, 84), np.uint8)
-        act, options = rng.integers(0, 6, rows), {"epochs": 4}
-    else:
-        box = Space("box", (6,), "float32", low=-np.ones(6, "f"), high=np.ones(6, "f"))
-        spaces = Spaces(Space("box", (17,), "float32"), box)
-        obs = rng.standard_normal((rows, 17), np.float32)
-        act, options = rng.standard_normal((rows, 6), np.float32), {"hidden": (units, units)}
-    agent = PPO(spaces, PPOOptions(minibatch_size=size, **options), rng)
-    agent.device, agent.threads = device, threads
-    use_threads(agent.modules().values(), threads)
-    agent.prepare()
-    adv = rng.standard_normal(rows, np.float32)
-    logp = np.full(rows, -8 if units else -np.log(6), np.float32)
-    return agent, {"obs": obs, "act": act, "logp": logp, "adv": adv, "val": 0 * adv, "ret": adv}
 
 
 def process(root: Path, what: str, rows: int, size: int, threads: int) -> float:
@@ -219,7 +192,9 @@ def measured(what: str, rows: int, size: int, threads: int) -> float:
     return 1000 * statistics.median(times)
 
 
-def agent_and_batch(rows: int, name: str = "ppo", threads: int = 1, **options):
+@cache
+def agent_and_batch(rows, name="ppo", threads=1, device="cpu", images=False, **options):
+    """Return an agent that is ready to update, and a batch of observations on Walker2d or of images."""
     import importlib
 
     import numpy as np
@@ -235,15 +210,26 @@ def agent_and_batch(rows: int, name: str = "ppo", threads: int = 1, **options):
     box = Space("box", (6,), "float32", low=-np.ones(6, "f"), high=np.ones(6, "f"))
     rng = np.random.default_rng(0)
     spaces = Spaces(Space("box", (17,), "float32"), box)
+    if images:
+        image = Space("box", (4, 84, 84), "uint8", low=np.zeros(1), high=np.full(1, 255))
+        spaces = Spaces(image, Space("discrete", (), "int64", choices=(6,)))
     agent = of(spaces, getattr(module, f"{kind.upper()}Options")(**options), rng)
     if hasattr(agent, "prepare"):  # older versions have none
-        agent.threads = threads
+        agent.threads, agent.device = threads, device
+        if images:
+            from rank0rl.nets.images import use_threads  # older versions have none
+
+            use_threads(agent.modules().values(), threads)
         agent.prepare()
         set_threads(1)
-    obs = rng.standard_normal((rows, 17), dtype=np.float32)
-    noise = rng.standard_normal((rows, 6), dtype=np.float32)
-    act, _ = agent.act(Step(obs, noise, np.zeros(rows)))
-    logp = np.full(rows, -8, np.float32)
+    if images:
+        obs = rng.integers(0, 256, (rows, 4, 84, 84), np.uint8)
+        act, logp = rng.integers(0, 6, rows), np.full(rows, -np.log(6), np.float32)
+    else:
+        obs = rng.standard_normal((rows, 17), dtype=np.float32)
+        noise = rng.standard_normal((rows, 6), dtype=np.float32)
+        act, _ = agent.act(Step(obs, noise, np.zeros(rows)))
+        logp = np.full(rows, -8, np.float32)
     adv = rng.standard_normal(rows, dtype=np.float32)
     return agent, {"obs": obs, "act": act, "logp": logp, "adv": adv, "val": 0 * adv, "ret": adv}
 

@@ -77,6 +77,7 @@ SHORTER = {
     r"--seed N": "--seed 0",
     r"\bENV\b": "CartPole",
     r"--episodes-per-batch \d+": "--episodes-per-batch 4",
+    r"^rank0rl train ": "python -m rank0rl train ",
     r"^python (train\.py|-m rank0rl train) (?!.*(--help|--resume|episodes|-n |--algo (klppo|es|cmaes))).*": (
         r"\g<0> --steps-per-batch 256"
     ),
@@ -89,12 +90,15 @@ SHORTER = {
     r"^(mpiexec.* )?python (train\.py|-m rank0rl train) (?!--help).*": r"\g<0> --stop-after-iterations 1",
     r"^python -m rank0rl (?!doctor)\w+$": r"\g<0> --help",  # the name of a tool
     r"^python -m rank0rl speedup .*--nprocs.*": r"\g<0> --iterations 1 --repeats 1",
+    r"--seeds 0:\d+": "--seeds 0:1",
     r"^python -m rank0rl study .*": r"\g<0> --total-steps 256 --num-envs 2 --steps-per-batch 64",
     r"^python -m rank0rl study .*--search.*": r"\g<0> --trials 2",
     r"^python examples/ppo.*": r"\g<0> --iterations 2 --steps-per-batch 256",
     r"^python examples/cleanrl.*": r"\g<0> --total-timesteps 1024 --num-steps 64",
     r"^python benchmarks/(?!table|es_|chaos|same|study|keep_|cpu_|stragglers|large_).*": r"\g<0> --repeats 1",
+    r"^python docs/make/timeline\.py": r"\g<0> --repeats 1",
     r"^python benchmarks/(scaling_model|eight_steps|train)\.py.*": r"\g<0> --iterations 2",
+    r"^python benchmarks/eight_steps\.py.*": r"\g<0> --steps-per-batch 512",
     r"^python benchmarks/train\.py.*": r"\g<0> --sb3 --single-file --steps-per-batch 512",
     r"^python benchmarks/scaling_model\.py.*": r"\g<0> --cases a",
     r"^python benchmarks/portable\.py.*": r"\g<0> --only PPO --iterations 1",
@@ -102,8 +106,8 @@ SHORTER = {
     r"^python benchmarks/invariance\.py.*": r"\g<0> --num-envs 2 --steps-per-batch 64",
     r"^python benchmarks/drop_in_learning\.py.*": r"\g<0> --total-timesteps 4096 --nprocs 2",
     r"^python benchmarks/large_replay\.py.*": r"\g<0> --steps 25000 --gb 0.05",
-    r"^python benchmarks/study\.py": r"\g<0> --steps-per-batch 512 --total-steps 2048",
-    r"^python benchmarks/same_curve\.py.*": r"\g<0> --only reinforce --nprocs 1",
+    r"^python benchmarks/study\.py": r"\g<0> --seeds 1 --steps-per-batch 512 --total-steps 2048",
+    r"^python benchmarks/same_curve\.py.*": r"\g<0> --only reinforce/CartPole/fixed/plain",
 }
 SLOW = (
     r"mpiexec .*|python -m rank0rl speedup .*--nprocs.*|python (benchmarks|examples)/.*"

@@ -5,6 +5,7 @@ It writes benchmarks/results/timeline.csv and docs/timeline.svg. With --draw it 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import os
 import shlex
@@ -26,7 +27,6 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "timeline.csv"
 FOLDER = "TIMELINE_FOLDER"  # environment variable: where the ranks of a run write their phases
 TRAIN = "Walker2d --nprocs 2 --num-envs 16 --epochs 40 --stop-after-iterations 16"
 RUNS = ("", "--overlap --rank0-envs 5")  # options besides
-REPEATS = 3
 WARM, SHOWN = 4, 3  # iterations of a run before the first that may be drawn, and iterations drawn
 WORK = {"collect": "c0", "process": "c0", "update": "c1"}
 OF_RANK0 = dict.fromkeys(("gather", "hash", "broadcast", "record"), "c2")  # others wait in them
@@ -40,8 +40,12 @@ def main() -> None:
     if FOLDER in os.environ:
         record()
         return
-    if "--draw" not in sys.argv[1:]:
-        taken = [(options, measure(options)) for _ in range(REPEATS) for options in RUNS]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--draw", action="store_true", help="Draw the CSV again.")
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    if not args.draw:
+        taken = [(options, measure(options)) for _ in range(args.repeats) for options in RUNS]
         with RESULTS.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["options", "seconds", "rank", "phase", "start_s", "end_s"])

@@ -67,7 +67,7 @@ def test_restarts_come_to_an_end_and_wrong_use_is_not_tried_again(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", range(20))
+@pytest.mark.parametrize("run", range(8))
 def test_chaos(run, tmp_path):
     """A random rank of four is killed at a random time, up to three times."""
     rng = random.Random(run)

@@ -20,7 +20,7 @@ from rank0rl.run import checkpoint, files
 from rank0rl.run.hooks import Record
 from rank0rl.run.logger import Logger, short
 from rank0rl.run.options import RunOptions
-from rank0rl.run.signals import Interrupted, ignore
+from rank0rl.run.signals import Interrupted
 from rank0rl.run.state import Progress, State
 from rank0rl.run.usage import PHASES, Phases
 
@@ -340,7 +340,6 @@ class Recorder:
             )
             if isinstance(error, Interrupted):
                 job.mark_interrupted(error.signum)
-                ignore()  # until the environments are closed
             if isinstance(error, checkpoint.NotSaved):
                 job.fail(FAILURE, f"error: {error}")
                 comm.abort(FAILURE)

@@ -27,13 +27,6 @@ received: list[int] = []
 """Signals that this rank has received since the run began, and leaves to rank 0."""
 
 
-def ignore() -> None:
-    """Ignore the signals that ask a job to end, one of which has come. A second Ctrl-C ends this process."""
-    if threading.current_thread() is threading.main_thread():
-        for signum in job.END_SIGNALS:
-            signal.signal(signum, signal.SIG_IGN)
-
-
 class Interrupted(BaseException):
     """Request to end the run. It is not an `Exception`, so that user code does not swallow it."""
 
@@ -105,14 +98,18 @@ class Interrupts:
             threading.Thread(target=self._watch, args=[ours, self._stuck], daemon=True).start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Give the signals back."""
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Give the signals back. After one that asks a job to end, ignore others until the environments are closed.
+
+        The supervisor passes on its own, and rank 0 has last words to say. A second Ctrl-C ends this process.
+        """
         if self._stuck:
             theirs, before = self._wakeup
             signal.set_wakeup_fd(before)
             theirs.close()  # the thread ends
+        ignored = job.END_SIGNALS if isinstance(error, Interrupted) else ()
         for signum, handler in self._before.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_IGN if signum in ignored else handler)
         self._before = {}
         if sys.unraisablehook == self._hear:
             sys.unraisablehook = self._report

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+from helpers.runs import SMALL, train
 
 from rank0rl.launch import job
 from rank0rl.run import signals
@@ -18,6 +19,14 @@ def send(signum):
     os.kill(os.getpid(), signum)
 
 
+@pytest.fixture(autouse=True)
+def _signals():
+    before = {signum: signal.getsignal(signum) for signum in job.END_SIGNALS}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_raises_and_names_itself(signum):
     before = signal.getsignal(signum)
@@ -25,7 +34,27 @@ def test_a_signal_raises_and_names_itself(signum):
         send(signum)
     assert interrupted.value.signum == signum
     assert str(interrupted.value) == signum.name
-    assert signal.getsignal(signum) is before
+    assert signal.getsignal(signum) is (before if signum == signal.SIGINT else signal.SIG_IGN)
+
+
+def test_signals_are_given_back():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyError), Interrupts(keep=False):
+        raise KeyError
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_same_signal_again_does_not_cut_short_the_last_words(tmp_path):
+    """A scheduler signals rank 0 and its supervisor, which passes it on: that may come while a hook is closed."""
+    (tmp_path / "again.py").write_text(
+        "import os, signal\n"
+        "from rank0rl import Hook\n"
+        "class Again(Hook):\n"
+        "    def after(self, agent, iteration, record): os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    def close(self): os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    done = train(tmp_path / "r", *SMALL, "--hook", f"{tmp_path}/again.py:Again", expect=143)
+    assert "SIGTERM: saved iteration 1; go on with" in done.stdout
 
 
 def test_a_record_is_finished_first():

@@ -404,7 +404,7 @@ def test_signals_cut_no_message_in_two():
                 os.write(writer, f"{after_s}\n".encode())
                 while True:
                     env.step(np.zeros(1))
-                    env.begin_step(np.zeros(1))
+                    env.rank0rl_begin_step(np.zeros(1))
                     env.step(np.zeros(1))
         assert len(env.reset(seed=3)) == 2  # the answer to this request, and not to one before
         assert [env.step(np.zeros(1))[0][1] for _ in range(2)] == [1, 2]

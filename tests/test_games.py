@@ -225,6 +225,16 @@ def test_actions_of_several_choices_and_observations_reach_the_game():
     assert {len(rollout.collect(agent, i)[0]) for i in (1, 2)} == {4}
 
 
+def test_they_do_so_whatever_is_around_the_game():
+    def made():
+        return EpisodeInfo(lambda: make("helpers.games:make_hunt", choices=[2, 3]), ["place"])
+
+    rollout = FixedSteps(make_block(made, range(2), SEED), 9)
+    rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
+    seen = rollout.envs[0].gym.unwrapped.game.parallel.seen
+    assert {type(action) for actions in seen for action in actions.values()} == {tuple}
+
+
 def test_a_game_is_closed_once():
     env = make("helpers.games:make_hunt")
     rollout = FixedSteps(make_block(lambda: env, range(1), SEED), 1)

@@ -497,3 +497,19 @@ def test_a_memory_of_another_kind_is_refused(wrong, got):
 
     with pytest.raises(ValueError, match=rf'extra "memory" as float32 \(2, 2\).*{got}'):
         make(steps=5).collect(Wrong(), 0)
+
+
+class Named(envs.Count):
+    """Has attributes with names that mean something else elsewhere."""
+
+    agent_names = ("north", "south")
+
+    def begin_step(self, action):
+        raise AssertionError
+
+
+def test_names_of_an_environment_mean_nothing_here():
+    rollout = FixedSteps(make_block(lambda: Named(length=4), range(2), SEED), 8)
+    rollout.collect(NoiseAgent(rollout.spaces, None, None), 1)
+    assert rollout.labels == []
+    assert rollout.spaces.agents == ()

@@ -133,6 +133,22 @@ def test_a_wrong_mask_is_told(info, said, monkeypatch, tmp_path):
         two_iterations("ppo", tmp_path, masked=True)
 
 
+@pytest.mark.parametrize("when", ["in a step", "in the second reset"])
+def test_a_mask_that_comes_late_is_refused(when, monkeypatch, tmp_path):
+    begun, reset, step = [], Spaced.reset, Spaced.step
+
+    def without(self, **kwargs):
+        obs, info = reset(self, **kwargs)
+        begun.append(self)
+        return obs, info if begun.count(self) > 1 else {}
+
+    monkeypatch.setattr(Spaced, "reset", without)
+    if when != "in a step":
+        monkeypatch.setattr(Spaced, "step", lambda *args: (*step(*args)[:4], {}))
+    with pytest.raises(ValueError, match="or with none: the first reset gave none, and this info"):
+        two_iterations("ppo", tmp_path, masked=True, strict=False)
+
+
 @pytest.mark.parametrize("act", ["discrete", "multi"])
 def test_episodes_with_masks_repeat(act):
     made = lambda: make("helpers.envs:Spaced-v0", act=act, masked=True)  # noqa: E731

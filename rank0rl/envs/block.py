@@ -22,6 +22,7 @@ from rank0rl.envs.spaces import (
     mask_of,
     name_of,
     nested_actions,
+    refuse_late_mask,
     refuse_other_spaces,
     spaces_in_words,
     to_env,
@@ -134,7 +135,8 @@ class EnvBlock:
         self.obs = np.zeros((envs, *self.spaces.obs.shape), self.spaces.obs.dtype)
         """Latest observation of each env, (envs, *obs)."""
         self.mask: Array | None = None
-        """Choices that may be taken, (envs, all choices), once an environment has given any."""
+        """Choices that may be taken, (envs, all choices), if environments give any."""
+        self._has_stepped = False
         self.memory = np.zeros((envs, 0), np.float32)
         """Memory of the agent in each env, (envs, m); zeros where an episode begins."""
         self.ret = np.zeros(envs, np.float64)
@@ -160,6 +162,8 @@ class EnvBlock:
         check_reset(answer, self.obs[env.row])
         self.obs[env.row], info = answer
         if self.mask is None and self.spaces.act.choices and "action_mask" in info:
+            if self._has_stepped:
+                refuse_late_mask(info)
             self.mask = np.ones((len(self.envs), self.spaces.act.size), bool)
         if self.mask is not None:
             self.mask[env.row] = mask_of(info, self.spaces.act.size)
@@ -198,13 +202,14 @@ class EnvBlock:
             with its last observation.
         """
         rewards, terminated, truncated, ended = [], [], [], []
+        self._has_stepped = True
         env_act = self.to_env(act)
         try:
             for env, action in zip(envs, env_act, strict=True):
                 answer = None
                 answer = env.gym.step(action)
                 if fully:
-                    check_step(answer, self.obs[env.row])
+                    self._check(answer, env)
                 self.obs[env.row], reward, over, cut_off, info = answer
                 if self.mask is not None:
                     self.mask[env.row] = mask_of(info, self.spaces.act.size)
@@ -231,6 +236,11 @@ class EnvBlock:
             raise
         self.length[rows] += 1
         return rew, np.array(terminated, bool), np.array(truncated, bool), ended
+
+    def _check(self, answer: Any, env: Env) -> None:
+        check_step(answer, self.obs[env.row])
+        if self.mask is None and self.spaces.act.choices:
+            refuse_late_mask(answer[4])
 
     def allowed(self, envs: Sequence[Env], rows: Any) -> Array:
         """Return a copy of the masks of these envs, (B, all choices), bool, for a block that has masks.
@@ -326,7 +336,7 @@ class _ProcessBlock(EnvBlock):
     ) -> tuple[Array, Array, Array, list[tuple[Env, Array]]]:
         """Begin the steps of all of these envs, then finish them, as `EnvBlock.step`."""
         for env, action in zip(envs, self.to_env(act), strict=True):
-            env.gym.begin_step(action)
+            env.gym.rank0rl_begin_step(action)
         return super().step(envs, rows, act, fully)
 
 
@@ -339,7 +349,7 @@ class _GameBlock(EnvBlock):
 
     def __init__(self, made: Sequence[Sequence[Any]], indices: range, seed: int) -> None:
         super().__init__(made, indices, seed)
-        self._nested = nested_actions(made[0][0])
+        self._nested = nested_actions(made[0][0].unwrapped.game.agents[0])  # with nothing around it
 
     def begin(self, env: Env, seed: int) -> None:
         for each in self.group_of(env):
@@ -414,4 +424,6 @@ def make_block(
     first = made[0][0]
     if isinstance(getattr(first, "unwrapped", None), AgentEnv):
         return _GameBlock(made, indices, seed)
-    return (_ProcessBlock if hasattr(first, "begin_step") else EnvBlock)(made, indices, seed)
+    return (_ProcessBlock if hasattr(first, "rank0rl_begin_step") else EnvBlock)(
+        made, indices, seed
+    )

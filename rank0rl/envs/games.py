@@ -91,7 +91,7 @@ class AgentEnv(gym.Env[Any, Any]):
     def __init__(self, game: Game, agent: Any) -> None:
         self.game, self.agent = game, agent
         is_game = not isinstance(game.parallel, _VectorGame)
-        self.agent_names = tuple(map(str, game.parallel.possible_agents)) if is_game else ()
+        self.rank0rl_agents = tuple(map(str, game.parallel.possible_agents)) if is_game else ()
         """Names of all agents of the game; () for the environments of a vector environment."""
         self.observation_space = game.parallel.observation_space(agent)
         self.action_space = game.parallel.action_space(agent)

@@ -102,7 +102,7 @@ class EnvProcess(Stateful):
         """Reset the environment."""
         return self._ask("reset", **kwargs)
 
-    def begin_step(self, action: Any) -> None:
+    def rank0rl_begin_step(self, action: Any) -> None:
         """Begin a step, which the next call of `step` finishes, while other environments make theirs."""
         with contextlib.suppress(OSError):  # then `step` raises
             self._send("step", action)

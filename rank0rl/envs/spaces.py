@@ -77,7 +77,7 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
         )
     observed = dataclasses.replace(_describe(obs), parts=getattr(env, "rank0rl_parts", {}))
     return Spaces(
-        observed, _describe(act, is_action=True), getattr(env.unwrapped, "agent_names", ())
+        observed, _describe(act, is_action=True), getattr(env.unwrapped, "rank0rl_agents", ())
     )
 
 
@@ -319,6 +319,19 @@ def mask_of(info: Any, size: int) -> Array:
             f"{np.shape(mask)}"
         )
     return np.ravel(mask)
+
+
+def refuse_late_mask(info: Any) -> None:
+    """Refuse the info of an environment that gave no action mask before, if it has one.
+
+    Raises:
+        ValueError: if it has.
+    """
+    if isinstance(info, Mapping) and "action_mask" in info:
+        raise ValueError(
+            f'info["action_mask"] must come with every reset and every step, or with none: the first reset '
+            f"gave none, and this info is {in_one_line(info)}"
+        )
 
 
 def has_length(answer: Any, length: int) -> bool:

@@ -99,8 +99,8 @@ def main(argv: list[str]) -> int:
             if not findings:
                 print(f"{env_id}: one environment, {given.steps} steps with random actions")
             findings += _print([found])
-    except ValueError as error:
-        return usage_error(str(error))
+    except ValueError as error:  # perhaps the environment's: its notes say where
+        return usage_error("\n".join([str(error), *getattr(error, "__notes__", [])]))
     if lost := lost_digits(make_env, given.steps, given.seed):
         print(f"note: {lost}")
     with tempfile.TemporaryDirectory(prefix="rank0rl-check-") as folder:

@@ -31,7 +31,7 @@ class Options(RunToLoad):
     """Print the mean return of a run's policy over whole episodes, with the noise of training."""
 
     episodes: int = option(100, "[1, inf)")
-    """Number of episodes."""
+    """Number of episodes, or of games, in which every agent has an episode."""
     seed: int | None = option(None, "[0, inf)")
     """Seed of the episodes, >= 0. None: the run's seed, which gives the episodes of the run's own evaluations. Training never sees any of these episodes."""
     deterministic: bool = False
@@ -44,9 +44,9 @@ def main(argv: list[str]) -> int:
     try:
         check(given)
         policy = load(given.run, given.trust)
-        ended = policy.evaluate(given.episodes, given.seed, given.deterministic)
     except ValueError as error:
         return usage_error(str(error))
+    ended = policy.evaluate(given.episodes, given.seed, given.deterministic)
     ret, length = ended["return"], ended["length"]
     drawn = policy.agent.noise[1] and not given.deterministic
     actions = "actions drawn at random" if drawn else "the most probable actions"

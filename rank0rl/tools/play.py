@@ -26,7 +26,7 @@ class Options(evaluate.Options):
     """Show a run's policy in a window, or film it, with the noise of training."""
 
     episodes: int = option(1, "[1, inf)")
-    """Number of episodes."""
+    """Number of episodes, or of games, in which every agent has an episode."""
     video: Path | None = None
     """MP4 file to write; no display is needed. None: open a window."""
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tyro
@@ -23,6 +23,9 @@ from rank0rl.options import check as check_options
 from rank0rl.options import option, read_some
 from rank0rl.run import files
 from rank0rl.tools import evaluate
+
+if TYPE_CHECKING:
+    from rank0rl.policy import Policy
 
 _ROUND = 64  # episodes between two gathers
 
@@ -46,26 +49,38 @@ def main(argv: list[str]) -> int:
         check_options(given)
         if fork.mpi_fork(read_some(argv, Options, ["nprocs"]).get("nprocs")) == "parent":
             return 0
-        return _record(given)
+        policy = _load(given)
     except ValueError as error:
         return 2 if job.world_rank() else usage_error(str(error))
+    _record(given, policy)
+    return 0
 
 
-def _record(given: Options) -> int:
+def _load(given: Options) -> Policy:
+    """Load the policy. Collective: every rank calls this.
+
+    Raises:
+        ValueError: if the run cannot be loaded, or there can be no such dataset.
+    """
+    from rank0rl.mpi import comm
+    from rank0rl.mpi.threads import set_threads
+    from rank0rl.policy import load
+
+    set_threads(1)
+    if refused := comm.bcast_obj("" if comm.get_rank() else _refused(given.minari)):
+        raise ValueError(refused)
+    return load(given.run, given.trust)
+
+
+def _record(given: Options, policy: Policy) -> None:
     """Play and write on the ranks. Collective: every rank calls this."""
     from rank0rl import evaluation, seeding
     from rank0rl.envs.block import make_block
     from rank0rl.mpi import comm
     from rank0rl.mpi.comm import Counter
-    from rank0rl.mpi.threads import set_threads
-    from rank0rl.policy import load
     from rank0rl.rollout import WholeEpisodes
     from rank0rl.run.shares import env_maker
 
-    set_threads(1)
-    if refused := comm.bcast_obj("" if comm.get_rank() else _refused(given.minari)):
-        raise ValueError(refused)
-    policy = load(given.run, given.trust)
     agent, options = policy.agent, policy.options
     seed = seeding.integer(options.seed if given.seed is None else given.seed, "record", 0, 0)
     counter, left = Counter(_ROUND), given.episodes
@@ -87,7 +102,6 @@ def _record(given: Options) -> int:
     if comm.get_rank() == 0:
         space = rollout.envs[0].gym.action_space
         _write(given.minari, episodes, rollout.spaces.obs, space, options, agent.info)
-    return 0
 
 
 def _gathered(rollout: Any, fragments: Sequence[Any], info: Sequence[str]) -> list[dict[str, Any]]:

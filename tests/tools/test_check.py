@@ -72,6 +72,18 @@ def test_what_is_wrong_is_named(make, condition, facts):
         assert not any(findings[name] for name in before)
 
 
+class Fails(toy_envs.Endless):
+    def step(self, action):
+        raise ValueError("on purpose")
+
+
+def test_an_error_of_the_environment_says_where(capsys, monkeypatch):
+    monkeypatch.setattr(toy_envs, "Fails", Fails, raising=False)
+    assert main(["helpers.envs:Fails", "--steps", "9"]) == 2
+    said = capsys.readouterr().err
+    assert re.search("error: on purpose\nIn fragment 0 of .* step 1, action", said), said
+
+
 @pytest.mark.slow
 def test_the_command(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))

@@ -1,8 +1,10 @@
 """Evaluation of a run's policy on whole episodes that training does not see."""
 
+import math
 import re
 
 import pytest
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from helpers import forks
 from helpers.ranks import HERE
 from helpers.runs import SMALL, train
@@ -39,6 +41,13 @@ def test_the_same_seed_gives_the_same_episodes_and_noise_can_be_left_out(tmp_pat
     fixed = evaluate(tmp_path, 3, 1, deterministic=True)["return"].tolist()
     assert fixed != one
     assert fixed == evaluate(tmp_path, 3, 1, deterministic=True)["return"].tolist()
+
+
+def test_an_error_of_the_environment_is_no_wrong_use(tmp_path, monkeypatch):
+    train(tmp_path, *SMALL, "--total-steps", "64")
+    monkeypatch.setattr(CartPoleEnv, "step", lambda *_: math.sqrt(-1))
+    with pytest.raises(ValueError, match="math domain error|nonnegative"):
+        main([str(tmp_path)])
 
 
 def test_wrong_use(tmp_path, capsys):

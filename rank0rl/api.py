@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from rank0rl.launch import WRONG_USE, exit_code_after, job, python
+from rank0rl.launch.processes import new_job_folder
 from rank0rl.launch.tree import end_with_parent
 from rank0rl.options import flag
 from rank0rl.policy import Policy, load
@@ -131,8 +131,9 @@ def train(env_id: str | Callable[..., Any] | None = None, **options: Any) -> Run
             'if __name__ == "__main__":'
         )
     command, _ = python("-m", "rank0rl", "train", *_words(env_id, options))
-    with tempfile.TemporaryDirectory(prefix="rank0rl-") as folder:
-        told = Path(folder, "run")
+    with new_job_folder() as folder:  # which a later start removes if this process is killed
+        job.create(folder, 1)
+        told = folder / "run"
         code, errors = _relayed(command, _environment(), told)
         run = Run(told.read_text()) if told.exists() else None
     if code == WRONG_USE and errors:

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _end(WRONG_USE)
     except KeyboardInterrupt:
         code = exit_code_after(signal.SIGINT)
-        job.fail(code, "interrupted before the first iteration")
+        job.fail(code, "interrupted")
         os._exit(code)  # what other ranks wait for will not come
     except SystemExit as end:  # some code of the user's ended this rank: that ends the job
         code = end.code if isinstance(end.code, int) and end.code else 1

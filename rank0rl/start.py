@@ -10,7 +10,7 @@ import gc
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -276,10 +276,13 @@ def _resume_command(plan: Plan, nworkers: int, code: str) -> str:
     """
     options, default = plan.options, vars(RunOptions())
     given = {n: v for n, v in vars(options).items() if v != default[n]}
-    if left := job.hosts_left():
-        given |= {"hosts": left, "hostfile": None}
-        most = count_ranks(None, read_hosts(left, None), options.ranks_per_env)
+    left = job.hosts_left()
+    with suppress(ValueError):  # no host that is left has room for an environment's ranks
+        most = (
+            count_ranks(None, read_hosts(left, None), options.ranks_per_env) if left else nworkers
+        )
         nworkers = min(nworkers, most)
+        given |= {"hosts": left, "hostfile": None} if left else {}
     given |= {"nprocs": nworkers if nworkers > 1 else None}
     given |= dict.fromkeys(("stop_after_iterations", "stop_after_seconds"))
     _, _, *words = Words.to_go_on(plan.folder, given).argv

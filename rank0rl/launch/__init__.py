@@ -16,15 +16,28 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 SUCCESS, FAILURE, WRONG_USE = 0, 1, 2
 _LONG = 20_000  # characters of a message: a traceback is shorter
+_READ_S = 2.0  # for a reader, once this process has been asked to end
+_asked: list[float] = []  # times at which it was
 
 
 def exit_code_after(signum: int) -> int:
     """Return the exit code of a process or job that a signal has ended, as shells give it."""
     return 128 + signum
+
+
+def hurry() -> None:
+    """Note that this process has been asked to end: soon it waits for no reader of its output any more."""
+    _asked.append(time.monotonic())
+
+
+def waits_for_readers() -> bool:
+    """Return True while output that nobody reads may hold this process up."""
+    return not _asked or time.monotonic() < _asked[0] + _READ_S
 
 
 def how_it_ended(status: int, together: bool = True) -> str:

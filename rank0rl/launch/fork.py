@@ -20,7 +20,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 from types import FrameType, TracebackType
 
-from rank0rl.launch import FAILURE, SUCCESS, WRONG_USE, exit_code_after, job, processes, usage_error
+from rank0rl.launch import (
+    FAILURE,
+    SUCCESS,
+    WRONG_USE,
+    exit_code_after,
+    hurry,
+    job,
+    processes,
+    usage_error,
+)
 from rank0rl.launch.hosts import Host, check_free_space, count_ranks, listed, read_hosts
 from rank0rl.launch.job import world_rank, world_size
 from rank0rl.launch.mpiexec import (
@@ -35,6 +44,7 @@ from rank0rl.launch.supervisor import TURN_S, Supervisor
 from rank0rl.launch.tree import other_programs
 
 # Texts of NumPy's, torch's and Python's errors.
+_SAME_S = 1.0  # between signals that are one request
 _OF_NO_ROWS = re.compile(
     r"zero-size|size 0|empty|non-zero size|out of (bounds|range)|division by zero"
 )
@@ -192,6 +202,8 @@ def _run_ranks(
                 flush=True,
             )
             signals.wait(pause_s)
+            if signals.received:
+                break
         return exit_code_after(signals.received[0]) if signals.received else code
 
 
@@ -238,10 +250,15 @@ def _run_once(
 
 
 class _Signals:
-    """The signals that ask a job to end, kept while entered."""
+    """The signals that ask a job to end, kept while entered.
+
+    Those that come within a second of the first are the same request: a terminal that closes, `timeout` and
+    systemd send two.
+    """
 
     def __init__(self) -> None:
         self.received: list[int] = []
+        self._first_s: float | None = None
 
     def __enter__(self) -> _Signals:
         signals = (signal.SIGINT, signal.SIGHUP, *job.END_SIGNALS)
@@ -261,7 +278,14 @@ class _Signals:
             time.sleep(TURN_S)
 
     def _keep(self, signum: int, _frame: FrameType | None) -> None:
-        self.received.append(signum)
+        hurry()
+        now = time.monotonic()
+        if self._first_s is None:
+            self._first_s = now
+        if (
+            not self.received or now - self._first_s > _SAME_S
+        ):  # rank 0 may have received one before
+            self.received.append(signum)
 
 
 def report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -141,7 +141,8 @@ class Ranks:
                 status = (self._folder / f"status.{rank}").read_text()
                 failed = status != "0\n" or not self.has("ended", rank)
             except OSError:
-                failed = tree.state(shell.rank_id) == "Z"  # its shell is about to write its status
+                gone = shell.rank_id and tree.state(shell.rank_id) in ("", "Z")
+                failed = bool(gone)  # its shell is about to write its status
             if failed and not (self.has("out", rank) and self.has("err", rank)):
                 return True
         return False

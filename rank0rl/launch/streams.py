@@ -1,7 +1,7 @@
 """Standard streams that a run does not depend on: what nobody reads is dropped.
 
 A run goes on when the terminal it was started from is gone, or the pipe that it writes to, or when
-the disk of the file that it writes to is full.
+the disk of the file that it writes to is full. It waits for a reader that is slow or paused, but not to end.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import os
 import select
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rank0rl.launch import job
+from rank0rl.launch import job, waits_for_readers
 
 _TURN_S = 0.2
 _UNREAD = (errno.EPIPE, errno.EIO)  # of a pipe without a reader; of a terminal that is gone
@@ -65,23 +66,32 @@ def _like(stream: Any) -> io.TextIOWrapper:
 
 
 class _Lasting(io.FileIO):
+    gives_up = True  # once this process has been asked to end: what nobody reads then is dropped
     _told = False  # that there is no room
 
     def write(self, data: Any, /) -> int:
+        rest = memoryview(data).cast("B")
+        size = rest.nbytes
         try:
-            while (written := super().write(data)) is None:  # a full pipe that does not block
-                select.select([], [self], [])
-            return written
+            while rest:
+                if self._takes():
+                    rest = rest[super().write(rest[: select.PIPE_BUF]) or 0 :]
+                elif self.gives_up and not waits_for_readers():
+                    break
         except OSError as error:
             if error.errno in _FULL:
                 self._tell(error)
-                return memoryview(data).nbytes
-            if error.errno not in _UNREAD:
+            elif error.errno in _UNREAD:
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self.fileno())
+                os.close(null)
+            else:
                 raise
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())
-            os.close(null)
-            return super().write(data)
+        return size
+
+    def _takes(self) -> bool:
+        """Return True if so much as a pipe takes at once can be written without waiting for a reader."""
+        return bool(select.select([], [self], [], _TURN_S)[1])
 
     def _tell(self, error: OSError) -> None:
         """Say once on stderr that words of this stream are missing."""
@@ -106,21 +116,23 @@ class Relay:
         self._thread = threading.Thread(target=self._copy, daemon=True)
         self._thread.start()
 
-    def close(self, timeout_s: float | None = None) -> None:
-        """Copy the rest, as far as stdout takes it within so many seconds."""
+    def close(self, received: Sequence[int], grace_s: float) -> None:
+        """Copy the rest, while stdout takes it. Once a signal has been received, it has so many seconds."""
         self._over.set()
-        self._thread.join(timeout_s)
+        while self._thread.is_alive() and not received:
+            self._thread.join(_TURN_S)
+        self._thread.join(grace_s)
 
     def _copy(self) -> None:
         out = _Lasting(1, "w", closefd=False)
+        out.gives_up = False  # this thread holds up nothing
         rest = b""
         while True:
             if select.select([self._source], [], [], _TURN_S)[0]:
                 data = os.read(self._source.fileno(), 1 << 16)
                 words, rest = job.take_lines(self._folder, rest + data) if data else (rest, b"")
                 with contextlib.suppress(OSError):  # no other failure ends the job either
-                    while words:
-                        words = words[out.write(words) :]
+                    out.write(words)
                 if not data:
                     return
             elif self._over.is_set():  # another process still has the other end

@@ -114,7 +114,7 @@ class Supervisor:
                 finally:
                     self._end()
                     if relay:
-                        relay.close(_GRACE_S if self._received else None)
+                        relay.close(self._received, _GRACE_S)
                 code = exit_code_after(self._received[0]) if self._received else self._failures.code
                 self.lost = list(self._ssh.lost()) if code else []
             return code
@@ -273,6 +273,8 @@ class _FailureDetector:
         if launcher is not None and launcher < 0:  # the ranks ended because it did
             code = exit_code_after(-launcher)
             return self.report(code, f"the launcher {how_it_ended(code, True)}")
+        if bad and (self._folder / "interrupted").exists():
+            return False  # rank 0 wrote this before it ended, and after the supervisor looked
         if bad:
             rank, status = bad[0], ends[bad[0]]
             together = ranks.has("ended", rank)

@@ -66,8 +66,8 @@ class Group:
         self._collect(_CLOSE_S)  # a signal has ended the call before
         if self._stuck:
             raise FollowerError(self._stuck)
+        self._owed = True  # before a signal that ends the next line
         self._send(message)
-        self._owed = True
         try:
             result = function(*args, **kwargs)
         except Exception as error:

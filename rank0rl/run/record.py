@@ -333,11 +333,9 @@ class Recorder:
             yield
         except BaseException as error:
             self._logger.close()
-            said = f"saved iteration {self.saved}; go on with: {self._resume_command()}"
-            self._logger.print(
-                f"{error if isinstance(error, Interrupted) and not job.failed() else 'failed'}: "
-                f"{'nothing was saved' if self.saved is None else said}"
-            )
+            how = "SIGINT" if isinstance(error, KeyboardInterrupt) else "failed"
+            how = str(error) if isinstance(error, Interrupted) and not job.failed() else how
+            self._logger.print(f"{how}: {self._what_is_saved()}")
             if isinstance(error, Interrupted):
                 job.mark_interrupted(error.signum)
             if isinstance(error, checkpoint.NotSaved):
@@ -352,6 +350,13 @@ class Recorder:
         self._logger.print(
             _console_table(self.summary(), len(self.state.progress.returns), self._folder)
         )
+
+    def _what_is_saved(self) -> str:
+        if self.saved is None:
+            return "nothing was saved"
+        is_last = self.saved == self.state.progress.iteration and self.state.share_over() >= 1
+        go_on = ", the last one" if is_last else f"; go on with: {self._resume_command()}"
+        return f"saved iteration {self.saved}{go_on}"
 
     def _note_missing_infos(self, ended: Batch) -> None:
         """Print the figures of --info that are missing in all episodes of the first iteration with any."""

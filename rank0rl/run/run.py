@@ -48,6 +48,7 @@ class Run:
         """Take over the signals."""
         with ExitStack() as stack:  # after a signal in this block, the last words are still printed
             if self._recorder:
+                stack.push(self._interrupts.give_back)
                 stack.enter_context(self._recorder.last_words())
             for hook in self.hooks:
                 stack.callback(hook.close)
@@ -125,14 +126,16 @@ class Run:
         """Save the last boundary and end, in another thread: the main one does not come back from a call."""
         assert self._recorder
         interrupted = Interrupted(signum)
-        with contextlib.suppress(Interrupted), self._recorder.last_words():
-            self._recorder.save()
-            print(
-                "rank 0 does not come back from a call that Python cannot interrupt: environments are not closed",
-                file=sys.stderr,
-            )
-            raise interrupted
-        leave(interrupted)
+        try:
+            with contextlib.suppress(Interrupted), self._recorder.last_words():
+                self._recorder.save()
+                print(
+                    "rank 0 does not come back from a call that Python cannot interrupt: environments are not closed",
+                    file=sys.stderr,
+                )
+                raise interrupted
+        finally:
+            leave(interrupted)
 
     def _save(self, recorder: Recorder) -> None:
         with job.held:

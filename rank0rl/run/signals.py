@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rank0rl.launch import FAILURE, exit_code_after, job
+from rank0rl.launch import FAILURE, exit_code_after, hurry, job
 from rank0rl.mpi import comm
 
 _STUCK_S = 5.0  # for the main thread to see a signal
 _AGAIN_S = 0.01  # until a signal is sent again, after a `__del__`
 _CLOSE_S = 5.0  # for environments to be closed after an error or a signal
+_LAST_S = 7.0  # for hooks to be closed, and last words, after a signal; the supervisor gives it a second more
 
 received: list[int] = []
 """Signals that this rank has received since the run began, and leaves to rank 0."""
@@ -70,6 +71,9 @@ def leave(interrupted: Interrupted) -> None:
 class Interrupts:
     """Context in which SIGINT, SIGTERM and SIGUSR1 raise `Interrupted` on rank 0.
 
+    With `stuck`, SIGTERM and SIGUSR1 do not end rank 0 after it either, before `give_back` is called: there are last
+    words to say, whether a signal, an error or the end of the run was the reason. They have some seconds.
+
     Args:
         stuck: called with the signal if the main thread of rank 0 has not seen it for some seconds, because it
             is in a call of C. It is to end the process.
@@ -82,6 +86,8 @@ class Interrupts:
         self._keeps, self._stuck = keep, stuck
         self._taken = self._hearing = False
         self._pending: int | None = None
+        self._limit: threading.Timer | None = None
+        self._originals: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
         """Take over the signals."""
@@ -91,6 +97,7 @@ class Interrupts:
         handlers[signal.SIGINT] = signal.SIG_IGN if self._keeps else handle
         self._report, sys.unraisablehook = sys.unraisablehook, self._hear
         self._before = {s: signal.signal(s, handler) for s, handler in handlers.items()}
+        self._originals = self._before
         if self._stuck:
             ours, theirs = socket.socketpair()
             theirs.setblocking(False)
@@ -98,21 +105,33 @@ class Interrupts:
             threading.Thread(target=self._watch, args=[ours, self._stuck], daemon=True).start()
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Give the signals back. After one that asks a job to end, ignore others until the environments are closed.
-
-        The supervisor passes on its own, and rank 0 has last words to say. A second Ctrl-C ends this process.
-        """
+    def __exit__(self, *_: object) -> None:
+        """Raise nothing any more. A second Ctrl-C ends this process."""
         if self._stuck:
             theirs, before = self._wakeup
             signal.set_wakeup_fd(before)
             theirs.close()  # the thread ends
-        ignored = job.END_SIGNALS if isinstance(error, Interrupted) else ()
         for signum, handler in self._before.items():
-            signal.signal(signum, signal.SIG_IGN if signum in ignored else handler)
+            lasts = self._stuck and signum in job.END_SIGNALS
+            signal.signal(signum, self._late if lasts else handler)
         self._before = {}
         if sys.unraisablehook == self._hear:
             sys.unraisablehook = self._report
+
+    def give_back(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Give the signals back after the last words. After `Interrupted`, the environments are closed first."""
+        if self._limit:
+            self._limit.cancel()
+        if not isinstance(error, Interrupted):
+            for signum in job.END_SIGNALS if self._originals else ():
+                signal.signal(signum, self._originals[signum])
+
+    def _late(self, signum: int, _frame: FrameType | None) -> None:
+        if self._limit is None:
+            hurry()
+            self._limit = threading.Timer(_LAST_S, leave, [Interrupted(signum)])
+            self._limit.daemon = True
+            self._limit.start()
 
     def _watch(self, received: socket.socket, stuck: Callable[[int], None]) -> None:
         """Wait for signals in a thread, which C functions of the main thread do not hold up if they release the GIL."""
@@ -141,8 +160,9 @@ class Interrupts:
             signal.pthread_kill(threading.main_thread().ident or 0, signum)
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
-        if self._taken:  # the other thread saves
-            return
+        while self._taken:  # the other thread saves, and ends this process
+            time.sleep(_STUCK_S)
+        hurry()
         first, self._pending = self._pending is None, signum
         if first:  # a second one must not cut short what the first one began
             job.held.interrupt(Interrupted(signum))

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 from helpers.jobs import wait_until
 
-from rank0rl.launch import how_it_ended, job, supervisor
+from rank0rl import launch
+from rank0rl.launch import fork, how_it_ended, job, supervisor
 from rank0rl.launch.processes import Ranks
 from rank0rl.launch.supervisor import Supervisor, _FailureDetector
 from rank0rl.launch.tree import state
@@ -241,6 +242,41 @@ def test_a_signal_of_the_launcher_is_not_why_the_job_ends(
     watching._is_over()
     assert (received, watching._failures.code) == (([], 1) if lost else without)
     assert ("the shell around rank 0 was ended\n" in capsys.readouterr().err) == lost
+
+
+def test_rank_0_may_be_interrupted_and_end_between_two_looks(tmp_path):
+    write(tmp_path, interrupted="15", status_0="143")
+    found = _FailureDetector(tmp_path, 1, Alone(), lambda _: False)
+    assert not found.find(143)
+    assert found.code is None
+
+
+def test_words_are_under_way_before_the_shell_has_written_the_status(tmp_path):
+    with subprocess.Popen(["sleep", "600"]) as rank:
+        write(tmp_path, shell_0=f"host {os.getppid()} {os.getpid()} {rank.pid}")
+        assert not Ranks(tmp_path, 1).words_under_way()
+        rank.kill()
+    assert Ranks(tmp_path, 1).words_under_way()
+
+
+@pytest.mark.parametrize("was_told", [False, True])
+def test_signals_at_the_same_time_are_one_request(was_told, monkeypatch):
+    monkeypatch.setattr(launch, "_asked", [])
+    before = {
+        s: signal.getsignal(s)
+        for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    }
+    with fork._Signals() as signals:
+        if was_told:
+            signals.received.append(signal.SIGTERM)  # by rank 0, which received it first
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.received == [signal.SIGTERM]
+        signals._first_s -= 2
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert len(signals.received) == 2
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
 
 
 def test_a_rank_that_has_ended_has_the_time_to_close_what_is_its_own(tree, tmp_path, clock):

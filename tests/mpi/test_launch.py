@@ -92,7 +92,7 @@ def test_two_signals_end_a_job_that_hangs():
     process, token = jobs.start(*RECIPE[1:], "--nprocs", "2", "--end", "hang")
     jobs.wait_for_ranks(token, 2)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.3)
+    time.sleep(1.3)
     process.send_signal(signal.SIGTERM)
     out, err = jobs.end(process, token)
     assert process.returncode == 128 + signal.SIGTERM, out + err

@@ -13,6 +13,7 @@ from helpers.jobs import wait_until
 from helpers.ranks import HERE, LIMIT_S, environment, run
 from helpers.ranks import mpiexec as find_mpiexec
 
+from rank0rl import launch
 from rank0rl.launch import job, mpiexec, streams, supervisor
 
 PATHS = {"PYTHONPATH": str(HERE.parent)}
@@ -111,6 +112,40 @@ def test_nothing_is_lost_in_a_full_pipe_that_does_not_block():
     later.join()
     assert os.read(reader, full) == b"words"
     os.close(reader)
+
+
+def test_who_is_asked_to_end_does_not_wait_for_a_reader(monkeypatch):
+    reader, writer = os.pipe()
+    monkeypatch.setattr(launch, "_READ_S", 0.1)
+    monkeypatch.setattr(launch, "_asked", [])
+    later = threading.Timer(0.5, launch.hurry)
+    later.start()
+    with streams._Lasting(writer, "w") as out:
+        assert out.write(bytes(1 << 20)) == 1 << 20
+        assert not later.is_alive()
+    os.close(reader)
+
+
+def test_who_is_asked_to_end_does_not_wait_for_its_output_to_be_read(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    before = os.dup(1)
+    os.dup2(writer, 1)
+    try:
+        with (tmp_path / "much").open("w+b") as source:
+            source.write(bytes(1 << 20))
+            source.seek(0)
+            relay = streams.Relay(source, tmp_path)
+            received = []
+            threading.Timer(0.5, received.append, [15]).start()
+            relay.close(received, 0.1)
+            assert received
+            assert relay._thread.is_alive()
+            os.dup2(before, 1)
+            os.close(writer)
+            os.close(reader)
+            relay._thread.join()
+    finally:
+        os.dup2(before, 1)
 
 
 WRITES = """
@@ -225,7 +260,7 @@ def test_a_line_for_the_supervisor_may_come_in_pieces(tmp_path, capfd):
             os.write(writes, piece)
             wait_until(lambda: not select.select([source], [], [], 0)[0])
         os.close(writes)
-        relay.close()
+        relay.close([], 9.0)
     assert capfd.readouterr().out == "wordsmore\x1e"
     assert (tmp_path / "out.0").exists()
 

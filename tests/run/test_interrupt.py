@@ -1,14 +1,19 @@
 """Signals as an exception, never within a record."""
 
+import contextlib
+import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
-from helpers.runs import SMALL, train
+from helpers.ranks import HERE
+from helpers.runs import SMALL, table, train, wait_for_rows
 
+from rank0rl import launch
 from rank0rl.launch import job
 from rank0rl.run import signals
 from rank0rl.run.run import Run
@@ -23,6 +28,7 @@ def send(signum):
 def _signals():
     before = {signum: signal.getsignal(signum) for signum in job.END_SIGNALS}
     yield
+    launch._asked.clear()
     for signum, handler in before.items():
         signal.signal(signum, handler)
 
@@ -34,27 +40,82 @@ def test_a_signal_raises_and_names_itself(signum):
         send(signum)
     assert interrupted.value.signum == signum
     assert str(interrupted.value) == signum.name
-    assert signal.getsignal(signum) is (before if signum == signal.SIGINT else signal.SIG_IGN)
+    assert signal.getsignal(signum) is before
 
 
-def test_signals_are_given_back():
+@pytest.mark.parametrize("error", [None, KeyError(), Interrupted(signal.SIGTERM)])
+def test_signals_end_no_rank_0_before_its_last_words(error, monkeypatch):
+    left = threading.Event()
+    monkeypatch.setattr(signals, "_LAST_S", 0.2)
+    monkeypatch.setattr(signals, "leave", lambda _: left.set())
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyError), Interrupts(keep=False):
-        raise KeyError
-    assert signal.getsignal(signal.SIGTERM) is before
+    with contextlib.suppress(KeyError, Interrupted), contextlib.ExitStack() as stack:
+        stack.push((interrupts := Interrupts(False, stuck=lambda _: None)).give_back)
+        stack.callback(lambda: left.wait(5))  # last words that take too long
+        stack.callback(send, signal.SIGTERM)
+        stack.enter_context(interrupts)
+        if error:
+            raise error
+    assert left.is_set()
+    is_given_back = signal.getsignal(signal.SIGTERM) is before
+    assert is_given_back == (not isinstance(error, Interrupted))
 
 
-def test_the_same_signal_again_does_not_cut_short_the_last_words(tmp_path):
+# The method of a hook after an iteration -> exit code, and last words.
+LAST = {
+    "send(signal.SIGTERM)": (143, "SIGTERM: saved iteration 1; go on with: "),
+    "raise KeyError": (1, "failed: saved iteration 0; go on with: "),
+    "pass": (0, "\nfolder "),
+}
+
+
+@pytest.mark.parametrize("after", LAST)
+def test_a_signal_does_not_cut_short_the_last_words(after, tmp_path):
     """A scheduler signals rank 0 and its supervisor, which passes it on: that may come while a hook is closed."""
     (tmp_path / "again.py").write_text(
         "import os, signal\n"
         "from rank0rl import Hook\n"
+        "def send(signum): os.kill(os.getpid(), signum)\n"
         "class Again(Hook):\n"
-        "    def after(self, agent, iteration, record): os.kill(os.getpid(), signal.SIGTERM)\n"
-        "    def close(self): os.kill(os.getpid(), signal.SIGTERM)\n"
+        f"    def after(self, agent, iteration, record): {after}\n"
+        "    def close(self): send(signal.SIGTERM)\n"
     )
-    done = train(tmp_path / "r", *SMALL, "--hook", f"{tmp_path}/again.py:Again", expect=143)
-    assert "SIGTERM: saved iteration 1; go on with" in done.stdout
+    args = [*SMALL, "--total-steps", "128", "--hook", f"{tmp_path}/again.py:Again"]
+    code, said = LAST[after]
+    assert said in train(tmp_path / "r", *args, expect=code).stdout
+
+
+def test_a_second_ctrl_c_is_no_failure(tmp_path):
+    (tmp_path / "again.py").write_text(
+        "from rank0rl import Hook\n"
+        "class Again(Hook):\n"
+        "    def close(self): raise KeyboardInterrupt\n"
+    )
+    args = [*SMALL, "--total-steps", "128", "--hook", f"{tmp_path}/again.py:Again"]
+    done = train(tmp_path / "r", *args, expect=130)
+    assert "SIGINT: saved iteration 2, the last one\n" in done.stdout
+    assert done.stderr == "interrupted\n"
+
+
+@pytest.mark.slow
+def test_output_that_nobody_reads_makes_no_run_deaf(tmp_path):
+    (tmp_path / "says.py").write_text(
+        "from rank0rl import Hook\n"
+        "class Says(Hook):\n"
+        "    def after(self, agent, iteration, record): print(30000 * '-')\n"
+    )
+    args = [*SMALL, "--total-steps", "64000", "--checkpoint-every", "1000"]
+    command = [sys.executable, "train.py", *args, "--hook", f"{tmp_path}/says.py:Says"]
+    command += ["--run-dir", str(tmp_path / "r")]
+    process = subprocess.Popen(command, cwd=HERE.parent, stdout=subprocess.PIPE)
+    wait_for_rows(process, tmp_path / "r", 1)
+    time.sleep(3)  # the pipe is full
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    assert (
+        len(table(tmp_path / "r"))
+        == json.loads((tmp_path / "r/summary.json").read_text())["iterations"]
+    )
 
 
 def test_a_record_is_finished_first():

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 import tracemalloc
 
 import pytest
@@ -100,7 +101,10 @@ def test_the_seconds_of_a_start_are_those_until_its_first_row(tmp_path, monkeypa
         def poll(self):
             return None
 
-    now = [100.0]
+        def send_signal(self, signum):
+            sent.append(signum)
+
+    now, sent = [100.0], []
     monkeypatch.setattr(training.subprocess, "Popen", Process)
     monkeypatch.setattr(training.time, "monotonic", lambda: now[0])
     (run,) = planned(Options(envs=("CartPole",), seeds="0"), ["--total-steps", "1000"])
@@ -110,6 +114,11 @@ def test_the_seconds_of_a_start_are_those_until_its_first_row(tmp_path, monkeypa
         (tmp_path / run.name / "progress.csv").write_text(f"{HEAD}{steps},1,2,3\n")
         assert one.poll() is None
     assert one.times() == (5.0, 50.0)
+    for _ in range(
+        2
+    ):  # for more cores, and because the study ends: a second signal would not let it save
+        one.stop()
+    assert sent == [signal.SIGTERM]
 
 
 @pytest.mark.parametrize(

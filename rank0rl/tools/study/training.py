@@ -103,6 +103,7 @@ class Training:
     def __init__(self, planned: Planned, study: Path, cores: Sequence[Core]) -> None:
         self.planned, self.folder, self.cores = planned, _make(study, planned.name), [*cores]
         files.check_folder(self.folder)
+        self._is_told = False  # to end
         self.given_up = False  # True if it was stopped, and is not to go on
         # Cores with which it goes on once it has saved; none if it is not to be stopped.
         self.next_cores: list[Core] = []
@@ -130,7 +131,9 @@ class Training:
 
     def stop(self) -> None:
         """Let it save and end. It goes on from there, exactly, when it is trained again."""
-        self._process.send_signal(signal.SIGTERM)
+        if not self._is_told:  # a second signal would not let it save
+            self._process.send_signal(signal.SIGTERM)
+        self._is_told = True
 
     def wait(self) -> int:
         """Wait for its end; return the exit code."""

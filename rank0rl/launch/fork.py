@@ -43,8 +43,8 @@ from rank0rl.launch.streams import outlast_readers
 from rank0rl.launch.supervisor import TURN_S, Supervisor
 from rank0rl.launch.tree import other_programs
 
-# Texts of NumPy's, torch's and Python's errors.
 _SAME_S = 1.0  # between signals that are one request
+# Texts of NumPy's, torch's and Python's errors.
 _OF_NO_ROWS = re.compile(
     r"zero-size|size 0|empty|non-zero size|out of (bounds|range)|division by zero"
 )
@@ -282,9 +282,8 @@ class _Signals:
         now = time.monotonic()
         if self._first_s is None:
             self._first_s = now
-        if (
-            not self.received or now - self._first_s > _SAME_S
-        ):  # rank 0 may have received one before
+        is_again = now - self._first_s > _SAME_S
+        if is_again or not self.received:  # rank 0 may have received one before
             self.received.append(signum)
 
 

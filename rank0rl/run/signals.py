@@ -139,7 +139,7 @@ class Interrupts:
             while signums := received.recv(1):
                 if signums[0] in self._before:
                     time.sleep(_STUCK_S)
-                    if self._pending is None and not job.held.depth:
+                    if self._before and self._pending is None and not job.held.depth:
                         self._taken = True
                         stuck(signums[0])
 

@@ -103,7 +103,7 @@ def table():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "place", "rank"), table())
+@pytest.mark.parametrize(("fault", "place", "rank"), [*table()])
 def test_the_table(fault, place, rank):
     code, err = faulty("3", fault, place, *([] if rank is None else [str(rank)]))
     expected = FAULTS[fault][0]

@@ -278,11 +278,10 @@ def _resume_command(plan: Plan, nworkers: int, code: str) -> str:
     given = {n: v for n, v in vars(options).items() if v != default[n]}
     left = job.hosts_left()
     with suppress(ValueError):  # no host that is left has room for an environment's ranks
-        most = (
-            count_ranks(None, read_hosts(left, None), options.ranks_per_env) if left else nworkers
-        )
-        nworkers = min(nworkers, most)
-        given |= {"hosts": left, "hostfile": None} if left else {}
+        if left:
+            most = count_ranks(None, read_hosts(left, None), options.ranks_per_env)
+            nworkers = min(nworkers, most)
+            given |= {"hosts": left, "hostfile": None}
     given |= {"nprocs": nworkers if nworkers > 1 else None}
     given |= dict.fromkeys(("stop_after_iterations", "stop_after_seconds"))
     _, _, *words = Words.to_go_on(plan.folder, given).argv

@@ -123,8 +123,8 @@ class Interrupts:
         if self._limit:
             self._limit.cancel()
         if not isinstance(error, Interrupted):
-            for signum in job.END_SIGNALS if self._originals else ():
-                signal.signal(signum, self._originals[signum])
+            for signum, handler in self._originals.items():
+                signal.signal(signum, handler)
 
     def _late(self, signum: int, _frame: FrameType | None) -> None:
         if self._limit is None:

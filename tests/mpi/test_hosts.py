@@ -139,6 +139,9 @@ def test_a_lost_host_is_left_out_when_the_run_goes_on(tmp_path, monkeypatch):
             job.HOSTS, "one:1"
         )  # as after a restart, of which each is a job of its own
         assert where() == "--hosts one:1 --pass-env 'A,B_*'"
+        # An environment needs two ranks of one host: those of the start are named, one of which may come back.
+        going_on.options = RunOptions(hosts="one:1,two:2", ranks_per_env=2)
+        assert where() == "--nprocs 6 --hosts one:1,two:2 --ranks-per-env 2"
     finally:
         job.my_folder.cache_clear()
     words = (tmp_path / "words").read_text().splitlines()

@@ -91,7 +91,7 @@ def measure(args: argparse.Namespace, env_id: str, num_envs: int) -> str:
     steps = args.steps_per_batch // num_envs
     pairs = []
     for steps_class, agent_class in ((FixedSteps, PPO), (FreeSteps, FreePPO)):
-        block = make_block(lambda: make(full_id), range(num_envs), 0)
+        block = make_block(lambda _: make(full_id), range(num_envs), 0)
         agent = agent_class(block.spaces, PPOOptions(), seeding.stream(0, "init"))
         pairs.append((steps_class(block, steps), agent))
     rates: list[list[float]] = [[], []]

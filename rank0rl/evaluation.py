@@ -162,5 +162,5 @@ def _rollout(
 ) -> WholeEpisodes:
     """Return the rollouts of this rank's share of evaluation episodes, the same ones at every call."""
     seed = seeding.integer(seed, "evaluate", 0, 0)
-    block = make_block(make_env, envs, seed, lambda _: {})
+    block = make_block(make_env, envs, seed)
     return WholeEpisodes(block, draw, info=[label(name) for name in info])

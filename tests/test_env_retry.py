@@ -200,8 +200,8 @@ def test_rollouts_are_those_of_the_undisturbed_environment(mode):
     flaky, plain = (
         FixedSteps(block, 300) if mode == "steps" else WholeEpisodes(block, lambda: iter(range(20)))
         for block in (
-            make_block(lambda: RetriedEnv(envs.Flaky, 3, False, 500), range(3), SEED),
-            make_block(lambda: gym.make("CartPole-v1"), range(3), SEED),
+            make_block(lambda _: RetriedEnv(envs.Flaky, 3, False, 500), range(3), SEED),
+            make_block(lambda _: gym.make("CartPole-v1"), range(3), SEED),
         )
     )
     agent = RandomAgent(plain.spaces, NoOptions(), None)

@@ -34,7 +34,7 @@ def _path(monkeypatch):
 
 
 def rollout_of(indices=range(2), *, steps=0, episodes=None, **kwargs):
-    block = make_block(lambda: make("helpers.games:make_hunt", **kwargs), indices, SEED)
+    block = make_block(lambda _: make("helpers.games:make_hunt", **kwargs), indices, SEED)
     if episodes is None:
         rollout = FixedSteps(block, steps)
     else:
@@ -229,7 +229,7 @@ def test_they_do_so_whatever_is_around_the_game():
     def made():
         return EpisodeInfo(lambda: make("helpers.games:make_hunt", choices=[2, 3]), ["place"])
 
-    rollout = FixedSteps(make_block(made, range(2), SEED), 9)
+    rollout = FixedSteps(make_block(lambda _: made(), range(2), SEED), 9)
     rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
     seen = rollout.envs[0].gym.unwrapped.game.parallel.seen
     assert {type(action) for actions in seen for action in actions.values()} == {tuple}
@@ -237,7 +237,7 @@ def test_they_do_so_whatever_is_around_the_game():
 
 def test_a_game_is_closed_once():
     env = make("helpers.games:make_hunt")
-    rollout = FixedSteps(make_block(lambda: env, range(1), SEED), 1)
+    rollout = FixedSteps(make_block(lambda _: env, range(1), SEED), 1)
     rollout.close()
     assert env.unwrapped.game.parallel.closed == 1
 
@@ -342,7 +342,7 @@ def test_settings_reach_a_game_once():
         env._method = called.append
         return env
 
-    rollout = WholeEpisodes(make_block(made, range(1), SEED), lambda: iter([0]))
+    rollout = WholeEpisodes(make_block(lambda _: made(), range(1), SEED), lambda: iter([0]))
     rollout.block.settings = Settings(1, '{"limit": 2}')
     rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
     assert called == [{"limit": 2}]
@@ -351,7 +351,7 @@ def test_settings_reach_a_game_once():
 def test_a_film_goes_on_when_the_first_agent_is_gone():
     seen = []
     env = watched(make("helpers.games:make_hunt"), lambda env: seen.append(env.render()[0, 0, 0]))
-    rollout = WholeEpisodes(make_block(lambda: env, range(1), SEED), lambda: iter(range(4)))
+    rollout = WholeEpisodes(make_block(lambda _: env, range(1), SEED), lambda: iter(range(4)))
     fragments, _ = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
     longest = [max(len(f.rew) for f in fragments[3 * i : 3 * i + 3]) for i in range(4)]
     assert any(len(fragments[3 * i].rew) < longest[i] for i in range(4))

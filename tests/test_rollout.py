@@ -19,7 +19,7 @@ SEED = 5
 
 
 def make(indices=range(2), *, steps=0, episodes=None, cuts=(), **kwargs):
-    block = make_block(lambda: envs.Count(**kwargs), indices, SEED)
+    block = make_block(lambda _: envs.Count(**kwargs), indices, SEED)
     if episodes is None:
         return FixedSteps(block, steps, cuts)
     return WholeEpisodes(block, lambda: iter(episodes), cuts=cuts)
@@ -154,7 +154,7 @@ def test_no_two_envs_iterations_or_neighbouring_seeds_share_noise():
     agent = NoiseAgent()
     drawn = set()
     for seed in range(3):
-        rollout = FixedSteps(make_block(envs.Count, range(32), seed), 100)
+        rollout = FixedSteps(make_block(lambda _: envs.Count(), range(32), seed), 100)
         for iteration in range(2):
             fragments, _ = rollout.collect(agent, iteration)
             drawn |= {value for f in fragments for value in f.act.ravel().tolist()}
@@ -223,7 +223,7 @@ class Slow(envs.Count):
 def test_no_more_episodes_are_under_way_than_at_once(env, under_way):
     """One, until it is known how long a step takes; then as many as asked for, unless it is long."""
     drawn = iter(range(6))
-    rollout = WholeEpisodes(make_block(env, range(4), SEED), lambda: drawn, at_once=2)
+    rollout = WholeEpisodes(make_block(lambda _: env(), range(4), SEED), lambda: drawn, at_once=2)
     seen = []
 
     class Watch(NoiseAgent):
@@ -282,7 +282,7 @@ def test_a_rank_without_envs_knows_the_spaces_and_collects_nothing():
 @pytest.mark.parametrize("env_id", ["Pendulum-v1", "CartPole-v1"])
 def test_a_env_is_bit_for_bit_the_same_alone_and_among_others(env_id):
     def collect(indices):
-        rollout = FixedSteps(make_block(lambda: gym.make(env_id), indices, SEED), 40)
+        rollout = FixedSteps(make_block(lambda _: gym.make(env_id), indices, SEED), 40)
         agent = PPO(rollout.spaces, PPOOptions(), np.random.default_rng(0))
         return [agent.process(f) for i in range(2) for f in rollout.collect(agent, i)[0]]
 
@@ -345,7 +345,7 @@ class Answers(envs.Count):
 def answering(change, mode="steps", **kwargs):
     """Two envs, the second of which answers as it should not."""
     made = iter([lambda *answer: answer, change])
-    block = make_block(lambda: Answers(next(made), **kwargs), range(2), SEED)
+    block = make_block(lambda _: Answers(next(made), **kwargs), range(2), SEED)
     return FixedSteps(block, 3) if mode == "steps" else WholeEpisodes(block, lambda: iter(range(2)))
 
 
@@ -444,7 +444,7 @@ def test_all_envs_must_have_the_same_spaces():
             self.action_space = gym.spaces.Discrete(next(sizes))
 
     with pytest.raises(ValueError, match=r"env 4 has .*Discrete\(2\).*; env 6 has .*Discrete\(3\)"):
-        make_block(Sized, range(4, 7), SEED)
+        make_block(lambda _: Sized(), range(4, 7), SEED)
 
 
 class Remembering(NoiseAgent):
@@ -509,7 +509,7 @@ class Named(envs.Count):
 
 
 def test_names_of_an_environment_mean_nothing_here():
-    rollout = FixedSteps(make_block(lambda: Named(length=4), range(2), SEED), 8)
+    rollout = FixedSteps(make_block(lambda _: Named(length=4), range(2), SEED), 8)
     rollout.collect(NoiseAgent(rollout.spaces, None, None), 1)
     assert rollout.labels == []
     assert rollout.spaces.agents == ()

@@ -24,7 +24,7 @@ from rank0rl.batch import Gathered
 from rank0rl.learner import Learner
 from rank0rl.mpi import comm
 from rank0rl.run.options import RunOptions
-from rank0rl.run.shares import make_rollout, make_shown
+from rank0rl.run.shares import env_maker, make_rollout, make_shown
 from rank0rl.run.usage import PHASES, Phases
 
 MODES = {
@@ -73,6 +73,7 @@ def test_an_environment_may_have_arguments_index_and_options(tmp_path, monkeypat
     args = {"env_id": "mine_indexed:make", "env_kwargs_of": f"{tmp_path}/mine_indexed.py:of"}
     options = RunOptions(**args, num_envs=2)
     assert [env.gym.unwrapped.base for env in make_rollout(options, 0, 1).envs] == [23, 24]
+    assert env_maker(options)(1).unwrapped.base == 24
     assert make_shown(options, index=5, options=1).unwrapped.base == 15
 
 

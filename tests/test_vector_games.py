@@ -29,7 +29,7 @@ def collected(env_id="helpers.games:make_walks", **kwargs):
     def made():
         return EpisodeInfo(lambda: make(resolve(env_id), **kwargs), ["place", "sum:place"])
 
-    block = make_block(made, range(2), SEED)
+    block = make_block(lambda _: made(), range(2), SEED)
     rollout = WholeEpisodes(block, lambda: iter(range(4)), info=["place"])
     return rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
 
@@ -84,7 +84,7 @@ def test_a_vector_environment_that_cannot_be_resumed_is_refused(kwargs, said):
 
 
 def test_gymnasiums_own_vector_environment():
-    block = make_block(lambda: make("helpers.games:make_carts"), range(2), SEED)
+    block = make_block(lambda _: make("helpers.games:make_carts"), range(2), SEED)
     rollout = FixedSteps(block, 60)
     assert rollout.spaces.obs.shape == (4,)
     fragments, ended = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)

@@ -398,25 +398,18 @@ class _GameBlock(EnvBlock):
                 raise
 
 
-def make_block(
-    make_env: Callable[..., Any],
-    indices: range,
-    seed: int,
-    kwargs_of: Callable[[int], Mapping[str, Any]] | None = None,
-) -> EnvBlock:
+def make_block(make_env: Callable[[int], Any], indices: range, seed: int) -> EnvBlock:
     """Make the environments of one rank.
 
     Args:
-        make_env: makes one gymnasium environment; of a game, that of its first agent.
+        make_env: makes the gymnasium environment with a given index; of a game, that of its first agent.
         indices: indices of this rank's environments and games; may be empty.
         seed: the run's seed, which keys the seed of every episode.
-        kwargs_of: returns the arguments behind its index with which an environment, or a game, is made; None: there
-            are none, and no index.
     """
     made = []
     for index in indices or [indices.start]:
         try:
-            env = make_env(index, **kwargs_of(index)) if kwargs_of else make_env()
+            env = make_env(index)
         except Exception as error:
             error.add_note(f"While making the environment of env {index}.")
             raise

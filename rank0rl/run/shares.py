@@ -104,9 +104,12 @@ def make_shown(options: RunOptions, index: int = 0, /, **kwargs: Any) -> Any:
 
 
 def env_maker(options: RunOptions, evaluation: bool = False) -> Callable[..., Any]:
-    """Return a function that makes one environment of a run, given its index and arguments of its own."""
+    """Return a function that makes the environment of a run with a given index."""
     around = functools.partial  # each makes what it is around
     read = load_agent(options.algo).info
+    kwargs_of = None
+    if options.env_kwargs_of and not evaluation:
+        kwargs_of = load_function(options.env_kwargs_of)
 
     def make_at(place: Place, kwargs: Mapping[str, Any], folder: Path | None = None) -> Any:
         place = dataclasses.replace(place, folder=folder)
@@ -123,9 +126,10 @@ def env_maker(options: RunOptions, evaluation: bool = False) -> Callable[..., An
             one = around(EnvProcess, one, *limits, preload, read)
         return one()
 
-    def make_one(index: int = 0, /, **kwargs: Any) -> Any:
+    def make_one(index: int = 0, /) -> Any:
         place = place_of(index, evaluation)
-        one: Callable[..., Any] = around(make_at, place, {**options.env_kwargs, **kwargs})
+        own = kwargs_of(index) if kwargs_of else {}
+        one: Callable[..., Any] = around(make_at, place, {**options.env_kwargs, **own})
         if options.env_folders:
             name = f"{'evaluation' if evaluation else 'env'}-{index:03}"
             one = around(FolderEnv, one, options.env_folders, name)
@@ -161,8 +165,7 @@ def make_rollout(options: RunOptions, rank: int, nworkers: int, only: int | None
                 most = groups * options.rank0_envs // options.num_envs
         episodes = functools.partial(counter.round, most)
     nparts = 1 if only is not None else _nparts(options, nworkers)
-    kwargs_of = load_function(options.env_kwargs_of) if options.env_kwargs_of else lambda _: {}
-    block = make_block(env_maker(options), indices, options.seed, kwargs_of)
+    block = make_block(env_maker(options), indices, options.seed)
     cuts = [fragments * part // nparts for part in range(1, nparts)]
     info = [label(name) for name in options.info]
     if episodes is None:

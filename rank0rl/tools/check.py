@@ -201,18 +201,18 @@ def _conditions(
     ) -> list[Fragment]:
         random.seed(global_seed)
         np.random.seed(global_seed)  # noqa: NPY002 - some environments use it
-        rollout = FixedSteps(make_block(made_by, range(num_envs), seed), steps)
+        rollout = FixedSteps(make_block(lambda _: made_by(), range(num_envs), seed), steps)
         fragments, _ = rollout.collect(RandomAgent(rollout.spaces, NoOptions(), None), 1)
         return fragments[: len(rollout.block.groups[0])]
 
     def second_half(restored: bool) -> list[Fragment]:
-        block = make_block(make_env, range(1), seed)
+        block = make_block(lambda _: make_env(), range(1), seed)
         rollout, agent = FixedSteps(block, half), RandomAgent(block.spaces, NoOptions(), None)
         rollout.collect(agent, 1)
         if restored:
             unfinished = Unfinished(0)
             unfinished.add(rollout.unfinished())
-            rollout = FixedSteps(make_block(make_env, range(1), seed), half)
+            rollout = FixedSteps(make_block(lambda _: make_env(), range(1), seed), half)
             restore(rollout.block, unfinished.all())
         return rollout.collect(agent, 2)[0]
 
@@ -239,7 +239,7 @@ def _conditions(
 def lost_digits(make_env: Callable[[], Any], steps: int, seed: int) -> str:
     """Return a note on observations whose changes in some steps are too small for float32; "" if there are none."""
 
-    def exact() -> Any:
+    def exact(_: int) -> Any:
         env = make_env()
         for each in agents_of(env):
             if each.observation_space.dtype == np.float64:

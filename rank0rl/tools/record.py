@@ -91,7 +91,7 @@ def _record(given: Options, policy: Policy) -> None:
     first = evaluation.MAX_ENVS * comm.get_rank()
     indices = range(first, first + evaluation.MAX_ENVS)
     make_env = env_maker(options, evaluation=True)
-    block = make_block(make_env, indices, seed, lambda _: {})
+    block = make_block(make_env, indices, seed)
     rollout = WholeEpisodes(block, numbers)
     acting = evaluation.Deterministic.of(agent, given.deterministic)
     episodes: list[dict[str, Any]] = []

@@ -71,7 +71,9 @@ class Agent(envs.NoiseAgent):
         return super().process(fragment)
 
 
-rollout = FixedSteps(make_block(Env, range(rank0rl.rank, rank0rl.rank + 1), seed=0), steps=5)
+rollout = FixedSteps(
+    make_block(lambda _: Env(), range(rank0rl.rank, rank0rl.rank + 1), seed=0), steps=5
+)
 agent = Agent(rollout.spaces)
 for iteration in range(1, 7):
     fragments, _ = rollout.collect(agent, iteration)

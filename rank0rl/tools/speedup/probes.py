@@ -188,7 +188,7 @@ def _collect(argument: str) -> None:
     per_step = {}
     for num_envs in sorted({1, max(2, options.num_envs)}):
         numbers = range(num_envs)
-        block = make_block(env_maker(options), numbers, options.seed, lambda _: {})
+        block = make_block(env_maker(options), numbers, options.seed)
         rollout = (
             FixedSteps(block, options.steps_per_env)
             if options.steps_per_env

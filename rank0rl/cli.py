@@ -41,13 +41,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     gc.disable()  # importing torch makes only objects that stay: collecting takes a sixth longer
     try:
         from rank0rl.mpi import comm
-        from rank0rl.run.shares import follows
-
-        code = 0 if follows() else _start(words)
+        from rank0rl.run import shares
     except ModuleNotFoundError as error:
-        if not job.world_rank():
-            usage_error(MISSING.format(sys.executable, error.name))
-        sys.exit(WRONG_USE)
+        sys.exit(_refuse_missing(error))
+    try:
+        code = 0 if shares.follows() else _start(words)
     except job.WrongLaunch as error:
         fork.report(type(error), error, None)
         _end(WRONG_USE)
@@ -80,9 +78,18 @@ def _end(code: int) -> NoReturn:
     sys.exit(code)
 
 
+def _refuse_missing(error: ModuleNotFoundError) -> int:
+    """Say which package is not there; return the exit code."""
+    if not job.world_rank():
+        usage_error(MISSING.format(sys.executable, error.name))
+    return WRONG_USE
+
+
 def _start(words: Words) -> int:
     """Train on this rank; return the exit code."""
-    from rank0rl import start
-    from rank0rl.tools import video
-
+    try:
+        from rank0rl import start
+        from rank0rl.tools import video
+    except ModuleNotFoundError as error:
+        return _refuse_missing(error)
     return start.start(words, algos.CONFIGS, video.check, video.hooks)

@@ -55,11 +55,10 @@ class Learner:
         self._updates, self._has_noted = "", False
 
     def prepare(self) -> None:
-        """Let rank 0's agent prepare its first update, in a thread. Call it once, if there is to be one."""
-        if comm.get_rank() == 0:
-            pool = ThreadPoolExecutor(1, PREPARING)
-            self._preparing = pool.submit(_prepare, self._agent)
-            pool.shutdown(wait=False)
+        """Let the agent prepare its first update, in a thread. Call it on rank 0, once, if there is to be one."""
+        pool = ThreadPoolExecutor(1, PREPARING)
+        self._preparing = pool.submit(_prepare, self._agent)
+        pool.shutdown(wait=False)
 
     def update(self, batch: Gathered, iteration: int) -> Mapping[str, float]:
         """Update the agent on rank 0. The iteration's number keys the update's random stream.

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rank0rl import seeding
-from rank0rl.agent import Agent
+from rank0rl.agent import Agent, Spaces
 from rank0rl.collector import Collector
 from rank0rl.envs.spaces import refuse_other_spaces
 from rank0rl.evaluation import Evaluation
@@ -28,7 +28,7 @@ from rank0rl.mpi.threads import set_threads
 from rank0rl.nets.networks import network_notes
 from rank0rl.options import OptionError, as_settings, flag, names
 from rank0rl.run import checkpoint, code, machine, settings
-from rank0rl.run.agents import load_agent, make_agent
+from rank0rl.run.agents import load_agent, make_agent, share_refusal
 from rank0rl.run.folder import discard
 from rank0rl.run.hooks import Hook, TensorBoard, WandB, make_hooks
 from rank0rl.run.launch_options import Words, program
@@ -69,6 +69,7 @@ def start(
     told = comm.bcast_obj(_plain(plan) if isinstance(plan, Plan) else plan)
     if isinstance(told, int):
         return told
+    assert not isinstance(plan, int)  # then it would have been told
     try:
         with ExitStack() as stack:
             return _train(stack, plan, told, more_hooks)
@@ -79,7 +80,7 @@ def start(
 
 def _train(
     stack: ExitStack,
-    plan: Plan | int | None,
+    plan: Plan | None,
     told: Mapping[str, Any],
     more_hooks: Callable[[RunOptions, Path], Sequence[Hook]],
 ) -> int:
@@ -89,7 +90,7 @@ def _train(
     options, folder = RunOptions(**told["options"]), Path(told["folder"])
     agent_options = load_agent(options.algo).Options(**told["agent"])
     phases = Phases()
-    if isinstance(plan, Plan):
+    if plan:
         stack.callback(plan.unlock)
     rank, nworkers = comm.get_rank(), comm.get_nworkers()
     rollout = make_rollout(options, rank, nworkers)
@@ -100,13 +101,11 @@ def _train(
     rollout.block.has_state = all(with_state)
     try:
         seeding.seed_globals(options.seed, "init", 1)
-        agent = make_agent(options, agent_options, rollout.spaces)
-        if options.init_from and not options.resume:
-            _load_init(agent, plan)
+        agent = _make_agent(options, agent_options, rollout.spaces, plan)
         machines = comm.allgather_obj(machine.describe(), "what every rank runs on")
         _refuse_other_fingerprints(machines)
     except OptionError as error:  # the same on every rank
-        if isinstance(plan, Plan):
+        if plan:
             discard(folder)
         return _refuse(error)
     collector = Collector(agent, rollout, options, phases)
@@ -118,7 +117,7 @@ def _train(
     state.hooks += more_hooks(options, folder)
     state.hooks += make_hooks(options, agent, collector.begin_with, state.share_over)
     try:
-        recorder = _open_record(plan, state, phases, machines) if isinstance(plan, Plan) else None
+        recorder = _open_record(plan, state, phases, machines) if plan else None
     except ValueError as error:
         job.fail(1, f"error: {error}")
         comm.abort(1)
@@ -128,7 +127,8 @@ def _train(
     overlap = Overlap(learner, collector, phases, state.share_over)
     set_threads(1)  # again: the user's code may have loaded another BLAS or set torch's threads
     try:
-        learner.prepare()
+        if recorder and not recorder.over():
+            learner.prepare()
         train(agent, collector, overlap if options.overlap else learner, run)
     except Exception as error:
         if rollout.failed_at:
@@ -160,23 +160,26 @@ def _plain(plan: Plan) -> dict[str, Any]:
     return {"options": vars(plan.options), "agent": fields, "folder": str(plan.folder)}
 
 
-def _load_init(agent: Agent, plan: Plan | int | None) -> None:
-    """Load the weights of --init-from on rank 0.
+def _make_agent(
+    options: RunOptions, agent_options: Any, spaces: Spaces, plan: Plan | None
+) -> Agent:
+    """Return a run's agent, on rank 0 with the weights of --init-from.
 
     Collective: every rank calls this.
 
     Raises:
-        OptionError: on every rank, if they do not fit the agent.
+        OptionError: on every rank, if one cannot make it, or the weights do not fit.
     """
     refusal = ""
-    if isinstance(plan, Plan):
-        try:
-            checkpoint.load_weights(agent, plan.init, f"--init-from {plan.options.init_from}")
+    try:
+        agent = make_agent(options, agent_options, spaces)
+        if plan and options.init_from and not options.resume:
+            checkpoint.load_weights(agent, plan.init, f"--init-from {options.init_from}")
             agent.modules_loaded()
-        except OptionError as error:
-            refusal = str(error)
-    if refusal := comm.bcast_obj(refusal):
-        raise OptionError(refusal)
+    except OptionError as error:
+        refusal = str(error)
+    share_refusal(refusal)
+    return agent
 
 
 def _replay(options: RunOptions, folder: Path, iteration: int, fragment_id: int) -> str:

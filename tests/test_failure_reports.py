@@ -25,6 +25,31 @@ CASES = [
 ]
 
 
+def test_a_package_that_the_users_code_misses_is_no_wrong_use(tmp_path, monkeypatch):
+    (tmp_path / "late_import.py").write_text(
+        "from helpers.envs import Count\n"
+        "class Env(Count):\n    def step(self, action):\n        import nothing_like_it\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{HERE}:{tmp_path}")
+    words = ["late_import:Env", "--num-envs", "2", "--steps-per-batch", "8", "--hidden", "8"]
+    done = train(tmp_path / "r", *words, expect=1)
+    assert "\nModuleNotFoundError: No module named 'nothing_like_it'\nIn fragment 0" in done.stderr
+
+
+def test_what_one_rank_alone_refuses_ends_all(tmp_path, monkeypatch):
+    (tmp_path / "picky.py").write_text(
+        "from helpers.envs import NoiseAgent\n"
+        "from rank0rl.mpi import comm\nfrom rank0rl.options import OptionError\n"
+        "class Picky(NoiseAgent):\n    def __init__(self, *args):\n"
+        "        if comm.get_rank():\n            raise OptionError('a package is missing')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    words = ["CartPole", "--algo", f"{tmp_path}/picky.py:Picky", "--num-envs", "2"]
+    done = train(tmp_path / "r", *words, nprocs=2, expect=2)
+    assert done.stderr.count("error: on rank 1: a package is missing") == 1
+    assert not (tmp_path / "r").exists()
+
+
 @pytest.mark.parametrize(("place", "rank"), CASES)
 def test_what_failed_where_and_how_to_repeat_it(place, rank, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))

@@ -19,6 +19,8 @@ from rank0rl.envs.make import make, watched
 from rank0rl.envs.wrappers import ResetMethod
 from rank0rl.policy import load
 from rank0rl.rollout import FixedSteps, WholeEpisodes
+from rank0rl.run.launch_options import Words
+from rank0rl.run.plan import prepare
 from rank0rl.tools.check import RandomAgent, check
 
 HUNT = ["helpers.games:make_hunt", "--num-envs", "9", "--hidden", "8", "--minibatch-size", "32"]
@@ -178,6 +180,7 @@ def test_a_game_longer_than_max_replay_steps_begins_anew(tmp_path):
         (["--rank0-envs", "1"], "rank0_envs must be a multiple of 3"),
         (["--env-processes"], "env_processes is for environments .*leave --env-processes out"),
         (["--env-retries", "2"], "env_retries is for"),
+        (["--env-kwargs", "agents=1", "--env-retries", "2"], r"env_retries is for.*\(1 agent\)"),
         (["--on-env-error", "truncate"], "on_env_error is for"),
         (["--wrappers", "TimeAwareObservation"], "wrap them in the function that makes them"),
         (["--env-kwargs", 'sizes={"wolf 1": 3}'], "all agents of a game must have the same spaces"),
@@ -190,6 +193,12 @@ def test_what_does_not_fit_is_one_line(args, said, tmp_path):
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1
     assert re.search(said, lines[0]), lines
+
+
+def test_every_rank_has_a_game():
+    words = Words.read([*STEPS, "--rank0-envs", "6"])
+    with pytest.raises(ValueError, match="rank0_envs must leave.*at most --rank0-envs 3"):
+        prepare(words, None, 3)
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,7 @@ def test_a_job_of_several_programs_has_the_hash_of_solvers_that_are_started(osci
     [
         (1, ["--num-envs", "4"], "each environment has one solver: got 2 solvers, and num_envs 4"),
         (1, ["--eval-every", "1"], "no other one has: leave out --eval-every"),
+        (1, ["--rank0-envs", "0"], "no other one has: leave out --rank0-envs"),
         (1, ["--nprocs", "2"], "got --nprocs 2, and the launcher started 1 ranks of it after 0"),
         (1, ["--ranks-per-env", "2"], "mpmd needs a launcher that starts this program with one"),
     ],

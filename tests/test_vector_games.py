@@ -76,9 +76,10 @@ def test_check_of_a_vector_environment():
     [
         ({"mode": "Disabled"}, "must reset by itself.*AutoresetMode.DISABLED.*NextStep"),
         ({"kind": "NoSeed"}, "two resets with the same seed.*EnvPool ignores.*name the single"),
+        ({"kind": "Masked"}, "masks need single environments.*make_walks gives.*name its single"),
     ],
 )
-def test_a_vector_environment_that_cannot_be_resumed_is_refused(kwargs, said):
+def test_a_vector_environment_that_cannot_be_used_is_refused(kwargs, said):
     with pytest.raises(ValueError, match=said):
         make("helpers.games:make_walks", **kwargs)
 

@@ -185,7 +185,12 @@ class _VectorGame:
                 f"a vector environment must reset by itself, at the next step or at the same: {name} has "
                 f'metadata["autoreset_mode"] {mode}; make it with autoreset_mode="NextStep"'
             )
-        begun, _ = copy.deepcopy(env.reset(seed=1))
+        begun, infos = copy.deepcopy(env.reset(seed=1))
+        if "action_mask" in infos:
+            raise ValueError(
+                f"action masks need single environments, because a vector environment also steps those that wait: "
+                f"{name} gives masks; name its single gymnasium.Env, and --num-envs says how many there are"
+            )
         if not data_equivalence(begun, env.reset(seed=1)[0], exact=True):
             raise ValueError(
                 f"a vector environment must begin the same episodes after two resets with the same seed, "

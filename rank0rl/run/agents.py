@@ -15,6 +15,7 @@ from typing import Any
 from rank0rl import seeding
 from rank0rl.agent import Agent, Spaces
 from rank0rl.envs.make import find_modules_in, import_own, why
+from rank0rl.mpi import comm
 from rank0rl.options import OptionError, facts
 from rank0rl.run import files
 from rank0rl.run.options import RunOptions
@@ -117,6 +118,20 @@ def make_agent(options: RunOptions, agent_options: Any, spaces: Spaces) -> Agent
             f"out --device {options.device}"
         )
     return agent
+
+
+def share_refusal(refusal: str) -> None:
+    """Raise the first refusal of a rank on every rank; "" is none.
+
+    Collective: every rank calls this.
+
+    Raises:
+        OptionError: the same on every rank; it names the rank, if the refusal is not that of rank 0.
+    """
+    each = comm.allgather_obj(refusal, "a refusal")
+    for rank, said in enumerate(each):
+        if said:
+            raise OptionError(f"on rank {rank}: {said}" if rank else said)
 
 
 def _import(where: str, algo: str, what: str = "agent", expected: str = "") -> ModuleType:

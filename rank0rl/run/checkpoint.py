@@ -393,8 +393,8 @@ def load_weights(agent: Agent, saved: Mapping[str, Tensor], source: str) -> None
         here, there = (_shape(tensors.get(name)) for tensors in (mine, saved))
         if here != there:
             raise OptionError(
-                f"{source}: {name!r} is {there} there and {here} here; give this run the network "
-                f"sizes and the kind of actions of that one"
+                f"{source}: {name!r} is {there} there and {here} here; give this run the sizes "
+                f"of that one (networks, population) and its kind of actions"
             )
     for name, tensor in mine.items():
         tensor.copy_(saved[name])

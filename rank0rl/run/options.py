@@ -155,7 +155,7 @@ class RunOptions(LaunchOptions):
             raise ValueError(f"nprocs is {self.nprocs} in a job of {nworkers}; leave --nprocs out")
         if self.num_envs < nworkers:
             raise ValueError(too_many_ranks(nworkers, self.num_envs))
-        most = self.num_envs - (nworkers - 1)
+        most = self.num_envs - self.agents * (nworkers - 1)
         if self.rank0_envs is not None and nworkers > 1 and self.rank0_envs > most:
             raise ValueError(
                 f"rank0_envs must leave an environment for every other rank: got "
@@ -172,8 +172,10 @@ class RunOptions(LaunchOptions):
                 "env_processes gives each environment one process of its own, and ranks_per_env several: leave "
                 "out --env-processes or --ranks-per-env"
             )
-        alone = [name for name in _NOT_MPMD if getattr(self, name)] if self.mpmd else []
-        if alone:
+        alone = [name for name in _NOT_MPMD if getattr(self, name)]
+        if self.rank0_envs == 0:  # then rank 0 makes one to see its spaces
+            alone.append("rank0_envs")
+        if self.mpmd and alone:
             raise ValueError(
                 f"with mpmd, each environment of training has a solver, and no other one has: leave out "
                 f"{flag(alone[0])}"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rank0rl.agent import Space, Spaces
-from rank0rl.envs.games import agents_of
+from rank0rl.envs.games import AgentEnv, agents_of
 from rank0rl.envs.spaces import describe
 from rank0rl.envs.wrappers import ResetMethod, refuse_running_statistics
 from rank0rl.nets.normalize import is_image
@@ -126,7 +126,7 @@ def _check_all(
             (hooks.load_hook if name == "hook" else load_function)(function)
     spaces, agents = _check_environment(options)
     options = dataclasses.replace(options, agents=agents)
-    _check_games(options, nworkers)
+    _check_shares(options, nworkers)
     _check_memory(options, agent, spaces.obs)
     note = load_agent(options.algo).check(spaces, agent, options) or ""
     _check_device(options)
@@ -227,7 +227,10 @@ def _check_environment(options: RunOptions) -> tuple[Spaces, int]:
     spaces = describe(env)
     refuse_running_statistics(env)
     env.close()
-    return spaces, len(agents_of(env))
+    agents = len(agents_of(env))
+    if isinstance(env.unwrapped, AgentEnv):
+        _check_game(options, agents)
+    return spaces, agents
 
 
 def _check_curriculum(options: RunOptions, env: Any) -> None:
@@ -251,8 +254,18 @@ def _check_curriculum(options: RunOptions, env: Any) -> None:
         ) from error
 
 
-def _check_games(options: RunOptions, nworkers: int) -> None:
-    """Check that every rank has whole games, and that no option is set that games do not have."""
+def _check_game(options: RunOptions, agents: int) -> None:
+    """Refuse the options that games do not have."""
+    for name in ("env_processes", "env_retries", "on_env_error"):
+        if (value := getattr(options, name)) not in (False, 0, "stop"):
+            raise ValueError(
+                f"{name} is for environments that are stepped by themselves, and {options.env_id} is a game or a "
+                f"vector environment ({agents} agent{'s' * (agents > 1)}): got {value}; leave {flag(name)} out"
+            )
+
+
+def _check_shares(options: RunOptions, nworkers: int) -> None:
+    """Check that every rank has whole games."""
     agents = options.agents
     if agents == 1:
         return
@@ -271,12 +284,7 @@ def _check_games(options: RunOptions, nworkers: int) -> None:
                 f"every rank needs a whole game: got {games} games of {agents} agents, and nprocs="
                 f"{nworkers}; set {flag(name)} {nworkers * agents} or --nprocs {games}"
             )
-    for name in ("env_processes", "env_retries", "on_env_error"):
-        if (value := getattr(options, name)) not in (False, 0, "stop"):
-            raise ValueError(
-                f"{name} is for environments that are stepped by themselves, and {options.env_id} is a "
-                f"game of {agents} agents: got {value}; leave {flag(name)} out"
-            )
+    options.check(nworkers)  # again: now the agents of a game are known
 
 
 def _check_memory(options: RunOptions, agent: Any, obs: Space) -> None:
@@ -285,7 +293,7 @@ def _check_memory(options: RunOptions, agent: Any, obs: Space) -> None:
     The size is a lower bound: only the observations of the batch count, and one network for each of
     the agent's options `hidden`, `value_hidden`, `memory_size` and the like.
     """
-    steps = options.steps_per_batch or options.steps_per_env * options.num_envs
+    steps = options.steps_per_env * options.num_envs
     layers = {name: sizes for name, sizes in vars(agent).items() if name.endswith("hidden")}
     if getattr(agent, "recurrent", None):
         layers["memory_size"] = (3 * agent.memory_size, agent.memory_size)  # a GRU has three gates

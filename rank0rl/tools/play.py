@@ -14,8 +14,8 @@ from rank0rl.batch import Batch
 from rank0rl.evaluation import Deterministic, whole_episodes
 from rank0rl.launch import usage_error
 from rank0rl.mpi.threads import set_threads
-from rank0rl.options import check, option
-from rank0rl.policy import load
+from rank0rl.options import OptionError, check, option
+from rank0rl.policy import Policy, load
 from rank0rl.run.shares import make_shown
 from rank0rl.tools import evaluate
 from rank0rl.tools.video import film, has_display
@@ -37,22 +37,25 @@ def main(argv: list[str]) -> int:
     set_threads(1)
     try:
         check(given)
-        ended = _play(given)
+        policy = load(given.run, given.trust)
     except ValueError as error:
+        return usage_error(str(error))
+    try:
+        ended = _play(given, policy)
+    except OptionError as error:
         return usage_error(str(error))
     for i, (ret, length) in enumerate(zip(ended["return"], ended["length"], strict=True)):
         print(f"episode {i}: return {ret:.6g}, length {length}")
     return 0
 
 
-def _play(given: Options) -> Batch:
+def _play(given: Options, policy: Policy) -> Batch:
     """Show whole episodes; return "return" and "length" of each, shape (episodes,)."""
     if given.video is None and not has_display():
-        raise ValueError(
+        raise OptionError(
             "a window needs a display, and $DISPLAY and $WAYLAND_DISPLAY are not set: write a file "
             "with --video out.mp4"
         )
-    policy = load(given.run, given.trust)
     agent, options = policy.agent, policy.options
     agent = Deterministic.of(agent, given.deterministic)
     seed = options.seed if given.seed is None else given.seed

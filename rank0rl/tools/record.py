@@ -65,11 +65,16 @@ def _load(given: Options) -> Policy:
     from rank0rl.mpi import comm
     from rank0rl.mpi.threads import set_threads
     from rank0rl.policy import load
+    from rank0rl.run.agents import share_refusal
 
     set_threads(1)
-    if refused := comm.bcast_obj("" if comm.get_rank() else _refused(given.minari)):
-        raise ValueError(refused)
-    return load(given.run, given.trust)
+    refusal = "" if comm.get_rank() else _refused(given.minari)
+    try:
+        policy = load(given.run, given.trust)
+    except ValueError as error:
+        refusal = refusal or str(error)
+    share_refusal(refusal)
+    return policy
 
 
 def _record(given: Options, policy: Policy) -> None:

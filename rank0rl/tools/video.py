@@ -24,6 +24,7 @@ from rank0rl.envs.make import watched
 from rank0rl.evaluation import whole_episodes
 from rank0rl.launch import python
 from rank0rl.mpi import comm
+from rank0rl.options import OptionError
 from rank0rl.run import files
 from rank0rl.run.hooks import Hook, Record
 from rank0rl.run.options import RunOptions
@@ -70,7 +71,7 @@ def film(agent: Agent, options: RunOptions, path: Path, seed: int = 0, episodes:
         "return" and "length" of each episode, shape (episodes,).
 
     Raises:
-        ValueError: if imageio-ffmpeg is missing, the file cannot be written, or the environment
+        OptionError: if imageio-ffmpeg is missing, the file cannot be written, or the environment
             cannot be drawn.
     """
     camera = _Camera(path)
@@ -86,12 +87,12 @@ def film(agent: Agent, options: RunOptions, path: Path, seed: int = 0, episodes:
     finally:
         camera.close()
     if not path.exists():
-        raise ValueError(f"ffmpeg has written nothing to {path}; its own message is above")
+        raise OptionError(f"ffmpeg has written nothing to {path}; its own message is above")
     return ended
 
 
 def check(options: RunOptions) -> None:
-    """Draw one picture if a run is to be filmed: a ValueError says why it cannot be, before training starts."""
+    """Draw one picture if a run is to be filmed: an OptionError says why it cannot be, before training starts."""
     if options.video_every is None:
         return
     _ffmpeg()
@@ -137,7 +138,7 @@ def _ffmpeg() -> Any:
 
         return imageio_ffmpeg
     except ImportError as error:
-        raise ValueError(
+        raise OptionError(
             f'a video needs the extra "video" ({error}): run pip install -e ".[video]", or '
             f"pip install imageio-ffmpeg"
         ) from None
@@ -149,11 +150,11 @@ class _Camera:
     def __init__(self, path: Path) -> None:
         open_ = _ffmpeg().write_frames
         if path.suffix != ".mp4":
-            raise ValueError(f"the name of a video must end in .mp4: got {path}")
+            raise OptionError(f"the name of a video must end in .mp4: got {path}")
         try:
             files.append(path).close()
         except OSError as error:
-            raise ValueError(f"cannot write the video: {error}") from None
+            raise OptionError(f"cannot write the video: {error}") from None
         self._path, self._open = path, open_
         self._writer: Any = None
         self._shape: tuple[int, ...] = ()
@@ -164,7 +165,7 @@ class _Camera:
         if self._writer is None:
             self._shape = picture.shape
         elif picture.shape != self._shape:
-            raise ValueError(
+            raise OptionError(
                 f"all pictures of a video must have the same size: {spaces.name_of(env)} gave "
                 f"{self._shape}, then {picture.shape}"
             )
@@ -183,7 +184,7 @@ class _Camera:
         try:
             self._writer.send(np.ascontiguousarray(picture))
         except OSError as error:
-            raise ValueError(f"ffmpeg cannot write {self._path}: {error}") from None
+            raise OptionError(f"ffmpeg cannot write {self._path}: {error}") from None
 
     def close(self) -> None:
         """Finish the file; delete it if it is empty."""
@@ -199,11 +200,11 @@ def _drawn(env: Any) -> Any:
         picture = np.asarray(env.render())
     except Exception as error:  # an environment can raise anything
         hint = f"\n{_MUJOCO_HINT}" if "mujoco" in sys.modules else ""
-        raise ValueError(
+        raise OptionError(
             f"cannot draw {spaces.name_of(env)}: {type(error).__name__}: {error}{hint}"
         ) from error
     if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
-        raise ValueError(
+        raise OptionError(
             f"render() must return a picture of shape (height, width, 3), uint8: "
             f"{spaces.name_of(env)} gave {picture.dtype} {picture.shape}"
         )

@@ -129,13 +129,21 @@ class NoSeed(Walk):
         return super().reset()
 
 
+class Masked(Walk):
+    """Allows its middle action only."""
+
+    def reset(self, **kwargs):
+        obs, _ = super().reset(**kwargs)
+        return obs, {"action_mask": np.array([0, 1, 0], np.int8)}
+
+
 class BothKinds(gym.vector.SyncVectorEnv, gym.Env):
     """Is an environment too by its class, as EnvPool's are."""
 
 
 def make_walks(num_envs=3, mode="NextStep", kind="Walk", both=False):
     make = BothKinds if both else gym.vector.SyncVectorEnv
-    return make([{"Walk": Walk, "NoSeed": NoSeed}[kind]] * num_envs, autoreset_mode=mode)
+    return make([globals()[kind]] * num_envs, autoreset_mode=mode)
 
 
 gym.register("Walks-v0", vector_entry_point=make_walks)

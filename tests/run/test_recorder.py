@@ -182,9 +182,15 @@ def test_times_on_the_console():
 
 @pytest.mark.slow
 def test_a_run_that_has_ended_says_so_when_it_is_resumed(tmp_path):
-    train(tmp_path / "r", *SMALL, "--total-steps", "64")
+    (tmp_path / "tells.py").write_text(
+        "from rank0rl.algos.ppo import PPO\n"
+        "class Tells(PPO):\n    def prepare(self):\n        print('prepares')\n        super().prepare()\n"
+    )
+    words = [*SMALL, "--algo", f"{tmp_path}/tells.py:Tells", "--total-steps", "64"]
+    assert "prepares" in train(tmp_path / "r", *words).stdout
     said = resume(tmp_path / "r").stdout
     assert "has ended, by total_steps 64: to go on, raise --total-steps" in said
+    assert "prepares" not in said
 
 
 GROWS = """

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from helpers.ranks import HERE, run
+from helpers.runs import train
 
 from rank0rl.tools.speedup import probes, speedup
 
@@ -81,6 +82,15 @@ def test_bare_stepping_takes_allowed_actions_only():
     settings = {"env_id": "helpers.envs:Spaced-v0", "wrappers": [], "env_kwargs": {"masked": True}}
     assert probes.bare_rate(settings, 2, 0.2, HERE) > 0
     assert math.isnan(probes.bare_rate({**settings, "env_id": "Nothing-v0"}, 2, 0.2, HERE))
+
+
+@pytest.mark.slow
+def test_collecting_is_measured_with_one_game_and_with_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    words = ["helpers.games:make_hunt", "--num-envs", "9", "--steps-per-batch", "99"]
+    train(tmp_path / "r", *words, "--hidden", "8", "--total-steps", "99")
+    found = probes.collect_costs(tmp_path / "r", HERE)
+    assert [*found["per_step"]] == ["3", "9"]
 
 
 def test_a_module_of_the_folder_does_not_replace_one_of_python(tmp_path):

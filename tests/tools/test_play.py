@@ -17,6 +17,7 @@ from rank0rl.agent import Space
 from rank0rl.api import evaluate
 from rank0rl.envs import make as envs
 from rank0rl.mpi import comm
+from rank0rl.policy import load
 from rank0rl.run.hooks import Record
 from rank0rl.run.options import RunOptions
 from rank0rl.tools import play, video
@@ -73,9 +74,9 @@ def test_a_film_has_the_episodes_of_evaluate(drawn, tmp_path, capsys):
 def test_a_film_without_noise(drawn, tmp_path):
     path = tmp_path / "a.mp4"
     fixed, noisy = (
-        play._play(play.Options(run=drawn, seed=4, deterministic=deterministic, video=path))[
-            "return"
-        ].tolist()
+        play._play(
+            play.Options(run=drawn, seed=4, deterministic=deterministic, video=path), load(drawn)
+        )["return"].tolist()
         for deterministic in (True, False)
     )
     assert fixed == evaluate(drawn, 1, 4, deterministic=True)["return"].tolist() != noisy
@@ -91,6 +92,10 @@ def test_a_window_where_there_is_a_display(drawn, monkeypatch, capsys):
         out = capsys.readouterr().out
         assert out.count("a window") == 2
         assert f"episode 0: return {evaluate(drawn, 1, 1)['return'][0]:.6g}, length" in out
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setattr(play, "whole_episodes", lambda *_, **__: int("of the environment"))
+    with pytest.raises(ValueError, match="of the environment"):
+        play.main([str(drawn)])
     monkeypatch.setattr(video.sys, "platform", "darwin")
     assert video.has_display()
 

@@ -285,7 +285,7 @@ def _costs_of(row: Row, settings: Mapping[str, Any], found: Mapping[str, Any]) -
         (int(envs), times) for envs, times in found["per_step"].items()
     )
     env = max(0.0, (all_cpu - cpu) / (envs - one))
-    act = max(0.0, cpu - env)
+    act = max(0.0, cpu - one * env)
     wait = max(0.0, wall - act - envs * env) / envs
     if row.nprocs == 1:  # its gather is a sort
         record = max(0.0, row.seconds - row.slowest_s - row.phases["update"])

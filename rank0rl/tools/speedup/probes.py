@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,13 +173,11 @@ def _bare(argument: str) -> None:
 def _collect(argument: str) -> None:
     """Measure the run whose folder is the argument; print what `collect_costs` returns."""
     from rank0rl.collector import Collector
-    from rank0rl.envs.block import make_block
     from rank0rl.mpi.threads import set_threads
     from rank0rl.mpi.weights import named_tensors
-    from rank0rl.rollout import FixedSteps, WholeEpisodes
     from rank0rl.run import settings, trust
     from rank0rl.run.agents import make_agent
-    from rank0rl.run.shares import env_maker
+    from rank0rl.run.shares import make_rollout
     from rank0rl.run.usage import Phases
 
     set_threads(1)
@@ -186,16 +185,18 @@ def _collect(argument: str) -> None:
     given = trust.without_seal(settings.load(folder / "config.toml"))  # the study made this run
     options, agent_options = settings.of_file(given, argument)
     per_step = {}
-    for num_envs in sorted({1, max(2, options.num_envs)}):
-        numbers = range(num_envs)
-        block = make_block(env_maker(options), numbers, options.seed)
-        rollout = (
-            FixedSteps(block, options.steps_per_env)
-            if options.steps_per_env
-            else WholeEpisodes(block, numbers.__iter__)
+    one = options.agents  # of a game
+    for num_envs in sorted({one, max(2 * one, options.num_envs)}):
+        alone = replace(
+            options,
+            num_envs=num_envs,
+            rank0_envs=None,
+            steps_per_batch=num_envs * options.steps_per_env or None,
+            episodes_per_batch=num_envs if options.episodes_per_batch else None,
         )
-        agent = make_agent(options, agent_options, rollout.spaces)
-        collector = Collector(agent, rollout, options, Phases())
+        rollout = make_rollout(alone, 0, 1)
+        agent = make_agent(alone, agent_options, rollout.spaces)
+        collector = Collector(agent, rollout, alone, Phases())
         wall, cpu = _seconds_per_step(collector)
         per_step[num_envs] = num_envs * wall, num_envs * cpu
         rollout.close()

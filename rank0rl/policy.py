@@ -37,10 +37,9 @@ class Policy:
     Args:
         agent: acts; it learns nothing here.
         options: options of its run.
-        seed: of its random numbers. None: the run's seed.
     """
 
-    def __init__(self, agent: Agent, options: RunOptions, seed: int | None = None) -> None:
+    def __init__(self, agent: Agent, options: RunOptions) -> None:
         self.agent, self.options = agent, options
         env = self.make_env()  # to see its spaces
         self.spaces = describe(env)
@@ -49,7 +48,7 @@ class Policy:
         """Space of the observations that `__call__` takes, besides flattened ones."""
         self._nested = nested_actions(env)
         env.close()
-        self._noise = draws(agent, options.seed if seed is None else seed, 0, 0)
+        self._noise = draws(agent, options.seed, 0, 0)
 
     def __call__(
         self,

@@ -1,4 +1,4 @@
-"""Wrappers of environments: figures of episodes, reset methods, raw rewards, and those that are refused.
+"""Wrappers of environments: reset methods, raw rewards, and those that are refused.
 
 They do not change spaces. What they wrap may be another object than a `gymnasium.Env`, such as an `EnvProcess`.
 """

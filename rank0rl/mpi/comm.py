@@ -360,9 +360,9 @@ class Counter:
     else that makes all ranks wait for each other) between two rounds.
     """
 
-    def __init__(self, n: int, comm: Comm | None = None) -> None:
+    def __init__(self, n: int) -> None:
         self._n, self._rounds = n, 0
-        self._comm = among(comm)
+        self._comm = among(None)
         if self._comm:
             from mpi4py import MPI
 

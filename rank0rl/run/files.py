@@ -68,7 +68,7 @@ def read(
         raise ValueError(f"cannot read {what} {path}: {error.strerror}") from None
 
 
-def read_text(path: Path, what: str, most: int = _TEXT) -> str:
+def _read_text(path: Path, what: str, most: int = _TEXT) -> str:
     """Return the text of a regular file.
 
     Args:
@@ -120,7 +120,7 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     Raises:
         ValueError: if it cannot be read, or for the reasons of `parse_toml`.
     """
-    return parse_toml(read_text(path, what, _CONFIG), path, what)
+    return parse_toml(_read_text(path, what, _CONFIG), path, what)
 
 
 def parse_toml(text: str, path: Path, what: str) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
         ValueError: if it cannot be read, or does not hold one object.
     """
     try:
-        found = json.loads(read_text(path, what))
+        found = json.loads(_read_text(path, what))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"cannot read {what} {path}: it is not JSON ({error})") from None
     if not isinstance(found, dict):

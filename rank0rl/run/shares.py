@@ -53,7 +53,7 @@ def check_solvers(options: RunOptions, nworkers: int) -> None:
         )
 
 
-def guard_world() -> None:
+def _guard_world() -> None:
     """Let environments in this process raise where they use MPI.COMM_WORLD, if ranks with others are in it."""
     processes.guard_world(
         Path(make.__file__).parent,
@@ -64,7 +64,7 @@ def guard_world() -> None:
 
 def follows() -> bool:
     """Make the calls of this process's rank until the end, if it follows one; return False if it does not."""
-    guard_world()
+    _guard_world()
     return processes.follow()
 
 

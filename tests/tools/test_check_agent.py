@@ -4,7 +4,6 @@ import pytest
 import torch
 from helpers.agents import liar
 
-from rank0rl.run.agents import references
 from rank0rl.tools import check
 
 SMALL = ["--num-envs", "6", "--steps", "50", "--others", "1"]
@@ -20,18 +19,10 @@ def checked(capsys, *words):
     return code, found, lines[-1].partition("the same curve on every x86-64 CPU: ")[2]
 
 
-@pytest.mark.parametrize(
-    "algo",
-    [
-        algo
-        for algo in references()
-        if algo != "bc"  # it needs data
-    ],
-)
+@pytest.mark.parametrize("algo", ["ppo", "a2c", "es"])  # algos/test_agents.py tries all of them
 @pytest.mark.slow
 def test_the_agents_here_are_honest(capsys, algo):
-    episodes = ["--episodes-per-batch", "8"]
-    batch = {"es": [], "cmaes": [], "cem": episodes}.get(algo, ["--steps-per-batch", "96"])
+    batch = [] if algo == "es" else ["--steps-per-batch", "96"]
     code, found, by_cpu = checked(capsys, "--algo", algo, *batch)
     assert found == dict.fromkeys(CONDITIONS, "the same")
     assert (code, by_cpu) == (0, "yes, as far as functions of torch go")

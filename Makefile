@@ -33,9 +33,10 @@ test: $(READY)
 fast: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-test-all: $(READY) $(OPEN_MPI)/ready lint docs
-	$(BIN)/python -m pytest -n 2 --dist worksteal
-	$(OPEN_MPI)/bin/python -m pytest -n 2 --dist worksteal $(OF_RANKS)
+# Slow tests often wait: 3 at a time keep two cores busy.
+test-all: $(OPEN_MPI)/ready lint docs fast
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m slow
+	$(OPEN_MPI)/bin/python -m pytest -n 3 --dist worksteal $(OF_RANKS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check $(CODE)

@@ -1,44 +1,84 @@
-"""Run a Python command in a fork of a process that has imported torch and the like, which takes seconds.
+"""Run Python commands in forks of a process that has imported torch and the like, which takes seconds of a core.
 
-The fork has imported nothing of rank0rl, and ends as any Python does. Commands that start ranks, and
-tests of what is imported, need a new process: see helpers.ranks.run.
+A fork has imported nothing of rank0rl, and ends as any Python does. The ranks that it starts are forks too: for them
+`sys.executable` is a small program, beside a launcher of the same name, that asks for a fork, lends it its files, passes
+signals on, and ends as the fork does. Tests of failures and of what is imported need new processes: see helpers.ranks.run.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import importlib
 import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NoReturn
 
 LIMIT_S = 300
 HERE = Path(__file__).parent.parent
+FORKED = "RANK0RL_TESTS_FORKED"  # id of the process that is a fork
+
+# Asks for a fork that becomes this process. What is no script or module is left to Python, and a fork that begins anew.
+_PROGRAM = """#!{python} -IS
+import os, sys
+args, me = sys.argv[1:], str(os.getpid())
+words = [word for word in args if word != "-P"][:1]
+if not words or (words[0].startswith("-") and words[0] != "-m") or os.environ.get("{forked}") == me:
+    os.execv({python!r}, [{python!r}, *args])
+import json, signal, socket
+here = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+numbers = [int(n) for n in os.listdir("/proc/self/fd")]
+numbers = [n for n in numbers if n != here.fileno() and os.path.exists(f"/proc/self/fd/{{n}}")]
+here.connect({address!r})
+ignored = [n for n in range(1, 32) if signal.getsignal(n) == signal.SIG_IGN]
+asked = dict(args=args, env=dict(os.environ), cwd=os.getcwd(), numbers=numbers, ignored=ignored,
+             cores=[*os.sched_getaffinity(0)])
+data = json.dumps(asked).encode()
+here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * len(data))
+socket.send_fds(here, [data], numbers)
+for number in (1, 2, 10, 12, 15):
+    if number not in ignored:
+        signal.signal(number, lambda number, _: here.send(b"%d" % number))
+code = int(here.recv(100) or -9)
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL) if code not in (-9, -19) else None
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
 
 
 def run(
     *args: str, env: dict[str, str] | None = None, cwd: Path = HERE.parent
 ) -> subprocess.CompletedProcess[str]:
     """Run "python script args" or "python -m module args"; return its exit code and output."""
-    server = _server()
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        asked = json.dumps({"args": args, "env": {**os.environ, **(env or {})}, "cwd": str(cwd)})
-        try:
-            code = _asked(server, asked, out, err)
-        except BaseException:  # what it says next would be of this command
-            _server.cache_clear()
-            server.close()
-            raise
+    from helpers.ranks import environment
+
+    with (
+        tempfile.TemporaryFile() as nothing,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+    ):
+        asked = {
+            "args": args,
+            "env": environment(env or {}),
+            "cwd": str(cwd),
+            "numbers": [0, 1, 2],
+            "ignored": [],
+            "cores": [*os.sched_getaffinity(0)],
+        }
+        code = _asked(json.dumps(asked).encode(), [nothing, out, err])
         for file in (out, err):
             file.seek(0)
         said = out.read(), err.read()
@@ -46,60 +86,119 @@ def run(
     return subprocess.CompletedProcess(args, code, *said)
 
 
-def _asked(server: socket.socket, command: str, out: IO[str], err: IO[str]) -> int:
+def _asked(command: bytes, files: list[Any]) -> int:
     """Let the server fork for a command; return its exit code."""
-    socket.send_fds(server, [command.encode()], [out.fileno(), err.fileno()])
-    process_id = int(server.recv(100))
-    late = threading.Timer(LIMIT_S, os.killpg, [process_id, signal.SIGKILL])
-    late.start()
-    try:
-        return int(server.recv(100))
-    finally:
-        late.cancel()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as here:
+        here.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * len(command))
+        here.connect(f"{folder()}/socket")
+        socket.send_fds(here, [command], [file.fileno() for file in files])
+        late = threading.Timer(LIMIT_S, lambda: here.send(b"%d" % signal.SIGKILL))
+        late.start()
+        try:
+            return int(here.recv(100) or -signal.SIGKILL)
+        finally:
+            late.cancel()
 
 
 @cache
-def _server() -> socket.socket:
-    """Start the process that is forked; it ends with this one."""
-    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    command = [sys.executable, __file__, str(there.fileno())]
+def folder() -> str:
+    """Start the process that is forked; it ends with this one. Return the folder of its programs, for PATH."""
+    from helpers.ranks import mpiexec
+
+    made = tempfile.TemporaryDirectory()
+    address = f"{made.name}/socket"
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    server.bind(address)
+    server.listen(64)
+    python = _PROGRAM.format(python=sys.executable, address=address, forked=FORKED)
+    launcher = f'#!/bin/sh\nexec "{mpiexec()}" "$@"\n'
+    for name, text in {"python": python, "mpiexec": launcher}.items():
+        (Path(made.name) / name).write_text(text)
+        (Path(made.name) / name).chmod(0o755)
+    command = [sys.executable, __file__, str(server.fileno()), f"{made.name}/python"]
     env = {
         name: value for name, value in os.environ.items() if name != "PYTHONPATH"
     }  # a test's own
-    fds, where = [there.fileno()], HERE.parent
-    subprocess.Popen(command, pass_fds=fds, cwd=where, env=env, start_new_session=True)
-    there.close()
-    atexit.register(here.close)
-    return here
+    process = subprocess.Popen(
+        command, pass_fds=[server.fileno()], cwd=HERE.parent, env=env, start_new_session=True
+    )
+    server.close()
+    atexit.register(made.cleanup)
+    atexit.register(process.kill)
+    return made.name
 
 
 def _serve(server: socket.socket) -> dict[str, Any]:
     """Fork for every command that is asked for; return it in the fork."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
-        asked, files, *_ = socket.recv_fds(server, 1 << 20, 2)
-        if not asked:
-            os._exit(0)
-        process_id = os.fork()
-        if not process_id:
-            os.setsid()
-            for number, file in enumerate(files, 1):
-                os.dup2(file, number)
-            return json.loads(asked)
+        asks, _ = server.accept()
+        if not os.fork():
+            server.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return _watch(asks)
+        asks.close()
+
+
+def _watch(asks: socket.socket) -> dict[str, Any]:
+    """Fork for the command that is asked for, and return it there. Here, pass signals on until the fork ends."""
+    asks.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+    data, files, *_ = socket.recv_fds(asks, 1 << 22, 250)
+    command = json.loads(data)
+    process_id = os.fork()
+    if process_id:
         for file in files:
             os.close(file)
-        server.send(b"%d" % process_id)
-        server.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1]))
+        _wait(asks, process_id)
+    asks.close()
+    os.setsid()
+    _take(files, command.pop("numbers"))
+    os.sched_setaffinity(0, command.pop("cores"))
+    for number in command.pop("ignored"):
+        if number not in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores by itself
+            signal.signal(number, signal.SIG_IGN)
+    return command
 
 
-def _become(args: list[str], env: dict[str, str], cwd: str) -> None:
+def _wait(asks: socket.socket, process_id: int) -> NoReturn:
+    ended = os.pidfd_open(process_id)
+    while True:
+        ready, _, _ = select.select([asks, ended], [], [])
+        if ended in ready:
+            code = os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
+            asks.send(b"%d" % code)
+            os._exit(0)
+        number = int(asks.recv(100) or signal.SIGKILL)  # who has asked is gone
+        (os.killpg if number == signal.SIGKILL else os.kill)(process_id, number)
+
+
+def _take(files: list[int], numbers: list[int]) -> None:
+    """Let these files have these numbers, and no others be open."""
+    high = max(*files, *numbers) + 1
+    for at, file in enumerate(files):
+        os.dup2(file, high + at)
+    os.closerange(0, high)
+    for at, number in enumerate(numbers):
+        os.dup2(high + at, number)
+    os.closerange(high, high + len(files))
+
+
+def _become(program: str, args: list[str], env: dict[str, str], cwd: str) -> None:
     """Be as a Python that was started with these arguments and this environment in this folder."""
     os.chdir(cwd)
     os.environ.clear()
-    os.environ.update(env)
-    sys.orig_argv = [sys.executable, *args]
+    os.environ.update(env, **{FORKED: str(os.getpid())})
+    for number, mode in enumerate("rww"):
+        name = ("stdin", "stdout", "stderr")[number]
+        stream = open(number, mode, buffering=1 if number == 2 else -1, closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    sys.executable = program
+    sys.orig_argv = [program, *args]
+    is_safe, args = args[0] == "-P", [*args[args[0] == "-P" :]]
     first = "" if args[0] == "-m" else str(Path(args[0]).resolve().parent)
     more = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.path[:1] = [first or os.getcwd(), *more]
+    sys.path[:1] = [*([] if is_safe else [first or os.getcwd()]), *more]
     sys.argv = args[1:] if args[0] == "-m" else args
     if args[0] == "-m":
         runpy.run_module(args[1], run_name="__main__", alter_sys=True)
@@ -107,9 +206,33 @@ def _become(args: list[str], env: dict[str, str], cwd: str) -> None:
         runpy.run_path(args[0], run_name="__main__")
 
 
+def _end(call: Callable[[], None]) -> None:
+    """End as Python does after a call, without its last step: to free all that the libraries have made takes a second."""
+    code = 0
+    try:
+        call()
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
+        code = end.code or 0 if isinstance(end.code, int | None) else 1
+    except KeyboardInterrupt:
+        raise  # ends by the signal
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi and mpi.Is_initialized() and not mpi.Is_finalized():
+        sys.exit(code)  # mpi4py takes leave in the last step
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    ctypes.CDLL(None).exit(code & 0xFF)  # MPICH takes leave of its launcher there
+
+
 if __name__ == "__main__":
     for slow in ("torch", "numba", "tyro", "mujoco", "gymnasium.envs.classic_control.cartpole"):
         importlib.import_module(slow)
-    with contextlib.closing(socket.socket(fileno=int(sys.argv[1]))) as listening:
-        command = _serve(listening)
-    _become(**command)
+    command = _serve(socket.socket(fileno=int(sys.argv[1])))
+    _end(lambda: _become(sys.argv[2], **command))

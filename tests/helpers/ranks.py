@@ -134,9 +134,12 @@ def run(
 def typed(
     command: str, cwd: Path = HERE.parent, env: dict[str, str] | None = None, **kwargs: Any
 ) -> list[str]:
-    """Run a command as at a prompt, where `python`, `mpiexec` and rank0rl are found; return its lines."""
+    """Run a command as at a prompt, where `python` (see helpers.forks), `mpiexec` and rank0rl are found; return its lines."""
+    from helpers import forks
+
+    folders = [forks.folder(), str(Path(sys.executable).parent), os.environ["PATH"]]
     found = {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join(folders),
         "PYTHONPATH": str(HERE.parent),
     }
     done = run(shlex.split(command), env={**found, **(env or {})}, cwd=cwd, **kwargs)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tomli_w
 from helpers import forks
-from helpers.ranks import HERE, LIMIT_S, on_ranks, run
+from helpers.ranks import HERE, LIMIT_S, on_ranks
 
 from rank0rl import seeding, start
 from rank0rl.collector import Collector
@@ -105,9 +105,8 @@ def resume(folder, *args, nprocs=1, expect=0):
 
 
 def _train(args, nprocs):
-    if nprocs > 1:
-        return run([sys.executable, "train.py", *args, "--nprocs", str(nprocs)])
-    return forks.run("train.py", *args)
+    ranks = ["--nprocs", str(nprocs)] if nprocs > 1 else []
+    return forks.run("train.py", *args, *ranks)
 
 
 def replay(folder, iteration, *, env=None, episode=None, expect=0):

@@ -49,7 +49,7 @@ class Remember(Agent):
     def act(self, step: Step) -> tuple[Array, Batch]:
         """Draw actions, and return the memory for the next step."""
         now = self.layer.numpy(inputs(step.obs), step.memory)  # a GRU's memory is its features
-        act, _ = self.policy.act(now, step.noise)
+        act, _ = self.policy.act(now, step.noise, explore=step.explore)
         return act, {"memory": now}
 
     def process(self, fragment: Fragment) -> Batch:

@@ -57,6 +57,7 @@ class Rollout:
         """Names of the figures of each episode: those of `info`, and the return of each agent of a game."""
         self._buffer = Buffer(len(self.envs), capacity)
         self._ended: dict[str, list[float]] = {}
+        self._extras: set[str] | None = None  # names of what `act` returns besides actions
 
     def collect(self, agent: Agent, iteration: int) -> tuple[list[Fragment], Batch]:
         """Collect this rank's fragments of one iteration.
@@ -129,9 +130,9 @@ class Rollout:
         if step.memory is not None:
             block.memory[rows] = _new_memory(extras, step.memory)
             extras = {**extras, "memory": step.memory}
-        for name, value in (("act", act), *extras.items()):
-            if name not in self._buffer.rows:
-                _check_acted(name, value, len(step.obs), self.spaces.act, agent.info)
+        if extras.keys() != self._extras:
+            _check_acted({"act": act, **extras}, self._extras, step, self.spaces.act, agent.info)
+            self._extras = {*extras}
         self._buffer.write(at, obs=step.obs, act=act, **extras)
         rew, terminated, truncated, ended = block.step(envs, rows, act, fully)
         for env, _ in ended:
@@ -398,35 +399,35 @@ def _new_memory(extras: Batch, old: Array) -> Array:
     return new
 
 
-def _check_acted(name: str, value: Any, rows: int, space: Space, info: Sequence[str]) -> None:
-    """Raise ValueError unless `act` returned an array with a row for each observation, by a name of its own."""
-    if name in info:
-        raise ValueError(
-            f"act must not return {name!r}, which Agent.info takes from the environment"
-        )
-    row = space.shape if name == "act" else np.shape(value)[1:]
-    is_array = isinstance(value, np.ndarray)
-    if not is_array or value.shape != (rows, *row) or value.dtype.hasobject:
-        kind = f"{value.dtype} {value.shape}" if is_array else type(value)
-        raise ValueError(
-            f"act must return {'actions' if name == 'act' else repr(name)} as an array of shape "
-            f"{(rows, *row)}, a row for each observation: got {kind}"
-        )
+def _check_acted(
+    acted: Batch, before: set[str] | None, step: Step, space: Space, info: Sequence[str]
+) -> None:
+    """Raise ValueError unless `act` returned arrays with a row for each observation, by the same names of its own as before."""
+    if before is not None and (odd := (acted.keys() - {"act"}) ^ before):
+        what = f"{sorted(odd)} came in some steps only; fill what has no value"
+        raise ValueError(f"act must return the same names in every step: {what}")
+    for name, value in acted.items():
+        if name in info:
+            what = f"{name!r}, which Agent.info takes from the environment"
+            raise ValueError(f"act must not return {what}")
+        rows = len(step.obs), *(space.shape if name == "act" else np.shape(value)[1:])
+        is_array = isinstance(value, np.ndarray)
+        if not is_array or value.shape != rows or value.dtype.hasobject:
+            kind = f"{value.dtype} {value.shape}" if is_array else type(value)
+            raise ValueError(
+                f"act must return {'actions' if name == 'act' else repr(name)} as an array of shape "
+                f"{rows}, a row for each observation: got {kind}"
+            )
 
 
 class _End(NamedTuple):
     """The end of an episode in a fragment, or the end of the fragment within an episode."""
 
-    t: int
-    """Its last step in the fragment."""
-    obs: Array
-    """Observation after it, (*obs)."""
-    seed: int
-    """Seed of the episode."""
-    length: int
-    """Steps of the episode so far, those in earlier fragments included."""
-    memory: Array
-    """The agent's memory after it, (m,)."""
+    t: int  # its last step in the fragment
+    obs: Array  # the observation after it, (*obs)
+    seed: int  # of the episode
+    length: int  # of the episode so far, with its steps in earlier fragments
+    memory: Array  # of the agent, after it, (m,)
 
 
 def _cut(fragment_id: int, rows: Batch, ends: Sequence[_End]) -> Fragment:

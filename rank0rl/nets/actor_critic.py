@@ -177,7 +177,7 @@ class ActorCritic:
         for name, extra in (("draw", "draw"), ("mask", "action_mask")):
             if extra in fragment.extras:
                 rows[name] = fragment.extras[extra]
-        x = fragment.extras.get("features")
+        x = fragment.extras.get("features") if self.shared else None
         if x is None:
             x = self._features(fragment.obs, fragment.extras.get("memory"))
         # All steps at once, which spares `act` the work.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -94,6 +94,19 @@ class AutogradSteps:
         return seen
 
 
+def has_others(loss: Tensor, known: Sequence[Tensor]) -> bool:
+    """Return True if a loss has a gradient by tensors besides the known ones."""
+    ids, found, left = {id(each) for each in known}, set[Any](), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if id(getattr(node, "variable", known[0])) not in ids:
+            return True
+        found.add(node)
+        more = node.next_functions if node else ()
+        left += [each for each, _ in more if each and each not in found]
+    return False
+
+
 def fisher_by_autograd(
     policy: Policy, damping: float, obs: Tensor, mask: Tensor | None = None
 ) -> Product:
@@ -101,14 +114,20 @@ def fisher_by_autograd(
     params = list(policy.parameters())
     now = policy.distribution(obs, mask)
     kl = policy.kl(tuple(x.detach() for x in now), now).mean()
-    gradient = _flat(torch.autograd.grad(kl, params, create_graph=True))
+    gradient = _flat(_gradient(kl, params, create_graph=True))
 
     def product(v: Tensor) -> Tensor:
-        hessian_v = _flat(torch.autograd.grad(gradient @ v, params, retain_graph=True))
+        hessian_v = _flat(_gradient(gradient @ v, params, retain_graph=True))
         return hessian_v + damping * v
 
     return product
 
 
-def _flat(tensors: tuple[Tensor, ...]) -> Tensor:
+def _gradient(number: Tensor, params: Sequence[Tensor], **kwargs: Any) -> list[Tensor]:
+    """Return the gradient of a number; 0 by what it does not depend on."""
+    found = torch.autograd.grad(number, params, allow_unused=True, **kwargs)
+    return [torch.zeros_like(p) if by is None else by for p, by in zip(params, found, strict=True)]
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([t.reshape(-1) for t in tensors])

@@ -20,7 +20,7 @@ from torch import Tensor, library, nn
 from rank0rl.batch import Batch, take
 from rank0rl.nets import IS_PORTABLE
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, Outputs, ValueFunction, whitened
-from rank0rl.nets.autograd import AutogradSteps, Product, fisher_by_autograd
+from rank0rl.nets.autograd import AutogradSteps, Product, fisher_by_autograd, has_others
 from rank0rl.nets.flat import Adam, Flat, derivatives, tensors
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.mlp import MLP
@@ -34,6 +34,7 @@ Array = npt.NDArray[Any]
 _FEW, _LOOK = 256, 32  # rows whose gradient is checked, and whose entropy is taken
 _NEAR = 2e-4  # kernels and autograd round differently, by less than this share of the largest
 _EXACT = 1e-6  # derivatives by one log ratio, value or entropy: some roundings of float32
+_FAR = 4.5  # times log ratios from log 0.1 to log 8: ratios from 0.00003 to 10,000, which clamps and caps change
 _ALL = (CLOSED, LOSS, OUTPUTS)  # ways, the fastest first
 _APART = 1e-3  # log ratios before the first step: at most 1e-5 were seen
 _LARGE = 2**18  # multiplications of a product; a call of a kernel from torch takes 10 us more
@@ -72,7 +73,6 @@ class GradientSteps:
         """Raise RuntimeError if Adam is not over the parameters of these networks."""
         adam.flat.check(nets)
         self._nets, self._evaluate, self._adam, self._normalize = nets, evaluate, adam, normalize
-        self._trained = [p for p in nets.parameters() if p.requires_grad]
         self._compiled: CompiledSteps | None = None
         why = f"on {device}" if device != "cpu" else _why_not(nets)
         if not why:
@@ -152,26 +152,26 @@ class GradientSteps:
     def _way(self, rows: Batch, loss: Loss, closed: ClosedForm | None) -> tuple[str | None, str]:
         """Return the fastest way that is right for this loss, None for autograd, and why it is no faster one.
 
-        The loss is computed on all rows: with ratios from 0.1 to 8, then with log ratios near 0 and with
-        values and an entropy as they are.
+        The loss is computed on all rows: with ratios from 0.1 to 8, with ratios that a limit would cut, and with log
+        ratios near 0 and with values and an entropy as they are.
         """
         same, bonus, entropy = closed is not None, False, torch.ones(())
         near, spread, values = _points(len(rows["obs"]))
-        for x, v in ((spread, values), (near, rows.get("val", rows["ret"]))):
+        as_it_is = rows.get("val", rows["ret"])
+        for x, v in (spread, values), (_FAR * spread, values), (near, as_it_is):
             given = [torch.from_numpy(each.astype(rows["ret"].dtype)) for each in (x, v)]
             leaves = [each.requires_grad_() for each in (given[0], entropy, given[1])]
-            by = derivatives(
-                _checked(loss, *leaves, tensors(_copy(rows))), [*leaves, *self._trained]
-            )
-            if any(each is not None for each in by[3:]):
-                return None, "the loss computes networks itself"
-            got = [np.zeros(()) if each is None else each.numpy() for each in by[:3]]
+            by_rows = _checked(loss, *leaves, tensors(_copy(rows)))
+            if has_others(by_rows, leaves):
+                return None, "the loss has a gradient by more than its arguments"
+            by = derivatives(by_rows, leaves)
+            got = [np.zeros(()) if each is None else each.numpy() for each in by]
             bonus = bonus or bool(got[1])
             if same and closed and self._compiled and CLOSED in self._ways:
                 numbers = (each.detach().numpy() for each in given)
                 form = self._compiled.slopes(closed, rows, *numbers)
                 same = _equal([got[0], got[2], got[1]], form)
-            if by[1] is not None:  # the second time, as it is
+            if by[1] is not None:  # from the second time on, as it is
                 with torch.no_grad():
                     entropy = self._evaluate(self._nets, tensors(_some(rows, _LOOK)))[1].clone()
         if not self._compiled:

@@ -33,7 +33,10 @@ _METHODS = {
 }
 
 
-_TAKEN = {"obs", "act", "rew", "terminated", "truncated", "memory", "action_mask"}  # of fragments
+_TAKEN = {
+    *("obs", "act", "rew", "terminated", "truncated", "memory", "action_mask"),  # of fragments
+    *("draw", "features", "mask", "logp", "val", "adv", "ret"),  # of agents
+}
 
 
 @cache

@@ -301,6 +301,39 @@ class Clamps(PPO):
         return super().loss(log_ratio.clamp_(-0.1, 0.1), *others)
 
 
+class CapsRatios(PPO):
+    def loss(self, log_ratio, *others):
+        return super().loss(log_ratio.clamp(-2.5, 2.5), *others)
+
+
+class OwnParameter(PPO):
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.weight = torch.zeros((), requires_grad=True)
+
+    def loss(self, log_ratio, entropy, value, rows):
+        return super().loss(log_ratio, entropy, value, rows) + self.weight * (value - 9).mean()
+
+
+class LongReturns(PPO):
+    def update(self, batch, *others):
+        return super().update({**batch, "ret": batch["ret"].astype(np.float64)}, *others)
+
+
+def test_a_cap_of_ratios_that_none_has_reached_is_seen():
+    assert learn(CapsRatios, entropy_coef=0.01, updates=1).updates == OTHER_FORM
+
+
+def test_a_parameter_in_the_loss_has_the_gradient_of_all_minibatches():
+    agent = learn(OwnParameter, updates=1)
+    assert agent.updates == "by autograd (the loss has a gradient by more than its arguments)"
+    assert float(agent.weight.grad) < -9  # five minibatches in each of two epochs
+
+
+def test_returns_in_float64_keep_the_closed_form():
+    assert learn(LongReturns, updates=1).updates == COMPILED
+
+
 class AddsToValues(PPO):
     def loss(self, log_ratio, entropy, value, rows):
         value += 1
@@ -358,8 +391,8 @@ def test_the_same_loss_is_compiled_and_has_the_same_weights(of, unchanged):
         (Bonus, OTHER_FORM),
         (OwnRows, OTHER_FORM),
         (NewLossInUpdate, OTHER_FORM),
-        (Decay, "by autograd (the loss computes networks itself)"),
-        (Symmetric, "by autograd (the loss computes networks itself)"),
+        (Decay, "by autograd (the loss has a gradient by more than its arguments)"),
+        (Symmetric, "by autograd (the loss has a gradient by more than its arguments)"),
         (LoudPolicy, OUTPUTS),
     ],
 )

@@ -205,6 +205,7 @@ class CompiledSteps:
         if closed.slope:
             slope = scalar(closed.slope, self._theta.dtype).address
             adv = np.ascontiguousarray(rows["adv"], by.dtype)
+            log_ratio = np.ascontiguousarray(log_ratio, by.dtype)
             apply(slope, log_ratio, adv, float(closed.coef), by)
         by_value = 2 * closed.value_coef * (value - rows["ret"])
         return [by / n, by_value / n, np.array(-closed.entropy_coef)]

@@ -48,6 +48,8 @@ class SAC(Agent):
     def __init__(self, spaces, options, rng):
         if spaces.act.choices:
             raise ValueError("SAC needs actions that are floats: choose PPO for choices")
+        if not (np.isfinite(spaces.act.low).all() and np.isfinite(spaces.act.high).all()):
+            raise ValueError("SAC needs actions with bounds: wrap the environment, or choose PPO")
         self.options = options
         n, k = spaces.obs.size, spaces.act.size
         self.noise = ("normal", k)

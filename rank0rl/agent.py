@@ -38,7 +38,7 @@ class Space:
     high: Array | None = None
     """Box or hybrid space: upper bounds, likewise."""
     first: Array | None = None
-    """Discrete space: the environment's numbers for choices 0, with its shape; None if all are 0."""
+    """Discrete or hybrid space: the environment's numbers for choices 0, with its shape; None if all are 0."""
     parts: Mapping[str, slice] = field(default_factory=dict)
     """Dict observations, flattened: the columns of each key."""
 

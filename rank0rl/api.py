@@ -181,7 +181,7 @@ def _words(env_id: Any, options: Mapping[str, Any]) -> list[str]:
     for name, value in options.items():
         if value is None:
             continue
-        if isinstance(value, bool):
+        if isinstance(value, bool | np.bool_):
             words.append(flag(name if value else f"no_{name}"))
         elif isinstance(value, Mapping):
             words += [
@@ -189,6 +189,7 @@ def _words(env_id: Any, options: Mapping[str, Any]) -> list[str]:
                 *(f"{key}={json.dumps(item, default=_plain)}" for key, item in value.items()),
             ]
         else:
+            value = _plain(value) if isinstance(value, np.ndarray) else value  # noqa: PLW2901 - as a list
             items = value if isinstance(value, list | tuple) else [value]
             words += [flag(name), *(_name(name, item) for item in items)]
     return words

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -135,12 +137,15 @@ class Policy:
     def _rows(self, obs: Any) -> tuple[Array, bool]:
         """Return observations as the agent takes them, (B, *obs), and True if it was a single one."""
         shape, dtype, space = self.spaces.obs.shape, self.spaces.obs.dtype, self.observation_space
-        if not isinstance(space, gym.spaces.Box):
-            is_one = space.contains(obs)
+        if not (isinstance(space, gym.spaces.Box) or _is_one_hot(obs, shape)):
+            has_parts = isinstance(space, gym.spaces.Dict | gym.spaces.Tuple)
+            is_one = isinstance(obs, Mapping | tuple) if has_parts else space.contains(obs)
             many = [*obs] if isinstance(obs, list | np.ndarray) and not is_one else [obs]
-            if many and all(map(space.contains, many)):
-                flat = [gym.spaces.flatten(space, one) for one in many]
-                return np.asarray(flat, dtype), is_one
+            with contextlib.suppress(Exception):  # whatever a part of another kind raises
+                if has_parts or all(map(space.contains, many)):
+                    flat: list[Any] = [gym.spaces.flatten(space, one) for one in many]
+                    if flat and all(np.shape(each) == shape for each in flat):
+                        return np.asarray(flat, dtype), is_one
         if isinstance(obs, dict | tuple):
             got = f"{obs!r:.100}"
         else:
@@ -154,6 +159,12 @@ class Policy:
             f"observations of {self.options.env_id} must be of shape {shape}, or (B, *{shape}) for "
             f"many, or of {space}: got {got}"
         )
+
+
+def _is_one_hot(obs: Any, shape: tuple[int, ...]) -> bool:
+    """Return True for one choice, flattened: not so many choices of 0 and 1."""
+    is_row = isinstance(obs, np.ndarray) and obs.shape == shape
+    return bool(is_row and np.count_nonzero(obs) == 1 and obs.max() == 1)
 
 
 def load(run: str | Path, trust: bool = False) -> Policy:

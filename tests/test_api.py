@@ -252,6 +252,23 @@ def test_many_choices_as_observations_are_many(tmp_path):
     each = [policy(i, deterministic=True) for i in range(16)]
     assert policy(np.arange(16), deterministic=True).tolist() == each
     assert policy(np.eye(16), deterministic=True).tolist() == each
+    obs, _ = policy.make_env().reset()  # flattened
+    assert policy(obs, deterministic=True) == each[0]
+    assert [policy(row, deterministic=True) for row in np.eye(16, dtype=obs.dtype)] == each
+
+
+def test_parts_of_observations_are_taken_as_in_training(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(HERE)
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    made = rank0rl.train(
+        "helpers.envs:cartpole_keys", total_steps=64, run_dir=tmp_path / "r", quiet=True, **SMALL
+    )
+    policy, space = made.policy(True), made.policy(True).observation_space
+    obs = {name: np.full(part.shape, 9.0) for name, part in space.items()}  # float64, out of bounds
+    one = policy(obs, deterministic=True)
+    assert policy([obs, obs], deterministic=True).tolist() == [one, one]
+    with pytest.raises(ValueError, match="must be of shape"):
+        policy({}, deterministic=True)
 
 
 @pytest.mark.slow

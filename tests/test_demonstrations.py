@@ -8,7 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import forks
+from helpers import envs, forks
 from helpers.runs import SMALL, curve, mean_return, replay, resume, sha, table, train, train_here
 
 from rank0rl.agent import Space, Spaces, Step
@@ -272,6 +272,17 @@ def test_what_bc_cannot_do_is_refused(tmp_path):
         done = train(tmp_path / "r", "Pendulum", "--algo", "bc", *data, nprocs=2, expect=2)
         assert said in done.stderr
         assert not (tmp_path / "r").exists()
+
+
+def test_choices_of_a_mixed_action_have_the_environments_numbers(tmp_path):
+    env = envs.Count()
+    env.action_space = gym.spaces.Dict(
+        a=gym.spaces.Discrete(3, start=1), b=gym.spaces.Box(-1, 1, (1,))
+    )
+    spaces = describe(flatten(env))
+    obs, act = np.zeros((2, *spaces.obs.shape), np.float32), np.float32([[1, 0.5], [3, -0.5]])
+    data = write(tmp_path / "mixed.npz", obs=obs, act=act)
+    assert demonstrations.read(data, spaces)["act"].tolist() == [[0, 0.5], [2, -0.5]]
 
 
 def test_images_are_cloned_too(tmp_path):

@@ -435,6 +435,18 @@ def test_what_is_not_finite_is_found_in_its_iteration(mode, change, at, iteratio
     assert rollout.failed_at == (found, 1)
 
 
+def test_what_act_returns_has_the_same_names_in_every_step():
+    class Forgets(NoiseAgent):
+        def act(self, step):
+            act, extras = super().act(step)
+            self.calls = getattr(self, "calls", 0) + 1
+            return act, extras if self.calls < 3 else {"whose": extras["whose"]}
+
+    rollout = make(steps=4)
+    with pytest.raises(ValueError, match=r"same names in every step: \['noise'\] came in some"):
+        rollout.collect(Forgets(rollout.spaces), 1)
+
+
 def test_all_envs_must_have_the_same_spaces():
     sizes = iter([2, 2, 3])
 

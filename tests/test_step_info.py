@@ -141,7 +141,7 @@ def test_what_act_returns_has_another_name_than_what_is_read():
         fragments_of(ActsCost)
 
 
-@pytest.mark.parametrize("names", ["cost", ("obs",), ("cost", "rew")])
+@pytest.mark.parametrize("names", ["cost", ("obs",), ("cost", "rew"), ("draw",)])
 def test_names_that_cannot_be_read_are_refused(names, monkeypatch):
     monkeypatch.setattr(Reads, "info", names)
     load_agent.cache_clear()

@@ -323,7 +323,12 @@ def _like(tree: Any, children: dict[Any, Any]) -> Any:
     if isinstance(tree, list | tuple):
         kind: Any = type(tree)
         return kind(*children.values()) if hasattr(tree, "_fields") else kind(children.values())
-    return children if isinstance(tree, Mapping) else dataclasses.replace(tree, **children)
+    if isinstance(tree, Mapping):
+        return children
+    filled = copy.copy(tree)  # a dataclass, whose fields may have no arguments of their own
+    for name, child in children.items():
+        object.__setattr__(filled, name, child)
+    return filled
 
 
 def tree_map(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:

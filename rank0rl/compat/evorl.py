@@ -141,7 +141,7 @@ class TorchOptimizer:
         optimizer = self.make(after)
         optimizer.load_state_dict(copy.deepcopy(state))
         for p, grad in zip(after, named(updates).values(), strict=True):
-            p.grad = grad.clone()
+            p.grad = torch.as_tensor(grad, dtype=p.dtype).clone()
         optimizer.step()
         changes = [new.detach() - old for new, old in zip(after, before.values(), strict=True)]
         return rebuilt(params, changes), optimizer.state_dict()

@@ -65,14 +65,15 @@ class MpiAdamOptimizer:
     def minimize(
         self,
         loss: Tensor,
-        var_list: Iterable[Tensor] | None = None,
         global_step: Tensor | None = None,
+        var_list: Iterable[Tensor] | None = None,
+        **kwargs: Any,
     ) -> None:
-        """Compute the gradients, as `compute_gradients` does, and apply them.
+        """Compute the gradients, as `compute_gradients` does with these keywords, and apply them.
 
         Collective: every rank calls this, in the same order.
         """
-        self.apply_gradients(self.compute_gradients(loss, var_list), global_step)
+        self.apply_gradients(self.compute_gradients(loss, var_list, **kwargs), global_step)
 
     def compute_gradients(
         self, loss: Tensor, var_list: Iterable[Tensor] | None = None, **kwargs: Any

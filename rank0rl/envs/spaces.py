@@ -100,8 +100,11 @@ def _describe(space: gym.Space[Any], is_action: bool = False) -> Space:
         up = np.where((low < space.low) & np.isfinite(low), up, low)
         down = np.where((high > space.high) & np.isfinite(high), down, high)
         low, high = np.where(up <= down, up, low), np.where(up <= down, down, high)
+    numbered: Array | None = None
+    if isinstance(space, _Hybrid) and space.first.any():
+        numbered = np.concatenate([space.first, np.zeros(low.size - len(choices), np.int64)])
     kind = "hybrid" if choices else "box"
-    return Space(kind, space.shape, dtype.name, choices, low, high)
+    return Space(kind, space.shape, dtype.name, choices, low, high, numbered)
 
 
 def _parts(space: gym.Space[Any]) -> dict[str, slice]:

@@ -250,6 +250,8 @@ def _accumulate(
             whole = _items(rows, counts[path], f"{what}: the list {_readable(path)!r}")
         elif not isinstance(kind.dtype, np.dtype):
             whole = restore(rows if comm else rows.copy())
+        elif comm is None:
+            whole = rows.copy()  # not the caller's, as with several ranks
         inner = out
         for key in path[:-1]:
             inner = inner.setdefault(key, {})

@@ -63,7 +63,7 @@ def _tensors(thing: Any, path: tuple[str, ...], to_overwrite: bool) -> Iterator[
             raise ValueError(
                 f"weights are overwritten in place: {name!r} is a read-only array; pass a copy of it"
             )
-        yield name, torch.from_numpy(thing)
+        yield name, torch.from_numpy(thing if thing.flags.writeable else thing.copy())
     else:
         raise TypeError(
             f"weights must be modules, tensors, arrays, or dicts and lists of them: got "

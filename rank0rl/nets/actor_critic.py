@@ -18,7 +18,7 @@ from rank0rl.nets.images import Convolutions
 from rank0rl.nets.mlp import Activation
 from rank0rl.nets.networks import Hidden, columns_of, network
 from rank0rl.nets.normalize import Moments, Normalizer, is_image, normalizer
-from rank0rl.nets.policies import Actions, Mode, Policy, make_policy
+from rank0rl.nets.policies import Actions, Mode, Policy, StateStdPolicy, make_policy
 from rank0rl.options import CheckedOptions, OptionError, option
 from rank0rl.returns import advantages
 
@@ -291,6 +291,16 @@ class NetworkOptions(CheckedOptions):
     """Let the network give the standard deviations too, so that they depend on the observation."""
     actions: Actions = "normal"
     """Distribution of continuous actions: normal (clipped to the bounds), squashed (tanh of normal) or beta. The last two never leave the bounds."""
+
+    def __post_init__(self) -> None:
+        """Check the numbers, and that a standard deviation that depends on observations can change."""
+        super().__post_init__()
+        low, high = StateStdPolicy.limits
+        if self.state_std and not low <= self.log_std <= high:
+            raise OptionError(
+                f"log_std must be between {low:g} and {high:g} with --state-std, or it would never change: got "
+                f"{self.log_std:g}"
+            )
 
     def networks(
         self,

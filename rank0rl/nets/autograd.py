@@ -94,19 +94,6 @@ class AutogradSteps:
         return seen
 
 
-def has_others(loss: Tensor, known: Sequence[Tensor]) -> bool:
-    """Return True if a loss has a gradient by tensors besides the known ones."""
-    ids, found, left = {id(each) for each in known}, set[Any](), [loss.grad_fn]
-    while left:
-        node = left.pop()
-        if id(getattr(node, "variable", known[0])) not in ids:
-            return True
-        found.add(node)
-        more = node.next_functions if node else ()
-        left += [each for each, _ in more if each and each not in found]
-    return False
-
-
 def fisher_by_autograd(
     policy: Policy, damping: float, obs: Tensor, mask: Tensor | None = None
 ) -> Product:

@@ -130,6 +130,19 @@ def derivatives(loss: Tensor, by: Sequence[Tensor]) -> Sequence[Tensor | None]:
     return run((loss,), (torch.ones_like(loss),), False, False, tuple(by), True, False)
 
 
+def has_others(loss: Tensor, known: Sequence[Tensor]) -> bool:
+    """Return True if a loss has a gradient by tensors besides the known ones."""
+    ids, found, left = {id(each) for each in known}, set[Any](), [loss.grad_fn]
+    while left:
+        node = left.pop()
+        if id(getattr(node, "variable", known[0])) not in ids:
+            return True
+        found.add(node)
+        more = node.next_functions if node else ()
+        left += [each for each, _ in more if each and each not in found]
+    return False
+
+
 class Views:
     """The tensors of a module, its `_parameters` or `_buffers`, as NumPy arrays of the same memory.
 

@@ -20,8 +20,8 @@ from torch import Tensor, library, nn
 from rank0rl.batch import Batch, take
 from rank0rl.nets import IS_PORTABLE
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, Outputs, ValueFunction, whitened
-from rank0rl.nets.autograd import AutogradSteps, Product, fisher_by_autograd, has_others
-from rank0rl.nets.flat import Adam, Flat, derivatives, tensors
+from rank0rl.nets.autograd import AutogradSteps, Product, fisher_by_autograd
+from rank0rl.nets.flat import Adam, Flat, derivatives, has_others, tensors
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.mlp import MLP
 from rank0rl.nets.policies import Policy, built_in

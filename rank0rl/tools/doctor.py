@@ -27,6 +27,7 @@ import tyro
 
 from rank0rl.launch import fork, job, mpiexec, python, usage_error
 from rank0rl.launch.hosts import SSH, Host, free_space, listed, read_hosts, shortages
+from rank0rl.options import check, option
 from rank0rl.run.launch_options import limit_cpu_as
 
 _INSTALL = "pip install mpi4py mpich"
@@ -46,7 +47,7 @@ class Options:
     """Hosts to check, such as a:8,b:8. This host comes first."""
     hostfile: str | None = None
     """File that lists the hosts, one per line: a:8, or a slots=8. Replaces --hosts."""
-    ranks_per_env: int = 1
+    ranks_per_env: int = option(1, "[1, inf)")
     """Show where the processes of each rank are, with this number of them, as in training."""
 
 
@@ -63,6 +64,8 @@ def main(argv: list[str]) -> int:
     """Run the tool; return its exit code: 0 if every check passed, 1 if one failed, 2 for a wrong use."""
     given = tyro.cli(Options, args=argv, prog="python -m rank0rl doctor")
     try:
+        check(given)
+        shlex.split(given.mpiexec or "")
         hosts = read_hosts(given.hosts, given.hostfile)
     except ValueError as error:
         return usage_error(str(error))
@@ -94,12 +97,14 @@ def _lines(given: str | None, hosts: Sequence[Host], group: int) -> Iterator[_Li
     if job.in_step() and not library.remedy:
         yield _step()
         return
-    launcher = given or mpiexec.find_mpiexec()
+    found = mpiexec.find_mpiexec()
+    words = shlex.split(given) if given else [found] if found else []
+    launcher = given or found
     if launcher is None:
         yield _Line("mpiexec", "not found next to this Python or on PATH", _INSTALL)
     if launcher is None or library.remedy:
         return
-    vendor = mpiexec.vendor(shlex.split(launcher)[0])
+    vendor = mpiexec.vendor(words[0])
     matches = not vendor or _family(vendor) in (_family(library.found), "")
     remedy = f"mpi4py belongs to another MPI: activate its environment, or {_INSTALL}"
     found = f"{launcher}, {vendor or 'of an unknown MPI'}"

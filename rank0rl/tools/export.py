@@ -149,12 +149,12 @@ def _lines(out: Path, dtype: str, memory: int, more: list[str]) -> list[str]:
     args = {n: array.format(n, dtypes[n]) if n in dtypes else n for n in ("obs", *more)}
     if to_onnx:
         load = ["import numpy as np", "import onnxruntime"]
-        load.append(f'policy = onnxruntime.InferenceSession("{out}")')
+        load.append(f"policy = onnxruntime.InferenceSession({str(out)!r})")
         named = ", ".join(f'"{name}": {arg}' for name, arg in args.items())
         call, first = f"policy.run(None, {{{named}}})", "[0]"
         zeros = f'np.zeros((N, {memory}), "float32")'
     else:
-        load = ["import torch", f'policy = torch.export.load("{out}").module()']
+        load = ["import torch", f"policy = torch.export.load({str(out)!r}).module()"]
         call, first = f"policy({', '.join(args.values())})", ".numpy()"
         zeros = f"torch.zeros(N, {memory})"
     if not memory:

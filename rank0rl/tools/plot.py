@@ -98,6 +98,8 @@ def group(
     folders: Sequence[Path], x: str = "steps", y: str = _RETURN
 ) -> dict[tuple[str, str], Curves]:
     """Read the curves of runs, with `read_runs`, `by_agent` and `curves_of`; all may raise ValueError."""
+    if x not in ("steps", "hours"):
+        raise ValueError(f"x must be steps or hours: got {x!r}")
     if not folders:
         raise ValueError("name at least one run's folder, such as runs/Walker2d-v5-ppo-seed0-...")
     return curves_of(by_agent(read_runs(folders, y), x), x, y)

@@ -422,15 +422,17 @@ def _trained(
             preexec_fn=functools.partial(end_with_parent, os.getpid()),  # noqa: PLW1509
         )
         try:
-            ended, seen = False, list[tuple[int, int]]()
+            ended, seen, took_s = False, list[tuple[int, int]](), 0.0
             while not ended:
                 ended = process.poll() is not None
                 about = (path.stat() for path in run.glob("progress.csv"))
                 if (now := [(each.st_size, each.st_mtime_ns) for each in about]) != seen:
+                    begun = time.monotonic()
                     rows, seen = read_rows(run), now
+                    took_s = time.monotonic() - begun
                     yield from rows[read:]
                     read = len(rows)
-                time.sleep(0 if ended else _LOOK_S)
+                time.sleep(0 if ended else max(_LOOK_S, 20 * took_s))  # all rows are read each time
         finally:
             if process.poll() is None:
                 process.terminate()

@@ -111,6 +111,27 @@ def test_parameters_may_be_arrays():
     assert params["w"].tolist() == [1.0, 1.0]
 
 
+def test_gradients_may_be_arrays_too():
+    optimizer = evorl.TorchOptimizer(lambda params: torch.optim.SGD(params, lr=0.5))
+    params = {"w": torch.zeros(3)}
+    changes, _ = optimizer.update({"w": np.ones(3)}, optimizer.init(params), params)
+    assert changes["w"].tolist() == [-0.5] * 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Derived:
+    x: float
+    twice: float = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        object.__setattr__(self, "twice", 2 * self.x)
+
+
+def test_a_tree_may_have_fields_that_no_argument_sets():
+    new = evorl.psum(Derived(np.float32(3)), "DP")
+    assert (new.x, new.twice) == (3, 6)
+
+
 def test_a_loss_is_minimized_over_what_it_depends_on():
     torch.manual_seed(0)
     net, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)

@@ -221,7 +221,7 @@ def on_rank_adam():
     for _ in range(20):
         params = list(mine.parameters())
         if len(losses) % 2:
-            optimizer.minimize(nn.functional.mse_loss(mine(data(r)[0]), data(r)[1]), params, step)
+            optimizer.minimize(nn.functional.mse_loss(mine(data(r)[0]), data(r)[1]), step, params)
         else:
             loss = nn.functional.mse_loss(mine(data(r)[0]), data(r)[1])
             pairs = optimizer.compute_gradients(loss, params, gate_gradients=1)

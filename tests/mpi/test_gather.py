@@ -149,6 +149,13 @@ def test_tensors_come_back_as_tensors(n):
     assert [r[2] for r in results] == [{"x": ones, "y": plain(np.array([1]))}] * n
 
 
+def test_arrays_of_one_process_are_not_those_that_were_passed():
+    batch = {"x": np.ones(3), "in": {"y": np.ones((3, 2))}}
+    for gathered in (rank0_accum_batches(batch), all_accum_batches(batch)):
+        assert not np.shares_memory(gathered["x"], batch["x"])
+        assert not np.shares_memory(gathered["in"]["y"], batch["in"]["y"])
+
+
 def test_a_tensor_of_one_process_is_not_the_one_that_was_passed():
     x = torch.zeros(2, requires_grad=True)
     rank0_accum_batches({"x": x})["x"][:] = 1

@@ -27,6 +27,7 @@ from torch.distributions import (
 )
 
 from rank0rl.agent import Space, choose
+from rank0rl.nets.actor_critic import NetworkOptions
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.policies import GaussianPolicy, make_policy
 
@@ -229,6 +230,8 @@ def test_what_no_distribution_has_is_refused():
         make_policy((5,), CHOICE, (8,), rng(), state_std=True)
     with pytest.raises(ValueError, match="leave out --state-std"):
         make_policy((5,), BOUNDED, (8,), rng(), actions="beta", state_std=True)
+    with pytest.raises(ValueError, match="log_std must be between -5 and 2 with --state-std"):
+        NetworkOptions(log_std=-6, state_std=True)
 
 
 @pytest.mark.parametrize("size", [5, 500, 5000])

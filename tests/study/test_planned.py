@@ -190,6 +190,10 @@ def test_a_study_chooses_seed_ranks_and_folder_of_its_runs(words):
     said = f"leave out {words[0].partition('=')[0].replace('_', '-')}; see --seeds"
     with pytest.raises(ValueError, match=said):
         planned(Options(envs=("CartPole",), seeds="0"), [*SMALL, *words])
+    with pytest.raises(
+        ValueError, match="one core: got ranks_per_env 2; leave out --ranks-per-env"
+    ):
+        planned(Options(envs=("CartPole",)), ["--ranks-per-env", "2"])
     with pytest.raises(ValueError, match="leave out --seed; see --seeds"):
         planned(Options(envs=("CartPole",), seeds="0", grid=("seed=1,2",)), SMALL)
 

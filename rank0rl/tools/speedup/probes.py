@@ -60,6 +60,7 @@ def bare_rate(settings: Mapping[str, Any], processes: int, seconds: float, path:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            errors="replace",
             env=env,
         )
         for _ in range(processes)
@@ -120,6 +121,7 @@ def _printed(name: str, argument: str, *paths: Path) -> dict[str, Any]:
                 command,
                 capture_output=True,
                 text=True,
+                errors="replace",
                 timeout=_LIMIT_S,
                 check=False,
                 cwd=folder,

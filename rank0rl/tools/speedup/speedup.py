@@ -163,7 +163,9 @@ def _train(given: Options, rest: Sequence[str], nprocs: int, folder: Path) -> Ru
         program = [sys.executable, str(given.script)]
     command = [*program, *rest, "--nprocs", str(nprocs)]
     command += [*stop, "--keep-checkpoints", "1", "--run-dir", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", check=False, env=env
+    )
     if done.returncode:
         raise FailedError(f"{shlex.join(command)} failed:\n{done.stdout[-500:]}{done.stderr}")
     made = len(read_rows(folder))
@@ -228,7 +230,7 @@ def _row(runs: Sequence[RunData], bare: Sequence[float], last: int) -> Row:
         return_mean=float(run.rows[-1]["return_mean"]),
         memory_mb=float(run.column("memory_mb").max()),
         step_fractions=_step_fractions(nprocs, envs, longest),
-        oversubscribed=nprocs > len(available_cores()),
+        oversubscribed=nprocs * run.starts[-1].get("ranks_per_env", 1) > len(available_cores()),
     )
 
 

@@ -271,6 +271,11 @@ def plan_run(
     if source:
         _check_trust(Words.read(words), source)
     options, agent = plan.options_of(words, algos.CONFIGS)
+    if options.ranks_per_env > 1:
+        raise ValueError(
+            f"a study gives each rank one core: got ranks_per_env {options.ranks_per_env}; leave out --ranks-per-env, "
+            f"or train each run by itself"
+        )
     if name is None:
         parts = [label or f"{_short_env(env_id)}-{short_name(algo)}"]
         parts += [f"{name}={value}" for name, value in settings.items()]

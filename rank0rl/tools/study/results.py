@@ -74,7 +74,7 @@ def write(out: Path, minutes_to: Sequence[float] = (), notes: Sequence[str] = ()
     lines += [line for note in notes for line in ("", note)]
     text = "\n".join(lines) + "\n"
     files.write(out / "table.md", text.encode())
-    files.write(out / "report.html", page(out).encode())
+    files.write(out / "report.html", page(out, agents).encode())
     return text
 
 
@@ -84,14 +84,14 @@ def _grid(study: Path) -> list[str]:
     return [str(word).partition("=")[0].replace("-", "_") for word in words]
 
 
-def page(study: Path) -> str:
-    """Return the page of a study, as far as it has come.
+def page(study: Path, agents: Agents | None = None) -> str:
+    """Return the page of a study, as far as it has come; `agents` are its runs, if they have been read.
 
     Raises:
         ValueError: if no run has a row yet, or no matplotlib.
     """
     given = settings.load(study / FILE)
-    agents = _read(study)
+    agents = _read(study) if agents is None else agents
     minutes_to = given.get("minutes_to", [])
     if not isinstance(minutes_to, list) or not all(
         isinstance(at, int | float) for at in minutes_to

@@ -37,6 +37,7 @@ from rank0rl.tools.study.training import Runs, claim, train
 
 _MACHINES = "machines"  # folder of their claims and of what they print
 _TRUST = "--trust"
+_HELPS = "RANK0RL_STUDY_HELPS"  # set on the other machines: the first one writes the results
 
 
 def main(argv: list[str]) -> int:
@@ -85,8 +86,8 @@ def main(argv: list[str]) -> int:
     for name, why in left.failed.items():
         words = f"failed: {name}: {why} (see {out / name / 'output.txt'})"
         print(one_line(words), file=sys.stderr)
-    if len(left.failed) == len(runs):
-        return 1
+    if len(left.failed) == len(runs) or _HELPS in os.environ:
+        return 1 if left.failed else 0
     try:
         print(results.write(out, given.minutes_to, notes))
     except FOREIGN as error:
@@ -191,7 +192,7 @@ def _on_others(hosts: Sequence[Host], out: Path, trust: bool) -> Iterator[None]:
             study, env = python("-m", "rank0rl", "study", str(out), *[_TRUST][:trust])
             words = shlex.join([*study, "--cores", str(host.slots)])
             path = shlex.quote(env["PYTHONPATH"])
-            command = f"cd {shlex.quote(os.getcwd())} && PYTHONPATH={path} TERM=dumb exec {words}"
+            command = f"cd {shlex.quote(os.getcwd())} && PYTHONPATH={path} TERM=dumb {_HELPS}=1 exec {words}"
             output = out / _MACHINES / f"{host.name}.txt"
             with files.append(output) as file:
                 sessions[output] = subprocess.Popen(
@@ -222,7 +223,8 @@ def _search(given: Options, rest: Sequence[str], out: Path, number: int | None) 
     try:
         train(searching, available_cores()[:number])
     finally:
-        searching.write()
+        if _HELPS not in os.environ:
+            searching.write()
     found = searching.best()
     words = " ".join(f"{name}={value}" for name, value in found.items())
     print(f"the search of {given.trials} trials has found {words}")

@@ -2,9 +2,11 @@
 
 import os
 import signal
+import sys
 from collections import Counter
 
 import pytest
+from helpers import forks
 
 from rank0rl.run.launch_options import check_cpu, limit_cpu
 
@@ -34,6 +36,12 @@ def pytest_collection_modifyitems(items):
             seen[test] += 1
             if seen[test] > mark.args[0]:
                 item.add_marker("slow")
+
+
+@pytest.fixture
+def forked_python(monkeypatch):
+    """Let what this process starts with Python be forks, which have imported torch."""
+    monkeypatch.setattr(sys, "executable", f"{forks.folder()}/python")
 
 
 @pytest.fixture(autouse=True, scope="session")

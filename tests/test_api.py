@@ -21,6 +21,8 @@ from nbclient.exceptions import CellExecutionError
 import rank0rl
 from rank0rl import api
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 SMALL = {"num_envs": 4, "steps_per_batch": 64, "minibatch_size": 32}
 BOOK = HERE.parent / "examples" / "notebook.ipynb"
 

@@ -272,14 +272,14 @@ IN_PROCESSES = [*FAULTY, "--env-processes", "--step-timeout", "1"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("env", [RAISES, IN_PROCESSES], ids=["here", "processes"])
-def test_100_000_steps_have_the_undisturbed_hash(env, tmp_path, monkeypatch):
+def test_30_000_steps_have_the_undisturbed_hash(env, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    size = ["--total-steps", "100000"]
+    size = ["--total-steps", "30000"]
     train(tmp_path / "plain", "CartPole", *size)
     for nprocs in (1, 2, 3):
         run_dir = tmp_path / str(nprocs)
         faulty = [word.format(log=tmp_path / f"log{nprocs}", kinds=KINDS) for word in env]
         train(run_dir, *faulty, "--env-retries", "3", *size, nprocs=nprocs)
         assert sha(run_dir) == sha(tmp_path / "plain")
-        assert failures(run_dir)[0] > 30
+        assert failures(run_dir)[0] > 9
         assert failures(run_dir)[1] == 0

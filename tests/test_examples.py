@@ -10,7 +10,8 @@ from textwrap import dedent
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers.ranks import HERE, on_ranks, run, typed
+from helpers import forks
+from helpers.ranks import HERE, on_ranks, typed
 from helpers.runs import mean_return, needs_onnx, train_here
 
 import rank0rl
@@ -115,16 +116,7 @@ def test_a_numbered_example_runs(name, tmp_path):
 
 @pytest.mark.slow
 def test_the_agent_of_the_example_keeps_the_curve():
-    command = [
-        sys.executable,
-        "-m",
-        "rank0rl",
-        "check",
-        "CartPole",
-        "--algo",
-        "examples/03_agent.py",
-    ]
-    done = run(command)
+    done = forks.run("-m", "rank0rl", "check", "CartPole", "--algo", "examples/03_agent.py")
     assert done.returncode == 0, done.stdout
     assert "the same curve for every number of ranks: yes" in done.stdout
 

@@ -1,7 +1,7 @@
-"""Folders that were made to take all memory or time of whoever opens them: 500 of them, over all tools.
+"""Folders that were made to take all memory or time of whoever opens them, over all tools.
 
-Each tool runs in a child of this process, which has loaded everything. It ends in 20 s, with 2 GB, and says at most
-one line of error.
+Each tool runs in a child of this process, which has loaded everything. It ends after 20 s of a core, and waits for
+nothing, with 2 GB, and says at most one line of error.
 """
 
 import contextlib
@@ -282,10 +282,10 @@ def ended(use, folder):
         found, status, usage = os.wait4(child, os.WNOHANG)
         if found:
             break
-        if time.monotonic() > begun + 2 * LIMIT_S:
+        if time.monotonic() > begun + 6 * LIMIT_S:
             os.kill(child, 9)
         time.sleep(0.005)
-    taken = time.monotonic() - begun
+    taken = usage.ru_utime + usage.ru_stime
     code = os.waitstatus_to_exitcode(status)
     return code, said.read_text(errors="replace"), taken, (usage.ru_maxrss << 10) - before
 
@@ -313,12 +313,9 @@ def attacked(run, tmp_path, seeds):
 
 
 @pytest.mark.slow
-def test_a_few_folders_that_would_take_all_memory(run, tmp_path):
-    assert attacked(run, tmp_path, range(0, len(ATTACKS) * len(TOOLS), 53)) == []
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_500_folders_that_would_take_all_memory(run, tmp_path):
-    every = len(ATTACKS) * len(TOOLS)
-    assert attacked(run, tmp_path, [seed * 7919 % every for seed in range(500)]) == []
+def test_no_folder_takes_all_memory(run, tmp_path):
+    """Each attack meets one tool, all tools in turn."""
+    tools = [i % len(TOOLS) for i in range(len(ATTACKS))]
+    seeds = [i + len(ATTACKS) * tool for i, tool in enumerate(tools)]
+    assert attacked(run, tmp_path, seeds) == []

@@ -11,6 +11,8 @@ from helpers.runs import train
 
 from rank0rl.tools.speedup import probes, speedup
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 ENV = {"PYTHONPATH": f"{HERE}:{HERE.parent}"}
 SLEEPS = ["helpers.envs:Sleeps-v0", "--num-envs", "4", "--hidden", "8", "--epochs", "1"]
 

@@ -18,6 +18,8 @@ from rank0rl.tools.study.planned import Options
 from rank0rl.tools.study.results import TRIALS
 from rank0rl.tools.study.search import Search, _score, check
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 REST = ["--total-steps", "9000"]
 
 

@@ -18,6 +18,8 @@ from rank0rl.run.machine import available_cores
 from rank0rl.tools.study import study as tool
 from rank0rl.tools.study.training import claim
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 STUDY = [sys.executable, "-m", "rank0rl", "study"]
 SMALL = ["--num-envs", "4", "--steps-per-batch", "64", "--minibatch-size", "32", "--hidden", "8"]
 

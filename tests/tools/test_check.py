@@ -10,6 +10,8 @@ from helpers.ranks import HERE
 from rank0rl.envs import make as envs
 from rank0rl.tools.check import check, main
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 GOOD = [
     *("Acrobot", "Ant", "CartPole", "HalfCheetah", "Hopper", "InvertedDoublePendulum"),
     *("MountainCarContinuous", "Pendulum", "Reacher", "Swimmer", "Walker2d"),

@@ -21,6 +21,7 @@ def checked(capsys, *words):
 
 @pytest.mark.parametrize("algo", ["ppo", "a2c", "es"])  # algos/test_agents.py tries all of them
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_the_agents_here_are_honest(capsys, algo):
     batch = [] if algo == "es" else ["--steps-per-batch", "96"]
     code, found, by_cpu = checked(capsys, "--algo", algo, *batch)
@@ -29,6 +30,7 @@ def test_the_agents_here_are_honest(capsys, algo):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_ranks_without_an_environment_are_not_tried(capsys):
     code, found, _ = checked(capsys, "--algo", "reinforce", "--num-envs", "2")
     assert (code, found) == (0, dict.fromkeys({*CONDITIONS} - {"on 3 ranks"}, "the same"))
@@ -59,6 +61,7 @@ def test_a_function_with_other_bits_on_other_cpus_is_named(capsys, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_python")
 def test_an_update_that_cannot_be_repeated_is_found(capsys, tmp_path):
     words = liar(tmp_path, process="self.cache = 1")
     file = tmp_path / "liar.py"

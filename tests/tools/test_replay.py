@@ -6,6 +6,8 @@ from helpers.runs import SMALL, replay, resume, train, train_on_ranks
 
 from rank0rl.tools.replay import main
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 
 def files(folder):
     return {f: f.read_bytes() for f in folder.rglob("*") if f.is_file()}

@@ -12,6 +12,8 @@ from rank0rl.run.machine import available_cores
 from rank0rl.tools import verify as tool
 from rank0rl.tools.verify import main
 
+pytestmark = pytest.mark.usefixtures("forked_python")
+
 FIRST = ["--total-steps", "640", "--stop-after-iterations", "2", "--eval-every", "2"]
 KEEP = ["--checkpoint-every", "1", "--keep-checkpoints", "spread:4", "--eval-episodes", "2"]
 

@@ -161,10 +161,10 @@ class GradientSteps:
         for x, v in (spread, values), (_FAR * spread, values), (near, as_it_is):
             given = [torch.from_numpy(each.astype(rows["ret"].dtype)) for each in (x, v)]
             leaves = [each.requires_grad_() for each in (given[0], entropy, given[1])]
-            by_rows = _checked(loss, *leaves, tensors(_copy(rows)))
-            if has_others(by_rows, leaves):
+            whole = _checked(loss, *leaves, tensors(_copy(rows)))
+            if has_others(whole, leaves):
                 return None, "the loss has a gradient by more than its arguments"
-            by = derivatives(by_rows, leaves)
+            by = derivatives(whole, leaves)
             got = [np.zeros(()) if each is None else each.numpy() for each in by]
             bonus = bonus or bool(got[1])
             if same and closed and self._compiled and CLOSED in self._ways:

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 LIMIT_S = 300
 HERE = Path(__file__).parent.parent
+HAS_FORKS = sys.platform == "linux"  # elsewhere, all are new processes
 FORKED = "RANK0RL_TESTS_FORKED"  # id of the process that is a fork
 
 # Asks for a fork that becomes this process. What is no script or module is left to Python, and a fork that begins anew.
@@ -63,8 +64,10 @@ def run(
     *args: str, env: dict[str, str] | None = None, cwd: Path = HERE.parent
 ) -> subprocess.CompletedProcess[str]:
     """Run "python script args" or "python -m module args"; return its exit code and output."""
-    from helpers.ranks import environment
+    from helpers import ranks
 
+    if not HAS_FORKS:
+        return ranks.run([sys.executable, *args], LIMIT_S, env=env or {}, cwd=cwd)
     with (
         tempfile.TemporaryFile() as nothing,
         tempfile.TemporaryFile("w+") as out,
@@ -72,7 +75,7 @@ def run(
     ):
         asked = {
             "args": args,
-            "env": environment(env or {}),
+            "env": ranks.environment(env or {}),
             "cwd": str(cwd),
             "numbers": [0, 1, 2],
             "ignored": [],
@@ -102,9 +105,11 @@ def _asked(command: bytes, files: list[Any]) -> int:
 
 @cache
 def folder() -> str:
-    """Start the process that is forked; it ends with this one. Return the folder of its programs, for PATH."""
+    """Start the process that is forked, which ends with this one. Return the folder of its programs, for PATH."""
     from helpers.ranks import mpiexec
 
+    if not HAS_FORKS:
+        return str(Path(sys.executable).parent)
     made = tempfile.TemporaryDirectory()
     address = f"{made.name}/socket"
     server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

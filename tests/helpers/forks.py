@@ -195,7 +195,15 @@ def _become(program: str, args: list[str], env: dict[str, str], cwd: str) -> Non
     os.environ.update(env, **{FORKED: str(os.getpid())})
     for number, mode in enumerate("rww"):
         name = ("stdin", "stdout", "stderr")[number]
-        stream = open(number, mode, buffering=1 if number == 2 else -1, closefd=False)  # noqa: SIM115
+        was = getattr(sys, name)
+        stream = open(  # noqa: SIM115
+            number,
+            mode,
+            buffering=1 if number == 2 else -1,
+            encoding=was.encoding,
+            errors=was.errors,
+            closefd=False,
+        )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     sys.executable = program

@@ -90,7 +90,7 @@ SHORTER = {
     r"^(mpiexec.* )?python (train\.py|-m rank0rl train) (?!--help).*": r"\g<0> --stop-after-iterations 1",
     r"^python -m rank0rl (?!doctor)\w+$": r"\g<0> --help",  # the name of a tool
     r"^python -m rank0rl speedup .*--nprocs.*": r"\g<0> --iterations 1 --repeats 1",
-    r"^python -m rank0rl speedup .*--algo es.*": r"\g<0> --env-kwargs max_episode_steps=20",
+    r"^python -m rank0rl speedup (?!.*--env-kwargs).*--algo es.*": r"\g<0> --env-kwargs max_episode_steps=20",
     r"--seeds 0:\d+": "--seeds 0:1",
     r"^python -m rank0rl study .*": r"\g<0> --total-steps 256 --num-envs 2 --steps-per-batch 64",
     r"^python -m rank0rl study .*--search.*": r"\g<0> --trials 2",

@@ -216,7 +216,7 @@ def _become(program: str, args: list[str], env: dict[str, str], cwd: str) -> Non
     if args[0] == "-m":
         runpy.run_module(args[1], run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(args[0], run_name="__main__")
+        runpy.run_path(os.path.abspath(args[0]), run_name="__main__")
 
 
 def _end(call: Callable[[], None]) -> None:

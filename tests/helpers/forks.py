@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import types
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -216,7 +217,9 @@ def _become(program: str, args: list[str], env: dict[str, str], cwd: str) -> Non
     if args[0] == "-m":
         runpy.run_module(args[1], run_name="__main__", alter_sys=True)
     else:
-        runpy.run_path(os.path.abspath(args[0]), run_name="__main__")
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        main.__file__ = os.path.abspath(args[0])
+        exec(compile(Path(main.__file__).read_bytes(), main.__file__, "exec"), vars(main))
 
 
 def _end(call: Callable[[], None]) -> None:

@@ -14,6 +14,8 @@ import sys
 import time
 import tomllib
 import traceback
+from functools import partial
+from pathlib import Path
 
 import pytest
 import tomli_w
@@ -29,8 +31,8 @@ LIMIT_S, LIMIT_BYTES = 20.0, 2 << 30
 DOTS = "a." * 60_000
 
 
-def forged(tree, tensors=b"\x02\0\0\0\0\0\0\0{}"):
-    payload = tree + b"\n" + tensors
+def forged(tree):
+    payload = tree() + b"\n\x02\0\0\0\0\0\0\0{}"
     head = f"rank0rl checkpoint {checkpoint._VERSION}\n{hashlib.sha256(payload).hexdigest()}\n"
     return head.encode() + payload
 
@@ -54,14 +56,14 @@ def settings(**change):
 
 
 def content(name, *parts):
-    """Write a file; "checkpoint" is the last one."""
+    """Write a file; "checkpoint" is the last one. A part is bytes, or makes them: large ones exist only then."""
 
     def attack(folder):
         path = checkpoint.latest(folder) if name == "checkpoint" else folder / name
         path.unlink(missing_ok=True)
         with path.open("wb") as file:
             for part in parts:
-                file.write(part)
+                file.write(part() if callable(part) else part)
 
     return attack
 
@@ -101,8 +103,8 @@ TEXTS = [
     b"x = " + b"{a = " * 3000 + b"1" + b"}" * 3000,
     b"".join(b"k%d = 1\n" % i for i in range(300_000)),
     b"".join(b"[t.t%d]\n" % i for i in range(100_000)),
-    b'x = "' + b"y" * (15 << 20) + b'"\n',
-    b"x = [" + b"1," * (5 << 20) + b"]\n",
+    lambda: b'x = "' + b"y" * (15 << 20) + b'"\n',
+    lambda: b"x = [" + b"1," * (5 << 20) + b"]\n",
     b"[[record]]\n" * 500_000,
     b"x = 1" + b"0" * 100_000,
     b"x = '\x1b[2J'\n",
@@ -110,14 +112,14 @@ TEXTS = [
     b"",
 ]
 TABLES = [
-    (b"iteration,steps\n", b"\n" * (300 << 20)),
-    (b"iteration,steps\n", b"1,2\n" * (60 << 20)),
-    (b"iteration", b",a" * (20 << 20), b"\n"),
-    (b"iteration,steps\n", b'"' + b"x" * (100 << 20)),
-    (b"\0" * (100 << 20),),
-    (b"\r" * (200 << 20),),
-    (b"\r\n" * (100 << 20),),
-    (b"iteration," + b"1" * (200 << 20),),
+    (b"iteration,steps\n", lambda: b"\n" * (300 << 20)),
+    (b"iteration,steps\n", lambda: b"1,2\n" * (60 << 20)),
+    (b"iteration", lambda: b",a" * (20 << 20), b"\n"),
+    (b'iteration,steps\n"', lambda: b"x" * (100 << 20)),
+    (lambda: b"\0" * (100 << 20),),
+    (lambda: b"\r" * (200 << 20),),
+    (lambda: b"\r\n" * (100 << 20),),
+    (b"iteration,", lambda: b"1" * (200 << 20)),
 ]
 SPECIAL = [
     os.mkfifo,
@@ -129,12 +131,12 @@ SPECIAL = [
     lambda path: sparse(path, 1 << 36, f"rank0rl checkpoint {checkpoint._VERSION}\n".encode()),
 ]
 TREES = [
-    b"[" * 1_000_000,
-    b'{"dict": [' + b"[]," * (10 << 20) + b"[]]}",
-    b'{"dict": [["a", [' + b"{}," * (10 << 20) + b"{}]]]}",
-    b'{"dict": [["a", ' + b"9" * (30 << 20) + b"]]}",
-    b'{"dict": [["a", "' + b"x" * (31 << 20) + b'"]]}',
-    b" " * (1 << 26),
+    lambda: b"[" * 1_000_000,
+    lambda: b'{"dict": [' + b"[]," * (10 << 20) + b"[]]}",
+    lambda: b'{"dict": [["a", [' + b"{}," * (10 << 20) + b"{}]]]}",
+    lambda: b'{"dict": [["a", ' + b"9" * (30 << 20) + b"]]}",
+    lambda: b'{"dict": [["a", "' + b"x" * (31 << 20) + b'"]]}',
+    lambda: b" " * (1 << 26),
 ]
 SETTINGS = [
     {"hidden": [60_000, 60_000]},
@@ -204,7 +206,7 @@ ATTACKS = [
     *(content("config.toml", text) for text in TEXTS),
     *(content("progress.csv", *parts) for parts in TABLES),
     *(content("summary.json", text) for text in JSONS),
-    *(content("checkpoint", forged(tree)) for tree in TREES),
+    *(content("checkpoint", partial(forged, tree)) for tree in TREES),
     *(
         special(name, make)
         for name in ("config.toml", "progress.csv", "summary.json", "checkpoint")
@@ -260,7 +262,7 @@ def run(tmp_path_factory):
 def ended(use, folder):
     """Run a tool in a child; return its exit code, what it said on stderr, seconds, and bytes beyond this process's."""
     said = folder.parent / "said"
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     begun = time.monotonic()
     child = os.fork()
     if not child:

@@ -48,6 +48,7 @@ docs: $(READY)
 	$(BIN)/zensical build --clean --strict
 
 $(READY): pyproject.toml $(CONSTRAINTS)
+	@echo "Installing packages into $(VENV), which takes some minutes."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/$(INSTALL) ".[mpi,mujoco,plot,tensorboard,video,cma,minari,onnx,docs,dev]"
 	touch $(READY)

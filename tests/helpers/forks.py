@@ -137,8 +137,15 @@ def folder() -> str:
 def _serve(server: socket.socket) -> dict[str, Any]:
     """Fork for every command that is asked for; return it in the fork."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    parent = os.getppid()
+    server.settimeout(5)
     while True:
-        asks, _ = server.accept()
+        try:
+            asks, _ = server.accept()
+        except TimeoutError:
+            if os.getppid() != parent:  # which was killed
+                os._exit(0)
+            continue
         if not os.fork():
             server.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)

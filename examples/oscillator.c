@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MASSES = 16, SUBSTEPS = 20 };
 enum { END, RESET, STEP };
@@ -21,11 +22,17 @@ static void read_request(double request[2]) {
         request[0] = strcmp(what, "reset") ? STEP : RESET;
 }
 
+/* Sleep until it is complete: a rank that waits in MPI_Bcast or MPI_Recv takes a core meanwhile. */
+static void wait_for(MPI_Request *some, MPI_Status *status) {
+    for (int done = 0; MPI_Test(some, &done, status), !done;) usleep(50);
+}
+
 int main(int argc, char **argv) {
     MPI_Init(&argc, &argv);
     int rank, size, found, *program;
     MPI_Comm ranks, firsts; /* of this program; rank 0 of each program, after the ranks of rank0rl */
     MPI_Status from;
+    MPI_Request some;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_APPNUM, &program, &found);
     int coupled = found && *program > 0;
     if (coupled) signal(SIGINT, SIG_IGN); /* Ctrl-C is for the ranks of rank0rl, which save the run first */
@@ -40,9 +47,13 @@ int main(int argc, char **argv) {
 
     for (;;) {
         double request[2];
-        if (rank == 0 && coupled) MPI_Recv(request, 2, MPI_DOUBLE, MPI_ANY_SOURCE, 0, firsts, &from);
+        if (rank == 0 && coupled) {
+            MPI_Irecv(request, 2, MPI_DOUBLE, MPI_ANY_SOURCE, 0, firsts, &some);
+            wait_for(&some, &from);
+        }
         if (rank == 0 && !coupled) read_request(request);
-        MPI_Bcast(request, 2, MPI_DOUBLE, 0, ranks);
+        MPI_Ibcast(request, 2, MPI_DOUBLE, 0, ranks, &some);
+        wait_for(&some, MPI_STATUS_IGNORE);
         if (request[0] == END) break; /* the environment was closed */
 
         if (request[0] == RESET) {

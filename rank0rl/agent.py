@@ -275,7 +275,7 @@ class Agent:
         """
         raise ValueError(
             f"{type(self).__name__} has nothing to export: give it a method mode(self) that "
-            f"returns a torch module; rank0rl/agent.py says which"
+            f"returns a torch module; help(rank0rl.Agent) says which"
         )
 
 

@@ -64,7 +64,8 @@ def resolve(env_id: str) -> str:
     lower = {base(spec.id).lower(): spec.id for spec in newest}
     close = [lower[k] for k in difflib.get_close_matches(base(name).lower(), lower, n=3)]
     raise ValueError(
-        f"no environment {env_id!r} is registered"
+        (f"{module!r} has no {name!r}, and " if module else "")
+        + f"no environment {env_id!r} is registered"
         + (f"; did you mean {' or '.join(close)}?" if close else "")
         + "; name an environment of your own as module:EnvId-v0 or module:function"
     )

@@ -69,7 +69,7 @@ def load_agent(algo: str) -> type[Agent]:
     if missing:
         raise ValueError(
             f"agent {agent.__name__} has no {' and no '.join(missing)}: expected "
-            f"{', '.join(_METHODS[m] for m in missing)}; rank0rl/agent.py says what each one returns"
+            f"{', '.join(_METHODS[m] for m in missing)}; help(rank0rl.Agent) says what each one returns"
         )
     if isinstance(agent.info, str) or {*agent.info} & _TAKEN:
         raise ValueError(

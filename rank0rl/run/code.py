@@ -222,6 +222,12 @@ def with_copies(
     return {option: _replaced(value, changed) for option, value in settings.items()}
 
 
+def folder_of_modules(run: Path) -> Path | None:
+    """Return the folder of a run's copies in which modules are found since `with_copies`; None if none has gone."""
+    below = (run / _FOLDER).resolve()
+    return next((Path(path) for path in sys.path if Path(path).is_relative_to(below)), None)
+
+
 def _copy_of(name: str, copies: Mapping[str, str], folder: Path) -> str:
     """Return a name of code that has gone with its copy. The copy of a module is found by its name from now on."""
     where, colon, of = name.partition(":")

@@ -109,12 +109,11 @@ def _say(error: _DifferentError, run: Path, folder: Path) -> None:
     if error.start is None:
         return
     here = settings.starts(run / "config.toml")[-1]
-    how = "  {name}: {before} in the record, {now} here"
-    lines = machine.differences(error.start, here, how)
+    lines = machine.differences(error.start, here, "  {name}: {before} in the record, {now} here")
     if changed := code.difference(code.kept(folder, error.start), code.kept(run, here)):
         lines += ["  code has changed:", *(f"    {line}" for line in changed)]
     same = "versions and fingerprint are those of the record"
-    print(*(["what may be the reason:", *lines] if lines else [same]), sep="\n")
+    print(*(["what else differs, and may be the reason:", *lines] if lines else [same]), sep="\n")
 
 
 @dataclass(frozen=True)
@@ -395,7 +394,8 @@ def _repeated(
         )
     words = [*words, f"--ranks-per-env={each}"]
     words += ["--env-folders", str(run.with_name("folders"))] * bool(start.get("env_folders"))
-    with closing(_trained(words, run, until, nprocs)) as rows:
+    where = code.folder_of_modules(record.folder)
+    with closing(_trained(words, run, until, nprocs, where)) as rows:
         for row in rows:
             made = int(row["iteration"])
             _compare(f"iteration {made}", record.rows.get(made, {}), row, NOT_OF_THE_CURVE, start)
@@ -405,9 +405,9 @@ def _repeated(
 
 
 def _trained(
-    words: Sequence[str], run: Path, until: int, nprocs: int
+    words: Sequence[str], run: Path, until: int, nprocs: int, where: Path | None
 ) -> Generator[dict[str, str], None, None]:
-    """Train up to an iteration; yield the rows that this adds, at once. Closing ends the training."""
+    """Train up to an iteration, in the folder `where`; yield the rows that this adds, at once. Closing ends the training."""
     given = [*words, *_WITHOUT, "--stop-after-iterations", str(until), "--nprocs", str(nprocs)]
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         read = len(read_rows(run))  # these rows are there already
@@ -415,6 +415,7 @@ def _trained(
         process = subprocess.Popen(
             command,
             env=env,
+            cwd=where,  # modules are found there, after all that is installed
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=subprocess.STDOUT,

@@ -113,8 +113,9 @@ def test_verify_names_the_file_and_the_line(mine, tmp_path):
 
 @pytest.mark.slow
 def test_what_has_gone_is_found_in_the_runs_folder_if_it_is_trusted(mine, tmp_path):
-    run, whole = tmp_path / "run", tmp_path / "whole"
+    run, whole, of_ppo = tmp_path / "run", tmp_path / "whole", tmp_path / "ppo"
     train(whole, *words(mine))
+    train(of_ppo, "an_env:make", *SIZE)
     train(run, *words(mine, "--stop-after-iterations", "2"))
     mine.rename(tmp_path / "moved")
     done = resume(run, expect=2)
@@ -122,6 +123,7 @@ def test_what_has_gone_is_found_in_the_runs_folder_if_it_is_trusted(mine, tmp_pa
     resume(run, "--trust")
     assert curve(run) == curve(whole)
     assert verify(whole).returncode == 0
+    assert verify(of_ppo).returncode == 0
     done = forks.run("-m", "rank0rl", "evaluate", str(whole), "--episodes", "1", "--trust")
     assert done.returncode == 0, done.stderr
     with pytest.raises(ValueError, match="changed or gone"):

@@ -156,13 +156,13 @@ def _import(where: str, algo: str, what: str = "agent", expected: str = "") -> M
         is_missing = isinstance(error, ImportError) and error.name in names
         if is_missing or (where.endswith(".py") and not Path(where).exists()):
             expected = (
-                expected or f"{', '.join(references())}, file.py:Class or package.module:Class"
+                expected or f"{', '.join(_references())}, file.py:Class or package.module:Class"
             )
             raise ValueError(f"no {what} {algo!r} ({error}); expected {expected}") from None
         raise ValueError(f"the {what}'s file {where} cannot be imported: {why(error)}") from error
 
 
-def references() -> list[str]:
+def _references() -> list[str]:
     """Return the names of the agents in algos/."""
     folder = Path(importlib.import_module(_ALGOS).__path__[0])
     return sorted(path.stem for path in folder.glob("[a-z]*.py"))
@@ -172,7 +172,7 @@ def is_reference(algo: str) -> bool:
     """Return True if a name means an agent in algos/, such as "ppo" or "rank0rl.algos.ppo:PPO"."""
     where, colon, _ = algo.partition(":")
     module = where if colon else f"{_ALGOS}.{where}"
-    return module.removeprefix(f"{_ALGOS}.") in {*references()} - {module}
+    return module.removeprefix(f"{_ALGOS}.") in {*_references()} - {module}
 
 
 def absolute(algo: str) -> str:

@@ -240,13 +240,25 @@ def test_no_rank_grows(mode, tmp_path, monkeypatch):
         assert grown < 3
 
 
+_OF_100_MB = """
+from rank0rl.algos.ppo import PPO
+from rank0rl.run import usage
+
+usage.peak_mb = lambda: 100.0
+
+class Same(PPO):
+    pass
+"""
+
+
 @pytest.mark.slow
 def test_every_rank_is_counted_also_one_without_envs(tmp_path):
-    args = [*SMALL, "--total-steps", "64"]
+    (tmp_path / "same.py").write_text(_OF_100_MB)
+    args = [*SMALL, "--total-steps", "64", "--algo", f"{tmp_path / 'same.py'}:Same"]
     train(tmp_path / "1", *args)
     train(tmp_path / "2", *args, "--rank0-envs", "0", nprocs=2)
     [one], [two] = (table(tmp_path / n) for n in ("1", "2"))
-    assert float(two["memory_mb"]) > 1.3 * float(one["memory_mb"])
+    assert (one["memory_mb"], two["memory_mb"]) == ("100", "200")
 
 
 def test_memory_that_processes_share_counts_once():

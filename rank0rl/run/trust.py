@@ -77,7 +77,8 @@ def _check_seal(
     if ours and hmac.compare_digest(ours.encode(), seal.encode()):
         return
     again = _words(foreign)
-    if words is None or not all(map(str.isprintable, again)):
+    is_typed = not {*sys.orig_argv}.isdisjoint(again)  # some of it: another word twice is no remedy
+    if words is None or is_typed or not all(map(str.isprintable, again)):
         again = [flag("trust")]
     refusal, more, what = _refusal(foreign, source), "", "it"
     if ours and hmac.compare_digest(*(one.partition(".")[0].encode() for one in (ours, seal))):

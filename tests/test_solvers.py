@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.jobs import unused_mpi_files, wait_until
+from helpers.jobs import mpi_files, wait_until
 from helpers.ranks import HERE, LIMIT_S, mpiexec
 from helpers.runs import SMALL, sha, table, train
 from helpers.simulators import SOLVER
@@ -265,7 +265,6 @@ def test_nothing_is_left(tmp_path, seed):
     words += ["--env-kwargs", f'mark="{tmp_path}"', "timeout=5.0", "--run-dir", tmp_path / "run"]
     words += ["--nprocs", nprocs, "--ranks-per-env", group]
     (tmp_path / "tmp").mkdir()
-    before = unused_mpi_files()
     with (tmp_path / "log").open("wb") as log:
         job = subprocess.Popen(
             [*map(str, words)],
@@ -274,26 +273,29 @@ def test_nothing_is_left(tmp_path, seed):
             env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
             start_new_session=True,
         )
-    if rng.random() < 0.8:  # else it is started
-        wait_until((tmp_path / "run" / "progress.csv").exists)
-    time.sleep(rng.uniform(0, 3))
-    kinds = {}
-    for process_id, words in sorted(of_job(job.pid, tmp_path).items()):
-        kinds.setdefault(kind(process_id, words, job.pid, nprocs * group), []).append(process_id)
-    hit = rng.choice(sorted(kinds))
-    process_id = rng.choice(kinds[hit])
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(process_id, signum)
-        if signum == signal.SIGSTOP and process_id == job.pid:
-            time.sleep(3)
-            os.kill(process_id, signal.SIGCONT)
-    with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on, perhaps after a retry
-        job.wait(8)
-    end = time.monotonic() + LIMIT_S
-    while job.poll() is None and time.monotonic() < end:
-        job.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
+    with mpi_files(lambda: of_job(job.pid, tmp_path)) as files:
+        if rng.random() < 0.8:  # else it is started
+            wait_until((tmp_path / "run" / "progress.csv").exists)
+        time.sleep(rng.uniform(0, 3))
+        kinds = {}
+        for process_id, words in sorted(of_job(job.pid, tmp_path).items()):
+            kinds.setdefault(kind(process_id, words, job.pid, nprocs * group), []).append(
+                process_id
+            )
+        hit = rng.choice(sorted(kinds))
+        process_id = rng.choice(kinds[hit])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process_id, signum)
+            if signum == signal.SIGSTOP and process_id == job.pid:
+                time.sleep(3)
+                os.kill(process_id, signal.SIGCONT)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on, perhaps after a retry
             job.wait(8)
+        end = time.monotonic() + LIMIT_S
+        while job.poll() is None and time.monotonic() < end:
+            job.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                job.wait(8)
     said = (tmp_path / "log").read_text()
     about = f"{signum.name} to {hit} of {nprocs} x {group} {more}: {job.returncode}\n{said}"
     print(about)
@@ -301,7 +303,7 @@ def test_nothing_is_left(tmp_path, seed):
     wait_until(lambda: not of_job(job.pid, tmp_path))
     if (hit, signum) != ("supervisor", signal.SIGKILL):  # else the next start removes them
         assert not list((tmp_path / "tmp").iterdir()), about
-        wait_until(lambda: not unused_mpi_files() - before)  # other tests' jobs begin and end
+        wait_until(lambda: not any(Path(file).exists() for file in files))
 
 
 def right_codes(hit, signum):

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from pathlib import Path
@@ -123,3 +125,24 @@ def unused_mpi_files():
             mapped += maps.read_text()
     files = Path("/dev/shm").glob("*")
     return {file.name for file in files if "mpi" in file.name and str(file) not in mapped}
+
+
+@contextlib.contextmanager
+def mpi_files(of):
+    """Collect MPI's files in shared memory that the processes of `of()` have in their memory, while the block runs."""
+    found, is_over = set(), threading.Event()
+
+    def look():
+        while not is_over.wait(0.1):
+            for process_id in of():
+                with contextlib.suppress(OSError):
+                    maps = Path(f"/proc/{process_id}/maps").read_text()
+                    found.update(re.findall(r"/dev/shm/\S*mpi\S*", maps))
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    try:
+        yield found
+    finally:
+        is_over.set()
+        watch.join()

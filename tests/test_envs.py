@@ -34,7 +34,7 @@ def test_names_are_resolved(name, full):
         ("Walker2d-v9", "did you mean Walker2d-v"),
         ("no_such_module:X-v0", "cannot import 'no_such_module'"),
         ("point.py:make_env", "cannot import 'point.py': .*; name it as point:make_env$"),
-        ("helpers.envs:Cuont", "'helpers.envs' has no 'Cuont', and no environment"),
+        ("helpers.envs:Cuont", "'helpers.envs' has no function 'Cuont', and no environment"),
         ("qqqqqq", "module:EnvId-v0"),
     ],
 )

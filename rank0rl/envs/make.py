@@ -27,6 +27,8 @@ from rank0rl.envs.shared import SharedEnv
 from rank0rl.envs.spaces import flatten, keep_float64, name_of
 from rank0rl.envs.wrappers import RawReward
 
+FOLDERS = "RANK0RL_FOLDERS"
+"""Variable with folders of modules, for a run that another process starts."""
 LARGE = 10_000
 """Number among arguments above which they may ask for much memory or time."""
 
@@ -64,7 +66,7 @@ def resolve(env_id: str) -> str:
     lower = {base(spec.id).lower(): spec.id for spec in newest}
     close = [lower[k] for k in difflib.get_close_matches(base(name).lower(), lower, n=3)]
     raise ValueError(
-        (f"{module!r} has no {name!r}, and " if module else "")
+        (f"{module!r} has no function {name!r}, and " if module else "")
         + f"no environment {env_id!r} is registered"
         + (f"; did you mean {' or '.join(close)}?" if close else "")
         + "; name an environment of your own as module:EnvId-v0 or module:function"
@@ -72,8 +74,9 @@ def resolve(env_id: str) -> str:
 
 
 def import_own(module: str) -> ModuleType:
-    """Import a module that the user has named. From now on modules are found in the working folder too."""
-    find_modules_in(os.getcwd())
+    """Import a module that the user has named. From now on modules are found in the working folder too, and in those of `FOLDERS`."""
+    for folder in (os.getcwd(), *filter(None, os.environ.get(FOLDERS, "").split(os.pathsep))):
+        find_modules_in(folder)
     return importlib.import_module(module)
 
 

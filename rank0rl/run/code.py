@@ -222,10 +222,10 @@ def with_copies(
     return {option: _replaced(value, changed) for option, value in settings.items()}
 
 
-def folder_of_modules(run: Path) -> Path | None:
-    """Return the folder of a run's copies in which modules are found since `with_copies`; None if none has gone."""
+def folders_of_modules(run: Path) -> list[str]:
+    """Return the folders of a run's copies in which modules that have gone are found since `with_copies`."""
     below = (run / _FOLDER).resolve()
-    return next((Path(path) for path in sys.path if Path(path).is_relative_to(below)), None)
+    return [path for path in sys.path if Path(path).is_relative_to(below)]
 
 
 def _copy_of(name: str, copies: Mapping[str, str], folder: Path) -> str:

@@ -21,6 +21,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence, Set, ValuesView
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,9 @@ def _check_seal(
     if ours and hmac.compare_digest(ours.encode(), seal.encode()):
         return
     again = _words(foreign)
-    is_typed = not {*sys.orig_argv}.isdisjoint(again)  # some of it: another word twice is no remedy
-    if words is None or is_typed or not all(map(str.isprintable, again)):
+    typed = [*map(absolute, chain(*_by_option(words.argv).values()))] if words else []
+    # A word that has been typed already is no remedy.
+    if words is None or not {*typed}.isdisjoint(again) or not all(map(str.isprintable, again)):
         again = [flag("trust")]
     refusal, more, what = _refusal(foreign, source), "", "it"
     if ours and hmac.compare_digest(*(one.partition(".")[0].encode() for one in (ours, seal))):

@@ -24,6 +24,7 @@ from typing import Any
 
 import tyro
 
+from rank0rl.envs.make import FOLDERS
 from rank0rl.launch import python, usage_error
 from rank0rl.launch.tree import end_with_parent
 from rank0rl.mpi import weights
@@ -394,8 +395,8 @@ def _repeated(
         )
     words = [*words, f"--ranks-per-env={each}"]
     words += ["--env-folders", str(run.with_name("folders"))] * bool(start.get("env_folders"))
-    where = code.folder_of_modules(record.folder)
-    with closing(_trained(words, run, until, nprocs, where)) as rows:
+    folders = code.folders_of_modules(record.folder)
+    with closing(_trained(words, run, until, nprocs, folders)) as rows:
         for row in rows:
             made = int(row["iteration"])
             _compare(f"iteration {made}", record.rows.get(made, {}), row, NOT_OF_THE_CURVE, start)
@@ -405,17 +406,16 @@ def _repeated(
 
 
 def _trained(
-    words: Sequence[str], run: Path, until: int, nprocs: int, where: Path | None
+    words: Sequence[str], run: Path, until: int, nprocs: int, folders: Sequence[str]
 ) -> Generator[dict[str, str], None, None]:
-    """Train up to an iteration, in the folder `where`; yield the rows that this adds, at once. Closing ends the training."""
+    """Train up to an iteration, with modules in these folders too; yield the rows that this adds, at once. Closing ends the training."""
     given = [*words, *_WITHOUT, "--stop-after-iterations", str(until), "--nprocs", str(nprocs)]
     with tempfile.TemporaryFile("w+", errors="replace") as said:
         read = len(read_rows(run))  # these rows are there already
         command, env = python("-m", "rank0rl", "train", *given)
         process = subprocess.Popen(
             command,
-            env=env,
-            cwd=where,  # modules are found there, after all that is installed
+            env={**env, FOLDERS: os.pathsep.join(folders)},
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=subprocess.STDOUT,

@@ -109,10 +109,11 @@ def test_the_line_to_go_on_with_is_enough(monkeypatch):
 
 
 def test_a_line_that_names_some_of_the_code_goes_on_with_trust(monkeypatch):
-    line = ["--resume", "r", OWN["env_id"]]
-    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", *line])
-    with pytest.raises(ValueError, match=r"--resume r my_envs:Own-v0 --trust$"):
-        trust.trusted(OWN, "file", Words.read(line))
+    for typed in (OWN["env_id"], f"--algo={OWN['algo']}"):
+        line = ["--resume", "r", typed]
+        monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", *line])
+        with pytest.raises(ValueError, match=f"--resume r {typed} --trust$"):
+            trust.trusted(OWN, "file", Words.read(line))
 
 
 def test_code_is_named_in_either_spelling_and_by_any_path(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -128,16 +127,24 @@ def unused_mpi_files():
 
 
 @contextlib.contextmanager
-def mpi_files(of):
-    """Collect MPI's files in shared memory that the processes of `of()` have in their memory, while the block runs."""
-    found, is_over = set(), threading.Event()
+def mpi_files_of_others(ours):
+    """Collect MPI's files in shared memory that processes besides those of `ours()` are seen to use, while the block runs."""
+    found, known, is_over = (
+        set(),
+        {file.name for file in Path("/dev/shm").glob("*")},
+        threading.Event(),
+    )
 
     def look():
-        while not is_over.wait(0.1):
-            for process_id in of():
+        while not is_over.wait(0.05):
+            new = {file.name for file in Path("/dev/shm").glob("*mpi*")} - known
+            own = ours() if new else ()
+            for maps in Path("/proc").glob("[0-9]*/maps") if new else ():
                 with contextlib.suppress(OSError):
-                    maps = Path(f"/proc/{process_id}/maps").read_text()
-                    found.update(re.findall(r"/dev/shm/\S*mpi\S*", maps))
+                    text = maps.read_text()
+                    used = {name for name in new if f"/dev/shm/{name}" in text}
+                    known.update(used)
+                    found.update(used if int(maps.parent.name) not in own else ())
 
     watch = threading.Thread(target=look)
     watch.start()

@@ -1,11 +1,11 @@
 """An environment whose simulator is a parallel program in C, which it starts once and talks to line by line.
 
 mpicc -O2 -o oscillator examples/oscillator.c
-python train.py examples.oscillator:make --num-envs 4 --steps-per-batch 800 --minibatch-size 100 --total-steps 40000
+python train.py examples.oscillator:make --num-envs 2 --steps-per-batch 800 --minibatch-size 100 --total-steps 40000
 
 Or its solver is a program of the same MPI job, one for each environment, and they send messages to each other:
 
-mpiexec -n 1 python train.py examples.oscillator:make --mpmd --num-envs 1 --steps-per-batch 800 --minibatch-size 100 --total-steps 40000 : -n 2 ./oscillator
+mpiexec -n 1 python train.py examples.oscillator:make --mpmd --num-envs 2 --steps-per-batch 800 --minibatch-size 100 --total-steps 40000 : -n 2 ./oscillator : -n 2 ./oscillator
 """
 
 from pathlib import Path

@@ -72,18 +72,18 @@ def main() -> None:
         args.steps_per_batch, args.minibatch_size = 1024, 256
     phases: dict[str, list[float]] = {}
     phases_before: dict[str, list[float]] = {}
-    bare_way, ours, beside, before, others = ways_of(args, phases, phases_before)
-    seen = alternate({**bare_way, **ours, **beside, **before, **others}, args.repeats)
+    limits, ours, beside, before, others = ways_of(args, phases, phases_before)
+    seen = alternate({**limits, **ours, **beside, **before, **others}, args.repeats)
     figures = dict(seen)
     last = seen[list(ours)[-1]]
     for name in beside:
         figures[f"{args.beside} / without"] = ratio(seen[name], last)
     for now, then in zip(ours, before, strict=False):
         figures[f"{now} / before"] = ratio(seen[now], seen[then])
-        if then == list(before)[-1] and bare_way:
-            figures["before / bare"] = ratio(seen[then], seen[next(iter(bare_way))])
-    for name in bare_way:
-        figures["rank0rl / bare"] = ratio(last, seen[name])
+        if then == list(before)[-1] and limits:
+            figures["before / bare env.step"] = ratio(seen[then], seen[next(iter(limits))])
+    for name in limits:
+        figures[f"rank0rl / {name.split(',')[0]}"] = ratio(last, seen[name])
     if others:
         best = max((seen[name] for name in others), key=statistics.median)
         figures["rank0rl / the best other"] = ratio(last, best)
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def ways_of(args: argparse.Namespace, phases: dict, phases_before: dict) -> list[dict]:
-    """Return what takes turns: bare stepping, this checkout, with other options, the other one, others."""
+    """Return what takes turns: limits, this checkout, with other options, the other one, others."""
     most = max(args.nprocs)
     ours = {f"rank0rl, ranks: {n}": partial(rank0rl, args, n, phases) for n in args.nprocs}
     beside, before, others = {}, {}, {}
@@ -133,13 +133,10 @@ def ways_of(args: argparse.Namespace, phases: dict, phases_before: dict) -> list
             others[f"{name}, environments: {n}"] = partial(
                 other, args, name, n, ["--units", str(args.units)]
             )
-    return [
-        {f"bare env.step, processes: {most}": partial(bare, args.task, most)},
-        ours,
-        beside,
-        before,
-        others,
-    ]
+    limits = {f"bare env.step, processes: {most}": partial(bare, args.task, most)}
+    if args.task == "Walker2d":
+        limits[f"raw mj_step, processes: {most}"] = partial(bare, args.task, most, raw=True)
+    return [limits, ours, beside, before, others]
 
 
 def other(
@@ -154,10 +151,23 @@ def other(
     return float(done.stdout.split()[-1])
 
 
-def bare(task: str, processes: int, steps: int = 10_000) -> float:
-    """Return the steps per second of so many processes that only call `env.step`, summed."""
+def bare(task: str, processes: int, raw: bool = False, steps: int = 10_000) -> float:
+    """Return the steps per second of so many processes that only call `env.step`, summed.
+
+    With `raw`, only the time inside MuJoCo's `mj_step` counts.
+    """
     code = f"""
 import gymnasium as gym, time
+inside = 0
+if {raw}:
+    import mujoco
+    mj_step = mujoco.mj_step
+    def timed(*args, **kwargs):
+        global inside
+        begin = time.perf_counter()
+        mj_step(*args, **kwargs)
+        inside += time.perf_counter() - begin
+    mujoco.mj_step = timed
 env = gym.make("{ENVS[task]}", disable_env_checker=True)
 env.action_space.seed(0)
 actions = [env.action_space.sample() for _ in range({steps})]
@@ -167,7 +177,7 @@ for action in actions:
     _, _, over, cut, _ = env.step(action)
     if over or cut:
         env.reset()
-print({steps} / (time.perf_counter() - start))
+print({steps} / (inside or time.perf_counter() - start))
 """
     these = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

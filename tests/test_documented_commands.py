@@ -39,7 +39,7 @@ NOT_RUN = {
     "needs a network": [r"pip install .*", r"apt install .*"],
     "is for a folder of the reader's": [r"python3 -m venv .*", r"\. \S+/activate", r"cd .*"],
     "needs other hosts": [
-        *(r"python .* --hosts .*", r"python .* --hostfile .*", r"python .* --algo code/.*"),
+        *(r"python .* --hosts .*", r"python .* --hostfile .*"),
         *(r"ssh .*", r"getent .*", r"rsync .*"),
     ],
     "needs a batch system": [r"(srun|sbatch) .*", r"squeue --me", r"mpiexec python .*"],

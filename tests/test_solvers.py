@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.jobs import mpi_files_of_others, unused_mpi_files, wait_until
+from helpers.jobs import mpi_files, mpi_files_of_others, unused_mpi_files, wait_until
 from helpers.ranks import HERE, LIMIT_S, mpiexec
 from helpers.runs import SMALL, sha, table, train
 from helpers.simulators import SOLVER
@@ -265,7 +265,7 @@ def test_nothing_is_left(tmp_path, seed):
     words += ["--env-kwargs", f'mark="{tmp_path}"', "timeout=5.0", "--run-dir", tmp_path / "run"]
     words += ["--nprocs", nprocs, "--ranks-per-env", group]
     (tmp_path / "tmp").mkdir()
-    before = unused_mpi_files()
+    before = mpi_files()
     with (tmp_path / "log").open("wb") as log:
         job = subprocess.Popen(
             [*map(str, words)],
@@ -274,7 +274,7 @@ def test_nothing_is_left(tmp_path, seed):
             env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
             start_new_session=True,
         )
-    with mpi_files_of_others(lambda: of_job(job.pid, tmp_path)) as others:
+    with mpi_files_of_others(before, lambda: of_job(job.pid, tmp_path)) as others:
         if rng.random() < 0.8:  # else it is started
             wait_until((tmp_path / "run" / "progress.csv").exists)
         time.sleep(rng.uniform(0, 3))

@@ -116,28 +116,28 @@ def reports(err):
     )
 
 
+def mpi_files():
+    """Return MPI's files in shared memory."""
+    return {file.name for file in Path("/dev/shm").glob("*mpi*")}
+
+
 def unused_mpi_files():
-    """Return MPI's files in shared memory that no process uses."""
+    """Return those of them that no process uses."""
     mapped = ""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             mapped += maps.read_text()
-    files = Path("/dev/shm").glob("*")
-    return {file.name for file in files if "mpi" in file.name and str(file) not in mapped}
+    return {name for name in mpi_files() if f"/dev/shm/{name}" not in mapped}
 
 
 @contextlib.contextmanager
-def mpi_files_of_others(ours):
-    """Collect MPI's files in shared memory that processes besides those of `ours()` are seen to use, while the block runs."""
-    found, known, is_over = (
-        set(),
-        {file.name for file in Path("/dev/shm").glob("*")},
-        threading.Event(),
-    )
+def mpi_files_of_others(before, ours):
+    """Collect MPI's files, but those of `before`, that processes besides those of `ours()` are seen to use in the block."""
+    found, known, is_over = set(), set(before), threading.Event()
 
     def look():
         while not is_over.wait(0.05):
-            new = {file.name for file in Path("/dev/shm").glob("*mpi*")} - known
+            new = mpi_files() - known
             own = ours() if new else ()
             for maps in Path("/proc").glob("[0-9]*/maps") if new else ():
                 with contextlib.suppress(OSError):

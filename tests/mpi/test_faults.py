@@ -12,6 +12,7 @@ import pytest
 from helpers.jobs import (
     end,
     folder_of,
+    mpi_files,
     processes,
     reports,
     start,
@@ -224,7 +225,7 @@ def test_ctrl_c_of_a_script_is_no_traceback(tmp_path):
 
 
 def test_no_shared_memory_is_left():
-    before = unused_mpi_files()
+    before = mpi_files()
     faulty("3", "SIGKILL", "process", "1")
     wait_until(lambda: not unused_mpi_files() - before)  # other tests' jobs begin and end
 

@@ -38,6 +38,7 @@ def main() -> None:
     runs, others = mujoco(), other_tasks()
     tables = {
         "returns": returns(runs),
+        "reppo": reppo(runs),
         "longer": longer(runs),
         "improvement": improvement(runs),
         "durations": durations(),
@@ -87,6 +88,20 @@ def cell(final: Sequence[float]) -> str:
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def reppo(runs: Runs) -> str:
+    """Return the table of the best prototype of REPPO on each task, beside the best column of PPO."""
+    best: dict[str, float] = {}
+    with (RESULTS / "searches" / "reppo.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            best[row["task"]] = max(best.get(row["task"], -np.inf), float(row["return"]))
+    lines = ["| task | REPPO | PPO |", "|---|---|---|"]
+    for task, reached in sorted(best.items()):
+        columns = [[run.last for run in runs[task].get(name, ())] for name in COMPARED[:3]]
+        mean = max(float(np.mean(final)) for final in columns if final)
+        lines.append(f"| {task} | {number(reached)} | {number(mean)} |")
+    return "\n".join(lines)
 
 
 def longer(runs: Runs) -> str:

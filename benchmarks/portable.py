@@ -20,15 +20,16 @@ from table import alternate, ratio, show
 
 ROOT = Path(__file__).parent.parent
 WALKER = "Walker2d --steps-per-batch 2048"
+PPO = f"{WALKER} --config configs/ppo.toml"
 CASES = {
-    "PPO": WALKER,
-    "PPO, minibatches of 512": f"{WALKER} --minibatch-size 512",
-    "beta": f"{WALKER} --actions beta",
+    "PPO": PPO,
+    "PPO, minibatches of 512": f"{PPO} --minibatch-size 512",
+    "beta": f"{PPO} --actions beta",
     "TRPO": f"{WALKER} --algo trpo",
-    "GRU": f"{WALKER} --recurrent gru --epochs 4",
-    "LSTM": f"{WALKER} --recurrent lstm --epochs 4",
-    "network of one's own": f"{WALKER} --algo examples/04_network.py:MyPPO --epochs 4",
-    "network of one's own, minibatches of 512": f"{WALKER} --algo examples/04_network.py:MyPPO --minibatch-size 512",
+    "GRU": f"{PPO} --recurrent gru --epochs 4",
+    "LSTM": f"{PPO} --recurrent lstm --epochs 4",
+    "network of one's own": f"{PPO} --algo examples/04_network.py:MyPPO --epochs 4",
+    "network of one's own, minibatches of 512": f"{PPO} --algo examples/04_network.py:MyPPO --minibatch-size 512",
     "images": "same_curve_envs:World --env-kwargs obs=image --steps-per-batch 1024 --epochs 4",
 }
 

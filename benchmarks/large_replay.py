@@ -104,7 +104,7 @@ class Plain(PPO):
 def share(agent: str, steps: int, gb: float, folder: Path) -> tuple[float, float]:
     """Train; return the seconds of record until the first checkpoint is written, and the share of record after it."""
     algo = f"{Path(__file__).resolve()}:{agent}"
-    words = ["Walker2d", "--config", str(ROOT / "configs" / "ppo.toml"), "--algo", algo]
+    words = ["Walker2d", "--config", str(ROOT / "benchmarks" / "ppo-64x64.toml"), "--algo", algo]
     words += ["--total-steps", str(steps), "--run-dir", str(folder), "--gb", str(gb)]
     command = [sys.executable, str(ROOT / "train.py"), *words, "--quiet"]
     subprocess.run(command, check=True)

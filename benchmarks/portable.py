@@ -20,7 +20,7 @@ from table import alternate, ratio, show
 
 ROOT = Path(__file__).parent.parent
 WALKER = "Walker2d --steps-per-batch 2048"
-PPO = f"{WALKER} --config configs/ppo.toml"
+PPO = f"{WALKER} --config benchmarks/ppo-64x64.toml"
 CASES = {
     "PPO": PPO,
     "PPO, minibatches of 512": f"{PPO} --minibatch-size 512",

@@ -82,7 +82,7 @@ def main() -> None:
             return took
 
     def train(n: int) -> float:
-        options = ["--config", "configs/ppo.toml", "--nprocs", str(n)]
+        options = ["--config", "benchmarks/ppo-64x64.toml", "--nprocs", str(n)]
         return first_step(["train.py", "benchmarks.startup:FirstStep-v0", *options], f"ranks: {n}")
 
     ways = {

@@ -2,8 +2,8 @@
 
 These made the runs of same_curve.csv, which has three columns of their records:
 
-    python train.py Walker2d --config configs/ppo.toml --total-steps 40960 --nprocs 1
-    python train.py Walker2d --config configs/ppo.toml --total-steps 40960 --nprocs 8
+    python train.py Walker2d --config benchmarks/ppo-64x64.toml --total-steps 40960 --nprocs 1
+    python train.py Walker2d --config benchmarks/ppo-64x64.toml --total-steps 40960 --nprocs 8
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from rank0rl.run.usage import Phases
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "timeline.csv"
 FOLDER = "TIMELINE_FOLDER"  # environment variable: where the ranks of a run write their phases
-TRAIN = "Walker2d --config configs/ppo.toml --nprocs 2 --num-envs 16 --epochs 40 --stop-after-iterations 16"
+TRAIN = "Walker2d --config benchmarks/ppo-64x64.toml --nprocs 2 --num-envs 16 --epochs 40 --stop-after-iterations 16"
 RUNS = ("", "--overlap --rank0-envs 5")  # options besides
 WARM, SHOWN = 4, 3  # iterations of a run before the first that may be drawn, and iterations drawn
 WORK = {"collect": "c0", "process": "c0", "update": "c1"}

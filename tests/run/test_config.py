@@ -78,9 +78,9 @@ def test_the_file_of_a_run_gives_its_settings_again(tmp_path):
 
 
 def test_the_file_for_agent_and_environment_is_found(tmp_path):
-    for name in ("ppo.toml", "ppo-Walker2d.toml"):
+    for name in ("ppo.toml", "ppo-Hopper.toml"):
         (tmp_path / name).touch()
-    assert launch_options.find_config(tmp_path, "ppo", "Walker2d") == tmp_path / "ppo-Walker2d.toml"
+    assert launch_options.find_config(tmp_path, "ppo", "Hopper") == tmp_path / "ppo-Hopper.toml"
     assert launch_options.find_config(tmp_path, "ppo", "ALE/Pong") == tmp_path / "ppo.toml"
     assert launch_options.find_config(tmp_path, "reinforce", "Hopper") is None
 

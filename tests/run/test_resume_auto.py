@@ -37,9 +37,9 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
     """Also one whose settings the command line leaves at their defaults, and one of another file."""
     train(tmp_path / "r", *LONG, "--lr", "0.1", "--stop-after-iterations", "1")
     refused = train(tmp_path / "r", *LONG, *AUTO, expect=2)
-    assert "lr linear:3e-4:0 in place of 0.1" in refused.stderr
+    assert "lr linear:5e-4:0 in place of 0.1" in refused.stderr
     of_program = (HERE.parent / "configs/ppo.toml").read_text()
-    (tmp_path / "c.toml").write_text(f"{of_program}lr = 0.1\n")
+    (tmp_path / "c.toml").write_text(of_program.replace('"linear:5e-4:0"', "0.1"))
     file = ["--config", str(tmp_path / "c.toml")]
     refused = train(tmp_path / "r", *LONG, *AUTO, *file, "--seed", "1", expect=2)
     assert "got seed 1 in place of 0;" in refused.stderr

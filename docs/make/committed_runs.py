@@ -15,7 +15,6 @@ from rank0rl.tools.study.results import ending
 RESULTS = DOCS.parent / "benchmarks" / "results"
 STUDIES = {  # folder of benchmarks/results/v5 -> column
     "ppo": "PPO",
-    "ppo-defaults": "PPO, new defaults",
     "ppo-tuned": "PPO, tuned",
     "ppo-3M": "PPO, tuned, 3M steps",
     "ppo-10M": "PPO, tuned, 10M steps",
@@ -50,11 +49,6 @@ class Run:
     def last(self) -> float:
         """Mean return at the end."""
         return float(self.ret[-1])
-
-    def minutes_to(self, ret: float) -> float:
-        """Return the minutes until a mean return; inf if the run has not reached it."""
-        reached = self.ret >= ret
-        return float(self.seconds[reached.argmax()] / 60) if reached.any() else np.inf
 
 
 Runs = dict[str, dict[str, list[Run]]]

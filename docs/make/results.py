@@ -18,15 +18,13 @@ from theme import DOCS, save_plot
 from rank0rl.tools import figures
 from rank0rl.tools.plot import interquartile_mean, on_grid
 
-SLOW = "PPO, new defaults"  # made on a slow machine: its minutes say nothing
-BESIDE = ("PPO", SLOW, "PPO, tuned", "TRPO", *RIVALS.values())
+BESIDE = ("PPO", "PPO, tuned", "TRPO", *RIVALS.values())
 """Columns of the first table."""
-COMPARED = ("PPO", SLOW, "PPO, tuned", "TRPO")
+COMPARED = ("PPO", "PPO, tuned", "TRPO")
 """Columns that are compared with other libraries: with as many steps."""
 LONGER = {"PPO, tuned, 3M steps": "3M steps", "PPO, tuned, 10M steps": "10M steps"}
 """Columns of the table of longer runs -> their titles."""
 OLDER = "38bd75f"  # has the settings of all runs that were recorded with files that were not committed yet
-SCORES = {"Walker2d": (1000, 2000, 3000), "Hopper": (1000, 2000, 3000), "HalfCheetah": (3000,)}
 
 
 def main() -> None:
@@ -42,7 +40,6 @@ def main() -> None:
         "longer": longer(runs),
         "improvement": improvement(runs),
         "durations": durations(),
-        "minutes": minutes(runs),
         "others": of_others(runs, others),
         "hashes": hashes(runs | others),
         "machines": machines(),
@@ -98,7 +95,7 @@ def reppo(runs: Runs) -> str:
             best[row["task"]] = max(best.get(row["task"], -np.inf), float(row["return"]))
     lines = ["| task | REPPO | PPO |", "|---|---|---|"]
     for task, reached in sorted(best.items()):
-        columns = [[run.last for run in runs[task].get(name, ())] for name in COMPARED[:3]]
+        columns = [[run.last for run in runs[task].get(name, ())] for name in COMPARED[:2]]
         mean = max(float(np.mean(final)) for final in columns if final)
         lines.append(f"| {task} | {number(reached)} | {number(mean)} |")
     return "\n".join(lines)
@@ -186,21 +183,6 @@ def durations() -> str:
             rows.setdefault(row["title"].split(",")[0], []).append(cell)
     lines = ["| task | rank0rl, 2 ranks | stable-baselines3 | ratio |", "|---|---|---|---|"]
     lines += [f"| {task} | {' | '.join(cells)} |" for task, cells in rows.items()]
-    return "\n".join(lines)
-
-
-def minutes(runs: Runs) -> str:
-    """Return the table of the median minutes until a mean return."""
-    columns = [name for name in shown({t: runs.get(t, {}) for t in SCORES}) if name != SLOW]
-    lines = [f"| task | return | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
-    for task, scores in SCORES.items():
-        for score in scores:
-            cells = []
-            for name in columns:
-                times = [run.minutes_to(score) for run in runs.get(task, {}).get(name, ())]
-                median = np.median(times) if times else np.nan
-                cells.append("" if not times else f"{median:.1f}" if median < np.inf else "never")
-            lines.append(f"| {task} | {score} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -110,7 +110,7 @@ def test_a_run_begins_with_all_weights_of_another_and_nothing_else(tmp_path):
     begun = checkpoint.read(tmp_path / "b" / "checkpoints" / "00000002.pt")
     assert begun["progress"]["steps"] == 128
     [steps] = begun["agent"]["adam"]["steps"].values()
-    assert steps == 2 * 10 * 2  # iterations, epochs and minibatches of this run alone
+    assert steps == 2 * 5 * 2  # iterations, epochs and minibatches of this run alone
 
 
 @pytest.mark.fast(1)
@@ -119,7 +119,7 @@ def test_a_run_begins_with_all_weights_of_another_and_nothing_else(tmp_path):
     [
         (
             ["--hidden", "8"],
-            "'policy.mlp.weights.0' is of shape (4, 64) there and of shape (4, 8) here",
+            "'policy.mlp.weights.0' is of shape (4, 128) there and of shape (4, 8) here",
         ),
         pytest.param(
             ["--algo", "cem", "--population", "5", "--episodes-per-batch", "5"],

@@ -180,8 +180,8 @@ def test_settings_come_from_the_checkpoint_none_included(tmp_path):
     train(tmp_path / "whole", *args)
     train(tmp_path / "r", *args, "--stop-after-iterations", "4")
     toml = tmp_path / "r" / "config.toml"
-    assert 'lr = "linear:3e-4:0"' in toml.read_text()
-    toml.write_text(toml.read_text().replace('lr = "linear:3e-4:0"', "lr = 0.1"))
+    assert 'lr = "linear:5e-4:0"' in toml.read_text()
+    toml.write_text(toml.read_text().replace('lr = "linear:5e-4:0"', "lr = 0.1"))
     resume(tmp_path / "r")
     assert curve(tmp_path / "r") == curve(tmp_path / "whole")
 
@@ -205,7 +205,7 @@ def test_sigterm_at_any_time_and_changed_settings(tmp_path):
     file = next((parts / "checkpoints").iterdir())
     assert "name the folder" in resume(file, expect=2).stderr
     refused = resume(parts, "--seed", "1", "--lr", "0.1", expect=2)
-    assert "got lr 0.1 in place of linear:3e-4:0, seed 1 in place of 0" in refused.stderr
+    assert "got lr 0.1 in place of linear:5e-4:0, seed 1 in place of 0" in refused.stderr
     resume(parts, nprocs=3)
     assert_same(parts, whole)
 
@@ -215,7 +215,7 @@ def test_a_larger_total_is_a_changed_schedule_and_said_so(tmp_path):
     done = resume(tmp_path, "--total-steps", "256")
     assert "the schedule changes: total_steps was 128 and is now 256" in done.stdout
     assert len(table(tmp_path)) == 4
-    assert [float(row["lr"]) for row in table(tmp_path)][:3] == [3e-4, 1.5e-4, 1.5e-4]
+    assert [float(row["lr"]) for row in table(tmp_path)][:3] == [5e-4, 2.5e-4, 2.5e-4]
     names = sorted(f.name for f in (tmp_path / "checkpoints").iterdir())
     assert names == ["00000002.pt", "00000004.pt"]
 

@@ -28,7 +28,9 @@ ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "benchmarks" / "results" / "machines.csv"
 PROGRAMS = "ca-certificates,git,make,python3,python3-venv"
 HOME, USER = "/home/user", 1001  # 1000 is that of Containerfile
-TRAIN = 'make train ENV=Walker2d NPROCS=2 ARGS="--config benchmarks/ppo-64x64.toml --total-steps 40960"'
+TRAIN = (
+    'make train ENV=Walker2d NPROCS=2 ARGS="--config benchmarks/ppo-64x64.toml --total-steps 40960"'
+)
 SHOWN = ("numpy", "torch", "numba", "gymnasium", "mujoco", "mpi4py", "mpich")
 
 

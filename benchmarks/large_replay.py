@@ -1,6 +1,6 @@
 """The cost of a large replay in an agent's state: python benchmarks/large_replay.py.
 
-PPO with a replay of 1 GB that is full from the first update on, and takes the rows of every batch. All is as by default,
+PPO with a replay of 1 GB that is full from the first update on, and takes the rows of every batch. All but the layers is as by default,
 checkpoints too. The share is the seconds of `record_s`, which takes the state at each iteration's end and writes files,
 of those of the run. The first checkpoint is told apart: it writes the whole replay. By turns the replay is as large, has one row, or its rows are an array in `state`.
 """

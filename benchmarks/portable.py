@@ -30,7 +30,7 @@ CASES = {
     "LSTM": f"{PPO} --recurrent lstm --epochs 4",
     "network of one's own": f"{PPO} --algo examples/04_network.py:MyPPO --epochs 4",
     "network of one's own, minibatches of 512": f"{PPO} --algo examples/04_network.py:MyPPO --minibatch-size 512",
-    "images": "same_curve_envs:World --env-kwargs obs=image --steps-per-batch 1024 --epochs 4",
+    "images": "same_curve_envs:World --config benchmarks/ppo-64x64.toml --env-kwargs obs=image --steps-per-batch 1024 --epochs 4",
 }
 
 

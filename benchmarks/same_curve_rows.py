@@ -18,6 +18,7 @@ CLASSES = {
     "cmaes": "CMAES",
     "bc": "BC",
 }  # file in algos/ -> class
+SMALL = "--hidden 16 --activation tanh --no-layer-norm"  # layers that are the same in every agent
 
 # In all options, {folder} is the folder of the runs, {env} the name of the environment, and WORLDS
 # the module same_curve_envs. For words of WORDS, a checkout gets its own.
@@ -26,6 +27,7 @@ AGENTS = {
     "cem": "cem --population 12",
     "cmaes": "cmaes --population 12",
     "bc": "bc --data {folder}/{env}.npz --steps 20 --minibatch-size 64",
+    "bc-small": f"bc --data {{folder}}/{{env}}.npz --steps 20 --minibatch-size 64 {SMALL}",
     "gru": "ppo --recurrent gru --memory-size 16 --chunk-steps 8",
     "lstm": "ppo --recurrent lstm --memory-size 16 --chunk-steps 8",
     "gru-beta": "ppo --recurrent gru --memory-size 16 --actions beta --normalize minibatch",
@@ -37,7 +39,8 @@ AGENTS = {
     "minibatch": "ppo --normalize minibatch --target-kl 0.01 --minibatch-size 48 --max-grad-norm 0.1",
     "schedules": "ppo --lr cosine:1e-3:1e-4 --clip-ratio linear:0.3:0.1 --entropy-coef linear:0.01:0",
     "relu": "ppo --activation relu --value-hidden 32 16 --entropy-coef 0.01",
-    "layer-norm": "ppo --layer-norm --activation silu",
+    "layer-norm": "ppo --layer-norm --activation elu",
+    "tanh": "ppo --activation tanh --no-layer-norm",
     "keys": "ppo --policy-obs a --critic-obs b",
     "trpo-squashed": "trpo --actions squashed",
     "trpo-beta": "trpo --actions beta",
@@ -110,7 +113,9 @@ VARIANTS = {
     "callback+overlap": Variant(f"{TUNE} --overlap", curve="callback+overlap"),
     "init-from": Variant("--init-from {folder}/before", curve="init-from", before="{agent}"),
     "init-from+resume": Variant("--init-from {folder}/before", 1, "init-from", "{agent}"),
-    "after-bc": Variant("--init-from {folder}/before", curve="after-bc", before="bc"),
+    "after-bc": Variant(
+        f"--init-from {{folder}}/before {SMALL}", curve="after-bc", before="bc-small"
+    ),
 }
 WORDS = {
     "{callback}": ("--hook", "--callback WORLDS:tune", "--hook {folder}/same_curve_hook.py:Tune"),
@@ -134,7 +139,13 @@ TABLE = (
     ("gru-beta lstm-state-std", "Hopper", "fixed", "plain resume", ON_TWO),
     ("squashed beta state-std squashed-state-std", "Hopper", "fixed", "plain resume", ON_TWO),
     ("squashed beta", "Hopper", "episodes", "parts+evaluation", ON_TWO),
-    ("minibatch schedules relu layer-norm", "Hopper CartPole", "fixed", "plain resume", ON_TWO),
+    (
+        "minibatch schedules relu layer-norm tanh",
+        "Hopper CartPole",
+        "fixed",
+        "plain resume",
+        ON_TWO,
+    ),
     ("trpo-squashed trpo-beta trpo-state-std", "Hopper", "fixed", "plain resume", ON_TWO),
     ("trpo-relu trpo-schedules", "Hopper CartPole", "fixed", "plain resume", ON_TWO),
     ("klppo-squashed klppo-beta", "Hopper", "episodes", "plain resume", ON_TWO),

@@ -197,7 +197,7 @@ def rank0rl(
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", ENVS[args.task], "--nprocs", str(nprocs)]
         if args.task != "Pong":
-            command += ["--config", "benchmarks/ppo-64x64.toml", "--num-envs", "32"]
+            command += ["--config", str(ROOT / "benchmarks" / "ppo-64x64.toml"), "--num-envs", "32"]
             command += ["--hidden", str(args.units), str(args.units)]
         if args.lstm:
             command += ["--recurrent", "lstm", "--epochs", "4"]

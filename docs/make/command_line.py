@@ -61,8 +61,8 @@ How to write options:
 - An option with *several* values takes them as words: `--hidden 128 128`.
 - A *schedule* is a string such as `linear:3e-4:0` or `cosine:3e-4:0`: the value at the start of the run, and at its end.
 - `None` means that the option is not set.
-- The column *default* holds if no file of settings says otherwise. Most agents have one in `configs/`, see [Settings](runs.md#settings): PPO takes 8 environments and 2,048 steps a
-  batch from there. `train ENV --help` shows the values that a run would have.
+- The column *default* holds if no file of settings says otherwise. Most agents have one in `configs/`, see [Settings](runs.md#settings): PPO takes layers, step size and others
+  from there. `train ENV --help` shows the values that a run would have.
 
 ## train
 

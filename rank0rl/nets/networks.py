@@ -28,7 +28,7 @@ Hidden: TypeAlias = Sequence[int] | nn.Module
 
 _DIFFER = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd)
 _LAYERS = ("hidden", "value_hidden", "activation", "layer_norm")  # options of built-in networks
-_CPU_EPOCHS = 4  # usual for Atari games; the default for robots is 10
+_CPU_EPOCHS = 4  # usual for Atari games; configs/ppo.toml has 5
 
 
 def network(

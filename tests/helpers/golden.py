@@ -36,6 +36,7 @@ RUNS = {
     "state-std": f"Pendulum --state-std {_SHORT}",
     "images": f"{_WORLD} obs=image {_SHORT}".replace("--hidden 16 16", "--hidden 16"),
     "masks": f"{_WORLD} masked=true {_SHORT}",
+    "tanh": f"CartPole --activation tanh --no-layer-norm {_SHORT}",
     "elu": f"Pendulum --activation elu {_SHORT}",
     "gelu": f"Pendulum --activation gelu --layer-norm {_SHORT}",
     "own loss": f"Pendulum --algo {ROOT}/examples/kl_penalty.py --normalize minibatch {_SHORT}",

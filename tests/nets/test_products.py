@@ -3,6 +3,9 @@
 import ctypes
 import itertools
 import mmap
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ SHAPES = [
     (12, 300, 16),
     (64, 17, 33),
     (20, 513, 40),
+    (25, 130, 28),
     (3, 0, 4),
     (3, 0, 1),
     (0, 3, 4),
@@ -117,6 +121,35 @@ def before_a_wall(shape, order):
     matrix = memory[end - size : end].reshape(shape, order=order)
     matrix[:] = 1
     return matrix
+
+
+WITH_THIS_CPU = """
+import hashlib, sys
+import numba, numpy as np
+from rank0rl.nets.kernels.products import _BYTES, product
+
+compute = numba.njit(lambda a, b, out: product(a, b, out))
+rng, digest = np.random.default_rng(0), hashlib.sha256()
+for n, m, columns in eval(sys.argv[1]):
+    for dtype in ("f4", "f8"):
+        a, b = rng.random((n, m)).astype(dtype), rng.random((m, columns)).astype(dtype)
+        for other in (b, np.asfortranarray(b)):
+            compute(a, other, out := np.empty((n, columns), dtype))
+            digest.update(out.tobytes())
+print(_BYTES, all("zmm" in code for code in compute.inspect_asm().values()), digest.hexdigest())
+"""
+
+
+@pytest.mark.slow
+def test_avx512_is_used_where_there_is_one_and_gives_the_same_bits():
+    shapes, wide = str([shape for shape in SHAPES if shape[2] > 1]), ""
+    for hide in ("1", "0"):
+        env = {**os.environ, "NUMBA_ENABLE_AVX": hide}
+        command = [sys.executable, "-c", WITH_THIS_CPU, shapes]
+        size, uses, bits = subprocess.check_output(command, env=env, text=True).split()
+        assert (size == "64") == (uses == "True")
+        wide = wide or bits
+    assert (size, bits) == ("32", wide)
 
 
 def test_what_is_not_contiguous_is_refused():

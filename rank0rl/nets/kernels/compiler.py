@@ -28,6 +28,7 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.core.caching import NullCache
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic, overload
 
 from rank0rl.agent import NEVER
@@ -164,8 +165,8 @@ def _is_safe(path: Path, closed: int) -> bool:
 
 
 def _sources() -> str:
-    """Return a hash of all that kernels are made of: the modules in this folder, and a constant."""
-    digest = hashlib.sha256(repr(NEVER).encode())
+    """Return a hash of all that kernels are made of: the modules in this folder, a constant, and what this CPU can do."""
+    digest = hashlib.sha256(repr((NEVER, get_host_cpu_features())).encode())
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

@@ -1,7 +1,8 @@
 """Products of small matrices in kernels. Each number is one chain of fused multiply-adds, in order of k.
 
 So its bits depend neither on the shape of the rest, nor on how the work is cut, nor on a BLAS. The
-outputs are computed in tiles of 6 rows and two vectors of 32 bytes, which fill the registers of AVX2.
+outputs are computed in tiles of two vectors and as many rows as fill the registers: 6 with AVX2, and 12 with AVX-512,
+whose vectors are twice as long. All other code keeps to the instructions that --cpu allows.
 Where b has one column and rows of a are contiguous, each number is a `dot` instead: eight chains.
 """
 
@@ -14,15 +15,18 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
+from numba.core.codegen import get_host_cpu_features
 from numba.extending import intrinsic, overload
 
 from rank0rl.nets.kernels.compiler import fma, inner, kernel, part
 
 Array = npt.NDArray[Any]
 
-_ROWS = 6  # of a tile: 12 sums, 2 vectors of b and one number of a are 15 registers of 16
-_BYTES = 32  # of a vector
-_DEPTH = 256  # numbers of a chain at a time: two vectors of each are 16 KB, half of the first cache
+_AVX512 = "+avx512f"
+_BYTES = 64 if _AVX512 in get_host_cpu_features().split(",") else 32  # of a vector
+# A tile has 12 sums, 2 vectors of b and one number of a in 15 of 16 registers. There are 32 of those of 64 bytes.
+_ROWS = 6 if _BYTES == 32 else 12
+_DEPTH = 8192 // _BYTES  # numbers of a chain at a time: 2 vectors of each are 16 KB
 
 
 @inner
@@ -106,9 +110,12 @@ def _by_layout(b: Any, *_: Any) -> Any:
 
 
 class _Vectors:
-    """Instructions on vectors of so many numbers, or of 32 bytes, in code that is being generated."""
+    """Instructions on vectors of so many numbers, or as long as a register, in code that is being generated."""
 
     def __init__(self, context: Any, builder: Any, dtype: Any, lanes: int = 0) -> None:
+        if _BYTES == 64 and not lanes:
+            # llvmlite knows no such attribute, but writes all that are in this set.
+            set.add(builder.function.attributes, f'"target-features"="{_AVX512}"')
         self._builder, self.number = builder, context.get_data_type(dtype)
         self._size = context.get_abi_sizeof(self.number)
         self.lanes = lanes or _BYTES // self._size
@@ -181,7 +188,7 @@ def _index(x: int) -> Any:
 
 
 def _tile(vectors: int, is_cut: bool) -> Any:
-    """Return a function that computes the rows i to i + 6 of so many vectors of `out`, or adds to them if k > 0.
+    """Return a function that computes the tile at row i, of so many vectors of `out`, or adds to them if k > 0.
 
     A cut tile has `width` columns, fewer than fill the vectors: what lies beyond them is neither read nor written.
     """

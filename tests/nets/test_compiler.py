@@ -29,11 +29,16 @@ def cache(tmp_path, monkeypatch):
     return compiler.cache_folder.__wrapped__
 
 
-def test_the_folder_is_private_and_named_after_all_kernels(cache, tmp_path, monkeypatch):
+def test_the_folder_is_private_and_named_after_all_kernels_and_the_cpu(
+    cache, tmp_path, monkeypatch
+):
     folder = cache()
     assert folder.parent == tmp_path / "home" / "rank0rl"
     assert {each.stat().st_mode & 0o777 for each in (folder, folder.parent)} == {0o700}
     assert cache() == folder
+    with monkeypatch.context() as other_cpu:
+        other_cpu.setattr(compiler, "get_host_cpu_features", lambda: "+avx2")
+        assert cache() != folder
     monkeypatch.setattr(compiler, "__file__", str(tmp_path / "compiler.py"))
     (tmp_path / "kernels.py").write_text("another formula")
     assert cache() != folder

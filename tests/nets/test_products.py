@@ -2,6 +2,7 @@
 
 import ctypes
 import itertools
+import json
 import mmap
 import os
 import subprocess
@@ -124,13 +125,13 @@ def before_a_wall(shape, order):
 
 
 WITH_THIS_CPU = """
-import hashlib, sys
+import hashlib, json, sys
 import numba, numpy as np
 from rank0rl.nets.kernels.products import _BYTES, product
 
 compute = numba.njit(lambda a, b, out: product(a, b, out))
 rng, digest = np.random.default_rng(0), hashlib.sha256()
-for n, m, columns in eval(sys.argv[1]):
+for n, m, columns in json.loads(sys.argv[1]):
     for dtype in ("f4", "f8"):
         a, b = rng.random((n, m)).astype(dtype), rng.random((m, columns)).astype(dtype)
         for other in (b, np.asfortranarray(b)):
@@ -142,7 +143,7 @@ print(_BYTES, all("zmm" in code for code in compute.inspect_asm().values()), dig
 
 @pytest.mark.slow
 def test_avx512_is_used_where_there_is_one_and_gives_the_same_bits():
-    shapes, wide = str([shape for shape in SHAPES if shape[2] > 1]), ""
+    shapes, wide = json.dumps([shape for shape in SHAPES if shape[2] > 1]), ""
     for hide in ("1", "0"):
         env = {**os.environ, "NUMBA_ENABLE_AVX": hide}
         command = [sys.executable, "-c", WITH_THIS_CPU, shapes]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
 from rank0rl import algos
-from rank0rl.launch import WRONG_USE, exit_code_after, fork, job, usage_error
+from rank0rl.launch import WRONG_USE, fork, job, usage_error
 from rank0rl.launch.streams import outlast_readers
 from rank0rl.launch.tree import other_programs
 from rank0rl.run.launch_options import Words, limit_cpu
@@ -40,8 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         _refuse(error, argv)
     gc.disable()  # importing torch makes only objects that stay: collecting takes a sixth longer
     try:
-        from rank0rl.mpi import comm
-        from rank0rl.run import shares
+        from rank0rl.run import shares, signals
     except ModuleNotFoundError as error:
         sys.exit(_refuse_missing(error))
     try:
@@ -49,14 +47,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except job.WrongLaunch as error:
         fork.report(type(error), error, None)
         _end(WRONG_USE)
-    except KeyboardInterrupt:
-        code = exit_code_after(signal.SIGINT)
-        job.fail(code, "interrupted")
-        os._exit(code)  # what other ranks wait for will not come
-    except SystemExit as end:  # some code of the user's ended this rank: that ends the job
-        code = end.code if isinstance(end.code, int) and end.code else 1
-        job.fail(code, f"rank {comm.get_rank()} called sys.exit({end.code!r})")
-        comm.abort(code)
+    except (KeyboardInterrupt, SystemExit) as error:
+        signals.end(error)
+        raise
     _end(code)
 
 

@@ -18,7 +18,7 @@ from rank0rl.envs.block import make_block
 from rank0rl.envs.info import label
 from rank0rl.mpi import comm, weights
 from rank0rl.mpi.comm import Counter
-from rank0rl.mpi.gather import rank0_accum_batches
+from rank0rl.mpi.gather import gather_rows
 from rank0rl.rollout import WholeEpisodes
 from rank0rl.run.hooks import Columns, Hook, Record
 from rank0rl.run.options import RunOptions
@@ -131,7 +131,7 @@ class Evaluation(Hook):
             )
             raise
         weights.chksum(agent.modules(), label="after evaluation", before=before)
-        ended = rank0_accum_batches(ended)
+        ended = gather_rows(ended)
         return batches.in_order(ended, ended["fragment_id"])
 
 

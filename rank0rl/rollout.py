@@ -65,7 +65,7 @@ class Rollout:
         Returns:
             Fragments in order of fragment ids; and the episodes that ended, in the order in which
             they ended: "fragment_id", "return", "length" and their figures by label, each (E,). With
-            `FixedSteps`, also "step", the step of the iteration at which they ended.
+            `FixedSteps`, also `ENDED_AT`, the step of the iteration at which they ended.
         """
         fragments = [fragment for part in self.parts(agent, iteration) for fragment in part]
         return sorted(fragments, key=lambda fragment: fragment.fragment_id), self.ended()

@@ -38,7 +38,7 @@ from rank0rl.run.plan import Plan, prepare
 from rank0rl.run.record import Recorder
 from rank0rl.run.run import Run
 from rank0rl.run.shares import make_rollout
-from rank0rl.run.signals import Interrupted, closed, leave
+from rank0rl.run.signals import Interrupted, closed, end
 from rank0rl.run.state import State
 from rank0rl.run.trust import sealed, without_seal, words_to_go_on
 from rank0rl.run.usage import Phases
@@ -73,8 +73,8 @@ def start(
     try:
         with ExitStack() as stack:
             return _train(stack, plan, told, more_hooks)
-    except Interrupted as interrupted:
-        leave(interrupted)
+    except (Interrupted, job.Failure) as error:
+        end(error)
         raise
 
 
@@ -119,9 +119,7 @@ def _train(
     try:
         recorder = _open_record(plan, state, phases, machines) if plan else None
     except ValueError as error:
-        job.fail(1, f"error: {error}")
-        comm.abort(1)
-        raise
+        raise job.Failure(str(error)) from error
     run = Run(phases, recorder, state.hooks)
     learner = Learner(agent, options, phases, state.share_over)
     overlap = Overlap(learner, collector, phases, state.share_over)

@@ -26,7 +26,7 @@ from rank0rl.envs.make import make, own_module
 from rank0rl.envs.process import EnvProcess, EnvProcessError
 from rank0rl.envs.spaces import name_of
 from rank0rl.evaluation import Evaluation
-from rank0rl.launch import job, processes
+from rank0rl.launch import held, processes
 from rank0rl.mpi import weights
 from rank0rl.run.hooks import Record
 from rank0rl.run.options import RunOptions
@@ -383,7 +383,7 @@ def test_signals_cut_no_message_in_two():
     env = EnvProcess(partial(envs.Count, length=10**9), 20.0)
 
     def stop(*_):
-        job.held.interrupt(Stop())
+        held.interrupt(Stop())
 
     reader, writer = os.pipe()
 

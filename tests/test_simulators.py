@@ -120,6 +120,18 @@ def test_environments_are_closed_after_an_error(tmp_path, nprocs):
     assert closed(tmp_path) >= {f"env-{i}" for i in range(4)}
 
 
+def test_environments_are_closed_when_the_disk_is_full(tmp_path):
+    (tmp_path / "full.py").write_text(
+        "from rank0rl.launch import job\n"
+        "class Full:\n"
+        "    def after(self, agent, iteration, record): raise job.Failure('cannot write')\n"
+    )
+    args = [*closing(tmp_path), "--hook", f"{tmp_path}/full.py:Full"]
+    done = train(tmp_path / "run", *args, expect=1)
+    assert done.stderr == "error: cannot write\n"
+    assert closed(tmp_path) >= {f"env-{i}" for i in range(4)}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("nprocs", [1, 2])
 def test_what_does_not_close_in_time_ends_all_the_same(tmp_path, nprocs):

@@ -34,7 +34,7 @@ from threadpoolctl import ThreadpoolController
 from rank0rl.envs.info import EPISODE
 from rank0rl.envs.spaces import name_of
 from rank0rl.envs.state import State, Stateful, give_state, has_state, take_state
-from rank0rl.launch import job, tree
+from rank0rl.launch import held, job, tree
 
 _OWED_S = 3.0  # for an environment to come back from a step that a signal has cut short in the rank
 _END_S = 10.0  # a fork server that takes longer to end a process, or itself, is killed
@@ -165,14 +165,14 @@ class EnvProcess(Stateful):
 
     def _send(self, what: str, *args: Any, **kwargs: Any) -> None:
         request = pickle.dumps((what, args, kwargs))
-        with job.held:
+        with held:
             self._connection.send_bytes(request)
             self._owed = True
 
     def _answer(self) -> bytes:
         if not self._poll.poll(None if self._timeout_s is None else 1000 * self._timeout_s):
             raise TimeoutError
-        with job.held:
+        with held:
             reply = self._connection.recv_bytes()
             self._owed = False
         return reply

@@ -16,7 +16,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 SUCCESS, FAILURE, WRONG_USE = 0, 1, 2
@@ -38,6 +41,45 @@ def hurry() -> None:
 def waits_for_readers() -> bool:
     """Return True while output that nobody reads may hold this process up."""
     return not _asked or time.monotonic() < _asked[0] + _READ_S
+
+
+class _Held:
+    """Context in which signals raise nothing. What they would have raised comes at its end, or that of an outer one."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.calls_user = False
+        self.claim = threading.Lock()
+        """Held by a thread that ends the process: `user_code` then does not return."""
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.depth -= 1
+        if self._error and not self.depth:
+            error, self._error = self._error, None
+            raise error
+
+    @contextmanager
+    def user_code(self) -> Iterator[None]:
+        """Call code of the user within a record. It may never come back, so a signal may end the process meanwhile."""
+        self.calls_user = True
+        try:
+            yield
+        finally:
+            with self.claim:
+                self.calls_user = False
+
+    def interrupt(self, error: BaseException) -> None:
+        """Raise an error from the handler of a signal, once nothing is held."""
+        if not self.depth:
+            raise error
+        self._error = error
+
+
+held = _Held()
 
 
 def how_it_ended(status: int, together: bool = True) -> str:

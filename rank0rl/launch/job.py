@@ -78,6 +78,10 @@ class WrongLaunch(RuntimeError):
     """The ranks were not started as one job. The installation is wrong, not the program."""
 
 
+class Failure(Exception):
+    """A failure whose message says everything: it is reported without its traceback."""
+
+
 def world_size() -> int | None:
     """Return the number of ranks of the MPI job that this process belongs to; None outside of one.
 
@@ -146,32 +150,6 @@ def requested_ranks() -> int | None:
     """Return the number of ranks that the supervisor on this host requested."""
     folder = my_folder()
     return int((folder / "begun").read_text().split()[1]) if folder else None
-
-
-class _Held:
-    """Context in which signals raise nothing. What they would have raised comes at its end, or that of an outer one."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self._error: BaseException | None = None
-
-    def __enter__(self) -> None:
-        self.depth += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.depth -= 1
-        if self._error and not self.depth:
-            error, self._error = self._error, None
-            raise error
-
-    def interrupt(self, error: BaseException) -> None:
-        """Raise an error from the handler of a signal, once nothing is held."""
-        if not self.depth:
-            raise error
-        self._error = error
-
-
-held = _Held()
 
 
 def create(folder: Path, nprocs: int) -> None:

@@ -178,14 +178,15 @@ def bcast(array: Any, comm: Comm | None = None) -> Any:
     out = np.empty(0)
     if get_rank(comm) == 0:
         out, problem = attempt(lambda: np.array(_as_array(array), order="C"), out)
-        problem = f"got {_described(array, out)}" if out.dtype.hasobject else problem
+        refused = out.dtype.hasobject or isinstance(array, str | bytes)
+        problem = f"got {_described(array, out)}" if refused else problem
     sent = mine.dtype if is_tensor(array) else str(out.dtype)
     shape, dtype, sent, problem = bcast_obj((out.shape, out.dtype, sent, problem), comm)
     if problem:
         raise agreed(
             ValueError(
                 f"bcast: rank 0 must pass an array of a dtype other than object: {problem}; make it "
-                f"one"
+                f"one, or send it with bcast_obj"
             )
         )
     out = out if get_rank(comm) == 0 else np.empty(shape, dtype)

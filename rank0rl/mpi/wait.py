@@ -84,14 +84,14 @@ def _wait_longer(
             job.collective_recorder().wait()
     pause = 20e-6
     while not any(_test(requests) for _ in range(_TESTS)):
-        time.sleep(pause)
-        pause = min(2 * pause, 1e-3)
-        leave_if_told()
         if time.perf_counter() - begin > most_s:
             raise TimeoutError(
                 f"{name}: the other ranks did not come within {most_s:g} s; raise the "
                 f"collective timeout if they were still working"
             )
+        time.sleep(pause)
+        pause = min(2 * pause, 1e-3)
+        leave_if_told()
 
 
 def _test(requests: Sequence[MPI.Request]) -> bool:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from rank0rl.agent import Agent
 from rank0rl.batch import Batch, Replay, concatenate, count
+from rank0rl.launch import job
 from rank0rl.mpi import weights
 from rank0rl.options import OptionError
 from rank0rl.run import files, machine
@@ -30,10 +31,6 @@ _FORMAT = "rank0rl checkpoint"
 _VERSION = 10
 _TREE = 1 << 25  # bytes of JSON
 _DEEP = 64  # dicts and lists in each other
-
-
-class NotSaved(Exception):
-    """Failure to write a file of the run. For a checkpoint, the message names the last complete one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,7 +165,7 @@ def save(run: Path, iteration: int, state: Mapping[str, Any], keep: int | str) -
             number keep the first one, the last one, and others between them.
 
     Raises:
-        NotSaved: if it cannot be written, as on a full disk.
+        Failure: if it cannot be written, as on a full disk. The message names the last complete checkpoint.
     """
     _save(run, f"{iteration:08d}.pt", state)
     every = numbered(run)
@@ -226,7 +223,7 @@ def save_best(run: Path, state: Mapping[str, Any]) -> None:
     """Write the state of the boundary at which the run's evaluation was best so far.
 
     Raises:
-        NotSaved: if it cannot be written.
+        Failure: if it cannot be written.
     """
     _save(run, "best.pt", state)
 
@@ -239,7 +236,7 @@ def _save(run: Path, name: str, state: Mapping[str, Any]) -> None:
     except OSError as error:
         before = numbered(run)
         there = f"the last complete one is {before[-1]}" if before else "there is none before it"
-        raise NotSaved(f"cannot write checkpoint {path}: {error.strerror}; {there}") from error
+        raise job.Failure(f"cannot write checkpoint {path}: {error.strerror}; {there}") from error
 
 
 def latest(run: Path) -> Path:

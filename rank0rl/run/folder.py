@@ -35,6 +35,7 @@ def new_folder(options: RunOptions) -> Path:
         if options.run_dir:
             folder = Path(options.run_dir)
             folder.mkdir(parents=True, exist_ok=True)
+            _refuse_run(folder)
             # It can be written to; config.toml replaces it.
             files.append(folder / _DRAFT).close()
         else:
@@ -45,7 +46,6 @@ def new_folder(options: RunOptions) -> Path:
         raise ValueError(
             f"cannot make the run's folder: {error}; choose another --run-dir"
         ) from None
-    _refuse_run(folder)
     return folder
 
 

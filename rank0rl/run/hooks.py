@@ -23,7 +23,7 @@ from rank0rl.run.options import RunOptions
 
 Columns = Mapping[str, float | str]
 _GROUPS = "run episodes info curriculum hook coefficients evaluation failures speed hashes update"
-_TAKEN = {*_GROUPS.split(), "goal"} - {"hook"}
+_TAKEN = {*_GROUPS.split(), "goal", "video"} - {"hook"}
 LAST = 100
 """Number of episodes in a mean return."""
 

@@ -14,8 +14,8 @@ import numpy as np
 from rank0rl.batch import Batch, Gathered
 from rank0rl.envs.info import label
 from rank0rl.envs.retry import FAILURES
-from rank0rl.launch import FAILURE, job
-from rank0rl.mpi import comm, weights
+from rank0rl.launch import held, job
+from rank0rl.mpi import weights
 from rank0rl.run import checkpoint, files
 from rank0rl.run.hooks import Record
 from rank0rl.run.logger import Logger, short
@@ -183,7 +183,7 @@ class Recorder:
         self._boundary = {**self.state.snapshot(), "rows_sha256": self._logger.rows_sha256}
         try:
             self.save()
-        except checkpoint.NotSaved:
+        except job.Failure:
             self._boundary = {}  # do not try again on the way out
             raise
         job.resumable(self._folder)
@@ -240,7 +240,7 @@ class Recorder:
                 writes = Path(self._options.keep_batches, f"{progress.iteration:08d}.npz")
                 files.write_arrays(writes, batch.rows)
         except OSError as error:
-            raise checkpoint.NotSaved(f"cannot write {writes}: {error.strerror}") from error
+            raise job.Failure(f"cannot write {writes}: {error.strerror}") from error
         boundary["rows_sha256"] = self._logger.rows_sha256
         self._boundary = boundary  # once its row is written: resume goes on after the last row
         self._ended = self.state.ended()
@@ -263,9 +263,10 @@ class Recorder:
         state, saves = self.state, False
         for hook in state.hooks:
             try:
-                if not hook.on_every_rank:
-                    hook.after(state.agent, state.progress.iteration, copy.copy(record))
-                record.add(hook.name, hook.columns())
+                with held.user_code():
+                    if not hook.on_every_rank:
+                        hook.after(state.agent, state.progress.iteration, copy.copy(record))
+                    record.add(hook.name, hook.columns())
             except Exception as error:
                 number = state.progress.iteration
                 error.add_note(f"In the hook {type(hook).__name__}, after iteration {number}.")
@@ -285,7 +286,7 @@ class Recorder:
         """Write checkpoint and summary of the last boundary, even in the middle of an iteration.
 
         Raises:
-            NotSaved: if the checkpoint cannot be written.
+            Failure: if the checkpoint cannot be written.
         """
         if not self._boundary or self.saved == self._boundary["progress"]["iteration"]:
             return
@@ -296,7 +297,7 @@ class Recorder:
                 if path.exists():
                     files.sync(path)  # a checkpoint is of use with its rows only
         except OSError as error:
-            raise checkpoint.NotSaved(f"cannot write {path}: {error.strerror}") from error
+            raise job.Failure(f"cannot write {path}: {error.strerror}") from error
         checkpoint.save(self._folder, iteration, self._boundary, keep)
         self.saved = iteration
         self._logger.summary(self.summary())
@@ -328,7 +329,7 @@ class Recorder:
 
     @contextmanager
     def last_words(self) -> Iterator[None]:
-        """Print at the end what was saved and how to go on; tell the supervisor of a signal, end the job for a full disk."""
+        """Print at the end what was saved and how to go on; tell the supervisor of a signal."""
         try:
             yield
         except BaseException as error:
@@ -338,9 +339,6 @@ class Recorder:
             self._logger.print(f"{how}: {self._what_is_saved()}")
             if isinstance(error, Interrupted):
                 job.mark_interrupted(error.signum)
-            if isinstance(error, checkpoint.NotSaved):
-                job.fail(FAILURE, f"error: {error}")
-                comm.abort(FAILURE)
             raise
         self._logger.close()
         if self.state.share_over() < 1:

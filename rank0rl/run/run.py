@@ -11,11 +11,11 @@ from typing import Any
 
 from rank0rl.agent import Agent
 from rank0rl.batch import Gathered
-from rank0rl.launch import job
+from rank0rl.launch import held
 from rank0rl.mpi import comm
 from rank0rl.run.hooks import Hook, Record
 from rank0rl.run.record import Recorder
-from rank0rl.run.signals import Interrupted, Interrupts, leave
+from rank0rl.run.signals import Interrupted, Interrupts, end
 from rank0rl.run.usage import Phases
 
 
@@ -71,7 +71,7 @@ class Run:
             restore_envs: brings the environments of every rank to where rank 0 is; returns, by their
                 indices, why some cannot go on.
         """
-        with job.held:
+        with held:
             if self._recorder:
                 self._recorder.begin()
         iteration = comm.bcast_obj(self._recorder.iteration if self._recorder else None)
@@ -118,7 +118,7 @@ class Run:
         if self._recorder is None:
             return
         now = time.perf_counter()  # recording counts for the next iteration
-        with job.held, self.phases("record"):
+        with held, self.phases("record"):
             self._recorder.record(now - self._last, batch, metrics)
         self._last = now
 
@@ -130,13 +130,13 @@ class Run:
             with contextlib.suppress(Interrupted), self._recorder.last_words():
                 self._recorder.save()
                 print(
-                    "rank 0 does not come back from a call that Python cannot interrupt: environments are not closed",
+                    "rank 0 does not come back from a call or a hook: environments are not closed",
                     file=sys.stderr,
                 )
                 raise interrupted
         finally:
-            leave(interrupted)
+            end(interrupted)
 
     def _save(self, recorder: Recorder) -> None:
-        with job.held:
+        with held:
             recorder.save()

@@ -6,6 +6,7 @@ signal, and the next exchange of all ranks tells rank 0.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -16,7 +17,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rank0rl.launch import FAILURE, exit_code_after, hurry, job
+from rank0rl.launch import FAILURE, exit_code_after, held, hurry, job
 from rank0rl.mpi import comm
 
 _STUCK_S = 5.0  # for the main thread to see a signal
@@ -43,7 +44,7 @@ def closed(close: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        limit = threading.Timer(_CLOSE_S, _end, [error])
+        limit = threading.Timer(_CLOSE_S, end, [error])
         limit.daemon = True
         limit.start()
         try:
@@ -54,18 +55,25 @@ def closed(close: Callable[[], None]) -> Iterator[None]:
     close()
 
 
-def _end(error: BaseException) -> None:
-    """End this rank after an error that it has not been able to leave in order."""
+def end(error: BaseException) -> None:
+    """End this rank, and with it the job, with the report and the exit code that belong to an error."""
+    code = FAILURE
     if isinstance(error, Interrupted):
-        leave(error)
-    sys.excepthook(type(error), error, error.__traceback__)
-    comm.abort(FAILURE)
-
-
-def leave(interrupted: Interrupted) -> None:
-    """End this rank after a signal, once it has saved; in rank 0, the whole job."""
-    code = exit_code_after(interrupted.signum)
-    comm.abort(code) if comm.get_rank() else comm.stop(code)
+        code = exit_code_after(error.signum)
+        if not comm.get_rank():
+            comm.stop(code)  # which is no failure
+    elif isinstance(error, KeyboardInterrupt):
+        code = exit_code_after(signal.SIGINT)
+        job.fail(code, "interrupted")
+        os._exit(code)  # what other ranks wait for will not come
+    elif isinstance(error, SystemExit):  # some code of the user's ended this rank
+        code = error.code if isinstance(error.code, int) and error.code else FAILURE
+        job.fail(code, f"rank {comm.get_rank()} called sys.exit({error.code!r})")
+    elif isinstance(error, job.Failure):
+        job.fail(code, f"error: {error}")
+    else:
+        sys.excepthook(type(error), error, error.__traceback__)
+    comm.abort(code)
 
 
 class Interrupts:
@@ -75,8 +83,8 @@ class Interrupts:
     words to say, whether a signal, an error or the end of the run was the reason. They have some seconds.
 
     Args:
-        stuck: called with the signal if the main thread of rank 0 has not seen it for some seconds, because it
-            is in a call of C. It is to end the process.
+        stuck: called with the signal if the main thread of rank 0 has not acted on it for some seconds, because
+            it is in a call of C, or in a hook. It is to end the process.
         keep: True on ranks other than 0, which keep the signal for `received` until rank 0 has saved. They
             ignore SIGINT: a terminal's Ctrl-C may reach every rank, and rank 0 too.
     """
@@ -129,7 +137,7 @@ class Interrupts:
     def _late(self, signum: int, _frame: FrameType | None) -> None:
         if self._limit is None:
             hurry()
-            self._limit = threading.Timer(_LAST_S, leave, [Interrupted(signum)])
+            self._limit = threading.Timer(_LAST_S, end, [Interrupted(signum)])
             self._limit.daemon = True
             self._limit.start()
 
@@ -139,9 +147,11 @@ class Interrupts:
             while signums := received.recv(1):
                 if signums[0] in self._before:
                     time.sleep(_STUCK_S)
-                    if self._before and self._pending is None and not job.held.depth:
-                        self._taken = True
-                        stuck(signums[0])
+                    with held.claim:
+                        unseen = self._pending is None and not held.depth
+                        if self._before and (unseen or held.calls_user):
+                            self._taken = True
+                            stuck(signums[0])
 
     def _hear(self, dropped: Any) -> None:
         """Send a signal again that came in a `__del__`, where Python drops what is raised."""
@@ -165,9 +175,9 @@ class Interrupts:
         hurry()
         first, self._pending = self._pending is None, signum
         if first:  # a second one must not cut short what the first one began
-            job.held.interrupt(Interrupted(signum))
+            held.interrupt(Interrupted(signum))
 
     def _keep(self, signum: int, _frame: FrameType | None) -> None:
         if job.is_ending():
-            job.held.interrupt(Interrupted(signum))
+            held.interrupt(Interrupted(signum))
         received.append(signum)

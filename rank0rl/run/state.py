@@ -149,7 +149,7 @@ class State:
         return next((hook.ended for hook in self.hooks if hook.ended), "")
 
     def snapshot(self) -> dict[str, Any]:
-        """Return a copy for a checkpoint. This takes a fraction of a millisecond."""
+        """Return a copy for a checkpoint. It has all actions of the episodes under way, so it takes longer the longer they are."""
         hooks = {key: hook.state() for key, hook in self._named_hooks()}
         return checkpoint.snapshot(
             {

@@ -16,6 +16,7 @@ from helpers.ranks import HERE, LIMIT_S, on_ranks
 from rank0rl import seeding, start
 from rank0rl.collector import Collector
 from rank0rl.envs.make import resolve
+from rank0rl.launch import job
 from rank0rl.learner import Learner
 from rank0rl.mpi.threads import set_threads
 from rank0rl.run.launch_options import Words
@@ -83,8 +84,11 @@ def on_rank_start(args, env):
     before, path = {**os.environ}, sys.path[:]
     os.environ.update(env)
     sys.path += env.get("PYTHONPATH", "").split(os.pathsep)
+    job.rows_are_on_rank0 = False
     try:
-        return start.start(Words.read(args), HERE.parent / "configs", video.check, video.hooks)
+        code = start.start(Words.read(args), HERE.parent / "configs", video.check, video.hooks)
+        assert not job.rows_are_on_rank0  # else the report of a later error would blame this call
+        return code
     finally:
         os.environ.clear()
         os.environ.update(before)

@@ -24,8 +24,9 @@ def on_rank_broadcast():
     )  # its shape is not known elsewhere
     kinds = [np.array(5.0), np.array([(1, 2.0)], [("a", "i4"), ("b", "f8")]), [1, 2]]
     sent = [comm.bcast(kind if comm.rank == 0 else None) for kind in kinds]
-    with pytest.raises(ValueError, match="bcast: rank 0 .* got dict"):
-        comm.bcast({} if comm.rank == 0 else None)
+    for refused in ({}, "text", b"bytes"):
+        with pytest.raises(ValueError, match=f"bcast: rank 0 .* got {type(refused).__name__}"):
+            comm.bcast(refused if comm.rank == 0 else None)
     if comm.nworkers > 1:
         last = comm.nworkers - 1
         with pytest.raises(ValueError, match="bcast_obj: the object of rank 0 cannot be sent: "):
@@ -147,6 +148,16 @@ def test_a_waiting_rank_sleeps_ever_longer_up_to_a_millisecond():
     assert pauses[:6] == pytest.approx([20e-6 * 2**i for i in range(6)])
     assert max(pauses) == 1e-3
     assert set(tests[:-1]) == {wait._TESTS}
+
+
+def test_what_has_come_during_the_last_sleep_is_not_late(monkeypatch):
+    now = [0.0]
+    request = SimpleNamespace(Test=lambda: now[0] > 0)
+    clock = SimpleNamespace(sleep=lambda _: now.append(now.pop() + 1), perf_counter=lambda: now[0])
+    monkeypatch.setattr(wait, "time", clock)
+    wait._wait_longer([request], "call", 0.0, False, limit_s=0.5)
+    with pytest.raises(TimeoutError, match="call: the other ranks did not come within 0.5 s"):
+        wait._wait_longer([SimpleNamespace(Test=lambda: False)], "call", 0.0, False, limit_s=0.5)
 
 
 def on_rank_freed():

@@ -39,6 +39,7 @@ def test_a_record_without_checkpoints_is_not_begun_over(tmp_path):
     (tmp_path / "progress.csv").write_text("iteration,steps\n1,100\n")
     with pytest.raises(ValueError, match=r"no checkpoint to go on from: .* remove .*progress\.csv"):
         folder.new_folder(RunOptions("toy:Env-v0", run_dir=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.csv"]
     (tmp_path / "progress.csv").write_text("iteration,steps\n")
     assert folder.new_folder(RunOptions("toy:Env-v0", run_dir=str(tmp_path))) == tmp_path
 

@@ -201,6 +201,9 @@ class Everywhere(Hook):
 class Named(Hook):
     name = "goal"
 
+class Video(Hook):
+    name = "video"
+
 class Asks(Hook):
     def __init__(self, path): ...
 """
@@ -214,6 +217,7 @@ class Asks(Hook):
         ("math:nothing", "does not name a function"),
         ("no_hooks.py:Everywhere", "has on_every_rank, which is for hooks of rank0rl alone"),
         ("no_hooks.py:Named", "has name 'goal', which is for hooks of rank0rl alone"),
+        ("no_hooks.py:Video", "has name 'video', which is for hooks of rank0rl alone"),
         ("no_hooks.py:Asks", "must need no arguments, because none are given: missing"),
         ("no_hooks.py:Asks --hook os:getcwd", "name all values after one --hook"),
     ],

@@ -47,7 +47,7 @@ def test_a_signal_raises_and_names_itself(signum):
 def test_signals_end_no_rank_0_before_its_last_words(error, monkeypatch):
     left = threading.Event()
     monkeypatch.setattr(signals, "_LAST_S", 0.2)
-    monkeypatch.setattr(signals, "leave", lambda _: left.set())
+    monkeypatch.setattr(signals, "end", lambda _: left.set())
     before = signal.getsignal(signal.SIGTERM)
     with contextlib.suppress(KeyError, Interrupted), contextlib.ExitStack() as stack:
         stack.push((interrupts := Interrupts(False, stuck=lambda _: None)).give_back)
@@ -83,6 +83,55 @@ def test_a_signal_does_not_cut_short_the_last_words(after, tmp_path):
     args = [*SMALL, "--total-steps", "128", "--hook", f"{tmp_path}/again.py:Again"]
     code, said = LAST[after]
     assert said in train(tmp_path / "r", *args, expect=code).stdout
+
+
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_a_hook_that_does_not_come_back_loses_no_run(tmp_path, nprocs):
+    (tmp_path / "hangs.py").write_text(
+        "import os, signal, time\n"
+        "from rank0rl import Hook\n"
+        "from rank0rl.run import signals\n"
+        "signals._STUCK_S = 0.2\n"
+        "class Hangs(Hook):\n"
+        "    def after(self, agent, iteration, record):\n"
+        "        if iteration == 3:\n"
+        "            os.kill(os.getpid(), signal.SIGTERM)\n"
+        "            while True: time.sleep(1)\n"
+    )
+    args = [*SMALL, "--total-steps", "640", "--hook", f"{tmp_path}/hangs.py:Hangs"]
+    done = train(tmp_path / "r", *args, nprocs=nprocs, expect=143)
+    assert "SIGTERM: saved iteration 2; go on with: " in done.stdout
+    assert done.stderr == (
+        "rank 0 does not come back from a call or a hook: environments are not closed\n"
+    )
+    assert [int(row["iteration"]) for row in table(tmp_path / "r")] == [1, 2]
+
+
+def test_a_hook_that_takes_its_time_is_waited_for(monkeypatch):
+    stuck = []
+    monkeypatch.setattr(signals, "_STUCK_S", 0.2)
+    with pytest.raises(Interrupted), Interrupts(keep=False, stuck=stuck.append), launch.held:
+        with launch.held.user_code():
+            send(signal.SIGTERM)
+        time.sleep(0.6)  # a record is written
+    assert not stuck
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [("SystemExit(3)", 3), ("KeyboardInterrupt()", 130), ("KeyError()", 1)]
+)
+def test_what_does_not_close_in_time_does_not_change_the_exit_code(error, code):
+    program = (
+        "import time\n"
+        "from rank0rl.run import signals\n"
+        "signals._CLOSE_S = 0.2\n"
+        "with signals.closed(lambda: time.sleep(60)):\n"
+        f"    raise {error}\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == code
+    assert ("Traceback" in done.stderr) == (code == 1)
 
 
 def test_a_second_ctrl_c_is_no_failure(tmp_path):
@@ -121,7 +170,7 @@ def test_output_that_nobody_reads_makes_no_run_deaf(tmp_path):
 def test_a_record_is_finished_first():
     done = []
     with pytest.raises(Interrupted), Interrupts(keep=False):
-        with job.held:
+        with launch.held:
             send(signal.SIGTERM)
             done.append("record")
         done.append("never")
@@ -144,8 +193,8 @@ def test_episodes_that_are_repeated_are_given_up_at_once():
 def test_the_outer_of_two_blocks_is_finished_first():
     done = []
     with pytest.raises(Interrupted), Interrupts(keep=False):
-        with job.held:
-            with job.held:
+        with launch.held:
+            with launch.held:
                 send(signal.SIGTERM)
             done.append("record")
         done.append("never")

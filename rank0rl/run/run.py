@@ -123,7 +123,7 @@ class Run:
         self._last = now
 
     def _save_stuck(self, signum: int) -> None:
-        """Save the last boundary and end, in another thread: the main one does not come back from a call."""
+        """Save the last boundary and end, in another thread: the main one does not come back from a call or a hook."""
         assert self._recorder
         interrupted = Interrupted(signum)
         try:

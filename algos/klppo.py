@@ -7,7 +7,7 @@ episode as terminal and scales observations on every rank; this one does neither
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -100,10 +100,8 @@ class KLPPO(Agent):
         return self.nets.act(step)
 
     def process(self, fragment: Fragment) -> Batch:
-        """Compute log-probabilities, advantages and returns, of rewards times (1 - gamma)."""
-        opt = self.options
-        scale = 1 - opt.gamma if opt.gamma < 1 else 1.0
-        return self.nets.process(replace(fragment, rew=fragment.rew * scale), opt.gamma, opt.lam)
+        """Compute log-probabilities, advantages and returns."""
+        return self.nets.process(fragment, self.options.gamma, self.options.lam)
 
     def prepare(self) -> None:
         """Compile the gradient steps of the value function."""

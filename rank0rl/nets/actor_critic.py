@@ -58,10 +58,11 @@ class ClosedForm(NamedTuple):
 
 
 class ValueFunction(nn.Module):
-    """A network that predicts returns in units of their standard deviation.
+    """A network that predicts returns in units of their standard deviation, and 0 at first.
 
-    The loss then has the same size whatever the rewards are. Rank 0 alone learns the scale. It is a
+    So learning is the same whatever the size of rewards. Rank 0 alone learns the scale. It is a
     scale without a shift: returns that hardly vary around a large number are learned slowly.
+    (What a network of your own predicts at first is in units of reward: begin near 0 where rewards are small.)
 
     To learn returns, call `merge(ret)` first. The targets of `forward` are then `ret / scale`. The
     arguments of the constructor are those of `networks.network`.
@@ -73,7 +74,7 @@ class ValueFunction(nn.Module):
         self, shape: Sequence[int], hidden: Hidden, rng: np.random.Generator, **layers: Any
     ) -> None:
         super().__init__()
-        self.mlp = network(shape, hidden, 1, rng, 1.0, **layers)
+        self.mlp = network(shape, hidden, 1, rng, 0.0, **layers)
         self.moments = Moments(())
         self.register_buffer("scale", torch.ones(()))
 
@@ -97,9 +98,9 @@ class ValueFunction(nn.Module):
         Source: van Hasselt et al. 2016, arXiv:1602.07714, section 2.2.
         """
         self.moments.merge(ret)
-        if self.moments.var < _ROUNDING * self.scale.square():
+        if self.moments.var <= _ROUNDING * self.moments.mean.square():
             return
-        scale = torch.sqrt(self.moments.var + 1e-8).to(torch.float32)
+        scale = torch.sqrt(self.moments.var).to(torch.float32)
         with torch.no_grad():
             for last in (*self.mlp.weights[-1:], *self.mlp.biases[-1:]):
                 last.mul_(self.scale / scale)

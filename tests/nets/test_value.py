@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from helpers.policies import OBS, rng
+from helpers.agents import AGENTS
+from helpers.policies import OBS, box, rng
 from torch import nn
 
+from rank0rl.agent import Fragment, Spaces, Step
 from rank0rl.nets.actor_critic import ValueFunction
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.update import ValueFit
@@ -13,6 +15,8 @@ from rank0rl.nets.update import ValueFit
 
 def test_new_returns_change_the_scale_of_values_and_not_the_values():
     value = ValueFunction((5,), (8,), rng())
+    assert not value.predict(OBS).any()  # at first
+    value.mlp.weights[-1].data.normal_(generator=torch.Generator().manual_seed(0))
     before = value.predict(OBS)
     value.merge(rng().normal(0, 50, 1000).astype(np.float32))
     assert value.scale == pytest.approx(50, rel=0.1)
@@ -42,13 +46,32 @@ def test_a_network_of_ones_own_keeps_its_values_too():
 
 def test_returns_that_are_all_the_same_do_not_change_the_scale():
     """As before the first reward: weights would become thousands."""
-    value = ValueFunction((5,), (8,), rng())
+    value = ValueFunction((5,), Critic(), rng())
     before = value.mlp.weights[-1].clone()
-    value.merge(np.full(1000, 1e-7, np.float32))
+    value.merge(np.float32([0.1, np.nextafter(np.float32(0.1), 1)] * 500))
     assert value.scale == 1
     assert torch.equal(value.mlp.weights[-1], before)
     value.merge(rng().normal(0, 50, 1000).astype(np.float32))
     assert value.scale == pytest.approx(50 / 2**0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "trpo", "klppo", "a2c"])
+def test_agents_learn_the_same_from_rewards_of_another_size(algo):
+    def learned(size):
+        agent_class, options = AGENTS[algo]
+        agent = agent_class(Spaces(box(5), box(3)), options, rng())
+        agent.prepare()
+        draw, flags, end = rng(2), np.zeros(len(OBS), bool), np.array([len(OBS) - 1])
+        for _ in range(3):
+            noise = draw.standard_normal((len(OBS), 3), dtype=np.float32)
+            act, extras = agent.act(Step(OBS, noise, np.zeros(len(OBS), int)))
+            rew = size * (OBS[:, 0] - act.sum(axis=1)).astype(np.float64)
+            fragment = Fragment(0, OBS, act, rew, flags, flags, end, OBS[-1:], extras)
+            agent.update(agent.process(fragment), draw, 0.0)
+        return agent.policy.mlp.numpy(OBS), agent.value.predict(OBS) / size
+
+    for small, usual in zip(learned(2.0**-12), learned(1.0), strict=True):
+        np.testing.assert_allclose(small, usual, rtol=1e-2, atol=1e-2 * abs(usual).max())
 
 
 @pytest.mark.parametrize("shape", [(5,), (12, 10, 3)], ids=["vector", "image"])

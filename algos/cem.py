@@ -8,7 +8,7 @@ import numpy as np
 from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.candidates import check_episodes
-from rank0rl.options import CheckedOptions, option
+from rank0rl.options import CheckedOptions, OptionError, option
 
 
 @dataclass(frozen=True)
@@ -16,9 +16,9 @@ class CEMOptions(CheckedOptions):
     """Options of the cross-entropy method."""
 
     population: int = option(40, "[2, inf)")
-    """Number of candidates per iteration. Set --episodes-per-batch to the same number."""
+    """Number of candidates per iteration. --episodes-per-batch must be the same number."""
     elite: float = option(0.25, "(0, 1]")
-    """Share of the candidates around which the next ones are drawn, usually 0.1 to 0.3."""
+    """Share of the candidates around which the next ones are drawn, usually 0.1 to 0.3. It is that of two at least."""
     std: float = option(1.0, "(0, inf)")
     """Initial standard deviation of the weights."""
     extra_std: float = option(0.2, "[0, inf)")
@@ -43,6 +43,11 @@ class CEM(Agent):
     @classmethod
     def check(cls, spaces: Spaces, options: CEMOptions, run: Any) -> None:
         check_episodes(spaces, run, "cem", 2)
+        if run.episodes_per_batch != options.population:
+            raise OptionError(
+                f"every candidate plays one episode: got episodes_per_batch={run.episodes_per_batch} for a "
+                f"population of {options.population}; set --episodes-per-batch and --population to the same number"
+            )
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         weights = self.candidates[step.fragment_id % self.options.population]
@@ -59,7 +64,7 @@ class CEM(Agent):
         return {"ret": np.array([fragment.rew.sum()]), "candidate": candidate}
 
     def update(self, batch: Batch, rng: np.random.Generator, progress: float) -> dict[str, float]:
-        count = max(1, int(self.options.elite * len(batch["ret"])))
+        count = max(2, int(self.options.elite * len(batch["ret"])))  # one alone has no spread
         best = np.argsort(-batch["ret"], kind="stable")[:count]
         elite = batch["candidate"][best].astype(np.float64)
         self.mean[:], self.std = elite.mean(0), elite.std(0)

@@ -16,7 +16,7 @@ from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
 from rank0rl.batch import Batch
 from rank0rl.nets.candidates import Candidates
 from rank0rl.nets.flat import Adam
-from rank0rl.options import CheckedOptions, Scheduled, option, value_at
+from rank0rl.options import CheckedOptions, OptionError, Scheduled, option, value_at
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,10 @@ class ES(Agent):
     @classmethod
     def check(cls, spaces: Spaces, options: ESOptions, run: Any) -> None:
         Candidates.check(spaces, run, "es", 2)
+        if run.episodes_per_batch % 2:
+            raise OptionError(
+                f"candidates come in pairs: got episodes_per_batch={run.episodes_per_batch}; set an even number"
+            )
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         return self.nets.act(step, self.candidate, int(self.key[0])), {}

@@ -34,7 +34,7 @@ class KLPPOOptions(CheckedOptions):
     lam: float = option(0.98, "[0, 1]")
     """GAE mixing, usually 0.9 to 0.98. 0 trusts the value function alone, 1 the returns alone."""
     hidden: tuple[int, ...] | None = option(None, "[1, inf)")
-    """Units of each hidden layer of the policy. None: three layers, with 10 units per number of the observation, the geometric mean of the other two layers, and 10 units per action."""
+    """Units of each hidden layer of the policy. None: three layers, with 10 units per number of the observation, the geometric mean of the other two layers, and 10 units per number or choice of the action."""
     value_hidden: tuple[int, ...] | None = option(None, "[1, inf)")
     """Units of each hidden layer of the value function. None: three layers, with 10 units per number of the observation, the geometric mean of the other two layers, and 5 units."""
     target_kl: float = option(0.003, "(0, inf)")

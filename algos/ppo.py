@@ -72,8 +72,8 @@ class PPO(Agent):
 
     @classmethod
     def check(cls, spaces: Spaces, options: PPOOptions, run: Any) -> None:
-        alone = options.minibatch_size == 1 and options.recurrent is None
-        if alone and options.normalize == "minibatch":
+        chunk = options.chunk_steps if options.recurrent else 1
+        if options.minibatch_size == chunk == 1 and options.normalize == "minibatch":
             raise OptionError(
                 "an advantage that is normalized alone is 0, so the policy would not learn: got "
                 "--minibatch-size 1 and --normalize minibatch; give more rows, or --normalize batch"

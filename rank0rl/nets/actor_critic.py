@@ -287,7 +287,7 @@ class NetworkOptions(CheckedOptions):
     critic_obs: tuple[str, ...] = ()
     """Keys of a Dict observation that the value function sees. None given: all."""
     log_std: float = option(0.0, "(-inf, inf)")
-    """Initial log standard deviation of continuous actions, usually -1 to 0. With --state-std, from -5 to 2."""
+    """Initial log standard deviation of normal and squashed actions, usually -1 to 0. With --state-std, from -5 to 2."""
     state_std: bool = False
     """Let the network give the standard deviations too, so that they depend on the observation."""
     actions: Actions = "normal"

@@ -237,6 +237,18 @@ def columns_of(space: Space, names: Sequence[str], option: str) -> tuple[slice, 
     return tuple(space.parts[name] for name in names) or None
 
 
+def _without_effect(modules: Iterable[nn.Module], options: Any) -> Iterable[str]:
+    """Return the options of layers that no network has, because networks are of the user's own."""
+    networks = [n for n in modules if hasattr(n, "act") or hasattr(n, "predict")]
+    own = [any(isinstance(part, _OwnNetwork) for part in n.modules()) for n in networks]
+    if all(own):
+        return _LAYERS if own else ()
+    if any(own) and hasattr(networks[own.index(True)], "predict"):
+        return ("value_hidden",)
+    alone = getattr(options, "value_hidden", None) is not None  # it does not take --hidden
+    return ("hidden",) if any(own) and alone else ()
+
+
 def network_notes(networks: Iterable[Any], options: Any, device: str) -> list[str]:
     """Return notes for the user about networks that are slow, and options that these do not have.
 
@@ -270,7 +282,7 @@ def network_notes(networks: Iterable[Any], options: Any, device: str) -> list[st
     for where, names in (
         (
             "on networks of your own, unless make_networks reads them",
-            _LAYERS if own and not mlps else (),
+            _without_effect(modules, options),
         ),
         ("on networks without hidden layers of units", _LAYERS[2:] if flat and not own else ()),
         ("without --recurrent", ("memory_size", "chunk_steps") if alone else ()),

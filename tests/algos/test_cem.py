@@ -68,7 +68,16 @@ def test_batches_that_cut_episodes_are_refused():
     """A candidate would get what is left of its predecessor's episode."""
     with pytest.raises(OptionError, match="whole episodes.*set --episodes-per-batch to 2 or more"):
         CEM.check(SPACES, CEMOptions(), RunOptions(steps_per_batch=400))
+    with pytest.raises(OptionError, match="got episodes_per_batch=41 for a population of 40"):
+        CEM.check(SPACES, CEMOptions(), RunOptions(episodes_per_batch=41))
     CEM.check(SPACES, CEMOptions(), RunOptions(episodes_per_batch=40, overlap=True))
+
+
+def test_a_few_candidates_keep_a_spread():
+    cem = CEM(SPACES, CEMOptions(population=4), np.random.default_rng(0))
+    batch = {"ret": np.arange(4.0), "candidate": cem.candidates.copy()}
+    cem.update(batch, np.random.default_rng(0), 1.0)
+    assert cem.std.all()
 
 
 def test_it_learns(tmp_path):

@@ -123,6 +123,7 @@ def test_it_learns(tmp_path):
         ({"steps_per_batch": 64}, "set --episodes-per-batch to 2 or more"),
         ({"episodes_per_batch": 1}, "got episodes_per_batch=1"),
         ({"episodes_per_batch": 8, "overlap": True}, "leave it out"),
+        ({"episodes_per_batch": 9}, "in pairs: got episodes_per_batch=9"),
     ],
 )
 def test_batches_that_compare_nothing_are_refused(run, said):

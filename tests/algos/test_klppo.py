@@ -120,13 +120,13 @@ def test_the_value_function_learns_from_this_batch_and_the_one_before_it():
     assert seen[2][1].tolist() == [*batches[2]["ret"], *batches[1]["ret"]]
 
 
-def test_a_time_limit_is_not_an_end_and_rewards_are_scaled():
-    """With reward 1 for ever, all values are 1 in units of (1 - gamma) rewards."""
+def test_a_time_limit_is_not_an_end():
+    """With reward 1 for ever, all values are 1 / (1 - gamma)."""
     klppo = agent(gamma=0.9, lam=1.0)
     with torch.no_grad():
         klppo.value.mlp.weights[-1].zero_()
-        klppo.value.mlp.biases[-1].fill_(1.0)
-    for terminated, expected in ((False, 1.0), (True, 1 - 0.9**5)):
+        klppo.value.mlp.biases[-1].fill_(10.0)
+    for terminated, expected in ((False, 10.0), (True, 10 * (1 - 0.9**5))):
         fragment = Fragment(
             fragment_id=0,
             obs=np.zeros((5, 4), np.float32),

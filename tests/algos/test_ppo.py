@@ -253,6 +253,8 @@ def test_an_advantage_that_is_normalized_alone_is_refused():
     with pytest.raises(OptionError, match="normalized alone"):
         PPO.check(OBS, PPOOptions(**one), None)
     PPO.check(OBS, PPOOptions(**one, recurrent="gru"), None)  # a chunk has several rows
+    with pytest.raises(OptionError, match="normalized alone"):
+        PPO.check(OBS, PPOOptions(**one, recurrent="gru", chunk_steps=1), None)
 
 
 def test_a_rare_advantage_counts():

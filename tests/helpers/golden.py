@@ -27,7 +27,7 @@ RUNS = {
     "reinforce": "CartPole --algo reinforce --num-envs 4 --episodes-per-batch 8 --total-steps 600",
     "es": "CartPole --algo es --num-envs 4 --episodes-per-batch 16 --total-steps 600",
     "cmaes": "CartPole --algo cmaes --num-envs 4 --episodes-per-batch 16 --total-steps 600",
-    "cem": "CartPole --algo cem --num-envs 4 --episodes-per-batch 16 --total-steps 600",
+    "cem": "CartPole --algo cem --population 16 --num-envs 4 --episodes-per-batch 16 --total-steps 600",
     "bc": "CartPole --algo bc --data {folder}/data.npz --num-envs 4 --steps-per-batch 64 --total-steps 192",
     "gru": f"CartPole --recurrent gru {_SHORT}",
     "lstm": f"CartPole --recurrent lstm {_SHORT}",

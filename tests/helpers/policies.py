@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from rank0rl.agent import Space
+from rank0rl.nets.actor_critic import ValueFunction
 from rank0rl.nets.policies import BetaPolicy, CategoricalPolicy, GaussianPolicy, StateStdPolicy
 
 CHOICE = Space("discrete", (), "int64", choices=(4,))
@@ -42,6 +43,13 @@ def policy_of(kind, seed=0):
     with torch.no_grad():
         policy.mlp.weights[-1] *= 50 if "state" in kind else 100  # far from uniform
     return policy
+
+
+def value_of(*shape, **layers):
+    """Return a value function whose predictions are far from 0."""
+    value = ValueFunction(*shape, **layers)
+    value.mlp.weights[-1].data.normal_(generator=torch.Generator().manual_seed(0))
+    return value
 
 
 def drawn_by(policy, x, noise, mask=None):

@@ -114,15 +114,15 @@ OF_HEADS = """
 import sys
 import time
 import torch
-from helpers.policies import policy_of, rng
+from helpers.policies import policy_of, rng, value_of
 from torch import nn
-from rank0rl.nets.actor_critic import ClosedForm, ValueFunction
+from rank0rl.nets.actor_critic import ClosedForm
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.algos.ppo import clipped_slope
 from rank0rl.nets.kernels.compiled import CompiledSteps
 from rank0rl.nets.kernels.steps import make_steps
 for kind in ("gaussian", "state", "beta", "several"):
-    nets = nn.ModuleDict({"policy": policy_of(kind), "value": ValueFunction((5,), (8,), rng())})
+    nets = nn.ModuleDict({"policy": policy_of(kind), "value": value_of((5,), (8,), rng())})
     CompiledSteps(nets, None, Adam(Flat(nets)), 0.5, 1).compile(ClosedForm(clipped_slope, 0.2))
     print(sum(make_steps.stats.cache_misses.values()))
 """

@@ -16,12 +16,13 @@ from helpers.policies import (
     noise_for,
     policy_of,
     rng,
+    value_of,
 )
 from torch import nn
 
 from rank0rl.agent import Space
 from rank0rl.algos.ppo import clipped_loss, clipped_slope
-from rank0rl.nets.actor_critic import ActorCritic, ClosedForm, ValueFunction
+from rank0rl.nets.actor_critic import ActorCritic, ClosedForm
 from rank0rl.nets.autograd import AutogradSteps
 from rank0rl.nets.flat import Adam, Flat
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
@@ -70,7 +71,7 @@ def by_autograd(nets, rows, both):
 
 
 def networks(kind, dtype=torch.float32):
-    value = ValueFunction((5,), (8, 6), rng())
+    value = value_of((5,), (8, 6), rng())
     return nn.ModuleDict({"policy": policy_of(kind), "value": value}).to(dtype)
 
 
@@ -108,7 +109,7 @@ def test_kernels_know_all_activations_and_layer_norm(activation, layer_norm, dty
     """Three hidden layers of different widths, with scales, shifts and biases that are not 1 and 0."""
     layers = {"activation": activation, "layer_norm": layer_norm}
     policy = GaussianPolicy((5,), box(3), (19, 16, 21), rng(), **layers)
-    nets = nn.ModuleDict({"policy": policy, "value": ValueFunction((5,), (8,), rng(), **layers)})
+    nets = nn.ModuleDict({"policy": policy, "value": value_of((5,), (8,), rng(), **layers)})
     nets.to(dtype)
     with torch.no_grad():
         for i, p in enumerate(nets.parameters()):
@@ -233,7 +234,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(space, actions, layers,
     adv, ret, logp = rng(2).standard_normal((3, n)).astype("f")
     for threads in (1, 2, 3, 5, 8):
         policy = make_policy((17,), space, (64, 64), rng(), **actions, **layers)
-        value = ValueFunction((17,), (64, 64), rng(), **layers)
+        value = value_of((17,), (64, 64), rng(), **layers)
         nets = nn.ModuleDict({"policy": policy, "value": value})
         flat = Flat(nets)
         act = drawn_by(policy, obs, noise_for(policy, n))
@@ -249,7 +250,7 @@ def test_the_bits_do_not_depend_on_the_number_of_threads(space, actions, layers,
 @pytest.mark.parametrize("n", [1, 129, 1025])
 def test_networks_and_minibatches_of_any_size(hidden, n):
     space = Space("discrete", (), "int64", choices=(50,))
-    policy, value = make_policy((2,), space, hidden, rng()), ValueFunction((2,), hidden, rng())
+    policy, value = make_policy((2,), space, hidden, rng()), value_of((2,), hidden, rng())
     nets = nn.ModuleDict({"policy": policy, "value": value})
     obs = rng(1).standard_normal((n, 2), dtype=np.float32)
     adv, ret, logp = rng(2).standard_normal((3, n)).astype("f")
@@ -264,7 +265,7 @@ def test_networks_and_minibatches_of_any_size(hidden, n):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_fitting_alone_takes_the_steps_of_autograd(threads):
-    value = ValueFunction((5,), (8, 6), rng())
+    value = value_of((5,), (8, 6), rng())
     slow = copy.deepcopy(value)
     x, ret = rng(2).standard_normal((N, 5), dtype=np.float32), rng(4).standard_normal(N)
     fit = ValueFit(value, Adam(Flat(value)), threads)

@@ -216,8 +216,12 @@ def test_options_without_effect_on_networks_of_ones_own_are_noted():
 
     One.left = "value"  # it is built in, and has these layers
     assert len(noted(One, hidden=(128,))) == 1
+    _, note = noted(One, hidden=(128,), value_hidden=(64,))  # of which it takes the latter
+    assert note.endswith(": --hidden")
     One.left = "policy"  # which is built in, and acts on all rows at once
     assert noted(One, hidden=(128,)) == []
+    [note] = noted(One, value_hidden=(128,), layer_norm=True)
+    assert note.endswith(": --value-hidden")
     [note] = noted(PPO, hidden=(), activation="relu")
     assert (
         note

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.agents import AGENTS
-from helpers.policies import OBS, box, rng
+from helpers.policies import OBS, box, rng, value_of
 from torch import nn
 
 from rank0rl.agent import Fragment, Spaces, Step
@@ -16,7 +16,7 @@ from rank0rl.nets.update import ValueFit
 def test_new_returns_change_the_scale_of_values_and_not_the_values():
     value = ValueFunction((5,), (8,), rng())
     assert not value.predict(OBS).any()  # at first
-    value.mlp.weights[-1].data.normal_(generator=torch.Generator().manual_seed(0))
+    value = value_of((5,), (8,), rng())
     before = value.predict(OBS)
     value.merge(rng().normal(0, 50, 1000).astype(np.float32))
     assert value.scale == pytest.approx(50, rel=0.1)
@@ -79,7 +79,7 @@ def test_fitting_is_adam_on_minibatches_in_a_random_order(shape):
     """Against torch's Adam and autograd, with the minibatches written out."""
     x = rng(2).standard_normal((20, np.prod(shape)), dtype=np.float32)
     ret = rng(3).normal(0, 50, 20).astype(np.float32)
-    fitted, slow = (ValueFunction(shape, (8,), rng()) for _ in range(2))
+    fitted, slow = (value_of(shape, (8,), rng()) for _ in range(2))
     for value in (fitted, slow):
         value.merge(ret)
     adam = Adam(Flat(fitted))

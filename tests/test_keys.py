@@ -4,6 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from helpers.policies import not_zero
 from helpers.ranks import HERE
 from helpers.runs import curve, resume, sha, train, train_here
 
@@ -40,6 +41,7 @@ def test_policy_and_value_function_see_their_keys_alone(kind, options):
     agent = kind(known, options(hidden=(8,), **KEYS), np.random.default_rng(0))
     with torch.no_grad():
         agent.policy.mlp.weights[-1].mul_(100)
+    not_zero(agent.value)
     x = np.random.default_rng(1).standard_normal((5, 4), dtype=np.float32)
     other = x.copy()
     other[:, known.obs.parts["hidden"]] += 1

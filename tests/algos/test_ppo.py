@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.policies import not_zero
 from helpers.runs import mean_return, train_here
 
 from rank0rl.agent import Fragment, Space, Spaces
@@ -48,6 +49,7 @@ def logp_of(ppo, obs, act):
 def test_the_gradient_is_that_of_a_slow_loop(act):
     """Of the loss as the paper has it, row by row, with torch's distributions and autograd."""
     ppo = agent(act, entropy_coef=0.03, value_coef=0.7, clip_ratio=0.3)
+    not_zero(ppo.value)
     obs, actions, shift, adv, ret = rows(act, 40)
     logp = logp_of(ppo, obs, actions) + 0.4 * shift
     ppo.flat.zero_grad()
@@ -80,6 +82,7 @@ def test_the_gradient_is_that_of_a_slow_loop(act):
 def test_what_is_recorded_of_an_update():
     """With a step size of nothing, the averages over the batch are those of the acting policy."""
     ppo = agent(lr=1e-30, minibatch_size=17)
+    not_zero(ppo.value)
     batch = batch_of(ppo)
     batch["logp"] = batch["logp"] - np.where(np.arange(64) < 16, 0.5, 0).astype(np.float32)
     metrics = ppo.update(batch, np.random.default_rng(0), 0.0)
@@ -93,6 +96,7 @@ def test_what_is_recorded_of_an_update():
 
 def test_rows_bootstrap_where_an_episode_was_cut_and_not_where_it_terminated():
     ppo = agent(gamma=0.9, lam=0.8)
+    not_zero(ppo.value)
     rng = np.random.default_rng(0)
     obs, end_obs = (rng.standard_normal((n, 4), dtype=np.float32) for n in (7, 3))
     rew = rng.standard_normal(7)

@@ -45,11 +45,15 @@ def policy_of(kind, seed=0):
     return policy
 
 
-def value_of(*shape, **layers):
-    """Return a value function whose predictions are far from 0."""
-    value = ValueFunction(*shape, **layers)
+def not_zero(value):
+    """Return a value function, after its predictions have been moved away from 0."""
     value.mlp.weights[-1].data.normal_(generator=torch.Generator().manual_seed(0))
     return value
+
+
+def value_of(*shape, **layers):
+    """Return a value function whose predictions are far from 0."""
+    return not_zero(ValueFunction(*shape, **layers))
 
 
 def drawn_by(policy, x, noise, mask=None):

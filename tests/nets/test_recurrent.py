@@ -6,7 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from helpers.policies import rng
+from helpers.policies import not_zero, rng
 
 from rank0rl.agent import Fragment, Space, Spaces, Step
 from rank0rl.algos.ppo import PPOOptions, clipped_loss
@@ -142,6 +142,7 @@ def test_chunks_of_a_fragment_and_their_loss_are_those_of_its_steps(cell):
     nets = recurrent_networks(options, SPACES, rng())
     with torch.no_grad():
         nets.policy.mlp.weights[-1] *= 50
+    not_zero(nets.value)
     fragment = episode(nets, 13)
     rows = nets.process(fragment, 0.9, 0.8)
     assert rows["steps"].tolist() == [4, 1, 4, 4]

@@ -45,7 +45,11 @@ def main() -> int:
             tool = module_of(name)
         except ModuleNotFoundError as error:
             return usage_error(cli.MISSING.format(sys.executable, error.name))
-        return int(tool.main(argv))
+        try:
+            return int(tool.main(argv))
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            return 130
     is_help = name in ("-h", "--help")
     out = sys.stdout if is_help else sys.stderr
     if not is_help:

@@ -11,7 +11,7 @@ import pytest
 from helpers import forks
 from helpers.ranks import HERE
 
-from rank0rl import cli
+from rank0rl import __main__, cli
 from rank0rl.launch.fork import mpi_fork
 from rank0rl.run import settings
 from rank0rl.run.launch_options import LaunchOptions, Words
@@ -109,6 +109,16 @@ def test_without_its_packages_it_says_what_to_activate(words):
     assert re.fullmatch(
         r"error: Python at \S+ has no '\w+': activate the virtual environment.*\n", done.stderr
     )
+
+
+def test_a_tool_that_is_interrupted_says_so(monkeypatch, capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "argv", ["rank0rl", "evaluate", "runs/mine"])
+    monkeypatch.setattr("rank0rl.tools.evaluate.main", interrupted)
+    assert __main__.main() == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_help_shows_meaning_and_default_of_every_option():

@@ -152,10 +152,15 @@ def by_agent(runs: Sequence[RunData], x: str = "steps") -> dict[tuple[str, str],
     Raises:
         ValueError: if two runs have the same seed and settings.
     """
+    classes: dict[str, set[str]] = {}
+    for algo in (run.settings["algo"] for run in runs):
+        classes.setdefault(short_name(algo), set()).add(algo.partition(":")[2])
     named: dict[tuple[str, str], list[RunData]] = {}
     for run in runs:
-        name = run.settings["env_id"], short_name(run.settings["algo"])
-        named.setdefault(name, []).append(run)
+        algo, of_file = short_name(run.settings["algo"]), run.settings["algo"].partition(":")[2]
+        if of_file and len(classes[algo]) > 1:
+            algo += f":{of_file}"
+        named.setdefault((run.settings["env_id"], algo), []).append(run)
     keyed: dict[tuple[str, str, int], list[RunData]] = {}
     for (env_id, algo), these in named.items():
         settings = [

@@ -177,6 +177,11 @@ def _check_starts(start: _Start, iteration: int) -> None:
     kept = starts(start.run / "config.toml", that_count=True)
     begun = int(start.file.stem) if start.file else 0
     used = [one for one in kept if start.file is None or one["iteration"] <= begun][-1:]
+    if not used:
+        raise _CannotReplayError(
+            f"{start.run / 'config.toml'} has no [[record]] of the start that made iteration {iteration}, so its settings are "
+            f"not known"
+        )
     ends = [*(one["iteration"] for one in kept[1:]), start.boundary]
     for one, end in zip(kept, ends, strict=False):
         begin = one["iteration"]

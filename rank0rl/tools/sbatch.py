@@ -87,8 +87,9 @@ def main(argv: list[str]) -> int:
 
 def _script(given: Options, command: list[str]) -> str:
     """Return the batch script of a training command. A ValueError says which options do not fit together."""
-    if not command:
-        raise ValueError(f"expected a training command after --: got none; example: {_USAGE}")
+    if not command or ("rank0rl" in command and "train" not in command):
+        got = shlex.join(command) or "none"
+        raise ValueError(f"expected a training command after --: got {got}; example: {_USAGE}")
     if given.nodes > 1 and not given.srun:
         raise ValueError(
             f"without srun all ranks are on one node: got --nodes {given.nodes}; leave --no-srun out"

@@ -62,6 +62,7 @@ def test_wrong_use(tmp_path, capsys):
         ([], 2, "environment"),
         (["CartPole", "--repeats", 0], 2, "repeats must"),
         (["CartPole", "--script", "none.py"], 2, "none.py"),
+        (["CartPole", "--run-dir", "x"], 2, "leave out --run-dir; see --out"),
         (["CartPole", "--num-envs", 2, "--nprocs", 1, 3, "--out", tmp_path], 1, "nprocs=3"),
     ):
         assert speedup.main([*map(str, args)]) == code

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from rank0rl.tools.study.planned import Options, _combined, _values, planned, seeds, unequal
-from rank0rl.tools.study.study import _read
+from rank0rl.tools.study.study import _enter, _read
 from rank0rl.tools.study.training import _spread
 
 SMALL = ["--total-steps", "1000", "--num-envs", "4", "--steps-per-batch", "64"]
@@ -178,15 +178,25 @@ def test_cores_go_to_the_run_that_would_end_last(cores, left_s, most, expected):
     assert _spread(cores, left_s, most) == expected
 
 
+def test_a_study_has_a_folder_of_its_own(tmp_path):
+    (tmp_path / "config.toml").touch()
+    with pytest.raises(ValueError, match="holds a run, .*: name another --out"):
+        _enter(Options(envs=("CartPole",)), SMALL, tmp_path)
+
+
 def test_rank_0_may_leave_fewer_envs_to_others():
     (run,) = planned(Options(envs=("CartPole",), seeds="0"), [*SMALL, "--rank0-envs", "3"])
     assert run.most == 2
 
 
 @pytest.mark.parametrize(
-    "words", [["--resume=auto"], ["--run-dir=x"], ["--run_dir=x"], ["--seed", "7"], ["--nprocs=2"]]
+    "words",
+    [
+        *(["--resume=auto"], ["--run-dir=x"], ["--run_dir=x"], ["--seed", "7"], ["--nprocs=2"]),
+        ["--keep-batches=x"],
+    ],
 )
-def test_a_study_chooses_seed_ranks_and_folder_of_its_runs(words):
+def test_a_study_chooses_seed_ranks_and_folders_of_its_runs(words):
     said = f"leave out {words[0].partition('=')[0].replace('_', '-')}; see --seeds"
     with pytest.raises(ValueError, match=said):
         planned(Options(envs=("CartPole",), seeds="0"), [*SMALL, *words])

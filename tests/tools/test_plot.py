@@ -42,6 +42,17 @@ def test_other_settings_are_another_agent_in_the_same_environment_alone(tmp_path
     ]
 
 
+def test_classes_of_one_file_are_agents_of_their_own(tmp_path):
+    folders = [
+        write_run(tmp_path / "a", [1, 2], algo="mine.py:A"),
+        write_run(tmp_path / "b", [1, 2], algo="mine.py:B"),
+        write_run(tmp_path / "c", [1, 2], algo="elsewhere/mine.py:B", seed=1),
+    ]
+    found = {agent: len(of.ret) for (_, agent), of in plot.group(folders).items()}
+    assert found == {"mine:A": 1, "mine:B": 2}
+    assert list(plot.group(folders[1:])) == [("Walker2d-v5", "mine")]
+
+
 def test_hours_and_what_is_as_fast_as_what(tmp_path):
     one = write_run(tmp_path / "a", [1, 2, 3], seconds=7200, nprocs=1)
     two = write_run(tmp_path / "b", [1, 2, 3], seconds=3600, nprocs=2)

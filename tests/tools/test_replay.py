@@ -1,10 +1,12 @@
 """One environment of one iteration, repeated alone, gives the same data."""
 
+from types import SimpleNamespace
+
 import pytest
 from helpers.ranks import HERE
 from helpers.runs import SMALL, replay, resume, train, train_on_ranks
 
-from rank0rl.tools.replay import main
+from rank0rl.tools.replay import _CannotReplayError, _check_starts, main
 
 pytestmark = pytest.mark.usefixtures("forked_python")
 
@@ -92,6 +94,13 @@ def test_wrong_use(tmp_path, capsys):
         said = refused(capsys, tmp_path, 1, **given)
         assert all(fact in said for fact in facts), said
     assert "at least 1: got 0" in refused(capsys, tmp_path, 0, env=0)
+
+
+def test_a_start_without_a_record_is_refused(tmp_path):
+    (tmp_path / "config.toml").write_text("[[record]]\niteration = 2\nsettings = {}\n")
+    start = SimpleNamespace(run=tmp_path, file=tmp_path / "00000001.pt", boundary=1)
+    with pytest.raises(_CannotReplayError, match=r"no \[\[record\]\] of the start .* iteration 2"):
+        _check_starts(start, 2)
 
 
 @pytest.mark.slow

@@ -73,7 +73,8 @@ def test_ranks_without_an_environment_are_refused_for_training_alone():
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        ("--nodes 2", "expected a training command after --"),
+        ("--nodes 2", "expected a training command after --: got none"),
+        ("-- python -m rank0rl study CartPole", "after --: got python -m rank0rl study CartPole;"),
         ("--nodes 2 --no-srun -- python train.py CartPole", "got --nodes 2"),
         ("--array-seeds 5:5 -- python train.py CartPole", "got '5:5'"),
         ("--array-seeds 5 -- python train.py CartPole", "got '5'"),

@@ -22,8 +22,9 @@ import tyro
 from rank0rl import options
 from rank0rl.envs.block import envs_of
 from rank0rl.launch import python, usage_error
-from rank0rl.options import option
+from rank0rl.options import flag, option
 from rank0rl.run.folder import RunData, read_run
+from rank0rl.run.launch_options import Words
 from rank0rl.run.logger import read_rows
 from rank0rl.run.machine import available_cores
 from rank0rl.run.usage import PHASES
@@ -65,6 +66,7 @@ class Options:
         return self.script.resolve().parent if self.script else Path.cwd()
 
 
+_CHOSEN = {"run_dir", "keep_checkpoints", "stop_after_iterations", "stop_after_seconds"}
 _BARE_S = 2.0  # seconds of bare stepping, for every number of ranks in every round
 
 
@@ -108,6 +110,11 @@ def _check(given: Options, rest: Sequence[str]) -> None:
     if not rest or rest[0].startswith("-"):
         raise ValueError(
             "name an environment first, such as: python -m rank0rl speedup Walker2d --nprocs 1 2"
+        )
+    if chosen := sorted(Words(rest, {}).flags() & _CHOSEN):
+        raise ValueError(
+            f"speedup chooses folder, length and checkpoints of each run: leave out {', '.join(map(flag, chosen))}; see "
+            f"--out, --iterations and --seconds"
         )
 
 

@@ -27,7 +27,7 @@ from rank0rl.run.options import RunOptions
 from rank0rl.run.trust import ASKED, trusted
 from rank0rl.tools.study.results import ending
 
-_CHOSEN = {"resume", "run_dir", "seed", "nprocs"}  # what a study says of each run
+_CHOSEN = {"resume", "run_dir", "seed", "nprocs", "keep_batches"}  # what a study says of each run
 _ASKED = {*ASKED, *names(RunOptions, in_file=False)} - {"config"}  # options for command lines alone
 _MOST = 10_000  # runs of a study
 _SETTINGS = 1000  # runs of one seed: to check the command line of each takes 0.1 s
@@ -260,7 +260,7 @@ def plan_run(
     of_all = Words(rest, {}).flags()
     if chosen := sorted((of_all | {*settings}) & _CHOSEN):
         raise ValueError(
-            f"a study chooses seed, ranks and folder of each run, and resumes it: leave out "
+            f"a study chooses seed, ranks and folders of each run, and resumes it: leave out "
             f"{', '.join(map(flag, chosen))}; see --seeds, --cores and --out"
         )
     if twice := sorted(of_all & {*settings}):

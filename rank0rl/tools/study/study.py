@@ -167,6 +167,10 @@ def _enter(given: Options, rest: Sequence[str], out: Path) -> Callable[[], None]
     """
     if out.exists():
         files.check_folder(out)
+    if (out / "config.toml").exists():
+        raise ValueError(
+            f"{out} holds a run, and a study has a folder of its own: name another --out"
+        )
     leave = claim(out, f"{_MACHINES}/{platform.node()}-{available_cores()[0][0]}")
     if leave is None:
         raise ValueError(f"another process of this machine trains the study in {out}")

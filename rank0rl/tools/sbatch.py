@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -87,7 +88,8 @@ def main(argv: list[str]) -> int:
 
 def _script(given: Options, command: list[str]) -> str:
     """Return the batch script of a training command. A ValueError says which options do not fit together."""
-    if not command or ("rank0rl" in command and "train" not in command):
+    other_tool = re.search(r"(^(\S*/)?| -m )rank0rl (?!train\b)", shlex.join(command))
+    if not command or other_tool:
         got = shlex.join(command) or "none"
         raise ValueError(f"expected a training command after --: got {got}; example: {_USAGE}")
     if given.nodes > 1 and not given.srun:

@@ -65,6 +65,11 @@ def test_without_srun_the_shell_passes_the_signal_on():
     assert [line for line in found if line.endswith("--resume auto --nprocs 2 &")]
 
 
+def test_other_words_may_be_the_name_of_the_package():
+    lines(command=["python", "mine.py", "--group", "rank0rl", "--lr", "1e-3"])
+    lines(command=["rank0rl", "train", "CartPole"])
+
+
 def test_ranks_without_an_environment_are_refused_for_training_alone():
     lines("--nodes", "4", command=[*TRAIN[:3], "--num-envs", "2", "--ranks-per-env", "2"])
     lines("--nodes", "40", command=["python", "my_script.py"])

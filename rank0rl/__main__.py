@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 from rank0rl import cli
-from rank0rl.launch import usage_error
+from rank0rl.launch import exit_code_after, usage_error
 from rank0rl.launch.streams import outlast_readers
 from rank0rl.run.launch_options import limit_cpu_as
 
@@ -42,14 +42,17 @@ def main() -> int:
     if name in TOOLS:
         limit_cpu_as(argv)
         try:
+            from rank0rl.run.signals import Interrupted, Interrupts
+
             tool = module_of(name)
         except ModuleNotFoundError as error:
             return usage_error(cli.MISSING.format(sys.executable, error.name))
         try:
-            return int(tool.main(argv))
-        except KeyboardInterrupt:
+            with Interrupts(keep=False):
+                return int(tool.main(argv))
+        except Interrupted as stop:
             print("interrupted", file=sys.stderr)
-            return 130
+            return exit_code_after(stop.signum)
     is_help = name in ("-h", "--help")
     out = sys.stdout if is_help else sys.stderr
     if not is_help:

@@ -3,6 +3,7 @@
 import inspect
 import os
 import re
+import signal
 import subprocess
 import sys
 import tomllib
@@ -111,13 +112,20 @@ def test_without_its_packages_it_says_what_to_activate(words):
     )
 
 
-def test_a_tool_that_is_interrupted_says_so(monkeypatch, capsys):
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_tool_that_is_interrupted_cleans_up_and_says_so(monkeypatch, capsys, signum):
+    cleaned_up = []
+
     def interrupted(argv):
-        raise KeyboardInterrupt
+        try:
+            signal.raise_signal(signum)
+        finally:
+            cleaned_up.append(True)
 
     monkeypatch.setattr(sys, "argv", ["rank0rl", "evaluate", "runs/mine"])
     monkeypatch.setattr("rank0rl.tools.evaluate.main", interrupted)
-    assert __main__.main() == 130
+    assert __main__.main() == 128 + signum
+    assert cleaned_up
     assert capsys.readouterr().err == "interrupted\n"
 
 

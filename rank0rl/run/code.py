@@ -191,9 +191,7 @@ def _difference(path: str, before: str, now: str) -> Iterator[str]:
     yield from difflib.unified_diff(old, new, f"{path}, recorded", f"{path}, now", n=1, lineterm="")
 
 
-def with_copies(
-    settings: Mapping[str, Any], run: Path, starts: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
+def with_copies(settings: Mapping[str, Any], run: Path, start: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with the copies of files of one's own that have gone; modules that have gone are found there.
 
     Call it only when the user trusts the run's folder.
@@ -201,19 +199,19 @@ def with_copies(
     Args:
         settings: of a run.
         run: its folder.
-        starts: the records of its starts.
+        start: the record of the start whose code it is; {} if there is none.
 
     Raises:
-        ValueError: if there are copies that the last start has not written.
+        ValueError: if there are copies that this start has not written.
     """
     own = filter(is_own, named_code(settings))
     gone = {name for name in own if not any(map(Path.exists, code_files(name)))}
-    copies = recorded(starts[-1]) if starts and gone else {}
+    copies = recorded(start) if gone else {}
     if not copies:
         return {**settings}
-    folder = _copies(run.resolve(), _number(starts[-1]))
+    folder = _copies(run.resolve(), _number(start))
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
-    if there != {*copies} or hashes(kept(run, starts[-1])) != copies:
+    if there != {*copies} or hashes(kept(run, start)) != copies:
         raise ValueError(
             f"{', '.join(sorted(gone))} has gone, and the copies in {folder} are not as the run has written them: "
             f"put the files back"

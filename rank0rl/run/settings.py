@@ -149,7 +149,12 @@ def read_saved(path: Path, words: Words | None = None, trust: bool = False) -> d
     settings = trusted(_with_moved_agent(saved["settings"], words), str(path), words, trust)
     run = path.resolve().parent.parent
     if trust or (words and words.given.get("trust")):
-        settings = with_copies(settings, run, starts(run / "config.toml"))
+        of_it = [
+            start
+            for start in starts(run / "config.toml", that_count=True)
+            if start["iteration"] <= saved["progress"]["iteration"]
+        ]
+        settings = with_copies(settings, run, of_it[-1] if of_it else {})
     return {**saved, "settings": settings}
 
 

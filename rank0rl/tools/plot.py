@@ -31,7 +31,7 @@ _KINDS = (".png", ".svg", ".pdf")
 # Runs that differ only in these settings form one curve, or are told apart by other means.
 _SAME_CURVE = {
     *names(RunOptions, changes_curve=False),
-    *("env_id", "algo", "seed", "max_replay_steps"),
+    *("env_id", "algo", "seed"),
 }
 
 

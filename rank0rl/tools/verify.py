@@ -171,13 +171,13 @@ def _read(folder: Path, most: int | None, trust: bool) -> _Record:
             f"{path} must have a row for each iteration, or for some of them, in order: put the run's own file back"
         )
     given = trusted(settings.load(file), str(file), None, trust)
-    given = code.with_copies(given, folder, settings.starts(file)) if trust else given
     there = (folder / "summary.json").exists()
     summary = files.read_json(folder / "summary.json", "summary") if there else {}
     last = max(*rows, _integer(summary.get("iterations", 0), folder / "summary.json"))
     if most is not None and most < min(rows):
         raise ValueError(f"the first row of {path} is of iteration {min(rows)}: got --rows {most}")
     parts = _parts(file, last if most is None else min(last, most))
+    given = code.with_copies(given, folder, parts[0].start) if trust else given
     kept = {name: value for name, value in given.items() if name not in _OF_A_START}
     return _Record(folder, kept, parts, rows, summary, last, trust)
 

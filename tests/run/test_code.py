@@ -14,6 +14,7 @@ from helpers.runs import curve, resume, table, train
 
 from rank0rl.policy import load
 from rank0rl.run import code, machine
+from rank0rl.run.settings import read_saved
 from rank0rl.tools import plot
 
 AGENT = """
@@ -75,7 +76,7 @@ def test_a_run_keeps_the_code_of_its_own(mine, tmp_path):
 @pytest.mark.slow
 def test_changed_code_is_refused_with_what_has_changed_or_noted(mine, tmp_path):
     run = tmp_path / "run"
-    train(run, *words(mine, "--stop-after-iterations", "2"))
+    train(run, *words(mine, "--stop-after-iterations", "2", "--keep-checkpoints", "10"))
     (mine / "mine_too.py").write_text("FACTOR = 0.5\n")
     done = resume(run, *words(mine)[1:3], expect=2)
     for line in ("--- mine_too.py, recorded", "-FACTOR = 1.0", "+FACTOR = 0.5", "--changed-code"):
@@ -97,6 +98,11 @@ def test_changed_code_is_refused_with_what_has_changed_or_noted(mine, tmp_path):
     resume(run, *words(mine)[1:3], "--total-steps", "192")
     assert starts(run)[2]["code_of_start"] == 2
     assert not (run / "code" / "start-3").exists()
+    mine.rename(tmp_path / "moved")  # what has gone is found as it was at the time
+    assert verify(run, "--rows", "2").returncode == 0
+    for number, of_start in ((1, "start-1"), (2, "start-2"), (6, "start-2")):
+        saved = read_saved(run / "checkpoints" / f"{number:08}.pt", trust=True)
+        assert saved["settings"]["algo"] == f"{run}/code/{of_start}/mine.py:Mine"
 
 
 @pytest.mark.slow
@@ -195,20 +201,20 @@ def test_copies_are_written_into_folders_that_are_new(tmp_path):
 def test_only_what_the_run_has_written_is_a_copy(tmp_path):
     names = ["/gone/agents/main.py:A", "/gone/hooks/main.py:f", "ppo", "a_module_of_mine:make"]
     texts = {"agents/main.py": "a", "hooks/main.py": "b", "a_module_of_mine.py": "c"}
-    starts = [code.keep(texts, tmp_path, [])]
+    start = code.keep(texts, tmp_path, [])
     settings = {"algo": names[0], "hook": [names[1]], "env_id": names[3], "lr": 1.0}
     folder = tmp_path / "code" / "start-1"
-    assert code.with_copies(settings, tmp_path, starts) == {
+    assert code.with_copies(settings, tmp_path, start) == {
         **settings,
         "algo": f"{folder}/agents/main.py:A",
         "hook": [f"{folder}/hooks/main.py:f"],
     }
     assert sys.path.pop() == str(folder)
-    assert code.with_copies({"algo": "ppo"}, tmp_path, starts) == {"algo": "ppo"}
+    assert code.with_copies({"algo": "ppo"}, tmp_path, start) == {"algo": "ppo"}
     for path in ("agents/main.py", "tensorboard.py"):
         (folder / path).write_text("changed")
         with pytest.raises(ValueError, match="are not as the run has written them"):
-            code.with_copies(settings, tmp_path, starts)
+            code.with_copies(settings, tmp_path, start)
         (folder / path).write_text("a")
 
 

@@ -181,7 +181,7 @@ def test_cores_go_to_the_run_that_would_end_last(cores, left_s, most, expected):
 def test_a_study_has_a_folder_of_its_own(tmp_path):
     (tmp_path / "config.toml").touch()
     with pytest.raises(ValueError, match="holds a run, .*: name another --out"):
-        _enter(Options(envs=("CartPole",)), SMALL, tmp_path)
+        _enter(tmp_path)
 
 
 def test_rank_0_may_leave_fewer_envs_to_others():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers.runs import write_run
 
+from rank0rl.run.folder import read_run
 from rank0rl.tools import plot
 from rank0rl.tools.study import results
 
@@ -60,11 +61,21 @@ def test_interquartile_means_are_a_table(study):
     assert re.search(r"^\| x\\\|y \| \d\.\d{3} \|", text, re.MULTILINE)
 
 
-def test_runs_that_have_not_ended_do_not_count_once_others_have(study):
+def test_runs_that_have_not_ended_do_not_count_once_others_have(study, capsys):
     (study / "a1" / "summary.json").write_text('{"ended": "total_steps 10000"}')
     (study / "b" / "summary.json").write_text('{"ended": ""}')
     ((_, (run,)),) = results._read(study).items()
     assert run.folder.name == "a1"
+    said = [f"left out: {study / name} has not come to its end" for name in ("a0", "a2", "b")]
+    assert capsys.readouterr().err.splitlines() == said
+
+
+def test_minutes_are_until_an_evaluation_where_there_are_some(tmp_path):
+    columns = {"eval_return": ["", 900.0, ""]}
+    write_run(tmp_path / "a", [950.0] * 3, seconds=60.0, columns=columns, eval_every=2)
+    run = read_run(tmp_path / "a")
+    assert results._minutes_until(run, 900.0) == 2.0
+    assert results._minutes_until(run, 901.0) == np.inf
 
 
 def test_a_run_that_ended_early_keeps_its_last_return(study):

@@ -14,6 +14,7 @@ import pytest
 from helpers.runs import write_run
 
 from rank0rl.tools.study import search
+from rank0rl.tools.study import study as tool
 from rank0rl.tools.study.planned import Options
 from rank0rl.tools.study.results import TRIALS
 from rank0rl.tools.study.search import Search, _score, check
@@ -234,6 +235,15 @@ def test_another_search_has_another_folder(tmp_path):
     for given, rest in ((options(objective="mean"), REST), (options(), [*REST, "--gamma", "0.9"])):
         with pytest.raises(ValueError, match="holds another search: (objective|options) differ"):
             Search(given, rest, tmp_path)
+
+
+def test_a_refused_search_leaves_the_options_of_the_other_one(tmp_path, capsys):
+    Search(options(), [], tmp_path)
+    (tmp_path / "study.toml").write_text("of the other one")
+    args = ["CartPole", "--search", "gamma=0.9:0.99", "--out", str(tmp_path)]
+    assert tool.main(args) == 2
+    assert "holds another search" in capsys.readouterr().err
+    assert (tmp_path / "study.toml").read_text() == "of the other one"
 
 
 def test_a_trial_that_cannot_be_fails_alone(tmp_path, capsys):

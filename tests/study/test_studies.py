@@ -83,7 +83,6 @@ def test_a_study_trains_what_is_missing_and_names_what_fails(tmp_path, monkeypat
         ({"train": "--wandb planted"}, "--wandb"),
         ({"train": "--init-from planted"}, "--init-from"),
         ({"train": "--algo bc --data planted"}, "--data"),
-        ({"train": "--keep-batches planted"}, "--keep-batches"),
     ],
 )
 def test_a_file_of_a_study_imports_nothing_and_starts_no_program(tmp_path, monkeypatch, more, said):
@@ -116,6 +115,13 @@ def test_a_wrong_use(args, said, tmp_path):
     assert done.stderr.startswith("error: ")
     assert said in done.stderr
     assert not (tmp_path / "s").exists()
+
+
+def test_a_study_that_was_moved_goes_on_where_it_is(tmp_path):
+    (tmp_path / "study.toml").write_text('envs = ["CartPole"]\nout = "/where/it/was"\n')
+    given, _, source = tool._read([str(tmp_path)])
+    assert given.out == str(tmp_path)
+    assert source  # which is not trusted
 
 
 def test_without_matplotlib_nothing_is_trained(tmp_path, monkeypatch, capsys):

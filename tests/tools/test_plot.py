@@ -33,9 +33,13 @@ def test_other_settings_are_another_agent_in_the_same_environment_alone(tmp_path
         write_run(tmp_path / "b", [1, 2], lr=0.002, seed=1, hidden=[8]),
         write_run(tmp_path / "c", [1, 2], lr=0.003, env_id="Hopper-v5"),
         write_run(tmp_path / "d", [1, 2], lr=0.004, algo="rank0rl.algos.trpo:TRPO"),
+        write_run(tmp_path / "e", [1, 2], lr=0.001, env_id="Swimmer-v5", max_replay_steps=10),
+        write_run(tmp_path / "f", [1, 2], lr=0.001, env_id="Swimmer-v5", max_replay_steps=20),
     ]
     assert list(plot.group(folders)) == [
         ("Hopper-v5", "ppo"),
+        ("Swimmer-v5", "ppo max_replay_steps=10"),
+        ("Swimmer-v5", "ppo max_replay_steps=20"),
         ("Walker2d-v5", "ppo hidden=[8] lr=0.002"),
         ("Walker2d-v5", "ppo lr=0.001"),
         ("Walker2d-v5", "trpo"),

@@ -21,12 +21,13 @@ import tyro
 
 from rank0rl import options
 from rank0rl.envs.block import envs_of
-from rank0rl.launch import python, usage_error
+from rank0rl.launch import exit_code_after, python, usage_error
 from rank0rl.options import flag, option
 from rank0rl.run.folder import RunData, read_run
 from rank0rl.run.launch_options import Words
 from rank0rl.run.logger import read_rows
 from rank0rl.run.machine import available_cores
+from rank0rl.run.signals import Interrupted
 from rank0rl.run.usage import PHASES
 from rank0rl.tools.speedup import cost_model, outputs, probes
 from rank0rl.tools.speedup.measured import Row, advice, compare, ranks
@@ -89,9 +90,9 @@ def main(argv: list[str]) -> int:
     except FailedError as error:
         usage_error(str(error))
         return 1
-    except KeyboardInterrupt:
+    except Interrupted as stop:
         print(f"interrupted: the complete rounds are in {out}", file=sys.stderr)
-        return 130
+        return exit_code_after(stop.signum)
     predicted = ", predicted.csv, .json, .png" if given.predict else ""
     print(f"{(out / 'speedup.md').read_text()}\nin {out}: speedup.md, .csv, .json, .png{predicted}")
     return 0

@@ -53,7 +53,7 @@ class Options:
     hosts: str | None = None
     """Machines that train the study, with their numbers of cores, such as a:8,b:8: this one first, the others by ssh. The folder must be on storage that they share."""
     minutes_to: tuple[float, ...] = ()
-    """Mean returns. The table says after how many minutes of training they were reached."""
+    """Mean returns, as in --stop-at-return. The table says after how many minutes of training they were reached."""
     out: str | None = None
     """Folder of the study. None: one under runs/ with the names of its environments and agents."""
     search: tuple[str, ...] = ()

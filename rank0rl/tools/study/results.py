@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from rank0rl.launch import one_line
 from rank0rl.run import files, settings
 from rank0rl.run.folder import RunData
 from rank0rl.tools import figures, plot
@@ -25,14 +27,21 @@ Agents = Mapping[tuple[str, str], Sequence[RunData]]
 
 
 def _read(study: Path) -> Agents:
-    """Return the runs in a study's folder that have ended; before the first has, those that have a return.
+    """Return the runs in a study's folder that have ended; the others are named on stderr.
+
+    Before the first has ended, return those that have a return.
 
     Raises:
         ValueError: if there is none.
     """
     folders = sorted(path.parent for path in study.glob("*/progress.csv"))
     runs = plot.read_runs(folders, "return_mean")
-    return plot.by_agent([run for run in runs if ending(run.folder)] or runs)
+    going_on = [run.folder for run in runs if not ending(run.folder)]
+    if len(going_on) < len(runs):
+        for folder in going_on:
+            print(one_line(f"left out: {folder} has not come to its end"), file=sys.stderr)
+        runs = [run for run in runs if run.folder not in going_on]
+    return plot.by_agent(runs)
 
 
 def ending(run: Path) -> str:
@@ -138,8 +147,8 @@ def _of_agents(agents: Agents, minutes_to: Sequence[float] = ()) -> list[dict[st
 
     "return" is the mean, over seeds, of the mean return of the last 100 episodes, "iqm" its
     interquartile mean, which lies between "low" and "high" with 95 %. "minutes" are those of training,
-    the mean over seeds. "to 1000" is the median of minutes until a mean return of 1000, inf if most
-    seeds have not reached it.
+    the mean over seeds. "to 1000" is the median of minutes until a mean return of 1000, as in
+    stop_at_return; inf if most seeds have not reached it.
     """
     rows = []
     for (env_id, agent), runs in agents.items():
@@ -205,8 +214,11 @@ def _final(run: RunData) -> float:
 
 
 def _minutes_until(run: RunData, ret: float) -> float:
-    """Return the minutes of training until a mean return of 100 episodes; inf if the run has not reached it."""
-    reached = (run.column("return_mean") >= ret) & (run.column("episodes") >= 100)
+    """Return the minutes of training until a mean return, as in stop_at_return; inf if the run has not reached it."""
+    if "eval_every" in run.settings:
+        reached = run.column("eval_return") >= ret
+    else:
+        reached = (run.column("return_mean") >= ret) & (run.column("episodes") >= 100)
     return float(run.column("seconds")[reached.argmax()] / 60) if reached.any() else np.inf
 
 

@@ -29,7 +29,7 @@ from rank0rl.run import files, settings
 from rank0rl.run.agents import short_name
 from rank0rl.run.folder import FOREIGN
 from rank0rl.run.machine import available_cores
-from rank0rl.run.signals import Interrupted, Interrupts
+from rank0rl.run.signals import Interrupted
 from rank0rl.tools import figures
 from rank0rl.tools.study import results, search
 from rank0rl.tools.study.planned import Options, planned, unequal
@@ -55,16 +55,18 @@ def main(argv: list[str]) -> int:
         for run in runs:
             run.check(out)
         hosts = read_hosts(given.hosts, None)
-        leave = _enter(given, rest, out)
+        leave = _enter(out)
+        number = hosts[0].slots if hosts else given.cores
+        searching = search.Search(given, rest, out) if given.search else None
+        _keep_options(given, rest, out)
     except (ValueError, OSError) as error:
         return usage_error(str(error))
-    number = hosts[0].slots if hosts else given.cores
     # The terminal of a study on another machine hangs up if this one stops.
     signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
     try:
-        with Interrupts(keep=False), _on_others(hosts[1:], out, source is None):
-            if given.search:
-                runs = planned(given, rest, _search(given, rest, out, number), source)
+        with _on_others(hosts[1:], out, source is None):
+            if searching:
+                runs = planned(given, rest, _found(searching, given.trials, number), source)
             cores = available_cores()[:number]
             notes = [f"note: {line}" for line in unequal(runs)]
             print(
@@ -130,11 +132,12 @@ def _read(argv: Sequence[str]) -> tuple[Options, list[str], Path | None]:
         raise ValueError(
             f"{source} has --hosts, where programs would start: if you trust it, add --trust"
         )
-    here = [Path.cwd(), source.resolve().parent] if source and of_file.out else []
-    if here and not any(map(Path(of_file.out).resolve().is_relative_to, here)):
-        raise ValueError(
-            f"{source} has out={of_file.out!r}, a folder elsewhere: if you trust it, add --trust"
-        )
+    if source and default.out:
+        here = (Path.cwd(), source.resolve().parent)
+        if not any(map(Path(default.out).resolve().is_relative_to, here)):
+            raise ValueError(
+                f"{source} has out={default.out!r}, a folder elsewhere: if you trust it, add --trust"
+            )
     trust = [_TRUST] if given.trust else []
     return given, [*shlex.split(given.train), *rest, *trust], source
 
@@ -160,11 +163,8 @@ def _name(given: Options) -> str:
     return f"runs/study-{re.sub(r'[^A-Za-z0-9_.-]+', '_', '-'.join(words))}"
 
 
-def _enter(given: Options, rest: Sequence[str], out: Path) -> Callable[[], None]:
-    """Claim the cores of this machine for the study in a folder; return what gives them up.
-
-    Its study.toml has the options with which `study FOLDER` goes on, on any machine.
-    """
+def _enter(out: Path) -> Callable[[], None]:
+    """Claim the cores of this machine for the study in a folder; return what gives them up."""
     if out.exists():
         files.check_folder(out)
     if (out / "config.toml").exists():
@@ -174,14 +174,18 @@ def _enter(given: Options, rest: Sequence[str], out: Path) -> Callable[[], None]
     leave = claim(out, f"{_MACHINES}/{platform.node()}-{available_cores()[0][0]}")
     if leave is None:
         raise ValueError(f"another process of this machine trains the study in {out}")
+    return leave
+
+
+def _keep_options(given: Options, rest: Sequence[str], out: Path) -> None:
+    """Write study.toml, with the options with which `study FOLDER` goes on, on any machine."""
     train = shlex.join(word for word in rest if word != _TRUST)
-    values = dataclasses.asdict(given) | {"train": train, "out": str(out)}
-    values |= {"cores": None, "hosts": None, "trust": None}
+    values = dataclasses.asdict(given) | {"train": train}
+    values |= dict.fromkeys(("out", "cores", "hosts", "trust"))
     known = {name: value for name, value in values.items() if value not in (None, (), "")}
     file, content = out / results.FILE, tomli_w.dumps(known).encode()
     if not file.exists() or file.read_bytes() != content:  # by another machine
         files.write(file, content)
-    return leave
 
 
 @contextlib.contextmanager
@@ -222,8 +226,8 @@ def _on_others(hosts: Sequence[Host], out: Path, trust: bool) -> Iterator[None]:
             session.wait()
 
 
-def _search(given: Options, rest: Sequence[str], out: Path, number: int | None) -> dict[str, str]:
-    searching = search.Search(given, rest, out)
+def _found(searching: search.Search, trials: int, number: int | None) -> dict[str, str]:
+    """Train the trials of a search on so many cores; return the best settings."""
     try:
         train(searching, available_cores()[:number])
     finally:
@@ -231,5 +235,5 @@ def _search(given: Options, rest: Sequence[str], out: Path, number: int | None) 
             searching.write()
     found = searching.best()
     words = " ".join(f"{name}={value}" for name, value in found.items())
-    print(f"the search of {given.trials} trials has found {words}")
+    print(f"the search of {trials} trials has found {words}")
     return found

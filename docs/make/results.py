@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and docs/quick-start.md, and docs/learning.svg: python docs/make/results.py --write.
+"""Write the tables of results of README.md and docs/, and docs/learning.svg: python docs/make/results.py --write.
 
 Studies are in benchmarks/results/v5/, a folder for each column; the curves of other libraries are in
 benchmarks/results/rivals/. Without --write, print the tables.
@@ -24,17 +24,20 @@ COMPARED = ("PPO", "PPO, tuned", "TRPO")
 """Columns that are compared with other libraries: with as many steps."""
 LONGER = {"PPO, tuned, 3M steps": "3M steps", "PPO, tuned, 10M steps": "10M steps"}
 """Columns of the table of longer runs -> their titles."""
+FIRST = ("Walker2d", "HalfCheetah", "Hopper", "Ant", "Swimmer")
+"""Tasks of the README."""
 OLDER = "38bd75f"  # has the settings of all runs that were recorded with files that were not committed yet
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--write", action="store_true", help="write the tables of docs/ and the picture"
+        "--write", action="store_true", help="write the tables into their pages, and the picture"
     )
     args = parser.parse_args()
     runs, others = mujoco(), other_tasks()
     tables = {
+        "first returns": first_returns(runs),
         "returns": returns(runs),
         "reppo": reppo(runs),
         "longer": longer(runs),
@@ -46,7 +49,8 @@ def main() -> None:
     }
     print("\n\n".join(tables.values()))
     if args.write:
-        for page in (DOCS / "results.md", DOCS / "quick-start.md"):
+        pages = (DOCS.parent / "README.md", DOCS / "results.md", DOCS / "quick-start.md")
+        for page in pages:
             text = page.read_text()
             for name, table in tables.items():
                 begin, end = (
@@ -56,6 +60,17 @@ def main() -> None:
                 text = re.sub(f"{begin}.*?{end}", f"{begin}\n{table}\n{end}", text, flags=re.S)
             page.write_text(text)
         draw(runs)
+
+
+def first_returns(runs: Runs) -> str:
+    """Return the table of the README: what `python train.py TASK` reaches, and how seed 0 ends."""
+    lines = ["| task | mean return (lowest to highest seed) | SHA-256, seed 0 |", "|---|---|---|"]
+    for task in FIRST:
+        these = of_column(runs[task], "PPO, tuned")
+        final = [run.last for run in these]
+        mean, low, high = (number(value) for value in (np.mean(final), min(final), max(final)))
+        lines.append(f"| {task} | {mean} ({low} to {high}) | `{these[0].sha256[:16]}` |")
+    return "\n".join(lines)
 
 
 def returns(runs: Runs) -> str:

@@ -71,7 +71,7 @@ class RunOptions(LaunchOptions):
     init_from: str | None = setting(None, changes_curve=True, resume=False)
     """Run, or one of its checkpoints, whose networks and normalizers this run begins with. Optimizer and schedules begin anew."""
     learner_threads: int | None = setting(None, "[1, inf)", changes_curve=False, resume=True)
-    """Threads of rank 0's compiled updates. The curve stays the same. None: one for each core that this process may use, at most 8; with --overlap, less one for each other rank on its host."""
+    """Threads of rank 0's compiled updates, and of gradients of convolutions. The curve stays the same. None: one for each core that this process may use, at most 8; with --overlap, less one for each other rank on its host."""
     device: str = setting("cpu", changes_curve=True, resume=True)
     """Device of rank 0's update: cpu, cuda or cuda:1, for agents that can, such as ppo without --recurrent. Everything else runs on CPUs."""
     overlap: bool = setting(False, changes_curve=True, resume=False)

@@ -82,7 +82,7 @@ class Buffer:
         self.rows: Batch = {}
         self._envs, self._capacity = envs, capacity
 
-    def write(self, at: Any, **values: Array) -> None:
+    def write(self, at: Any, /, **values: Array) -> None:
         """Write values at [at] = [rows, steps]; a new name gets its array by its first values."""
         for name, value in values.items():
             if name not in self.rows:

@@ -24,6 +24,7 @@ from rank0rl.envs.resume import states
 Array = npt.NDArray[Any]
 
 _BLOCK = 256  # steps of noise drawn at once where an episode's length is not known
+_KNOWN = ("obs", "act", "rew", "terminated", "truncated")  # arrays of every fragment
 _AGENTS = 32  # of a game, whose returns are told apart
 _TIMED = 3  # steps, the shortest of which counts: the first ones may load or compile something
 _LONG_S = 5e-3  # of an environment's step, 20 times what an agent's act takes
@@ -131,7 +132,7 @@ class Rollout:
             block.memory[rows] = _new_memory(extras, step.memory)
             extras = {**extras, "memory": step.memory}
         if extras.keys() != self._extras:
-            _check_acted({"act": act, **extras}, self._extras, step, self.spaces.act, agent.info)
+            _check_acted(act, extras, self._extras, step, self.spaces.act, agent.info)
             self._extras = {*extras}
         self._buffer.write(at, obs=step.obs, act=act, **extras)
         rew, terminated, truncated, ended = block.step(envs, rows, act, fully)
@@ -400,16 +401,15 @@ def _new_memory(extras: Batch, old: Array) -> Array:
 
 
 def _check_acted(
-    acted: Batch, before: set[str] | None, step: Step, space: Space, info: Sequence[str]
+    act: Any, extras: Batch, before: set[str] | None, step: Step, space: Space, info: Sequence[str]
 ) -> None:
     """Raise ValueError unless `act` returned arrays with a row for each observation, by the same names of its own as before."""
-    if before is not None and (odd := (acted.keys() - {"act"}) ^ before):
+    if before is not None and (odd := extras.keys() ^ before):
         what = f"{sorted(odd)} came in some steps only; fill what has no value"
         raise ValueError(f"act must return the same names in every step: {what}")
-    for name, value in acted.items():
-        if name in info:
-            what = f"{name!r}, which Agent.info takes from the environment"
-            raise ValueError(f"act must not return {what}")
+    if taken := sorted(extras.keys() & {*_KNOWN, *info}):
+        raise ValueError(f"act must return extras by names of its own: a fragment has {taken}")
+    for name, value in {"act": act, **extras}.items():
         rows = len(step.obs), *(space.shape if name == "act" else np.shape(value)[1:])
         is_array = isinstance(value, np.ndarray)
         if not is_array or value.shape != rows or value.dtype.hasobject:
@@ -435,7 +435,6 @@ def _cut(fragment_id: int, rows: Batch, ends: Sequence[_End]) -> Fragment:
 
     Rows of no episode are left out: those of an agent that waits for the end of its game.
     """
-    known = ("obs", "act", "rew", "terminated", "truncated")
     steps = [min(end.length, end.t + 1) for end in ends]
     if sum(steps) < len(rows["rew"]):
         each = [np.arange(end.t + 1 - n, end.t + 1) for end, n in zip(ends, steps, strict=True)]
@@ -445,6 +444,6 @@ def _cut(fragment_id: int, rows: Batch, ends: Sequence[_End]) -> Fragment:
         end=np.cumsum(steps) - 1,
         end_obs=np.stack([end.obs for end in ends]),
         end_memory=np.stack([end.memory for end in ends]),
-        extras={name: array for name, array in rows.items() if name not in known},
-        **{name: rows[name] for name in known},
+        extras={name: array for name, array in rows.items() if name not in _KNOWN},
+        **{name: rows[name] for name in _KNOWN},
     )

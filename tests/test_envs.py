@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from helpers import envs  # noqa: F401 - registers
 
+from rank0rl.envs import shared
+from rank0rl.envs.games import first_agent
 from rank0rl.envs.make import base, make, resolve
 from rank0rl.envs.spaces import _flat_space, describe, flatten, nested_actions
 from rank0rl.envs.wrappers import refuse_running_statistics
@@ -100,6 +102,18 @@ def test_wrappers_with_running_statistics_are_refused_wherever_they_are():
     with pytest.raises(ValueError, match="NormalizeReward and NormalizeObservation"):
         refuse_running_statistics(env)
     refuse_running_statistics(gym.wrappers.RescaleAction(gym.make("Pendulum-v1"), -1, 1))
+    with pytest.raises(ValueError, match="wrapped in NormalizeReward"):
+        shared._make(0, lambda: gym.wrappers.NormalizeReward(gym.make("CartPole-v1")))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_vector_environment_with_running_statistics_is_refused(inside):
+    wrappers = [gym.wrappers.NormalizeReward] if inside else []
+    made = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync", wrappers=wrappers)
+    made = made if inside else gym.wrappers.vector.NormalizeReward(made)
+    made = gym.wrappers.vector.ClipReward(made, -1, 1)
+    with pytest.raises(ValueError, match="wrapped in NormalizeReward"):
+        first_agent(made, "mine:envs")
 
 
 @pytest.mark.parametrize(

@@ -311,12 +311,13 @@ def test_what_an_agent_acts_is_checked(act, extra, said):
     assert said in str(info.value)
 
 
-def test_an_extra_cannot_take_the_place_of_the_actions():
+@pytest.mark.parametrize("name", ["obs", "act", "rew", "terminated", "truncated"])
+def test_an_extra_cannot_take_the_place_of_what_a_fragment_has(name):
     class Wrong(NoiseAgent):
         def act(self, step):
-            return step.noise, {"act": 2 * step.noise}
+            return step.noise, {name: 2 * step.noise, "at": step.noise}
 
-    with pytest.raises(TypeError, match="act"):
+    with pytest.raises(ValueError, match=rf"names of its own: a fragment has \['{name}'\]"):
         make(steps=5).collect(Wrong(), 0)
 
 
@@ -372,6 +373,7 @@ WRONG = [
     (lambda o, r, t, c, i: (o, r, t, i), 1, {}, "step must return an observation, reward"),
     (lambda o, r, t, c, i: (o, r, t, i), 3, {}, "step must return an observation, reward"),
     (lambda *answer: None, 1, {}, "step must return an observation, reward"),
+    (lambda *answer: (*answer[:4], ["x"]), 1, {}, "an info, which is a dict"),
     (with_obs(np.zeros(1)), 0, {}, "float64 (1,)"),
     (lambda obs, info: obs, 0, {}, "reset must return an observation and an info"),
     (lambda obs, info: obs, 0, {"shape": (2,)}, "reset must return an observation and an info"),

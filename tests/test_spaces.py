@@ -15,7 +15,7 @@ from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs.make import are_known_wrappers, make, resolve
-from rank0rl.envs.spaces import describe, flatten, nested_actions, to_env
+from rank0rl.envs.spaces import describe, flatten, mask_of, nested_actions, to_env
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.policy import Policy, load
 from rank0rl.run import settings
@@ -147,6 +147,41 @@ def test_a_mask_that_comes_late_is_refused(when, monkeypatch, tmp_path):
         monkeypatch.setattr(Spaced, "step", lambda *args: (*step(*args)[:4], {}))
     with pytest.raises(ValueError, match="or with none: the first reset gave none, and this info"):
         two_iterations("ppo", tmp_path, masked=True, strict=False)
+
+
+def test_a_mask_of_choices_with_several_dimensions():
+    space = gym.spaces.MultiDiscrete([[2, 3], [1, 2]])
+    nested = ((np.ones(2), np.zeros(3)), (np.ones(1), np.ones(2)))
+    space.sample(mask=tuple(tuple(m.astype(np.int8) for m in row) for row in nested))
+    assert mask_of({"action_mask": nested}, 8).tolist() == [1, 1, 0, 0, 0, 1, 1, 1]
+
+
+class Bare(gym.Env):
+    """An environment with these spaces, or without one of them."""
+
+    def __init__(self, **spaces):
+        vars(self).update(spaces)
+
+
+ONE = gym.spaces.Box(-1, 1, (1,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("spaces", "said"),
+    [
+        ({"action_space": ONE}, "gymnasium.Space as its observation_space: got None"),
+        ({"observation_space": ONE, "action_space": 2}, "Space as its action_space: got 2"),
+        ({"observation_space": ONE, "action_space": gym.spaces.Box(0, 1, (0,))}, "with 0$"),
+        ({"observation_space": gym.spaces.Box(0, 1, (0,)), "action_space": ONE}, "a constant$"),
+        ({"observation_space": ONE, "action_space": gym.spaces.Discrete(2**40)}, "actions must"),
+        ({"observation_space": gym.spaces.Discrete(2**40), "action_space": ONE}, "become one-hot"),
+        ({"observation_space": gym.spaces.Dict({}), "action_space": ONE}, "of fixed size"),
+    ],
+)
+def test_spaces_that_cannot_be_are_refused(spaces, said, monkeypatch):
+    monkeypatch.setattr("helpers.envs.make_count", lambda: Bare(**spaces))
+    with pytest.raises(ValueError, match=said):
+        describe(make("helpers.envs:make_count"))
 
 
 @pytest.mark.parametrize("act", ["discrete", "multi"])

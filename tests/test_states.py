@@ -117,6 +117,27 @@ def test_a_wrapper_with_a_state_of_its_own_is_repeated():
     assert not has_state(gym.make("CartPole-v1"))
 
 
+class PassesOn(gym.Wrapper):
+    """Has what it wraps, and a state that the methods there do not know."""
+
+    def __getattr__(self, name):
+        return getattr(self.env, name)
+
+
+class Both(gym.Wrapper):
+    def get_state(self):
+        return self.env.get_state()
+
+    def set_state(self, state):
+        self.env.set_state(state)
+
+
+def test_the_methods_must_be_those_of_the_wrapper_itself():
+    assert not has_state(PassesOn(Remembers()))
+    assert has_state(Both(Remembers()))
+    assert has_state(Both(PassesOn(Remembers())))
+
+
 class Converted(gym.wrappers.TransformObservation):
     """Gymnasium's wrapper with something of its own, which may be a state."""
 

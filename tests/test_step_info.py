@@ -137,7 +137,7 @@ def test_envs_with_infos_of_several_shapes_are_an_error(monkeypatch):
 
 
 def test_what_act_returns_has_another_name_than_what_is_read():
-    with pytest.raises(ValueError, match="act must not return 'cost', which Agent.info takes"):
+    with pytest.raises(ValueError, match="names of its own: a fragment has \\['cost'\\]"):
         fragments_of(ActsCost)
 
 

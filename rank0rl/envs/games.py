@@ -23,7 +23,7 @@ from gymnasium.vector import AutoresetMode
 from gymnasium.vector.utils import concatenate, create_empty_array, iterate
 
 from rank0rl.envs.spaces import flatten, in_one_line, spaces_in_words
-from rank0rl.envs.wrappers import Around
+from rank0rl.envs.wrappers import Around, refuse_running_statistics
 
 Env: TypeAlias = "gym.Env[Any, Any]"
 
@@ -185,6 +185,7 @@ class _VectorGame:
                 f"a vector environment must reset by itself, at the next step or at the same: {name} has "
                 f'metadata["autoreset_mode"] {mode}; make it with autoreset_mode="NextStep"'
             )
+        refuse_running_statistics(env)
         begun, infos = copy.deepcopy(env.reset(seed=1))
         if "action_mask" in infos:
             raise ValueError(

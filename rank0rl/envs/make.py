@@ -240,8 +240,13 @@ def _reason(error: Exception) -> str:
 
 
 def _check_single(env_id: str, env: Any) -> None:
-    """Raise ValueError unless a function has made one environment, of one agent."""
+    """Raise ValueError unless a function has made one environment, of one agent, with its spaces."""
     if isinstance(env, gym.Env):
+        for name in ("observation_space", "action_space"):
+            if not isinstance(space := getattr(env, name, None), gym.Space):
+                raise ValueError(
+                    f"{env_id} must have a gymnasium.Space as its {name}: got {space!r:.100}"
+                )
         return
     if hasattr(env, "possible_agents"):
         raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 
 from rank0rl.envs.state import State, Stateful, give_state, has_state, take_state
+from rank0rl.envs.wrappers import refuse_running_statistics
 
 _numbers = itertools.count()
 _made: dict[int, Any] = {}  # in each process: number -> environment
@@ -81,6 +82,7 @@ def _make(number: int, make: Callable[[], Any]) -> Any:
             f"an environment of several ranks must be a gymnasium.Env: got {env!r:.100}; games and vector "
             f"environments have one rank"
         )
+    refuse_running_statistics(env)
     _made[number] = env
     return env
 

@@ -23,6 +23,7 @@ Array = npt.NDArray[Any]
 
 # Most values of an integer that is a choice: those of a byte. A policy has an output for each.
 _MAX_VALUES = 256
+_MOST_NUMBERS = 1 << 28  # of an observation, or an action: a GB
 
 
 class _Hybrid(spaces.Box):
@@ -76,9 +77,17 @@ def describe(env: gym.Env[Any, Any]) -> Spaces:
             f"{name_of(env)} has {act}; wrap it with gymnasium.wrappers.TransformAction"
         )
     observed = dataclasses.replace(_describe(obs), parts=getattr(env, "rank0rl_parts", {}))
-    return Spaces(
-        observed, _describe(act, is_action=True), getattr(env.unwrapped, "rank0rl_agents", ())
-    )
+    acted = _describe(act, is_action=True)
+    if not observed.size:
+        raise ValueError(
+            f"observations must have at least one number: {name_of(env)} has {obs}; let it return a constant"
+        )
+    if not 1 <= acted.size <= _MOST_NUMBERS:
+        raise ValueError(
+            f"actions must have 1 to {_MOST_NUMBERS:,} numbers, and values of choices: {name_of(env)} has {act}, with "
+            f"{acted.size:,}"
+        )
+    return Spaces(observed, acted, getattr(env.unwrapped, "rank0rl_agents", ()))
 
 
 def _describe(space: gym.Space[Any], is_action: bool = False) -> Space:
@@ -171,8 +180,14 @@ def flatten(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         env = env if flat_act is None else _FlatActions(env, flat_act)
     obs = env.observation_space
     numbers = spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
-    if isinstance(obs, spaces.Box) or not all(isinstance(one, numbers) for one in _leaves(obs)):
+    parts = [*_leaves(obs)]
+    if isinstance(obs, spaces.Box) or not parts or not all(isinstance(p, numbers) for p in parts):
         return env
+    if (size := spaces.flatdim(obs)) > _MOST_NUMBERS:
+        raise ValueError(
+            f"an observation must be at most {_MOST_NUMBERS:,} numbers: {name_of(env)} has {obs}, which is {size:,}, "
+            f"because choices become one-hot; wrap it with gymnasium.wrappers.TransformObservation"
+        )
     flat: Any = gym.wrappers.FlattenObservation(env)
     flat.rank0rl_parts = _parts(obs)
     return flat
@@ -292,9 +307,9 @@ def check_step(answer: Any, like: Array) -> None:
 
     `like` is an array of the shape and dtype that observations have here.
     """
-    if not has_length(answer, 5):
+    if not (has_length(answer, 5) and (answer[4] is None or isinstance(answer[4], Mapping))):
         raise ValueError(
-            f"step must return an observation, reward, terminated, truncated and info, as "
+            f"step must return an observation, reward, terminated, truncated and an info, which is a dict, as "
             f"gymnasium.Env defines it: got {in_one_line(answer)}"
         ) from None
     _check_value("the observation", answer[0], like.shape, like.dtype)
@@ -315,13 +330,21 @@ def mask_of(info: Any, size: int) -> Array:
             f'info["action_mask"] must come with every reset and every step once it has come: this '
             f"info is {in_one_line(info)}"
         )
-    mask = np.concatenate([np.ravel(each) for each in mask]) if isinstance(mask, tuple) else mask
+    mask = np.concatenate([*_flat_mask(mask)])
     if np.size(mask) != size:
         raise ValueError(
             f'info["action_mask"] must have one entry for each of {size} choices: got shape '
             f"{np.shape(mask)}"
         )
-    return np.ravel(mask)
+    return mask
+
+
+def _flat_mask(mask: Any) -> Iterator[Array]:
+    """Yield the masks of several choices: a tuple, of tuples where the choices have several dimensions."""
+    for each in mask if isinstance(mask, tuple) else ():
+        yield from _flat_mask(each)
+    if not isinstance(mask, tuple):
+        yield np.ravel(mask)
 
 
 def refuse_late_mask(info: Any) -> None:

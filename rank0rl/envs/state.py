@@ -5,6 +5,7 @@ With both, a resumed run goes on in the middle of an episode. Without, it repeat
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -112,8 +113,11 @@ def _with_methods(env: Any) -> tuple[Any, list[TimeLimit[Any, Any]]]:
     limits: list[TimeLimit[Any, Any]] = []
     inner = None
     while True:
-        methods = [getattr(env, name, None) for name in ("get_state", "set_state")]
-        if inner is None and all(map(callable, methods)):
+        # A wrapper may pass on what it does not have: then these methods know nothing of its own state.
+        of: Any = inspect.getattr_static if isinstance(env, gym.Wrapper) else getattr
+        if inner is None and all(
+            callable(of(env, f"{verb}_state", None)) for verb in ("get", "set")
+        ):
             inner = env
         if isinstance(env, TimeLimit):
             limits.append(env)

@@ -81,20 +81,30 @@ class RawReward(gym.Wrapper[Any, Any, Any, Any]):
         return obs, rew, terminated, truncated, {**info, "raw_reward": rew}
 
 
-def running_statistics(env: gym.Env[Any, Any]) -> list[str]:
-    """Return the names of an environment's wrappers that normalize with running statistics.
+_RUNNING = (
+    gym.wrappers.NormalizeObservation,
+    gym.wrappers.NormalizeReward,
+    gym.wrappers.vector.NormalizeObservation,
+    gym.wrappers.vector.NormalizeReward,
+)
+
+
+def running_statistics(env: Any) -> list[str]:
+    """Return the names of wrappers of an environment, or a vector environment, that normalize with running statistics.
 
     The observations of such an environment depend on all that it has seen, so no episode can be repeated.
     """
     found = []
-    while isinstance(env, gym.Wrapper):
-        if isinstance(env, gym.wrappers.NormalizeObservation | gym.wrappers.NormalizeReward):
+    while isinstance(env, gym.Wrapper | gym.vector.VectorWrapper):
+        if isinstance(env, _RUNNING):
             found.append(type(env).__name__)
         env = env.env
+    if isinstance(env, gym.vector.SyncVectorEnv):
+        found += running_statistics(env.envs[0])
     return found
 
 
-def refuse_running_statistics(env: gym.Env[Any, Any]) -> None:
+def refuse_running_statistics(env: Any) -> None:
     """Refuse wrappers that make a run depend on the number of ranks.
 
     Raises:

@@ -145,8 +145,10 @@ Normalizer: TypeAlias = ObsNormalizer | _Bytes
 
 
 def is_image(shape: Sequence[int], dtype: str) -> bool:
-    """Return True if observations are images: bytes with two sides and channels or frames."""
-    return dtype == "uint8" and len(shape) == 3 and sorted(shape)[1] >= 8
+    """Return True if observations are images: bytes with two sides, and channels or frames before or behind them."""
+    if dtype != "uint8" or len(shape) != 3:
+        return False
+    return sorted(shape)[1] >= 8 and min(shape) in (shape[0], shape[2])
 
 
 def normalizer(

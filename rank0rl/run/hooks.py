@@ -199,11 +199,13 @@ class Coefficients(Hook):
         """Changed option -> value, on rank 0."""
 
     def before(self, iteration: int) -> None:
-        """Give the agent of every rank rank 0's options and weights, as hooks have left them. Collective."""
+        """Give the agent of every rank rank 0's options and weights, as hooks have left them after an iteration. Collective."""
+        if not comm.get_rank() and self._now() != dataclasses.replace(self._first, **self.values):
+            raise ValueError(
+                "a hook must change the agent's options in `after`: this one did in `before`"
+            )
         rank0_bcast_wts(self._agent.modules())
-        values = comm.bcast_obj(self.values)
-        if values or self._now() != self._first:
-            self._agent.options = dataclasses.replace(self._first, **values)
+        self._give(comm.bcast_obj(self.values))
 
     def after(self, agent: Agent, iteration: int, record: Record) -> None:
         """Note which options the user's hooks have changed.
@@ -233,11 +235,16 @@ class Coefficients(Hook):
         return dict(self.values)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Change the same options, before the next iteration."""
+        """Change the same options."""
         self.values = dict(state)
+        self._give(self.values)
 
     def _now(self) -> Any:
         return getattr(self._agent, "options", self._first)
+
+    def _give(self, values: Mapping[str, Any]) -> None:
+        if values or self._now() != self._first:
+            self._agent.options = dataclasses.replace(self._first, **values)
 
 
 _Choose = Callable[[float, dict[str, Any]], Any]

@@ -29,6 +29,8 @@ from rank0rl.run.options import RunOptions
 from rank0rl.run.shares import check_solvers, make_shown
 from rank0rl.run.trust import FUNCTIONS, functions_of, trusted
 
+_EVALUATION = ("eval_episodes", "eval_deterministic")
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -107,6 +109,9 @@ def prepare(
         here = Path.cwd()
         is_here = found.file.is_relative_to(here)
         source = str(found.file.relative_to(here) if is_here else found.file)
+    without = [n for n in _EVALUATION if getattr(options, n) != getattr(RunOptions, n)]
+    if without and options.eval_every is None:
+        notes.append(f"without --eval-every, {' and '.join(map(flag, without))} has no effect")
     notes_of = tuple(notes)
     return Plan(options, agent, folder, source, notes_of, note, init, unlock, found.made, texts)
 

@@ -232,7 +232,7 @@ class _RecordedCoefficients(Coefficients):
     def before(self, iteration: int) -> None:
         """Give the agent what it had in an iteration."""
         if iteration - 1 in self._rows:
-            self.values = json.loads(self._rows[iteration - 1]["coefficients"])
+            self.load(json.loads(self._rows[iteration - 1]["coefficients"]))
         super().before(iteration)
 
 

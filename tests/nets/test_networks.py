@@ -249,7 +249,12 @@ def test_the_cost_is_said_once_and_an_mlp_of_nets_has_none():
 def test_what_is_an_image():
     assert is_image((84, 84, 3), "uint8")
     assert is_image((4, 84, 84), "uint8")
-    for shape, dtype in (((84, 84, 3), "float32"), ((84, 84), "uint8"), ((3, 3, 3), "uint8")):
+    for shape, dtype in (
+        ((84, 84, 3), "float32"),
+        ((84, 84), "uint8"),
+        ((3, 3, 3), "uint8"),
+        ((8, 1, 8), "uint8"),
+    ):
         assert not is_image(shape, dtype)
     torch.manual_seed(0)
     norm, inputs = normalizer((8, 8, 1), "uint8")

@@ -64,6 +64,14 @@ class FailsBefore(Hook):
     def before(self, iteration):
         assert iteration < 2
 
+class ChangesBefore(Hook):
+    def before(self, iteration):
+        if iteration == 2:
+            self.agent.options = replace(self.agent.options, lr=1e-3)
+
+    def after(self, agent, iteration, record):
+        self.agent = agent
+
 class Robs(Hook):
     def after(self, agent, iteration, record):
         record.clear()
@@ -121,6 +129,7 @@ def test_the_same_curve_for_every_nprocs_and_after_a_resume(tmp_path, words, mor
         ("Wrong", "gamma must be in [0, 1]: got 2.0"),
         ("Fails", "In the hook Fails, after iteration 1."),
         ("FailsBefore", "In the hook FailsBefore, before iteration 2."),
+        ("ChangesBefore", "must change the agent's options in `after`: this one did in `before`"),
         ("Twice", "hook: 'steps' is a column of the record already"),
     ],
 )

@@ -61,6 +61,7 @@ NOT_RUN = {
         ),
         r"python benchmarks/foreign_environments\.py",
         r"python benchmarks/(update|minutes|rivals)\.py.*",  # stable-baselines3 too
+        r"python benchmarks/train\.py .*(Pong|--sbx|--before) .*",
         *(r"python -m spinup\..*", r"python examples/train_policy\.py .*"),
     ],
     "runs in test_examples.py": [
@@ -77,7 +78,7 @@ SHORTER = {
     r"--out benchmarks/results/\S+": "--out v5",  # what is there has other settings
     r"walker2d/ppo-v0 --nprocs": "batches --nprocs",
     r"--seed N": "--seed 0",
-    r"\bENV\b": "CartPole",
+    r"\b(ENV|TASK)\b": "CartPole",
     r"--episodes-per-batch \d+": "--episodes-per-batch 4",
     r"^rank0rl train ": "python -m rank0rl train ",
     r"^python (train\.py|-m rank0rl train) (?!.*(--help|--resume|episodes|-n |--algo (klppo|es|cmaes))).*": (

@@ -87,7 +87,7 @@ def test_an_agent_that_ignores_masks_is_named_once(tmp_path, monkeypatch):
     args = ["helpers.envs:Spaced-v0", "--env-kwargs", "masked=1", "strict=0", "--algo"]
     said = {}
     for algo in ("cem", "reinforce"):
-        sizes = ["--num-envs", "4", "--episodes-per-batch", "4", "--num-episodes", "12"]
+        sizes = ["--num-envs", "4", "--episodes-per-batch", "40", "--num-episodes", "80"]
         said[algo] = train(tmp_path / algo, *args, algo, *sizes, nprocs=2).stdout
     assert said["cem"].count('note: cem takes actions that info["action_mask"] forbids') == 1
     assert "action_mask" not in said["reinforce"]

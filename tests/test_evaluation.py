@@ -35,7 +35,7 @@ MODES = [
 def test_training_goes_the_same_way_with_and_without(mode, tmp_path):
     args = [*mode, *LENGTH]
     done = train(tmp_path / "without", *args, *EVAL[2:])
-    assert "note: without --eval-every, --eval-episodes has no effect" in done.stdout
+    assert "note: these have no effect without --eval-every: --eval-episodes" in done.stdout
     for n in (1, 3):
         train_on_ranks(tmp_path / str(n), *args, *EVAL, nprocs=n)
         assert without(curve(tmp_path / str(n))) == curve(tmp_path / "without")

@@ -111,7 +111,7 @@ def prepare(
         source = str(found.file.relative_to(here) if is_here else found.file)
     without = [n for n in _EVALUATION if getattr(options, n) != getattr(RunOptions, n)]
     if without and options.eval_every is None:
-        notes.append(f"without --eval-every, {' and '.join(map(flag, without))} has no effect")
+        notes.append(f"these have no effect without --eval-every: {', '.join(map(flag, without))}")
     notes_of = tuple(notes)
     return Plan(options, agent, folder, source, notes_of, note, init, unlock, found.made, texts)
 

@@ -330,7 +330,7 @@ def mask_of(info: Any, size: int) -> Array:
             f'info["action_mask"] must come with every reset and every step once it has come: this '
             f"info is {in_one_line(info)}"
         )
-    mask = np.concatenate([*_flat_mask(mask)])
+    mask = _flat_mask(mask)
     if np.size(mask) != size:
         raise ValueError(
             f'info["action_mask"] must have one entry for each of {size} choices: got shape '
@@ -339,12 +339,9 @@ def mask_of(info: Any, size: int) -> Array:
     return mask
 
 
-def _flat_mask(mask: Any) -> Iterator[Array]:
-    """Yield the masks of several choices: a tuple, of tuples where the choices have several dimensions."""
-    for each in mask if isinstance(mask, tuple) else ():
-        yield from _flat_mask(each)
-    if not isinstance(mask, tuple):
-        yield np.ravel(mask)
+def _flat_mask(mask: Any) -> Array:
+    """Return a mask as a row. Those of several choices are a tuple, of tuples if the choices have several dimensions."""
+    return np.concatenate([*map(_flat_mask, mask)]) if isinstance(mask, tuple) else np.ravel(mask)
 
 
 def refuse_late_mask(info: Any) -> None:

@@ -149,12 +149,9 @@ def read_saved(path: Path, words: Words | None = None, trust: bool = False) -> d
     settings = trusted(_with_moved_agent(saved["settings"], words), str(path), words, trust)
     run = path.resolve().parent.parent
     if trust or (words and words.given.get("trust")):
-        of_it = [
-            start
-            for start in starts(run / "config.toml", that_count=True)
-            if start["iteration"] <= saved["progress"]["iteration"]
-        ]
-        settings = with_copies(settings, run, of_it[-1] if of_it else {})
+        at, counting = saved["progress"]["iteration"], starts(run / "config.toml", that_count=True)
+        own = [one for one in counting if one["iteration"] <= at]
+        settings = with_copies(settings, run, own[-1] if own else {})
     return {**saved, "settings": settings}
 
 

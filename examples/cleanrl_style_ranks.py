@@ -16,7 +16,7 @@ import tyro
 from torch import nn
 from torch.utils.tensorboard import SummaryWriter
 
-import rank0rl  # step 2
+import rank0rl  # edit 2
 
 
 @dataclass
@@ -94,18 +94,18 @@ class Agent(nn.Module):
 
 if __name__ == "__main__":
     args = tyro.cli(Args)
-    if rank0rl.mpi_fork(args.nprocs) == "parent":  # step 3
+    if rank0rl.mpi_fork(args.nprocs) == "parent":  # edit 3
         raise SystemExit
     batch_size = args.num_envs * args.num_steps
     minibatch_size = batch_size // args.num_minibatches
     num_iterations = args.total_timesteps // batch_size
     run_name = f"{args.env_id}__{args.seed}__{int(time.time())}"
 
-    rank0rl.set_global_seeds(args.seed)  # step 4
+    rank0rl.set_global_seeds(args.seed)  # edit 4
     torch.set_num_threads(1)  # more threads do not help networks this small
     torch.distributions.Distribution.set_default_validate_args(False)  # checks slow down sampling
-    device = rank0rl.tf_config if args.cuda else torch.device("cpu")  # step 1
-    writer = SummaryWriter(f"runs/{run_name}") if rank0rl.rank == 0 else None  # step 5
+    device = rank0rl.tf_config if args.cuda else torch.device("cpu")  # edit 1
+    writer = SummaryWriter(f"runs/{run_name}") if rank0rl.rank == 0 else None  # edit 5
 
     make = [make_env(args)] * (args.num_envs // rank0rl.nworkers)
     envs = gym.vector.SyncVectorEnv(make, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
@@ -120,10 +120,10 @@ if __name__ == "__main__":
     logprobs, rewards, values, goes_on = torch.zeros((4, *shape), device=device)
 
     global_step, start_time = 0, time.time()
-    next_obs, _ = envs.reset(seed=int(torch.randint(2**31, ())))  # step 4
+    next_obs, _ = envs.reset(seed=int(torch.randint(2**31, ())))  # edit 4
     for iteration in range(num_iterations):
         optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - iteration / num_iterations)
-        rank0rl.rank0_bcast_wts(agent)  # step 8: before the first rollout, and after each update
+        rank0rl.rank0_bcast_wts(agent)  # edit 8: before the first rollout, and after each update
         episodes = []
 
         for step in range(args.num_steps):
@@ -154,9 +154,9 @@ if __name__ == "__main__":
         batch = {"obs": obs, "actions": actions, "logprobs": logprobs}
         batch |= {"advantages": advantages, "returns": returns}
         batch = {name: x.flatten(0, 1) for name, x in batch.items()}
-        batch = rank0rl.rank0_accum_batches({**batch, "episodes": episodes})  # step 6
+        batch = rank0rl.rank0_accum_batches({**batch, "episodes": episodes})  # edit 6
         rank0rl.RunningNorm.merge(obs_rms, return_rms)
-        if rank0rl.rank > 0:  # step 7: all that follows is rank 0's
+        if rank0rl.rank > 0:  # edit 7: all that follows is rank 0's
             continue
         for episodic_return, at in batch["episodes"]:
             writer.add_scalar("charts/episodic_return", episodic_return, at)

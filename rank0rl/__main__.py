@@ -16,7 +16,7 @@ TOOLS = {
     "train": "train an agent on N ranks",
     "sbatch": "print a batch script for Slurm that goes on after a preemption or a time limit",
     "doctor": "check that ranks can start here, and say what to fix",
-    "check": "test that an environment gives the same curve for every number of ranks",
+    "check": "test that an environment, or an agent, gives the same curve for every number of ranks",
     "study": "train many runs on all cores, and compare them",
     "evaluate": "print the mean return of a run's policy over new episodes",
     "speedup": "measure steps per second for several numbers of ranks, and what limits them",

@@ -44,7 +44,7 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Number of numbers in one element, or of values of all choices where there are choices."""
+        """Length of one element as a flat row; where there are choices, the number of values of all of them."""
         return sum(self.choices) if self.choices else int(np.prod(self.shape))
 
     def halves(self) -> tuple[Space, Space]:
@@ -78,11 +78,11 @@ class Step:
     """Everything that an agent may use to choose actions, one row for each of B envs."""
 
     obs: Array
-    """Observations, (B, *obs)."""
+    """Observations, (B, *obs), of dtype `spaces.obs.dtype`."""
     noise: Array
     """Random numbers, (B, k), float32, drawn as `Agent.noise` says."""
     fragment_id: Array
-    """The fragment of each row, (B,)."""
+    """The fragment of each row, (B,), int64."""
     mask: Array | None = None
     """True for choices that may be taken, (B, all choices), bool, if the environment gives info["action_mask"].
 
@@ -106,9 +106,9 @@ class Fragment:
     fragment_id: int
     """Index of the env; in whole-episode batches, number of the episode within the iteration."""
     obs: Array
-    """Observations before each step, (T, *obs)."""
+    """Observations before each step, (T, *obs), of dtype `spaces.obs.dtype`."""
     act: Array
-    """Actions as `act` returned them, (T, *act)."""
+    """Actions as `act` returned them, (T, *act), of dtype `spaces.act.dtype`."""
     rew: Array
     """Rewards, (T,), float64."""
     terminated: Array
@@ -287,7 +287,7 @@ def choose(
     Args:
         logits: (B, all choices); overwritten.
         noise: uniform on [0, 1), (B, number of choices at once).
-        space: of the actions, discrete.
+        space: that of the actions, discrete.
         mask: which may be taken, (B, all choices), bool; all of them by default.
         explore: False to take the most probable ones instead.
 

@@ -48,17 +48,29 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings of the run, by the names of its options."""
+        """Settings of the run, by the names of its options.
+
+        Raises:
+            ValueError: if there is no such folder, or no iteration has ended yet.
+        """
         return read_run(self.folder).settings
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The contents of summary.json: steps, seconds, mean return, hash of the weights, and so on."""
+        """The contents of summary.json: steps, seconds, mean return, hash of the weights, and so on.
+
+        Raises:
+            ValueError: if there is none.
+        """
         return dict(files.read_json(self.folder / "summary.json", "summary"))
 
     @property
     def progress(self) -> Any:
-        """The rows of progress.csv: a pandas DataFrame if pandas is installed, else column -> array."""
+        """The rows of progress.csv: a pandas DataFrame if pandas is installed, else column -> array.
+
+        Raises:
+            ValueError: if there is no such folder, or no iteration has ended yet.
+        """
         rows = read_run(self.folder).rows
         try:
             import pandas as pd

@@ -103,6 +103,9 @@ class Policy:
 
         Args:
             kwargs: more arguments, such as render_mode="human".
+
+        Returns:
+            The environment, of gymnasium.
         """
         return make_shown(self.options, **kwargs)
 

@@ -1,4 +1,4 @@
-"""Spinning Up's `mpi_tools`. Results keep the dtype of what came in; the original's are float32."""
+"""Spinning Up's `mpi_tools`. Results keep the dtype of what came in, but for means of integers; the original's are float32."""
 
 from __future__ import annotations
 
@@ -92,7 +92,8 @@ def mpi_op(x: Any, op: Any) -> Any:
         op: "sum", "mean", "prod", "max", "min", or mpi4py's MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN.
 
     Returns:
-        The same kind and dtype as x. Integers are exact.
+        The same kind and dtype as x, but an array for a list, and float64 for a mean of integers.
+        Other results of integers are exact.
 
     Raises:
         ValueError: the same on every rank, if x differs in kind, dtype or shape between ranks, or

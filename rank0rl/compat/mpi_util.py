@@ -55,6 +55,9 @@ def accum_batches(batches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Args:
         batches: one batch or more, with the same names, and the same dtype under a name.
 
+    Returns:
+        name -> the rows of all batches, in their order.
+
     Raises:
         ValueError: if there is no batch, or their names, dtypes or trailing shapes differ.
     """
@@ -90,8 +93,14 @@ def set_global_seeds(i: int) -> None:
     Args:
         i: the run's seed, at least 0, the same on every rank: with `i + rank`, as in older recipes,
             neighbouring runs share streams.
+
+    Raises:
+        ValueError: if i is negative.
     """
     import torch
+
+    if i < 0:
+        raise ValueError(f"the seed must be at least 0: got {i}")
 
     rng = np.random.default_rng(np.random.SeedSequence(i, spawn_key=(_SCRIPT, comm.get_rank())))
     random.seed(int(rng.integers(2**63)))

@@ -1,4 +1,4 @@
-"""OmniSafe's distributed tools. Results keep the dtype of what came in; the original's are float32.
+"""OmniSafe's distributed tools. Results keep the dtype of what came in, but for means of integers; the original's are float32.
 
 The collectives of tensors, from `all_reduce` to `scatter`, have the arguments of torch.distributed and
 write in place. `group` must be None and `async_op` False: all ranks take part, and each call returns

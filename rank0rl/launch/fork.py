@@ -76,7 +76,7 @@ def mpi_fork(
     Args:
         n: number of ranks. With 1 or less nothing is started, and no MPI is loaded. None: one per
             slot of the hosts, 1 without hosts.
-        gpu_pct: share of a GPU's memory, up to 1, that each rank may use after it has called
+        gpu_pct: share of a GPU's memory, up to 1, that each rank may use after it has read
             `tf_config`; 0 for no limit.
         hosts: hosts of the ranks, such as "a:8,b:8", reached by ssh. The first host is this one; it
             gets the first 8 ranks. By default all ranks are here.

@@ -1,7 +1,7 @@
 """Sums, means and extremes over ranks, of numbers, arrays and tensors.
 
 A result has the kind, dtype and shape of what came in. Integers are exact: they are added as 64-bit
-integers, and a result that does not fit raises OverflowError.
+integers, and a result that does not fit raises OverflowError. Their mean is float64.
 """
 
 from __future__ import annotations

@@ -59,6 +59,10 @@ def load_agent(algo: str) -> type[Agent]:
         and issubclass(value, Agent)
         and (name or value.__module__ == module.__name__)
     }
+    if not agents and not name:
+        raise ValueError(
+            f"{algo!r} does not name one agent: no class there derives from rank0rl.Agent, as class Mine(Agent) would"
+        )
     if name not in agents and (name or len(agents) != 1):
         raise ValueError(
             f"{algo!r} does not name one agent: expected file.py:Class or module:Class with one of "

@@ -191,7 +191,7 @@ def read_run(folder: Path) -> RunData:
         raise ValueError(f"there is no folder {folder}, and so no {path}: check the name")
     if not path.exists():
         raise NoRowsError(
-            f"{folder} is not a run's folder: it has no progress.csv; name a folder such as "
+            f"{folder} has no progress.csv: no iteration has ended yet, or it is not a run's folder, such as "
             f"runs/Walker2d-v5-ppo-seed0-..."
         )
     rows = read_rows(folder)

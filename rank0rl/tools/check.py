@@ -68,7 +68,7 @@ class Options:
     """Test that an environment repeats an episode from its seed and actions, whatever runs beside it."""
 
     env_id: tyro.conf.Positional[str]
-    """Environment: Walker2d (newest version), Walker2d-v4, or module:EnvId-v0."""
+    """Environment: Walker2d (its newest version), Walker2d-v4, module:EnvId-v0, or module:function."""
     steps: int = option(1000, "[1, inf)")
     """Environment steps of each comparison. More steps find differences that appear late."""
     others: int = option(3, "[1, inf)")

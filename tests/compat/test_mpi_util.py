@@ -35,6 +35,11 @@ def test_a_seed_and_a_rank_always_give_the_same_numbers(monkeypatch, seed, rank)
     assert [random.random(), np.random.random(), torch.rand(()).item()] == DRAWN[seed, rank]
 
 
+def test_a_negative_seed_is_an_error():
+    with pytest.raises(ValueError, match="at least 0: got -1"):
+        mpi_util.set_global_seeds(-1)
+
+
 def test_the_streams_of_scripts_are_those_that_the_trainer_leaves_to_them(monkeypatch):
     monkeypatch.setattr(comm, "get_rank", lambda: 3)
     mpi_util.set_global_seeds(7)

@@ -64,6 +64,7 @@ def test_options_without_those_of_the_base_class_are_one_line(tmp_path, algo):
         ("none.py", "", "no agent 'none.py'"),
         ("mine.py", "import no_such_module", "no_such_module"),
         ("mine.py", "from rank0rl.algos.ppo import PPO", "does not name one agent"),
+        ("mine.py", "class Mine: pass", "no class there derives from rank0rl.Agent"),
         ("mine.py:Other", "from rank0rl.algos.ppo import PPO", "PPO"),
         ("mine.py", "from rank0rl import Agent\nclass A(Agent): pass", "update"),
     ],

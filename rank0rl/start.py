@@ -118,7 +118,7 @@ def _train(
     state.hooks += make_hooks(options, agent, collector.begin_with, state.share_over)
     try:
         recorder = _open_record(plan, state, phases, machines) if plan else None
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise job.Failure(str(error)) from error
     run = Run(phases, recorder, state.hooks)
     learner = Learner(agent, options, phases, state.share_over)
@@ -201,6 +201,7 @@ def _open_record(
 
     Raises:
         ValueError: if the checkpoint does not fit the agent, or a file of the run is damaged.
+        OSError: if a file cannot be written.
     """
     options, folder, nworkers = plan.options, plan.folder, len(machines)
     for hook in state.hooks:

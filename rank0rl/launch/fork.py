@@ -148,8 +148,8 @@ def mpi_fork(
         _become_rank()
         return "child"
     launcher = Launcher.of(mpiexec, args, pass_env, bind_to_core, hwthreads)
-    processes.remove_leftovers()
     check_free_space(min(n, where[0].slots) if where else n, lambda: launcher.vendor)
+    processes.remove_leftovers()
     code = _run_ranks(n, launcher, where, max_restarts, start_timeout)
     if code:
         raise SystemExit(code)
@@ -236,6 +236,9 @@ def _run_once(
         try:
             code = supervisor.run(command, launcher_env)
         except OSError as error:
+            if supervisor.began:
+                usage_error(f"cannot write {error.filename or folder}: {error.strerror}")
+                return [], FAILURE
             return [], usage_error(
                 f"{error.filename or command[0]} cannot be run: {error.strerror}"
             )

@@ -242,15 +242,18 @@ def failed() -> bool:
 
 
 def write_once(path: Path, text: str) -> bool:
-    """Write a file, complete from its first moment, unless it exists; return True if it was written."""
+    """Write a file, complete from its first moment, unless it exists; return False if it does."""
     draft = path.with_name(f"part.{path.name}.{os.getpid()}")
-    draft.write_text(text)
     try:
+        draft.write_text(text)
         os.link(draft, path)
     except FileExistsError:
         return False
+    except OSError:  # a full disk, which must not hide what the caller reports
+        return True
     finally:
-        draft.unlink()  # else a second writer would write into the first one's file
+        with contextlib.suppress(OSError):
+            draft.unlink()  # else a second writer would write into the first one's file
     return True
 
 

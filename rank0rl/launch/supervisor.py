@@ -83,6 +83,11 @@ class Supervisor:
         """Exit code of the launcher; None while it runs."""
         return self._process.poll() if self._process else None
 
+    @property
+    def began(self) -> bool:
+        """True if the launcher could be started."""
+        return self._process is not None
+
     def run(self, command: list[str], env: dict[str, str]) -> int | None:
         """Run the launcher's command.
 

@@ -32,6 +32,7 @@ _COLUMN = 1000  # characters of a column's name
 _FILES = (".csv", ".json", ".toml", ".txt")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tabs and ends of lines
 _TABLE, _LINES, _COMMAS = 1 << 28, 1 << 20, 1 << 24  # of a CSV file: 400,000 iterations
+csv.field_size_limit(_TABLE)  # a curriculum's options may be long
 
 
 def read(
@@ -211,6 +212,32 @@ def append(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
+
+
+def lock(path: Path) -> int | None:
+    """Lock a file for this process, at most while it lives; it is made if there is none.
+
+    A file system that machines share knows the locks of files that are open for writing, and not those of folders.
+
+    Returns:
+        Its descriptor: to close it is to give the lock up. None if another process has the lock.
+
+    Raises:
+        OSError: as `append` does, or without a filename if the file system has no locks.
+    """
+    with append(path) as opened:
+        file = os.dup(opened.fileno())
+    if os.name == "posix":
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(file)
+            if isinstance(error, BlockingIOError):
+                return None
+            raise
     return file
 
 

@@ -24,6 +24,7 @@ from rank0rl.run.settings import load, starts
 from rank0rl.run.trust import without_seal
 
 _DRAFT = ".config.toml.tmp"  # the temporary name of the first file of a run
+_LOCK = ".lock"
 
 
 def new_folder(options: RunOptions) -> Path:
@@ -73,7 +74,8 @@ def _first_free(name: str) -> Path:
 def discard(folder: Path) -> None:
     """Remove the folder of a run that has written nothing yet. One that holds anything stays."""
     with contextlib.suppress(OSError):
-        (folder / _DRAFT).unlink(missing_ok=True)
+        for name in (_DRAFT, _LOCK):
+            (folder / name).unlink(missing_ok=True)
         folder.rmdir()
 
 
@@ -89,43 +91,39 @@ def lock(folder: Path, patience_s: float, is_new: bool = False) -> Callable[[], 
         A function that ends the lock.
 
     Raises:
-        ValueError: if another process goes on training there, or the folder holds a link, or a run where one is to begin.
+        ValueError: if another process goes on training there, or the folder holds a link, or a run where one is to
+            begin, or cannot be written to.
     """
     files.check_folder(folder)
+    end = time.monotonic() + patience_s
     held: list[int] = []
 
     def unlock() -> None:
         while held:
             os.close(held.pop())
 
-    if os.name != "posix":
-        return unlock
-    import fcntl
-
-    held.append(os.open(folder, os.O_RDONLY))
-    os.register_at_fork(after_in_child=unlock)  # a child may outlive this process
-    end = time.monotonic() + patience_s
-    while True:
+    try:
+        while (file := files.lock(folder / _LOCK)) is None:
+            if time.monotonic() >= end:
+                raise ValueError(
+                    f"another process is training in {folder}: wait until it ends, or choose another "
+                    f"--run-dir"
+                )
+            time.sleep(0.1)
+        held.append(file)
+    except OSError as error:
+        if error.filename:
+            raise ValueError(f"cannot train in {folder}: {error.strerror}") from None
+        # a file system without locks
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=unlock)  # a child may outlive this process
+    if is_new:
         try:
-            fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < end:
-                time.sleep(0.1)
-                continue
+            _refuse_run(folder)
+        except ValueError:
             unlock()
-            raise ValueError(
-                f"another process is training in {folder}: wait until it ends, or choose another "
-                f"--run-dir"
-            ) from None
-        except OSError:  # a file system without locks
-            pass
-        if is_new:
-            try:
-                _refuse_run(folder)
-            except ValueError:
-                unlock()
-                raise
-        return unlock
+            raise
+    return unlock
 
 
 Array = npt.NDArray[np.float64]

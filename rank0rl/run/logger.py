@@ -168,7 +168,7 @@ def _rows_until(folder: Path, iteration: int) -> list[dict[str, str]]:
     """Return the rows up to an iteration, without what a kill or a power cut has damaged."""
     return [
         row
-        for row in files.read_table(folder / "progress.csv", "record")
+        for row in read_rows(folder)
         if row.get("iteration", "").isdecimal() and int(row["iteration"]) <= iteration
     ]
 

@@ -80,6 +80,27 @@ def prepare(
     """
     if restart:
         words = Words.to_go_on(Path(restart), words.given)
+    run = words.run or (Path(words.given["run_dir"]) if words.is_auto else None)
+    if not (run and run.is_dir()):
+        return _prepare(words, configs, nworkers, check, None)
+    # The process that ends may be saving: what there is to go on with is known once it has ended.
+    unlock = lock(run, 10 if restart or words.is_auto else 0)
+    try:
+        words = Words.read(words.argv) if words.is_auto else words
+        return _prepare(words, configs, nworkers, check, unlock)
+    except BaseException:
+        unlock()
+        raise
+
+
+def _prepare(
+    words: Words,
+    configs: Path | None,
+    nworkers: int,
+    check: Callable[[RunOptions], None] | None,
+    unlock: Callable[[], None] | None,
+) -> Plan:
+    """Return the plan of a run; `unlock` lets another process train in its folder, if it is locked already."""
     found = settings.read(words, configs)
     check_cpu(found.options.cpu)
     options, agent, run = found.options, found.agent, found.run
@@ -101,8 +122,7 @@ def prepare(
     if options.keep_batches:
         _make_folder(Path(options.keep_batches), is_new=not run)
     folder = run or new_folder(options)
-    patience_s = 10 if restart or words.is_auto else 0  # the process that ends may be saving
-    unlock = lock(folder, patience_s, is_new=not run)
+    unlock = unlock or lock(folder, 0, is_new=True)
     named = load_agent(options.algo).settings
     source = f"defaults{'' if named else ', because its class names none in configs/'}"
     if found.file:

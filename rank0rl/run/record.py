@@ -300,7 +300,10 @@ class Recorder:
             raise job.Failure(f"cannot write {path}: {error.strerror}") from error
         checkpoint.save(self._folder, iteration, self._boundary, keep)
         self.saved = iteration
-        self._logger.summary(self.summary())
+        try:
+            self._logger.summary(self.summary())
+        except OSError as error:
+            raise job.Failure(f"cannot write {error.filename}: {error.strerror}") from error
 
     def summary(self) -> dict[str, Any]:
         """Return the few numbers of the last boundary by which two runs are compared at a glance."""

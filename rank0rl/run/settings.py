@@ -81,8 +81,8 @@ def read(words: Words, configs: Path | None) -> Found:
 def _last_checkpoint(run: Path, words: Words) -> tuple[Path, dict[str, Any], int]:
     """Return a run's last checkpoint, the settings in it, and the number of iterations made.
 
-    A checkpoint whose rows have not reached the disk, before a power cut, does not count if an earlier one has its rows.
-    With --shorter-record it does if none has them.
+    A checkpoint whose rows have not reached the disk, before a power cut, does not count if the one before it has its
+    rows, and is not that of the beginning: more is lost then than a power cut takes. With --shorter-record it does.
 
     Raises:
         ValueError: if the run cannot go on from there, because one of its files is damaged.
@@ -90,17 +90,16 @@ def _last_checkpoint(run: Path, words: Words) -> tuple[Path, dict[str, Any], int
     if run.is_file():
         raise ValueError(f"a run goes on in its folder: got the file {run}; name the folder")
     path = checkpoint.latest(run)
-    saved = last = read_saved(path, words)
-    lost = first = _missing_rows(run, saved)
-    while lost and (earlier := checkpoint.before(run, int(path.stem) - 1)):
-        path, saved = earlier, read_saved(earlier, words)
-        lost = _missing_rows(run, saved)
-    if first and lost:
-        if not words.given.get("shorter_record"):
-            raise first
-        path, saved = checkpoint.latest(run), last
+    saved = read_saved(path, words)
+    lost = _missing_rows(run, saved)
+    if lost and not words.given.get("shorter_record"):
+        earlier = checkpoint.before(run, saved["progress"]["iteration"] - 1)
+        path = earlier or path
+        saved = read_saved(path, words)
+        if not saved["progress"]["iteration"] or _missing_rows(run, saved):
+            raise lost
     made = saved["progress"]["iteration"]
-    if first:
+    if lost:
         print(f"note: progress.csv has lost rows: going on from {path}", file=sys.stderr)
     starts(run / "config.toml")  # damaged, it is better found now than when ranks wait
     return path, saved["settings"], made

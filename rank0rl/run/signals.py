@@ -176,6 +176,7 @@ class Interrupts:
         first, self._pending = self._pending is None, signum
         if first:  # a second one must not cut short what the first one began
             held.interrupt(Interrupted(signum))
+        received.append(signum)  # user code may have swallowed it
 
     def _keep(self, signum: int, _frame: FrameType | None) -> None:
         if job.is_ending():

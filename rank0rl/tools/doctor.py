@@ -109,7 +109,11 @@ def _lines(given: str | None, hosts: Sequence[Host], group: int) -> Iterator[_Li
     remedy = f"mpi4py belongs to another MPI: activate its environment, or {_INSTALL}"
     found = f"{launcher}, {vendor or 'of an unknown MPI'}"
     yield _Line("mpiexec", found, "" if matches else remedy)
-    yield _room(free_space(), vendor, hosts[0].slots if hosts else os.cpu_count() or 1)
+    try:
+        yield _room(free_space(), vendor, hosts[0].slots if hosts else os.cpu_count() or 1)
+    except FileNotFoundError as error:  # nothing can be written to any of them
+        yield _Line("room", str(error), "make room in one of them, or set TMPDIR")
+        return
     yield _two("two ranks", given)
     for host in hosts[1:]:
         lines = _other_host(host.name, vendor, host.slots)

@@ -24,6 +24,19 @@ def test_a_file_is_written_once_and_complete(tmp_path):
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("x", "first")]
 
 
+def test_a_full_disk_does_not_hide_what_was_to_be_reported(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv(job.FOLDER, str(tmp_path))
+    monkeypatch.setattr(job, "my_folder", lambda: tmp_path)
+
+    def link(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(job.os, "link", link)
+    job.fail(7, "the reason")
+    assert "the reason" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_files_from_other_hosts_come_as_lines_on_stderr(tmp_path, monkeypatch):
     """Whatever is before them and after them, and in pieces of any size."""
     monkeypatch.setenv(

@@ -13,7 +13,7 @@ import pytest
 from helpers import jobs
 from helpers.ranks import HERE, mpiexec, run
 
-from rank0rl.launch import fork, job
+from rank0rl.launch import FAILURE, WRONG_USE, fork, job
 from rank0rl.launch.hosts import Host
 from rank0rl.launch.mpiexec import _SHELL, _rank_command
 
@@ -28,6 +28,28 @@ def test_one_rank_is_the_child_itself():
     assert fork.mpi_fork(1) == "child"
     done = recipe("--nprocs", "1")
     assert (done.returncode, done.stdout) == (0, "rows 2 weights [0.0] ''\n")
+
+
+@pytest.mark.parametrize(
+    ("began", "said", "code"),
+    [
+        (False, "mpiexec cannot be run: No space left", WRONG_USE),
+        (True, "cannot write /tmp/there: No space left", FAILURE),
+    ],
+)
+def test_a_full_disk_during_a_job_is_no_wrong_use(monkeypatch, capsys, began, said, code):
+    class Full:
+        def __init__(self, *_):
+            self.began = began
+
+        def run(self, command, _env):
+            where = "/tmp/there" if began else command[0]
+            raise OSError(28, "No space left on device", where)
+
+    monkeypatch.setattr(fork, "Supervisor", Full)
+    launcher = fork.Launcher.of("mpiexec", (), None, False, False)
+    assert fork._run_once(2, launcher, (), {}, [], 1.0) == ([], code)
+    assert said in capsys.readouterr().err
 
 
 def test_the_recipe_on_three_ranks(tmp_path):

@@ -54,6 +54,20 @@ def test_a_run_that_another_process_has_begun_meanwhile_is_not_begun_over(tmp_pa
     folder.lock(tmp_path, 0)()  # which has been given up
 
 
+def test_a_folder_that_cannot_be_written_to_is_not_trained_in(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(ValueError, match=f"cannot train in {tmp_path}: Is a directory"):
+        folder.lock(tmp_path, 0)
+
+
+def test_a_file_system_without_locks_is_trained_in(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    folder.lock(tmp_path, 0)()
+
+
 LOCKS = "import sys; from pathlib import Path; from rank0rl.run import folder\n"
 LOCKS += "folder.lock(Path(sys.argv[1]), float(sys.argv[2])); print('has it', flush=True); input()"
 

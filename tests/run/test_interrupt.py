@@ -43,6 +43,14 @@ def test_a_signal_raises_and_names_itself(signum):
     assert signal.getsignal(signum) is before
 
 
+def test_a_signal_that_user_code_swallows_is_left_to_the_next_exchange():
+    with Interrupts(keep=False):
+        for _ in range(2):  # the second one raises nothing
+            with contextlib.suppress(Interrupted):
+                send(signal.SIGTERM)
+        assert signals.received == [signal.SIGTERM] * 2
+
+
 @pytest.mark.parametrize("error", [None, KeyError(), Interrupted(signal.SIGTERM)])
 def test_signals_end_no_rank_0_before_its_last_words(error, monkeypatch):
     left = threading.Event()

@@ -298,6 +298,7 @@ def test_rows_reach_the_disk_before_a_checkpoint_does(tmp_path, monkeypatch):
 @pytest.mark.parametrize("lost", ["all that follows", "zeros"])
 def test_a_run_goes_on_from_the_newest_checkpoint_whose_rows_are_there(tmp_path, lost):
     args = [*SMALL, "--hidden", "8", "--total-steps", "384", "--checkpoint-every", "1"]
+    args += ["--keep-checkpoints", "spread:9"]
     train(tmp_path / "whole", *args)
     train(tmp_path / "r", *args, "--stop-after-iterations", "4")
     table = tmp_path / "r" / "progress.csv"
@@ -313,9 +314,10 @@ def test_a_run_goes_on_from_the_newest_checkpoint_whose_rows_are_there(tmp_path,
     assert done.returncode == 2
     assert "must have the rows up to iteration 6" in done.stderr
     assert "--shorter-record" in done.stderr
+    assert len([*(tmp_path / "r").glob("checkpoints/*.pt")]) == 7
 
 
-@pytest.mark.parametrize("kept", [0, 1, 2])
+@pytest.mark.parametrize("kept", [None, 0, 1, 2])
 @pytest.mark.slow
 def test_a_run_without_its_rows_goes_on_with_a_shorter_record(tmp_path, kept):
     """Its curve is the same from there on, and it can be resumed and verified as any other."""
@@ -324,7 +326,10 @@ def test_a_run_without_its_rows_goes_on_with_a_shorter_record(tmp_path, kept):
     folder = tmp_path / "r"
     train(folder, *args, "--stop-after-iterations", "4", "--keep-checkpoints", "1")
     table = folder / "progress.csv"
-    table.write_bytes(b"".join(table.read_bytes().splitlines(keepends=True)[:kept]))
+    if kept is None:
+        table.unlink()
+    else:
+        table.write_bytes(b"".join(table.read_bytes().splitlines(keepends=True)[:kept]))
     on = ["--resume", str(folder)]
     done = forks.run("train.py", *on, "--shorter-record", "--stop-after-iterations", "5")
     assert done.returncode == 0, done.stderr

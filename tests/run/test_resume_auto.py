@@ -1,11 +1,14 @@
 """--resume auto: one command line begins a run, goes on with it, and finds it ended."""
 
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
 from helpers.ranks import HERE
 from helpers.runs import SMALL, curve, sha, table, train
 
+from rank0rl.run import folder, plan
 from rank0rl.run.launch_options import Words
 
 LONG = [*SMALL, "--total-steps", "640"]
@@ -23,6 +26,24 @@ def test_one_command_begins_goes_on_and_finds_the_run_ended(tmp_path):
     done = train(parts, *LONG, *AUTO)
     assert "this run has ended" in done.stdout
     assert curve(parts) == curve(whole)
+
+
+def test_a_run_that_another_process_still_saves_is_read_once_it_has_ended(tmp_path):
+    run, other = tmp_path / "r", tmp_path / "other"
+    train(run, *LONG, "--stop-after-iterations", "1")
+    train(run, *LONG, *AUTO, "--stop-after-iterations", "3")
+    shutil.copytree(run, other)
+    shutil.rmtree(other / "checkpoints")
+    unlock = folder.lock(other, 0)
+    words = Words.read([*LONG, *AUTO, "--run-dir", str(other)])
+    assert words.run is None
+    end = threading.Timer(
+        1.0, lambda: (shutil.copytree(run / "checkpoints", other / "checkpoints"), unlock())
+    )
+    end.start()
+    made = plan.prepare(words, HERE.parent / "configs", 1)
+    made.unlock()
+    assert (made.options.resume, made.made) == (str(other), 3)
 
 
 @pytest.mark.slow

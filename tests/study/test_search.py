@@ -325,6 +325,17 @@ def test_a_lock_ends_with_its_process(tmp_path):
     assert time.monotonic() < begun + 10
 
 
+def test_a_line_that_a_power_cut_has_cut_short_is_dropped(tmp_path):
+    Search(options(), REST, tmp_path).take()
+    journal = tmp_path / "search" / "optuna.journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole[:-20])
+    Search(options(), REST, tmp_path).take()
+    lines = whole.splitlines(keepends=True)[:-1]
+    assert journal.read_bytes().startswith(b"".join(lines))
+    Search(options(), REST, tmp_path).take()  # all lines can be read
+
+
 def test_a_lock_is_waited_for(tmp_path):
     lock, other = search._Lock(tmp_path), search._Lock(tmp_path)
     lock.acquire()

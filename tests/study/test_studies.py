@@ -183,6 +183,18 @@ def test_machines_share_a_study(tmp_path, monkeypatch):
     assert not here & elsewhere
 
 
+@pytest.mark.slow
+def test_nohup_is_respected(tmp_path):
+    words = [*STUDY, "CartPole", "--seeds", "0:1", *SMALL, "--total-steps", "6400"]
+    ignore = "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", ignore, *words, "--out", str(tmp_path / "s")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
+        assert process.stdout.readline().startswith("runs: 1")
+        process.send_signal(signal.SIGHUP)
+        process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 0
+
+
 def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
     def flock(file, operation):
         raise OSError(95, "Operation not supported")

@@ -11,6 +11,7 @@ from helpers.ranks import HERE, run
 
 import rank0rl
 from rank0rl.run import machine
+from rank0rl.tools import doctor
 
 DOCTOR = ["-m", "rank0rl", "doctor"]
 
@@ -38,6 +39,15 @@ def test_a_good_environment():
 def test_the_version_is_that_of_the_code_and_not_of_the_day_it_was_installed(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda package: "0.0.0")
     assert machine.describe()["versions"]["rank0rl"] == rank0rl.__version__
+
+
+def test_no_folder_for_temporary_files(monkeypatch, capsys):
+    def free_space():
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(doctor, "free_space", free_space)
+    assert doctor.main([]) == 1
+    assert "No usable temporary directory" in capsys.readouterr().out.splitlines()[-1]
 
 
 def test_without_mpi(tmp_path):

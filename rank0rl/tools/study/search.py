@@ -6,6 +6,7 @@ goes on where it was. Optuna does not say whether the process of a trial under w
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 import time
@@ -350,10 +351,17 @@ def _storage(optuna: Any, folder: Path) -> Any:
     folder.mkdir(parents=True, exist_ok=True)
     files.check_folder(folder)
     path = folder / "optuna.journal"
+    lock = _Lock(folder)
     if path.exists():
-        files.read(path, "search", _JOURNAL, first=0)
+        lock.acquire()
+        written = files.read(path, "search", _JOURNAL)
+        if not written.endswith(
+            b"\n"
+        ):  # a full disk or a power cut: the next line would be lost too
+            os.truncate(path, written.rfind(b"\n") + 1)
+        lock.release()
     try:
-        file = optuna.storages.journal.JournalFileBackend(str(path), _Lock(folder))
+        file = optuna.storages.journal.JournalFileBackend(str(path), lock)
         return optuna.storages.JournalStorage(file)
     except Exception as error:  # whatever Optuna raises for what it did not write
         raise ValueError(

@@ -61,8 +61,7 @@ def main(argv: list[str]) -> int:
         _keep_options(given, rest, out)
     except (ValueError, OSError) as error:
         return usage_error(str(error))
-    # The terminal of a study on another machine hangs up if this one stops.
-    signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
+    _end_with_terminal()
     try:
         with _on_others(hosts[1:], out, source is None):
             if searching:
@@ -175,6 +174,15 @@ def _enter(out: Path) -> Callable[[], None]:
     if leave is None:
         raise ValueError(f"another process of this machine trains the study in {out}")
     return leave
+
+
+def _end_with_terminal() -> None:
+    """Let SIGHUP count as SIGTERM, unless it is ignored, as nohup does.
+
+    The terminal of a study on another machine hangs up if this one stops.
+    """
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda *_: signal.raise_signal(signal.SIGTERM))
 
 
 def _keep_options(given: Options, rest: Sequence[str], out: Path) -> None:

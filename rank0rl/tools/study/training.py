@@ -57,23 +57,16 @@ def claim(study: Path, name: str = "") -> Callable[[], None] | None:
         OSError: if the file system has no locks: two machines would train the same run.
     """
     folder = _make(study, name)
-    # A file system that machines share knows the locks of files that are open for writing.
-    with files.append(folder / "claim") as opened:
-        file = os.dup(opened.fileno())
-    if os.name == "posix":
-        import fcntl
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(file)
-            if isinstance(error, BlockingIOError):
-                return None
-            raise OSError(
-                f"a study needs a folder on a file system with locks: {folder} has none ({error}); "
-                f"choose another --out"
-            ) from error
-    return partial(os.close, file)
+    try:
+        file = files.lock(folder / "claim")
+    except OSError as error:
+        if error.filename:
+            raise
+        raise OSError(
+            f"a study needs a folder on a file system with locks: {folder} has none ({error}); "
+            f"choose another --out"
+        ) from error
+    return None if file is None else partial(os.close, file)
 
 
 def _make(study: Path, name: str) -> Path:

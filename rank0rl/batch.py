@@ -29,12 +29,13 @@ def concatenate(batches: Sequence[Mapping[str, Array]]) -> Batch:
     """Return one batch with the rows of all batches, in order.
 
     Raises:
-        ValueError: if the batches do not have the same names.
+        ValueError: if the batches do not have the same names and dtypes.
     """
-    for batch in batches:
-        if batch.keys() != batches[0].keys():
+    kinds = [_kind(batch) for batch in batches]
+    for kind in kinds:
+        if kind != kinds[0]:
             raise ValueError(
-                f"batches must have the same names: got {sorted(batches[0])} and {sorted(batch)}"
+                f"batches must have the same names, dtypes and shapes: got {kinds[0]} and {kind}"
             )
     return {
         name: np.ascontiguousarray(np.concatenate([batch[name] for batch in batches]))
@@ -88,6 +89,10 @@ class Buffer:
             if name not in self.rows:
                 shape = (self._envs, self._capacity, *value.shape[1:])
                 self.rows[name] = np.empty(shape, value.dtype)
+            if value.dtype != self.rows[name].dtype:
+                raise ValueError(
+                    f"{name!r} must have one dtype in all steps: got {value.dtype} after {self.rows[name].dtype}"
+                )
             self.rows[name][at] = value
 
     def reserve(self, steps: int) -> None:

@@ -156,8 +156,8 @@ class Rollout:
 
     def _fragment(self, env: Env, steps: int, ends: list[_End], copy: bool = False) -> Fragment:
         rows = {name: array[env.row, :steps] for name, array in self._buffer.rows.items()}
-        if copy:  # the env goes on to another fragment before this one is processed
-            rows = {name: array.copy() for name, array in rows.items()}
+        # The env may go on to another fragment before this one is processed; `unfinished` reads actions after it.
+        rows |= {name: x.copy() for name, x in rows.items() if copy or name == "act"}
         fragment = _cut(env.fragment_id, rows, ends)
         arrays = (fragment.rew, fragment.obs, fragment.end_obs)
         if not all(array.dtype.kind != "f" or np.isfinite(array).all() for array in arrays):

@@ -101,7 +101,8 @@ def _train(
     rollout.block.has_state = all(with_state)
     try:
         seeding.seed_globals(options.seed, "init", 1)
-        agent = _make_agent(options, agent_options, rollout.spaces, plan)
+        spaces = comm.bcast_obj(rollout.spaces)  # those of rank 0: bounds may differ
+        agent = _make_agent(options, agent_options, spaces, plan)
         machines = comm.allgather_obj(machine.describe(), "what every rank runs on")
         _refuse_other_fingerprints(machines)
     except OptionError as error:  # the same on every rank

@@ -18,6 +18,20 @@ def test_concatenate_refuses_other_names():
         batch.concatenate([{"x": np.zeros(1)}, {"y": np.zeros(1)}])
 
 
+def test_concatenate_refuses_other_dtypes_as_a_gather_does():
+    with pytest.raises(ValueError, match="same names, dtypes and shapes"):
+        batch.concatenate([{"x": np.zeros(1)}, {"x": np.zeros(1, np.int64)}])
+
+
+def test_a_buffer_rounds_nothing():
+    buffer = batch.Buffer(1, 2)
+    buffer.write(([0], [0]), x=np.array([1]))
+    with pytest.raises(
+        ValueError, match="'x' must have one dtype in all steps: got float64 after int64"
+    ):
+        buffer.write(([0], [1]), x=np.array([0.5]))
+
+
 def test_count():
     assert batch.count({"x": np.zeros((3, 2)), "y": np.zeros(3)}) == 3
     assert batch.count({}) == 0

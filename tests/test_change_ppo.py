@@ -22,7 +22,7 @@ from rank0rl.run.agents import load_agent
 DOCS = HERE.parent / "docs"
 PAGE, UPDATES = DOCS / "change-ppo.md", DOCS / "updates.md"
 LOSS = "compiled, loss by torch (closed_form is of another loss)"
-OWN_NETWORK = "by autograd (the loss has a gradient by more than its arguments)"
+OWN_NETWORK = "by autograd (the loss depends on weights besides its arguments)"
 HOW = {  # example -> how the page says that its updates are computed
     "spo": LOSS,
     "kl_penalty": LOSS,

@@ -119,11 +119,11 @@ def test_a_run_begins_with_all_weights_of_another_and_nothing_else(tmp_path):
     [
         (
             ["--hidden", "8"],
-            "'policy.mlp.weights.0' is of shape (4, 128) there and of shape (4, 8) here",
+            "'policy.mlp.weights.0' is float32 of shape (4, 128) there and float32 of shape (4, 8) here",
         ),
         pytest.param(
             ["--algo", "cem", "--population", "5", "--episodes-per-batch", "5"],
-            "is absent there and of shape (5, 4, 2) here",
+            "is absent there and float32 of shape (5, 4, 2) here",
             marks=pytest.mark.slow,
         ),
         (["--init-from", "nowhere"], "there is none in"),

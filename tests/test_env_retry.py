@@ -111,6 +111,20 @@ def test_an_action_that_a_step_overwrites_is_given_again_as_it_was(step):
     assert not plan.steps
 
 
+class Pops(Fails):
+    """Takes a reset option out of the dict, before it fails."""
+
+    def reset(self, *, seed=None, options=None):
+        self.x = options.pop("x")
+        return super().reset(seed=seed)
+
+
+def test_reset_options_that_a_reset_changes_are_given_again_as_they_were():
+    env = RetriedEnv(lambda plan=Plan(0): Pops(plan), 2, False, 100)
+    env.reset(seed=1, options={"x": 2})
+    assert env.unwrapped.x == 2
+
+
 def test_an_environment_that_cannot_be_made_is_made_again():
     env = retried(Plan(-1, -1))
     assert take_failures([env])["env_mended"] == 2

@@ -61,6 +61,14 @@ def test_a_fragment_of_fixed_steps_by_hand():
     }
 
 
+def test_a_fragment_s_actions_are_not_those_that_an_episode_is_repeated_with():
+    rollout = make(steps=2)
+    fragments, _ = rollout.collect(NoiseAgent(), 0)
+    taken = rollout.unfinished()["act"].copy()
+    fragments[0].act[:] = 99
+    assert (rollout.unfinished()["act"] == taken).all()
+
+
 def test_a_time_limit_is_no_terminal_state_and_an_end_at_the_cut_is_one_part():
     fragments, _ = make(steps=3, truncate=True).collect(NoiseAgent(), 0)
     assert fragments[0].truncated.tolist() == [False, False, True]

@@ -85,6 +85,30 @@ def test_random_numbers_and_time_limits_go_on():
         assert answers[1][3] == (t == 15)
 
 
+def test_an_environment_may_reset_itself_and_write_into_the_state_that_it_is_given(monkeypatch):
+    set_state = Remembers.set_state
+
+    def resets(env, state):
+        env.reset(seed=0)
+        set_state(env, state)
+        state["x"] += 1
+
+    action = np.zeros(1, np.float32)
+    env, other = limited(), limited()
+    env.reset(seed=3)
+    env.step(action)
+    state = take_state(env)
+    before = packed(state)
+    other.reset(seed=4)
+    other.unwrapped.first = 3
+    monkeypatch.setattr(Remembers, "set_state", resets)
+    give_state(other, state)
+    other.unwrapped.first = env.unwrapped.first
+    assert packed(state).tobytes() == before.tobytes()
+    assert env.step(action)[1] == other.step(action)[1]
+    assert env.step(action)[1] == other.step(action)[1]
+
+
 class Twice(gym.Wrapper):
     """Gives every observation twice as large, and has a state of its own."""
 

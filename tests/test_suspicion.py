@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 from helpers.agents import liar
+from helpers.envs import NoiseAgent
 from helpers.runs import table, train, train_here
 
 from examples.rnd import RND
+from rank0rl.agent import Step
 from rank0rl.algos.ppo import PPO
+from rank0rl.run.agent_checks import Suspect
 
 LIES = {
     "a product of rows": ({"layer": "nn.Linear"}, "for an observation alone"),
@@ -105,6 +108,23 @@ class Anew(PPO):
         return metrics
 
 
+class ReusesItsArray(NoiseAgent):
+    class Kept:
+        out = np.zeros((8, 1), np.float32)
+
+    def act(self, step):
+        act, extras = super().act(step)
+        out = self.Kept.out[: len(act)]
+        out[:] = act
+        return out, extras
+
+
+def test_an_agent_may_return_an_array_that_it_uses_again():
+    step = Step(np.zeros((3, 2), np.float32), np.float32([[1], [2], [3]]), np.arange(3))
+    expected = NoiseAgent().act(step)[0].tolist()
+    assert Suspect(ReusesItsArray(), closely=True).act(step)[0].tolist() == expected
+
+
 class Counts(PPO):
     """Changes numbers, one of which no checkpoint has."""
 
@@ -113,24 +133,30 @@ class Counts(PPO):
     def __init__(self, *args):
         super().__init__(*args)
         self.lost, self.kept, self.later = {"a": 0.5}, 1.5, None
-        self.many = [*range(1500)]
+        self.many, self.mean, self.seen = [*range(1500)], np.full(3, 7.25), np.zeros(3)
 
     def update(self, batch, rng, progress):
         self.kept += 1
         self.lost["a"] += 1
         self.later = 3
+        self.mean, self.seen = self.mean + 1, self.seen + 1
         self.many.append(len(self.many))
         return super().update(batch, rng, progress)
 
     def state(self):
-        return {**super().state(), "kept": np.array([self.kept]), "many": np.array(self.many)}
+        return {
+            **super().state(),
+            "kept": np.array([self.kept]),
+            "many": np.array(self.many),
+            "seen": self.seen,
+        }
 
 
 def test_numbers_that_an_update_changes_and_nobody_saves_are_noted(tmp_path, capsys):
     size = {"env_id": "Pendulum", "num_envs": 2, "steps_per_batch": 64, "total_steps": 192}
     train_here(Counts, Counts.Options(hidden=(8,)), tmp_path, **size)
     [note] = re.findall("note: update has changed (.*), and neither", capsys.readouterr().out)
-    assert note == "lost"
+    assert note == "lost, mean"
 
 
 @pytest.mark.parametrize(

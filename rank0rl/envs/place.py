@@ -17,7 +17,7 @@ class Place:
     """Index, ranks and folder of an environment. A function or class that makes one may take it, as `place`."""
 
     index: int = 0
-    """Index of the environment among those of training, or of evaluation, on all ranks; of a game, its number."""
+    """Index of the environment among those of training, or of evaluation, on all ranks; of a game, its number. For ports and files alone: which of them plays an episode may depend on the number of ranks."""
     evaluation: bool = False
     """True if episodes are evaluated or shown here, and none are trained on."""
     folder: Path | None = None

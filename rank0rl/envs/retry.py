@@ -108,7 +108,7 @@ class RetriedEnv(Around):
                 self._env.close()
             self._env = self._make()
             self._broken = False
-        answer = self._env.reset(**self._reset)
+        answer = self._env.reset(**copy.deepcopy(self._reset))
         if self._begun_from is not None:
             super().give_state(self._begun_from)
         return answer

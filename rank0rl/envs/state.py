@@ -83,12 +83,13 @@ def give_state(env: Any, state: State) -> None:
         env.give_state(state)
         return
     inner, limits = _with_methods(env)
+    # A copy, which it may compute in. First, because it may reset the environment, or draw.
+    own = {name.removeprefix(_OWN): x.copy() for name, x in state.items() if name.startswith(_OWN)}
+    inner.set_state(own)
     for limit, elapsed in zip(limits, state["elapsed"], strict=True):
         limit._elapsed_steps = int(elapsed)  # type: ignore[assignment]
     if "random" in state:
         inner.unwrapped.np_random.bit_generator.state = json.loads(state["random"].tobytes())
-    own = {name.removeprefix(_OWN): x for name, x in state.items() if name.startswith(_OWN)}
-    inner.set_state(own)
 
 
 def packed(state: State) -> Array:

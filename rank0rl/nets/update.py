@@ -44,11 +44,10 @@ _IN_PLACE = "the loss changes an argument in place: write x = x.clamp(...), not 
 class GradientSteps:
     """Gradient steps of an agent's loss on its networks. The loss that the agent gives is the one that trains.
 
-    MLPs are computed in kernels, and so is the closed form of a loss. That is checked: before the first update, the
-    gradient of some rows, with ratios from 0.1 to 8, is computed in kernels and by autograd of the agent's own loss,
-    policy and value function, near the weights that they began with. Where these differ, the next way is taken: the
-    loss by torch, then policy and value function by torch too, then all by autograd. A loss may change, so it is
-    compared with its closed form before every update. In each: `begin`, `epoch` as often as needed, `end`.
+    MLPs are computed in kernels, and so is the closed form of a loss. Before the first update, the gradient of some
+    rows is computed in kernels and by autograd, near the weights that they began with. Where these differ, the next
+    way is taken: the loss by torch, then policy and value function too, then all by autograd. A loss may change, so
+    it is compared with its closed form before every update. In each: `begin`, `epoch` as often as needed, `end`.
 
     Args:
         nets: the networks by name, on the CPU, flat, with gradients in place.
@@ -122,7 +121,7 @@ class GradientSteps:
                 why = f" (its closed form does not compile: {broken})"
             if self._is_away and why:
                 raise ValueError(
-                    f"{why}, which learn on another device as a copy: its gradient would be lost; give the "
+                    f"{why}, and on another device a copy of these learns: their gradient would be lost; give the "
                     f'agent devices = ("cpu",), or a loss of log ratios, entropy, values and rows alone'
                 )
             self._take(way, why)
@@ -152,28 +151,30 @@ class GradientSteps:
     def _way(self, rows: Batch, loss: Loss, closed: ClosedForm | None) -> tuple[str | None, str]:
         """Return the fastest way that is right for this loss, None for autograd, and why it is no faster one.
 
-        The loss is computed on all rows: with ratios from 0.1 to 8, with ratios that a limit would cut, and with log
-        ratios near 0 and with values and an entropy as they are.
+        It is computed with ratios from 0.1 to 8; with all that a limit would cut; and with log ratios near 0, and the others as they are.
         """
-        same, bonus, entropy = closed is not None, False, torch.ones(())
+        same, bonus = closed is not None, False
         near, spread, values = _points(len(rows["obs"]))
-        as_it_is = rows.get("val", rows["ret"])
-        for x, v in (spread, values), (_FAR * spread, values), (near, as_it_is):
+        far = {**rows, "adv": 30 * rows["adv"] + 1} if "adv" in rows else rows
+        with torch.no_grad():
+            entropy = self._evaluate(self._nets, tensors(_some(rows, _LOOK)))[1]
+        for x, v, e, seen in (
+            (spread, values, entropy + 100, rows),
+            (_FAR * spread, 20 * values, entropy - 100, far),
+            (near, rows.get("val", rows["ret"]), entropy, rows),
+        ):
             given = [torch.from_numpy(each.astype(rows["ret"].dtype)) for each in (x, v)]
-            leaves = [each.requires_grad_() for each in (given[0], entropy, given[1])]
-            whole = _checked(loss, *leaves, tensors(_copy(rows)))
+            leaves = [each.requires_grad_() for each in (given[0], e.clone(), given[1])]
+            whole = _checked(loss, *leaves, tensors(_copy(seen)))
             if has_others(whole, leaves):
-                return None, "the loss has a gradient by more than its arguments"
+                return None, "the loss depends on weights besides its arguments"
             by = derivatives(whole, leaves)
             got = [np.zeros(()) if each is None else each.numpy() for each in by]
             bonus = bonus or bool(got[1])
             if same and closed and self._compiled and CLOSED in self._ways:
                 numbers = (each.detach().numpy() for each in given)
-                form = self._compiled.slopes(closed, rows, *numbers)
+                form = self._compiled.slopes(closed, seen, *numbers)
                 same = _equal([got[0], got[2], got[1]], form)
-            if by[1] is not None:  # from the second time on, as it is
-                with torch.no_grad():
-                    entropy = self._evaluate(self._nets, tensors(_some(rows, _LOOK)))[1].clone()
         if not self._compiled:
             return None, ""
         first = CLOSED if same else LOSS
@@ -181,7 +182,7 @@ class GradientSteps:
             first = OUTPUTS
         right = [way for way in self._ways if _ALL.index(way) >= _ALL.index(first)]
         if not right:
-            return None, "policy or value function is not what kernels compute"
+            return None, "kernels give another gradient, or the loss is nan for other rows"
         differ = closed and first == LOSS and CLOSED in self._ways
         return right[0], " (closed_form is of another loss)" if differ else ""
 
@@ -241,8 +242,7 @@ class GradientSteps:
             spread = _points(n)[1].astype(few["logp"].dtype)
             few["logp"] = few["logp"] + log_ratio.numpy() - spread
             few["adv"] = normal("adv")
-        if "ret" in few:
-            few["ret"] = value.numpy() + normal("ret")
+        few["ret"] = value.numpy() + normal("ret")
 
     def _take(self, way: str | None, why: str) -> None:
         """Take a way of the kernels, or autograd."""
@@ -274,7 +274,7 @@ def _why_not(nets: nn.ModuleDict) -> str:
     if not {*nets} <= {"policy", "value"} or len({*parameters}) < len(parameters):
         return "policy and value function share a layer"
     for name, net in nets.items():
-        if not has_kernels(net):
+        if not has_kernels(net) or (name == "value" and type(net) is not ValueFunction):
             why = getattr(getattr(net, "mlp", None), "no_kernels", "is a network of your own")
             return f"the {'policy' if name == 'policy' else 'value function'} {why}"
     return ""

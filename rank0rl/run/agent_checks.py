@@ -5,6 +5,7 @@ Their curve would not be the same for every number of ranks, with evaluations or
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import pickle
@@ -54,7 +55,7 @@ class Suspect(Agent):
 
     def act(self, step: Step) -> tuple[Array, Batch]:
         """Act. Raise ValueError if a row depends on more than its own row of the step."""
-        first = self._watched("act", self._agent.act, step)
+        first = copy.deepcopy(self._watched("act", self._agent.act, step))  # of a buffer, perhaps
         if not (isinstance(first, tuple) and len(first) == 2 and isinstance(first[1], Mapping)):
             raise TypeError(
                 f"act must return actions and a dict of extras, such as (act, {{}}): got {first!r:.100}"
@@ -176,7 +177,7 @@ def numbers(agent: Agent) -> dict[str, list[float]]:
     return {
         name: [*islice(_scalars(value), _SCALARS)]
         for name, value in vars(agent).items()
-        if name not in agent.coefficients and _is_scalars(value)
+        if name not in agent.coefficients and _are_numbers(value)
     }
 
 
@@ -194,17 +195,23 @@ def lost_numbers(agent: Agent, before: Mapping[str, list[float]]) -> list[str]:
     return [name for name, of in changed.items() if not kept.issuperset(of)]
 
 
-def _is_scalars(value: Any) -> bool:
-    """Return True for a number, and for a list or dict of numbers."""
+def _are_numbers(value: Any, most: int | None = None) -> bool:
+    """Return True for a number, for an array, of at most so many numbers, and for a list or dict of single numbers."""
     if isinstance(value, list | tuple | dict):
-        return all(map(_is_scalars, value.values() if isinstance(value, dict) else value))
-    return isinstance(value, int | float | np.number) or (
-        isinstance(value, np.ndarray | torch.Tensor) and value.shape in ((), (1,))
-    )
+        return all(
+            _are_numbers(x, 1) for x in (value.values() if isinstance(value, dict) else value)
+        )
+    if isinstance(value, torch.Tensor):
+        return value.layout is torch.strided and (most is None or value.numel() <= most)
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf" and (most is None or value.size <= most)
+    return isinstance(value, int | float | np.number)
 
 
 def _scalars(value: Any) -> Iterator[float]:
-    """Yield the numbers of nested containers, those of small arrays too."""
+    """Yield the numbers of nested containers and modules, the first ones of each array."""
+    if isinstance(value, nn.Module):
+        value = value.state_dict()
     if isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _scalars(item)

@@ -398,4 +398,6 @@ def load_weights(agent: Agent, saved: Mapping[str, Tensor], source: str) -> None
 
 
 def _shape(tensor: Tensor | None) -> str:
-    return "absent" if tensor is None else f"of shape {tuple(tensor.shape)}"
+    if tensor is None:
+        return "absent"
+    return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"

@@ -173,10 +173,10 @@ class Interrupts:
         while self._taken:  # the other thread saves, and ends this process
             time.sleep(_STUCK_S)
         hurry()
+        received.append(signum)  # for the next exchange: user code may swallow what is raised
         first, self._pending = self._pending is None, signum
         if first:  # a second one must not cut short what the first one began
             held.interrupt(Interrupted(signum))
-        received.append(signum)  # user code may have swallowed it
 
     def _keep(self, signum: int, _frame: FrameType | None) -> None:
         if job.is_ending():

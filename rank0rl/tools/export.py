@@ -272,9 +272,8 @@ class _ForEnvironment(nn.Module):
         if self.bounded:
             self.register_buffer("low", torch.from_numpy(space.low))
             self.register_buffer("high", torch.from_numpy(space.high))
-        else:
-            first = np.asarray(0 if space.first is None else space.first, np.int64)
-            self.register_buffer("first", torch.from_numpy(first))
+        first = np.asarray(0 if space.first is None else space.first, np.int64)
+        self.register_buffer("first", torch.from_numpy(first))
 
     def forward(
         self, obs: Tensor, second: Tensor | None = None, third: Tensor | None = None
@@ -285,7 +284,7 @@ class _ForEnvironment(nn.Module):
         obs = obs if obs.dtype == torch.float64 else obs.to(torch.float32)
         out = self.mode(obs, *more)
         act, *memory = out if isinstance(out, tuple) else (out,)
-        act = act.clamp(self.low, self.high) if self.bounded else act + self.first
+        act = (act.clamp(self.low, self.high) if self.bounded else act) + self.first
         return (act, *memory) if memory else act
 
 

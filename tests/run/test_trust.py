@@ -317,7 +317,7 @@ def test_a_run_of_ones_own_asks_nothing_and_one_of_others_does(mine, key, monkey
     run, said = mine
     imported, agent = run.parent / "imported", f"{run.parent}/mine.py:Mine"
     assert f"go on with: python train.py --resume {run}\n" in said
-    monkeypatch.setattr(plan, "lock", lambda *_, **__: None)
+    monkeypatch.setattr(plan, "lock", lambda *_, **__: lambda: None)
     argv = ["--resume", str(run)]
     assert plan.prepare(Words.read(argv), None, 1).options.algo == agent
     assert imported.exists()
@@ -362,7 +362,7 @@ def test_where_no_key_can_be_the_run_says_how_to_go_on(tmp_path, monkeypatch):
 def test_the_file_of_ones_own_agent_may_move_with_the_run(mine, key, monkeypatch, class_name):
     """As to another machine, whose key is another one; a second file of that name is refused."""
     run, _ = mine
-    monkeypatch.setattr(plan, "lock", lambda *_, **__: None)
+    monkeypatch.setattr(plan, "lock", lambda *_, **__: lambda: None)
     old, new = run.parent / "mine.py", run.parent / "moved" / "mine.py"
     new.parent.mkdir()
     new.write_text(old.read_text())

@@ -4,6 +4,7 @@ import dataclasses
 import sys
 import textwrap
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -89,6 +90,18 @@ def test_actions_are_those_of_the_numpy_path(algo, obs, act):
         assert got.max(axis=0).tolist() == [3, 1]
     agent.flat.check(agent.policy)  # the agent can go on learning
     assert all(p.requires_grad for p in agent.policy.parameters())
+
+
+def test_choices_beside_floats_are_numbered_as_the_environment_numbers_them():
+    choices, floats = gym.spaces.Discrete(3, start=5), gym.spaces.Box(-1, 1, (2,))
+    env = envs.make("helpers.envs:Spaced-v0", obs="box")
+    env.unwrapped.action_space = gym.spaces.Tuple((choices, floats))
+    env = spaces.flatten(env.unwrapped)
+    agent = PPO(spaces.describe(env), PPOOptions(hidden=(8,)), np.random.default_rng(0))
+    obs = observations(env, 30)
+    got = _exported(agent, env).module()(torch.from_numpy(obs)).numpy()
+    step = Step(obs, np.zeros((30, agent.noise[1]), np.float32), np.arange(30), explore=False)
+    assert np.allclose(got, agent.act(step)[0] + np.array([5, 0, 0]), atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{"actions": "squashed"}, {"state_std": True}], ids=str)

@@ -31,7 +31,7 @@ def test_twenty_lines_are_new_or_changed_and_all_steps_are_marked():
     edits = difflib.SequenceMatcher(None, before, after, autojunk=False).get_opcodes()
     changed = [max(i2 - i1, j2 - j1) for tag, i1, i2, j1, j2 in edits if tag != "equal"]
     assert sum(changed) <= 20
-    assert set(re.findall(r"# step (\d)", "\n".join(after))) == set("12345678")
+    assert set(re.findall(r"# edit (\d)", "\n".join(after))) == set("12345678")
 
 
 def test_the_page_shows_the_lines_that_differ():

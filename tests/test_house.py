@@ -19,7 +19,7 @@ MOST_LINES = 450  # of a file: more is a second idea
 HOUSE = {
     "files": 140,
     "top_modules": 16,
-    "public_names": 655,
+    "public_names": 656,
     "loop_files": 65,
     "train_files": 91,
     "path_files": 26,

@@ -235,13 +235,11 @@ def _run_once(
         supervisor = Supervisor(folder, n, hosts, received, start_timeout_s)
         try:
             code = supervisor.run(command, launcher_env)
+        except job.WrongLaunch as error:
+            return [], usage_error(str(error))
         except OSError as error:
-            if supervisor.began:
-                usage_error(f"cannot write {error.filename or folder}: {error.strerror}")
-                return [], FAILURE
-            return [], usage_error(
-                f"{error.filename or command[0]} cannot be run: {error.strerror}"
-            )
+            usage_error(f"cannot write {error.filename or folder}: {error.strerror}")
+            return [], FAILURE
         resume = folder / "resume"
         if resume.exists():
             env[job.RESUME] = resume.read_text()

@@ -83,17 +83,15 @@ class Supervisor:
         """Exit code of the launcher; None while it runs."""
         return self._process.poll() if self._process else None
 
-    @property
-    def began(self) -> bool:
-        """True if the launcher could be started."""
-        return self._process is not None
-
     def run(self, command: list[str], env: dict[str, str]) -> int | None:
         """Run the launcher's command.
 
         Returns:
             The job's exit code, 128 + s after signal s; None if the launcher ended without having
             started a rank.
+
+        Raises:
+            WrongLaunch: if the launcher cannot be run.
         """
         relay = None
         before = set(tree.below(os.getpid()))
@@ -116,6 +114,11 @@ class Supervisor:
                     while not self._is_over():
                         self._listen(TURN_S)
                         tree.bury(started)
+                except OSError as error:
+                    if self._process:
+                        raise
+                    why = f"{error.filename or command[0]} cannot be run: {error.strerror}"
+                    raise job.WrongLaunch(why) from error
                 finally:
                     self._end()
                     if relay:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from rank0rl.agent import NEVER, Spaces, Step
+from rank0rl.agent import Spaces, Step, choose
 from rank0rl.batch import Batch
 from rank0rl.nets.flat import Flat
 from rank0rl.nets.normalize import ObsNormalizer
@@ -80,10 +80,7 @@ class Candidates:
         out: Array = (x @ last[0] + last[1])[:, 0]
         if self._space.kind == "box":
             return out.reshape(-1, *self._space.shape)
-        if step.mask is not None:
-            out[~step.mask] = NEVER
-        best = [out[:, columns].argmax(axis=1) for columns in self._space.choice_slices()]
-        return np.stack(best, axis=1).reshape(-1, *self._space.shape)
+        return choose(out, step.noise, self._space, step.mask, explore=False)
 
     @staticmethod
     def observed(obs: Array) -> Batch:

@@ -13,7 +13,7 @@ import pytest
 from helpers import jobs
 from helpers.ranks import HERE, mpiexec, run
 
-from rank0rl.launch import FAILURE, WRONG_USE, fork, job
+from rank0rl.launch import FAILURE, WRONG_USE, fork, job, supervisor
 from rank0rl.launch.hosts import Host
 from rank0rl.launch.mpiexec import _SHELL, _rank_command
 
@@ -30,26 +30,18 @@ def test_one_rank_is_the_child_itself():
     assert (done.returncode, done.stdout) == (0, "rows 2 weights [0.0] ''\n")
 
 
-@pytest.mark.parametrize(
-    ("began", "said", "code"),
-    [
-        (False, "mpiexec cannot be run: No space left", WRONG_USE),
-        (True, "cannot write /tmp/there: No space left", FAILURE),
-    ],
-)
-def test_a_full_disk_during_a_job_is_no_wrong_use(monkeypatch, capsys, began, said, code):
-    class Full:
-        def __init__(self, *_):
-            self.began = began
+def test_a_full_disk_during_a_job_is_no_wrong_use(monkeypatch, capsys):
+    def relay(*_):
+        raise OSError(28, "No space left on device")
 
-        def run(self, command, _env):
-            where = "/tmp/there" if began else command[0]
-            raise OSError(28, "No space left on device", where)
-
-    monkeypatch.setattr(fork, "Supervisor", Full)
-    launcher = fork.Launcher.of("mpiexec", (), None, False, False)
-    assert fork._run_once(2, launcher, (), {}, [], 1.0) == ([], code)
-    assert said in capsys.readouterr().err
+    how = [(), {**os.environ}, [], 1.0]
+    launcher = fork.Launcher(["true"], ["true"])
+    monkeypatch.setattr(supervisor, "Relay", relay)
+    assert fork._run_once(2, launcher, *how) == ([], FAILURE)
+    assert re.search("cannot write .*: No space left", capsys.readouterr().err)
+    launcher = fork.Launcher(["/no/mpiexec"], ["true"])
+    assert fork._run_once(2, launcher, *how) == ([], WRONG_USE)
+    assert "/no/mpiexec cannot be run: No such file" in capsys.readouterr().err
 
 
 def test_the_recipe_on_three_ranks(tmp_path):

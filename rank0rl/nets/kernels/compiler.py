@@ -64,12 +64,18 @@ def kernel(function: F) -> F:
 def scalar(function: Callable[..., float], dtype: Any) -> Any:
     """Compile a function (x, y, coefficient) -> number, x and y of this dtype. Kernels `call` its address.
 
-    It uses numbers and functions of NumPy, and may come from a file of a user. It is compiled in each process: a cache
-    would not see that a constant from another file has changed.
+    It uses numbers and functions of NumPy, and may come from a file of a user.
     """
     number = numba.from_dtype(np.dtype(dtype))
-    signature = number(number, number, types.float64)
-    return numba.cfunc(signature, error_model="numpy")(function)
+    signature, folder = number(number, number, types.float64), cache_folder()
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(folder or "")
+    try:
+        return numba.cfunc(signature, cache=bool(folder), error_model="numpy")(function)
+    except Exception:
+        return numba.cfunc(signature, error_model="numpy")(function)
+    finally:
+        numba.config.CACHE_DIR = before
 
 
 def inner(function: F) -> F:

@@ -235,7 +235,7 @@ def _run_once(
         supervisor = Supervisor(folder, n, hosts, received, start_timeout_s)
         try:
             code = supervisor.run(command, launcher_env)
-        except job.WrongLaunch as error:
+        except (job.WrongLaunch, FileNotFoundError) as error:  # no launcher, or no ssh
             return [], usage_error(str(error))
         except OSError as error:
             usage_error(f"cannot write {error.filename or folder}: {error.strerror}")

@@ -172,16 +172,16 @@ def check_kept(agent: Agent, before: Mapping[str, tuple[int, str]]) -> None:
         )
 
 
-def numbers(agent: Agent) -> dict[str, list[float]]:
+def numbers(agent: Agent) -> dict[str, list[float | None]]:
     """Return the values of each attribute that holds numbers, but for what `coefficients` names."""
     return {
-        name: [*islice(_scalars(value), _SCALARS)]
+        name: [None if np.isnan(x) else x for x in islice(_scalars(value), _SCALARS)]
         for name, value in vars(agent).items()
         if name not in agent.coefficients and _are_numbers(value)
     }
 
 
-def lost_numbers(agent: Agent, before: Mapping[str, list[float]]) -> list[str]:
+def lost_numbers(agent: Agent, before: Mapping[str, list[float | None]]) -> list[str]:
     """Return the names of attributes whose numbers have changed and that no checkpoint would have.
 
     Args:
@@ -191,7 +191,7 @@ def lost_numbers(agent: Agent, before: Mapping[str, list[float]]) -> list[str]:
     changed = {name: of for name, of in numbers(agent).items() if before.get(name, of) != of}
     if not changed:
         return []
-    kept = {*_scalars(agent.state()), *_scalars(agent.modules())}
+    kept = {*_scalars(agent.state()), *_scalars(agent.modules()), None}
     return [name for name, of in changed.items() if not kept.issuperset(of)]
 
 

@@ -81,7 +81,8 @@ def prepare(
     if restart:
         words = Words.to_go_on(Path(restart), words.given)
     run = words.run or (Path(words.given["run_dir"]) if words.is_auto else None)
-    if not (run and run.is_dir()):
+    is_run = run and (any(run.glob("checkpoints/*.pt")) or (words.is_auto and run.is_dir()))
+    if words.is_help or not run or not is_run:
         return _prepare(words, configs, nworkers, check, None)
     # The process that ends may be saving: what there is to go on with is known once it has ended.
     unlock = lock(run, 10 if restart or words.is_auto else 0)
@@ -122,7 +123,7 @@ def _prepare(
     if options.keep_batches:
         _make_folder(Path(options.keep_batches), is_new=not run)
     folder = run or new_folder(options)
-    unlock = unlock or lock(folder, 0, is_new=True)
+    unlock = unlock or lock(folder, 0, is_new=not run)
     named = load_agent(options.algo).settings
     source = f"defaults{'' if named else ', because its class names none in configs/'}"
     if found.file:

@@ -134,7 +134,7 @@ class Counts(PPO):
         super().__init__(*args)
         self.lost, self.kept, self.later = {"a": 0.5}, 1.5, None
         self.many, self.mean, self.seen = [*range(1500)], np.full(3, 7.25), np.zeros(3)
-        self.unknown = np.full(3, np.nan)
+        self.unknown, self.large = np.full(3, np.nan), 1 << 2000
 
     def update(self, batch, rng, progress):
         self.kept += 1

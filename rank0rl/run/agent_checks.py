@@ -175,7 +175,10 @@ def check_kept(agent: Agent, before: Mapping[str, tuple[int, str]]) -> None:
 def numbers(agent: Agent) -> dict[str, list[float | None]]:
     """Return the values of each attribute that holds numbers, but for what `coefficients` names."""
     return {
-        name: [None if np.isnan(x) else x for x in islice(_scalars(value), _SCALARS)]
+        name: [
+            x if x == x else None  # noqa: PLR0124 - nan, and an int of any size
+            for x in islice(_scalars(value), _SCALARS)
+        ]
         for name, value in vars(agent).items()
         if name not in agent.coefficients and _are_numbers(value)
     }

@@ -101,7 +101,6 @@ def set_global_seeds(i: int) -> None:
 
     if i < 0:
         raise ValueError(f"the seed must be at least 0: got {i}")
-
     rng = np.random.default_rng(np.random.SeedSequence(i, spawn_key=(_SCRIPT, comm.get_rank())))
     random.seed(int(rng.integers(2**63)))
     np.random.seed(rng.integers(2**32, size=4, dtype=np.uint32))  # noqa: NPY002 - scripts use it

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import platform
@@ -249,8 +250,10 @@ def write_once(path: Path, text: str) -> bool:
         os.link(draft, path)
     except FileExistsError:
         return False
-    except OSError:  # a full disk, which must not hide what the caller reports
-        return True
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return True  # a full disk must not hide what the caller reports
     finally:
         with contextlib.suppress(OSError):
             draft.unlink()  # else a second writer would write into the first one's file

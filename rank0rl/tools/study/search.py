@@ -354,12 +354,12 @@ def _storage(optuna: Any, folder: Path) -> Any:
     lock = _Lock(folder)
     if path.exists():
         lock.acquire()
-        written = files.read(path, "search", _JOURNAL)
-        if not written.endswith(
-            b"\n"
-        ):  # a full disk or a power cut: the next line would be lost too
+        try:
+            written = files.read(path, "search", _JOURNAL)
+            # A full disk or a power cut may have cut its last line short: the next one would be lost too.
             os.truncate(path, written.rfind(b"\n") + 1)
-        lock.release()
+        finally:
+            lock.release()
     try:
         file = optuna.storages.journal.JournalFileBackend(str(path), lock)
         return optuna.storages.JournalStorage(file)

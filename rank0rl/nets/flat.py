@@ -130,17 +130,17 @@ def derivatives(loss: Tensor, by: Sequence[Tensor]) -> Sequence[Tensor | None]:
     return run((loss,), (torch.ones_like(loss),), False, False, tuple(by), True, False)
 
 
-def has_others(loss: Tensor, known: Sequence[Tensor]) -> bool:
-    """Return True if a loss has a gradient by tensors besides the known ones."""
-    ids, found, left = {id(each) for each in known}, set[Any](), [loss.grad_fn]
+def leaves_of(loss: Tensor) -> list[Tensor]:
+    """Return the tensors by which a loss has a gradient."""
+    leaves, found, left = list[Tensor](), set[Any](), [loss.grad_fn]
     while left:
         node = left.pop()
-        if id(getattr(node, "variable", known[0])) not in ids:
-            return True
         found.add(node)
+        if isinstance(leaf := getattr(node, "variable", None), Tensor):
+            leaves.append(leaf)
         more = node.next_functions if node else ()
         left += [each for each, _ in more if each and each not in found]
-    return False
+    return leaves
 
 
 class Views:

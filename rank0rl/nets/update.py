@@ -21,7 +21,7 @@ from rank0rl.batch import Batch, take
 from rank0rl.nets import IS_PORTABLE
 from rank0rl.nets.actor_critic import ClosedForm, Evaluate, Loss, Outputs, ValueFunction, whitened
 from rank0rl.nets.autograd import AutogradSteps, Product, fisher_by_autograd
-from rank0rl.nets.flat import Adam, Flat, derivatives, has_others, tensors
+from rank0rl.nets.flat import Adam, Flat, derivatives, leaves_of, tensors
 from rank0rl.nets.kernels import CLOSED, LOSS, OUTPUTS
 from rank0rl.nets.mlp import MLP
 from rank0rl.nets.policies import Policy, built_in
@@ -124,7 +124,8 @@ class GradientSteps:
                     f"{why}, and on another device a copy of these learns: their gradient would be lost; give the "
                     f'agent devices = ("cpu",), or a loss of log ratios, entropy, values and rows alone'
                 )
-            self._take(way, why)
+            if not self._is_away:
+                self._take(way, why)
         return self._steps.begin(rows, whole, closed)
 
     def epoch(
@@ -166,10 +167,12 @@ class GradientSteps:
             given = [torch.from_numpy(each.astype(rows["ret"].dtype)) for each in (x, v)]
             leaves = [each.requires_grad_() for each in (given[0], e.clone(), given[1])]
             whole = _checked(loss, *leaves, tensors(_copy(seen)))
-            if has_others(whole, leaves):
+            others = {id(x) for x in leaves_of(whole)} - {id(x) for x in leaves}
+            if others - {id(x) for x in self._nets.parameters()}:
+                return None, "the loss depends on parameters that Adam does not step"
+            if others:
                 return None, "the loss depends on weights besides its arguments"
-            by = derivatives(whole, leaves)
-            got = [np.zeros(()) if each is None else each.numpy() for each in by]
+            got = [np.zeros(()) if x is None else x.numpy() for x in derivatives(whole, leaves)]
             bonus = bonus or bool(got[1])
             if same and closed and self._compiled and CLOSED in self._ways:
                 numbers = (each.detach().numpy() for each in given)
@@ -246,8 +249,6 @@ class GradientSteps:
 
     def _take(self, way: str | None, why: str) -> None:
         """Take a way of the kernels, or autograd."""
-        if self._is_away:
-            return
         if way is None or self._compiled is None:
             self._steps, self.how = self._autograd, f"by autograd ({why or self._why})"
         else:
@@ -282,8 +283,7 @@ def _why_not(nets: nn.ModuleDict) -> str:
 
 def has_kernels(*networks: Any) -> bool:
     """Return True if kernels compute the networks of these policies and value functions."""
-    mlps = [getattr(net, "mlp", None) for net in networks]
-    return all(type(mlp) is MLP for mlp in mlps)
+    return all(type(getattr(net, "mlp", None)) is MLP for net in networks)
 
 
 @functools.lru_cache(maxsize=4)

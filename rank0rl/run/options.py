@@ -52,11 +52,15 @@ Pairs = Annotated[
 """Type of an option with names and values, such as healthy_reward=0.5."""
 
 
+EnvId = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENVIRONMENT")]
+"""Type of the argument that names an environment."""
+
+
 @dataclass(frozen=True)
 class RunOptions(LaunchOptions):
     """The options of every run. The agent's own options come after them."""
 
-    env_id: tyro.conf.Positional[str] = setting("", changes_curve=True, resume=False)
+    env_id: EnvId = setting("", changes_curve=True, resume=False)
     """Environment: Walker2d (its newest version), Walker2d-v4, module:EnvId-v0, or module:function."""
     agents: tyro.conf.Suppress[int] = setting(1, "[1, inf)", changes_curve=True, resume=False)
     """Agents of each game, as the run has found them; each of them is one of num_envs. 1: there are no games."""

@@ -41,7 +41,7 @@ from rank0rl.rollout import FixedSteps
 from rank0rl.run import settings
 from rank0rl.run.hooks import Hook
 from rank0rl.run.logger import read_rows
-from rank0rl.run.options import Pairs
+from rank0rl.run.options import EnvId, Pairs
 from rank0rl.run.shares import place_of
 from rank0rl.run.state import Unfinished
 from rank0rl.run.trust import without_seal
@@ -67,7 +67,7 @@ _BY_CPU = {
 class Options:
     """Test that an environment repeats an episode from its seed and actions, whatever runs beside it."""
 
-    env_id: tyro.conf.Positional[str]
+    env_id: EnvId
     """Environment: Walker2d (its newest version), Walker2d-v4, module:EnvId-v0, or module:function."""
     steps: int = option(1000, "[1, inf)")
     """Environment steps of each comparison. More steps find differences that appear late."""

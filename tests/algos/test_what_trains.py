@@ -377,7 +377,7 @@ def test_a_cap_of_ratios_that_none_has_reached_is_seen():
 
 def test_a_parameter_in_the_loss_has_the_gradient_of_all_minibatches():
     agent = learn(OwnParameter, updates=1)
-    assert agent.updates == "by autograd (the loss depends on weights besides its arguments)"
+    assert agent.updates == "by autograd (the loss depends on parameters that Adam does not step)"
     assert float(agent.weight.grad) < -9  # five minibatches in each of two epochs
 
 

@@ -3,9 +3,10 @@
 import gymnasium as gym
 import numpy as np
 import pytest
-from helpers import envs  # noqa: F401 - registers
+from helpers.envs import Count
 
 from rank0rl.envs import shared
+from rank0rl.envs.block import make_block
 from rank0rl.envs.games import first_agent
 from rank0rl.envs.make import base, make, resolve
 from rank0rl.envs.spaces import _flat_space, describe, flatten, nested_actions
@@ -161,3 +162,25 @@ def test_rows_of_numbers_become_the_environments_actions():
         np.float64,
     )
     assert nested_actions(make("CartPole-v1")) is None
+
+
+def test_environments_are_closed_if_a_later_one_cannot_be_made():
+    closed = []
+
+    class Simulator(Count):
+        def close(self):
+            closed.append(self)
+            raise OSError("it has gone")
+
+    def make_env(index):
+        if index == 6:
+            raise ValueError("no licence left")
+        return Simulator()
+
+    with pytest.raises(ValueError, match="no licence left") as refused:
+        make_block(make_env, range(4, 9), seed=0)
+    assert len(closed) == 2
+    assert refused.value.__notes__ == [
+        "While making the environment of env 6.",
+        "To close an environment failed too: OSError: it has gone",
+    ]

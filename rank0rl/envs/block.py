@@ -287,23 +287,27 @@ class EnvBlock:
         Raises:
             Exception: the first one that an environment raises. After another error, it is a note of that.
         """
-        failed: list[Exception] = []
-        for env in self.envs:
-            try:
-                env.gym.close()
-            except Exception as error:
-                failed.append(error)
-        before = sys.exception()
-        if before is not None and failed:
-            before.add_note(
-                f"To close an environment failed too: {type(failed[0]).__name__}: {failed[0]}"
-            )
-        elif failed:
-            raise failed[0]
+        _close(env.gym for env in self.envs)
 
     def to_env(self, act: Array) -> Any:
         """Return actions as environments take them."""
         return to_env(act, self.spaces.act)
+
+
+def _close(envs: Iterable[Any]) -> None:
+    failed = list[Exception]()
+    for env in envs:
+        try:
+            env.close()
+        except Exception as error:
+            failed.append(error)
+    before = sys.exception()
+    if before is not None and failed:
+        before.add_note(
+            f"To close an environment failed too: {type(failed[0]).__name__}: {failed[0]}"
+        )
+    elif failed:
+        raise failed[0]
 
 
 def step_info(names: Sequence[str], envs: Sequence[Env]) -> Batch:
@@ -406,14 +410,14 @@ def make_block(make_env: Callable[[int], Any], indices: range, seed: int) -> Env
         indices: indices of this rank's environments and games; may be empty.
         seed: the run's seed, which keys the seed of every episode.
     """
-    made = []
+    made = list[Sequence[Any]]()
     for index in indices or [indices.start]:
         try:
-            env = make_env(index)
+            made.append(agents_of(make_env(index)))
         except Exception as error:
             error.add_note(f"While making the environment of env {index}.")
+            _close(env for group in made for env in group)
             raise
-        made.append(agents_of(env))
     first = made[0][0]
     if isinstance(getattr(first, "unwrapped", None), AgentEnv):
         return _GameBlock(made, indices, seed)

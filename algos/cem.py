@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from rank0rl.agent import Agent, Array, Fragment, Spaces, Step
+from rank0rl.agent import Agent, Array, Fragment, Spaces, Step, choose
 from rank0rl.batch import Batch
 from rank0rl.nets.candidates import check_episodes
 from rank0rl.options import CheckedOptions, OptionError, option
@@ -55,9 +55,9 @@ class CEM(Agent):
             weights[:] = self.mean
         obs = step.obs.reshape(len(step.obs), 1, -1).astype(np.float32)
         out = (obs @ weights)[:, 0]
-        if choices := self.space.choice_slices():
-            out = np.stack([out[:, columns].argmax(1) for columns in choices], axis=1)
-        return out.reshape(-1, *self.space.shape), {}
+        if self.space.kind == "box":
+            return out.reshape(-1, *self.space.shape), {}
+        return choose(out, step.noise, self.space, step.mask, explore=False), {}
 
     def process(self, fragment: Fragment) -> Batch:
         candidate = self.candidates[[fragment.fragment_id % self.options.population]]

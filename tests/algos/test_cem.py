@@ -1,5 +1,7 @@
 """The cross-entropy method: its candidates, and that it learns."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -30,8 +32,12 @@ def test_each_choice_is_the_one_with_the_highest_number():
     several = Space("discrete", (2,), "int64", choices=(2, 3))
     cem = CEM(Spaces(SPACES.obs, several), CEMOptions(), np.random.default_rng(0))
     cem.candidates[0] = [[1, 0, 5, 9, 7], [0, 1, 9, 5, 7], [0, 0, 0, 0, 10]]
-    act, _ = cem.act(Step(np.eye(3, dtype=np.float32), np.zeros((3, 0)), np.zeros(3, int)))
+    step = Step(np.eye(3, dtype=np.float32), np.zeros((3, 0)), np.zeros(3, int))
+    act, _ = cem.act(step)
     np.testing.assert_array_equal(act, [[0, 1], [1, 0], [0, 2]])
+    mask = np.array([[0, 1, 1, 0, 1], [1, 1, 1, 1, 1], [1, 1, 1, 1, 0]], bool)
+    act, _ = cem.act(replace(step, mask=mask))
+    np.testing.assert_array_equal(act, [[1, 2], [1, 0], [0, 0]])
 
 
 def test_the_next_candidates_are_drawn_around_the_best():

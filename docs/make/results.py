@@ -39,6 +39,7 @@ def main() -> None:
     tables = {
         "first returns": first_returns(runs),
         "returns": returns(runs),
+        "searches": searches(),
         "reppo": reppo(runs),
         "longer": longer(runs),
         "improvement": improvement(runs),
@@ -53,11 +54,9 @@ def main() -> None:
         for page in pages:
             text = page.read_text()
             for name, table in tables.items():
-                begin, end = (
-                    f"<!-- {name}: written by docs/make/results.py -->",
-                    f"<!-- end of {name} -->",
-                )
-                text = re.sub(f"{begin}.*?{end}", f"{begin}\n{table}\n{end}", text, flags=re.S)
+                begin = f"<!-- {name}: written by docs/make/results.py -->"
+                end = f" *<!-- end of {name} -->"
+                text = re.sub(f"({begin}).*?({end})", rf"\1\n{table}\n\2", text, flags=re.S)
             page.write_text(text)
         draw(runs)
 
@@ -100,6 +99,21 @@ def cell(final: Sequence[float]) -> str:
 
 def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"
+
+
+def searches() -> str:
+    """Return the table of the runs with which PPO's settings were chosen."""
+    tried: dict[tuple[str, str, str], dict[str, float]] = {}
+    with (RESULTS / "searches" / "ppo.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            key = (row["task"], row["settings"], row["steps"])
+            tried.setdefault(key, {})[row["seed"]] = float(row["return"])
+    lines = ["| task | settings | steps | returns, by seed | mean |", "|---|---|---|---|---|"]
+    for (task, settings, steps), of_seed in sorted(tried.items(), key=lambda each: each[0][0]):
+        each = ", ".join(f"{seed}: {number(reached)}" for seed, reached in of_seed.items())
+        mean = number(float(np.mean([*of_seed.values()])))
+        lines.append(f"| {task} | `{settings}` | {int(steps):,} | {each} | {mean} |")
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def reppo(runs: Runs) -> str:

@@ -15,7 +15,15 @@ from rank0rl.agent import Fragment, Space, Spaces
 from rank0rl.algos.a2c import A2C, A2COptions
 from rank0rl.algos.ppo import PPO, PPOOptions
 from rank0rl.envs.make import are_known_wrappers, make, resolve
-from rank0rl.envs.spaces import describe, flatten, mask_of, nested_actions, to_env
+from rank0rl.envs.spaces import (
+    describe,
+    flatten,
+    mask_of,
+    nested_actions,
+    refuse_other_spaces,
+    spaces_in_words,
+    to_env,
+)
 from rank0rl.nets.normalize import ObsNormalizer
 from rank0rl.policy import Policy, load
 from rank0rl.run import settings
@@ -182,6 +190,19 @@ def test_spaces_that_cannot_be_are_refused(spaces, said, monkeypatch):
     monkeypatch.setattr("helpers.envs.make_count", lambda: Bare(**spaces))
     with pytest.raises(ValueError, match=said):
         describe(make("helpers.envs:make_count"))
+
+
+@pytest.mark.parametrize("other", [{"at": 1, "from": 3}, {"at": 3, "to": 1}])
+def test_environments_with_other_keys_are_refused(other, monkeypatch):
+    words = []
+    for sizes in ({"at": 1, "to": 3}, other):
+        boxes = {key: gym.spaces.Box(-1, 1, (size,)) for key, size in sizes.items()}
+        bare = Bare(observation_space=gym.spaces.Dict(boxes), action_space=ONE)
+        monkeypatch.setattr("helpers.envs.make_count", lambda bare=bare: bare)
+        words.append(spaces_in_words(make("helpers.envs:make_count")))
+    refuse_other_spaces({0: words[0], 1: words[0]})
+    with pytest.raises(ValueError, match="env 0 has .* {'at': 1, 'to': 3}; env 7 has"):
+        refuse_other_spaces({0: words[0], 7: words[1]})
 
 
 @pytest.mark.parametrize("act", ["discrete", "multi"])

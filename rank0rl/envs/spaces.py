@@ -127,7 +127,9 @@ def _parts(space: gym.Space[Any]) -> dict[str, slice]:
 def spaces_in_words(env: gym.Env[Any, Any]) -> str:
     """Describe the spaces in words that must be equal for all environments of a run. Bounds of observations may differ."""
     obs = describe(env).obs
-    return f"actions {env.action_space} and observations {obs.shape} {obs.dtype}"
+    sizes = {key: columns.stop - columns.start for key, columns in obs.parts.items()}
+    keys = f" with numbers of keys {sizes}" if sizes else ""
+    return f"actions {env.action_space} and observations {obs.shape} {obs.dtype}{keys}"
 
 
 def refuse_other_spaces(words: Mapping[int, str]) -> None:

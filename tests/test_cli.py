@@ -112,6 +112,16 @@ def test_without_its_packages_it_says_what_to_activate(words):
     )
 
 
+def test_without_mpi4py_ranks_say_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "mpi4py.py").write_text("raise ModuleNotFoundError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = train("CartPole", "--nprocs", "2", "--run-dir", str(tmp_path / "r"))
+    assert done.returncode == 2
+    said = r"error: more than one rank needs mpi4py, and \S+ has none: pip install mpi4py mpich\n"
+    assert re.fullmatch(said, done.stderr)
+    assert not (tmp_path / "r").exists()
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_tool_that_is_interrupted_cleans_up_and_says_so(monkeypatch, capsys, signum):
     cleaned_up = []

@@ -98,14 +98,19 @@ def everyone() -> Comm | None:
 
     Raises:
         WrongLaunch: if MPI sees another number of ranks than the launcher started. This happens
-            when mpi4py and mpiexec belong to different MPIs: every rank would run alone.
+            when mpi4py and mpiexec belong to different MPIs: every rank would run alone. Or if
+            there is no mpi4py.
     """
     size = job.world_size()
     if size is None or (size == 1 and not job.has_programs()):
         return None
     job.mark_loading_mpi()
     atexit.unregister(job.mark_ended)  # from now on ranks end together: see _leave
-    import mpi4py
+    try:
+        import mpi4py
+    except ModuleNotFoundError:
+        why = f"more than one rank needs mpi4py, and {sys.executable} has none"
+        raise job.WrongLaunch(f"{why}: pip install mpi4py mpich") from None
 
     ours = "mpi4py.MPI" not in sys.modules
     if ours:

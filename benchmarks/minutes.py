@@ -51,7 +51,7 @@ def rank0rl(task: str, nprocs: int, steps: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "train.py", task, "--nprocs", str(nprocs), "--quiet"]
         command += ["--total-steps", str(steps), "--run-dir", folder]
-        subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         return minutes(Path(folder, "progress.csv"))
 
 
@@ -61,7 +61,7 @@ def sb3(task: str, steps: int) -> float:
         out = Path(folder, "curve.csv")
         command = [sys.executable, str(ROOT / "benchmarks" / "rivals.py"), task]
         command += ["--seeds", "0", "--total-steps", str(steps), "--out", str(out)]
-        subprocess.run(command, check=True, capture_output=True)
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return minutes(out)
 
 

@@ -10,6 +10,7 @@ import argparse
 import csv
 import re
 from collections.abc import Sequence
+from operator import itemgetter
 
 import numpy as np
 from committed_runs import RESULTS, RIVALS, STUDIES, Run, Runs, mujoco, other_tasks
@@ -109,10 +110,11 @@ def searches() -> str:
             key = (row["task"], row["settings"], row["steps"])
             tried.setdefault(key, {})[row["seed"]] = float(row["return"])
     lines = ["| task | settings | steps | returns, by seed | mean |", "|---|---|---|---|---|"]
-    for (task, settings, steps), of_seed in sorted(tried.items(), key=lambda each: each[0][0]):
-        each = ", ".join(f"{seed}: {number(reached)}" for seed, reached in of_seed.items())
+    for key in sorted(tried, key=itemgetter(0)):  # by task, and then in the order of the file
+        (task, settings, steps), of_seed = key, tried[key]
+        reached = ", ".join(f"{seed}: {number(last)}" for seed, last in of_seed.items())
         mean = number(float(np.mean([*of_seed.values()])))
-        lines.append(f"| {task} | `{settings}` | {int(steps):,} | {each} | {mean} |")
+        lines.append(f"| {task} | `{settings}` | {int(steps):,} | {reached} | {mean} |")
     return "\n".join(f"    {line}" for line in lines)
 
 
